@@ -1,0 +1,78 @@
+"""The worker of the overhead bench: does a block of steps when told, and idles between blocks.
+
+The driver lets a job under torchrelay and one under torchrun take turns, so that both meet the same machine.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+import torchrelay
+from workload import build
+
+
+def arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--size", required=True)
+    parser.add_argument("--steps", type=int, required=True, help="steps of a block")
+    parser.add_argument("--blocks", type=int, required=True)
+    parser.add_argument("--folder", required=True, help="where orders come from and times go to")
+    return parser.parse_args()
+
+
+def wait_for_block(folder: Path, block: int) -> None:
+    """The driver has created the file of this block."""
+    while not (folder / f"go-{block}").exists():
+        time.sleep(0.002)
+
+
+def bare_all_reduce(times: int) -> int:
+    """Nanoseconds of one all-reduce of 4 bytes, mean of a row of them."""
+    flag = torch.ones(1, dtype=torch.int32)
+    group = dist.group.WORLD
+    assert group is not None, "the process group is there"
+    begin = time.monotonic_ns()
+    for _ in range(times):
+        group.allreduce([flag]).wait()
+    return (time.monotonic_ns() - begin) // times
+
+
+def main() -> None:
+    options = arguments()
+    dist.init_process_group("gloo")
+    model, optimizer = build(options.size)
+    width = model.module[0].in_features
+    x = torch.randn(64 if width > 64 else 8, width)
+    run = torchrelay.join(model=model, optimizer=optimizer)
+
+    @run.step
+    def train_step(x: torch.Tensor) -> torch.Tensor:
+        optimizer.zero_grad()
+        loss: torch.Tensor = model(x).square().mean()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        return loss.detach()
+
+    folder = Path(options.folder)
+    out = (folder / f"rank-{dist.get_rank()}.jsonl").open("a", buffering=1)
+    steps = iter(run.steps(options.steps * options.blocks))
+    for block in range(options.blocks):
+        wait_for_block(folder, block)
+        dist.barrier()
+        begin = time.monotonic_ns()
+        for _ in range(options.steps):
+            next(steps)
+            train_step(x)
+        took = time.monotonic_ns() - begin
+        out.write(json.dumps([block, took / options.steps, bare_all_reduce(50)]) + "\n")
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

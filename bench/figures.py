@@ -1,0 +1,59 @@
+"""What every bench shares: the machine's description, statistics, and the last line of JSON."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+
+def machine() -> dict[str, object]:
+    """The machine a figure was measured on."""
+    model = "unknown"
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        names = [line.split(":", 1)[1].strip() for line in cpuinfo.read_text().splitlines() if "model name" in line]
+        model = names[0] if names else platform.machine()
+    return {
+        "cpu": model,
+        "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        "load_average": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": version("torch"),
+        "gpu": None,
+    }
+
+
+def upper_bound_of_mean(values: Sequence[float]) -> float:
+    """The upper 95 % bound (one-sided) of the mean, from Student's t; for more than 30 values the normal's 1.645."""
+    if len(values) < 2:
+        return values[0] if values else float("nan")
+    one_sided = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812}
+    freedom = len(values) - 1
+    t = one_sided.get(freedom, 1.753 if freedom < 16 else 1.699 if freedom < 30 else 1.645)
+    return statistics.mean(values) + t * statistics.stdev(values) / math.sqrt(len(values))
+
+
+def progress(text: str) -> None:
+    """One line of progress; over itself on a terminal."""
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+    else:
+        print(text, file=sys.stderr, flush=True)
+
+
+def finish(bench: str, figures: Mapping[str, object], **more: object) -> None:
+    """Print the result: a table for people, then one line of JSON."""
+    if sys.stderr.isatty():
+        print(file=sys.stderr)
+    for name, value in figures.items():
+        shown = f"{value:.4g}" if isinstance(value, float) else value
+        print(f"{name:32} {shown}")
+    print(json.dumps({"bench": bench, "figures": dict(figures), "machine": machine(), **more}))

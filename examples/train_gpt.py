@@ -1,0 +1,280 @@
+"""A small GPT that learns Python from the bytes of the standard library: plain PyTorch with DDP.
+
+    torchrelay run --nproc-per-node 4 --spares 1 examples/train_gpt.py      # goes on when a rank is lost
+    torchrun --nproc-per-node 4 examples/train_gpt.py                       # the same script, unprotected
+    python examples/train_gpt.py                                            # one process
+
+The lines that torchrelay needs end in `# torchrelay`; everything else is what it would be without.
+"""
+
+import argparse
+import hashlib
+import json
+import math
+import os
+import random
+import sysconfig
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import torchrelay  # torchrelay
+
+# name: (width, layers, heads); the number of parameters is said at the start
+SIZES = {"tiny": (64, 2, 2), "small": (128, 3, 4), "4m": (256, 5, 8)}
+VOCABULARY = 256  # bytes
+
+
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--params", choices=SIZES, default="small", help="size of the model (default: small, 0.6 M)")
+    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epoch-steps", type=int, default=100, help="steps in an epoch")
+    parser.add_argument("--batch", type=int, default=4, help="windows in a rank's batch")
+    parser.add_argument("--block", type=int, default=64, help="bytes in a window")
+    parser.add_argument("--lr", type=float, default=3e-3)
+    parser.add_argument("--warmup", type=int, default=20, help="steps until the learning rate is at its top")
+    parser.add_argument("--dropout", type=float, default=0.1)
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--log-every", type=int, default=20, help="steps between two lines of rank 0")
+    parser.add_argument("--checkpoint", metavar="FILE", help="written at the end of each epoch, loaded at the start")
+    parser.add_argument("--losses", metavar="DIR", help="write each rank's losses, bit by bit, to DIR/rank-<r>.jsonl")
+    return parser.parse_args()
+
+
+# ---------------------------------------------------------------- data
+
+
+def read_corpus():
+    """The source text of the installed standard library, as one tensor of bytes: the same on every rank."""
+    root = Path(sysconfig.get_paths()["stdlib"])
+    others = {"site-packages", "dist-packages"}
+    files = sorted(path for path in root.rglob("*.py") if others.isdisjoint(path.parts))
+    return torch.frombuffer(bytearray(b"".join(path.read_bytes() for path in files)), dtype=torch.uint8)
+
+
+class Windows(Dataset):
+    """`count` windows of `block` bytes, spread evenly over the text, each with the bytes that follow by one."""
+
+    def __init__(self, text, block, count):
+        if count * block >= len(text):
+            raise SystemExit(f"{count} windows of {block} bytes are more than the {len(text)} bytes of text")
+        self.text, self.block, self.count = text, block, count
+        self.stride = (len(text) - block - 1) // count
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, index):
+        start = index * self.stride
+        window = self.text[start : start + self.block + 1].long()
+        return window[:-1], window[1:]
+
+
+def loaders(text, args, rank, world):
+    """The training loader with its sampler, and a loader of the last windows, which are kept for evaluation."""
+    held_out = 8 * args.batch * world
+    windows = Windows(text, args.block, args.epoch_steps * args.batch * world + held_out)
+    train = torch.utils.data.Subset(windows, range(len(windows) - held_out))
+    rest = torch.utils.data.Subset(windows, range(len(windows) - held_out, len(windows)))
+    sampler = DistributedSampler(train, world, rank, shuffle=True, seed=args.seed, drop_last=True)
+    steady = DistributedSampler(rest, world, rank, shuffle=False)
+    return DataLoader(train, args.batch, sampler=sampler), sampler, DataLoader(rest, args.batch, sampler=steady)
+
+
+# ---------------------------------------------------------------- model
+
+
+class Block(nn.Module):
+    """One layer of the transformer: attention, then a two-layer perceptron, each beside a shortcut."""
+
+    def __init__(self, width, heads, dropout):
+        super().__init__()
+        self.heads, self.dropout = heads, dropout
+        self.norm_attention, self.norm_mlp = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
+        self.drop = nn.Dropout(dropout)
+
+    def attend(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, width // self.heads).permute(2, 0, 3, 1, 4)
+        dropout = self.dropout if self.training else 0.0
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=dropout, is_causal=True)
+        return self.out(mixed.transpose(1, 2).reshape(batch, length, width))
+
+    def forward(self, x):
+        x = x + self.drop(self.attend(self.norm_attention(x)))
+        return x + self.drop(self.mlp(self.norm_mlp(x)))
+
+
+class GPT(nn.Module):
+    """A decoder over bytes. Input: (batch, length) of int64; output: (batch, length, 256) of logits."""
+
+    def __init__(self, width, layers, heads, block, dropout):
+        super().__init__()
+        self.token, self.position = nn.Embedding(VOCABULARY, width), nn.Embedding(block, width)
+        self.drop = nn.Dropout(dropout)
+        self.blocks = nn.Sequential(*(Block(width, heads, dropout) for _ in range(layers)))
+        self.norm = nn.LayerNorm(width)
+        self.apply(self.initialise)
+
+    @staticmethod
+    def initialise(module):
+        if isinstance(module, nn.Linear | nn.Embedding):
+            nn.init.normal_(module.weight, std=0.02)
+        if isinstance(module, nn.Linear):
+            nn.init.zeros_(module.bias)
+
+    def forward(self, tokens):
+        x = self.drop(self.token(tokens) + self.position.weight[: tokens.shape[1]])
+        return self.norm(self.blocks(x)) @ self.token.weight.T
+
+
+def loss_of(model, batch):
+    tokens, following = batch
+    return F.cross_entropy(model(tokens).flatten(0, 1), following.flatten())
+
+
+def warm_up_then_cosine(warmup, total):
+    """The learning rate as a share of its top, by step."""
+
+    def share(step):
+        if step < warmup:
+            return (step + 1) / warmup
+        return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - warmup) / max(1, total - warmup)))
+
+    return share
+
+
+# ---------------------------------------------------------------- training
+
+
+class Losses:
+    """A rank's losses as lines of JSON. A successor may repeat its predecessor's last line, never with other bits."""
+
+    def __init__(self, folder, rank):
+        self.file = None
+        if folder:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            self.file = (Path(folder) / f"rank-{rank}.jsonl").open("a", buffering=1)
+
+    def note(self, **line):
+        if self.file:
+            self.file.write(json.dumps({**line, "at": time.time()}) + "\n")
+
+
+def save(path, epoch, model, optimizer, schedule):
+    """Write the checkpoint so that a reader sees the old one or the new one, and a second try does no harm."""
+    if dist.get_rank() == 0:
+        parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
+        torch.save({"epoch": epoch, **{name: part.state_dict() for name, part in parts.items()}}, f"{path}.tmp")
+        os.replace(f"{path}.tmp", path)
+
+
+def load(path, model, optimizer, schedule):
+    """Return the number of epochs that the checkpoint has behind it; 0 without a checkpoint."""
+    if not path or not Path(path).exists():
+        return 0
+    saved = torch.load(path, weights_only=True)
+    model.load_state_dict(saved["model"])
+    optimizer.load_state_dict(saved["optimizer"])
+    schedule.load_state_dict(saved["schedule"])
+    return saved["epoch"]
+
+
+def digest(model):
+    """A fingerprint of all parameters, to the last bit."""
+    sums = hashlib.sha256()
+    for parameter in model.parameters():
+        sums.update(parameter.detach().contiguous().numpy().tobytes())
+    return sums.hexdigest()
+
+
+def seed_all(seed):
+    """Seed every generator there is. Only torch's is drawn from here, but two runs are compared with all of them."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+
+
+def connect():
+    """Join the process group; one process alone is a group of one."""
+    if "RANK" not in os.environ:
+        os.environ.update(RANK="0", WORLD_SIZE="1", MASTER_ADDR="127.0.0.1", MASTER_PORT="0")
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def main():
+    args = arguments()
+    seed_all(args.seed)
+    text = read_corpus()
+    width, layers, heads = SIZES[args.params]
+    model = GPT(width, layers, heads, args.block, args.dropout)
+    # Up to here every rank does the same; from here on this process has a number.
+    rank, world = connect()
+    seed_all(args.seed + 1 + rank)  # dropout differs between ranks
+    train, sampler, held_out = loaders(text, args, rank, world)
+    model = DistributedDataParallel(model)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, warm_up_then_cosine(args.warmup, args.epochs * args.epoch_steps)
+    )
+    done = load(args.checkpoint, model, optimizer, schedule)
+    losses = Losses(args.losses, rank)
+    if rank == 0:
+        size = sum(parameter.numel() for parameter in model.parameters())
+        print(f"{size / 1e6:.2f} M parameters, {len(text) / 1e6:.1f} MB of text, {world} ranks", flush=True)
+
+    run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule})  # torchrelay
+
+    @run.step  # torchrelay
+    def train_step(batch):
+        optimizer.zero_grad()
+        loss = loss_of(model, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        average = loss.detach() / world
+        dist.all_reduce(average)  # before the update: after it only local work may follow
+        optimizer.step()
+        return average
+
+    def evaluate():
+        model.eval()
+        with torch.no_grad():
+            total = sum(loss_of(model.module, batch) for batch in held_out) / len(held_out)
+        model.train()
+        dist.all_reduce(total)
+        return total / world
+
+    for epoch in run.epochs(args.epochs):  # torchrelay
+        if epoch < done:
+            continue
+        sampler.set_epoch(epoch)
+        for batch in run.batches(train):  # torchrelay
+            loss = train_step(batch)
+            schedule.step()
+            # Not a counter of our own: a successor enters this loop in the middle.
+            step = done * args.epoch_steps + run.committed
+            losses.note(step=step, loss=float(loss).hex())
+            if rank == 0 and step % args.log_every == 0:
+                print(f"step {step}  loss {loss:.4f}", flush=True)
+        validation = run.section(evaluate)  # torchrelay
+        if rank == 0:
+            print(f"epoch {epoch + 1} of {args.epochs}  validation {validation:.4f}", flush=True)
+        if args.checkpoint:
+            run.section(save, args.checkpoint, epoch + 1, model, optimizer, schedule)  # torchrelay
+    losses.note(parameters=run.section(digest, model))  # torchrelay
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The agent of a node: starts, watches and ends its workers, and decides nothing."""

@@ -1,0 +1,136 @@
+"""Starts an agent: `python -m torchrelay.agent --node node-0 --slots 5 --url http://127.0.0.1:4100 ...`.
+
+What to run it reads from `RUN_DIR/job.json` (`wire.launch`). It logs to standard error, which whoever starts it sends
+to `RUN_DIR/logs/agent-<node>.log`; its forkserver writes there too. It ends, its workers first, on SIGTERM, when the
+orchestrator says so, and, with --tied, when the process that started it has ended.
+
+Exit codes: 0 told to end; 2 bad arguments; 94 cannot start (no torch, wrong token, node name in use); the reason is
+the last line of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import fcntl
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
+from torchrelay.protocol.ids import NodeId
+from torchrelay.wire.launch import Launch, read_launch
+from torchrelay.wire.trust import TrustError, read_token
+
+logger = logging.getLogger("torchrelay.agent")
+
+MAX_SOCKET_PATH = 107  # bytes; the kernel's limit for unix sockets
+PARENT_S = 0.5
+
+
+def parse(arguments: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m torchrelay.agent", description="The agent of one node.")
+    parser.add_argument("--node", required=True, help="this node's name, unique in the cluster")
+    parser.add_argument("--slots", type=int, required=True, help="worker processes this node has room for")
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--url", help="the orchestrator, http://host:port")
+    where.add_argument("--endpoint", type=Path, help="a JSON file with the orchestrator's url; read at each attempt")
+    parser.add_argument("--token-file", type=Path, required=True, help="the run's token (0600)")
+    parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder, with job.json and logs/")
+    parser.add_argument("--folder", type=Path, help="0700 folder for sockets and pages (default: one in /dev/shm)")
+    parser.add_argument("--host", default="127.0.0.1", help="address on which this node's workers listen")
+    parser.add_argument("--linger", type=float, default=0.0, help="seconds that workers outlive this agent's death")
+    parser.add_argument("--tied", action="store_true", help="end when the process that started this one has ended")
+    options = parser.parse_args(arguments)
+    if not SAFE_ID.fullmatch(options.node):
+        parser.error(f"--node {options.node!r}: use letters, digits, '.', '_' and '-'")
+    if options.slots < 1:
+        parser.error("--slots: at least 1")
+    return options
+
+
+def private_folder(wanted: Path | None) -> tuple[Path, bool]:
+    """The folder for the nodes' sockets and pages, and whether we made it up, to remove it. Raises `ValueError`."""
+    if wanted is None:
+        memory = Path("/dev/shm")
+        base = memory if os.access(memory, os.W_OK) else Path(tempfile.gettempdir())
+        return Path(tempfile.mkdtemp(prefix="torchrelay-", dir=base)), True
+    wanted.mkdir(mode=0o700, parents=True, exist_ok=True)
+    found = wanted.stat()
+    if found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ValueError(f"{wanted} is open to others: chmod 700 {wanted}, or name another --folder")
+    return wanted.absolute(), False
+
+
+def take_node(folder: Path, node: str) -> Path:
+    """This node's own folder, locked until the process ends. Raises `ValueError` if another agent has it."""
+    own = folder / node
+    longest = own / "forkserver"
+    if len(os.fsencode(longest)) > MAX_SOCKET_PATH:
+        raise ValueError(f"{longest} is too long for a socket: name a shorter --folder")
+    own.mkdir(mode=0o700, exist_ok=True)
+    descriptor = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        raise ValueError(f"another agent of {node} runs in {folder}: end it first, or use another --node") from None
+    return own
+
+
+def address_book(options: argparse.Namespace) -> Callable[[], str]:
+    """Where the orchestrator is, asked before each attempt."""
+    if options.url is not None:
+        return lambda: str(options.url)
+    # A missing or half-written file raises OSError or ValueError: the agent says so and tries again.
+    return lambda: str(json.loads(options.endpoint.read_text())["url"])
+
+
+async def watch_parent(agent: Agent, parent: int) -> None:
+    """End with the process that started us. (Asking the kernel for a signal would tie us to one of its threads.)"""
+    while os.getppid() == parent:
+        await asyncio.sleep(PARENT_S)
+    agent.stop("the process that started this agent has ended")
+
+
+async def serve(options: argparse.Namespace, folder: Path, launch: Launch, parent: int) -> int:
+    site = Site(
+        node=NodeId(options.node), slots=options.slots, host=options.host, folder=folder,
+        logs=options.run_dir.absolute() / "logs", linger_s=options.linger,
+    )  # fmt: skip
+    agent = Agent(site, launch, where=address_book(options), token=lambda: read_token(options.token_file))
+    watching = asyncio.create_task(watch_parent(agent, parent)) if options.tied else None
+    try:
+        return await agent.run()
+    finally:
+        if watching is not None:
+            watching.cancel()
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parent = os.getppid()
+    options = parse(arguments)
+    logging.basicConfig(
+        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname).1s {options.node}: %(message)s"
+    )
+    try:
+        launch = read_launch(options.run_dir)
+        read_token(options.token_file)
+        folder, made_up = private_folder(options.folder)
+        (options.run_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+        own = take_node(folder, options.node)
+    except (TrustError, ValueError, OSError) as error:
+        logger.error("cannot start: %s", error)
+        return CANNOT_START
+    code = asyncio.run(serve(options, own, launch, parent))
+    shutil.rmtree(folder if made_up else own, ignore_errors=True)
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

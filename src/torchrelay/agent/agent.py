@@ -1,0 +1,245 @@
+"""Agent: one per node. Starts, watches and ends workers, and carries words between them and the orchestrator.
+
+It decides nothing: what it does was ordered, and what it sees it reports. Without an orchestrator the workers go on,
+and the agent tries to reach it for ever.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import signal
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+from torchrelay.agent.environment import base_environment, worker_environment
+from torchrelay.agent.forks import Child, Ended, Fork
+from torchrelay.agent.links import Links
+from torchrelay.agent.processes import CannotFork, Processes
+from torchrelay.agent.samples import Sampler
+from torchrelay.agent.uplink import Rejected, Uplink
+from torchrelay.protocol.events import Event, WorkerExited, WorkerSeen
+from torchrelay.protocol.ids import JobId, NodeId, WorkerId
+from torchrelay.protocol.orders import AnyOrder, Fence, StartWorker, WorkerOrder
+from torchrelay.protocol.vitals import Beat
+from torchrelay.wire.channel import Attach, Attached, JobTerms, OrderFrame, Shutdown, ToAgent
+from torchrelay.wire.launch import Launch
+from torchrelay.wire.link import FromWorker, Welcome
+
+logger = logging.getLogger(__name__)
+
+ENDED_WELL = 0
+CANNOT_START = 94
+# A worker's id names files: nothing that leads out of a folder.
+SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+LAST_WORDS_S = 0.2
+FLUSH_S = 2.0
+GRACE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Site:
+    """Where an agent is and what it may use."""
+
+    node: NodeId
+    slots: int
+    host: str  # address on which this node's workers listen
+    folder: Path  # 0700, of this node alone, in memory: sockets and pages
+    logs: Path
+    linger_s: float = 0.0  # how long workers outlive an agent that dies
+
+
+class Agent:
+    """The agent of one node; to be made inside a running event loop.
+
+    where, token   the orchestrator's URL and our token, asked before each attempt to connect
+    """
+
+    def __init__(self, site: Site, launch: Launch, *, where: Callable[[], str], token: Callable[[], str]) -> None:
+        self.site = site
+        self.launch = launch
+        self.incarnation = uuid4().hex
+        self._env = base_environment(launch, site.host)
+        loop = asyncio.get_running_loop()
+        self._terms: defaultdict[JobId, asyncio.Future[JobTerms]] = defaultdict(loop.create_future)
+        self._leaving: dict[WorkerId, WorkerSeen] = {}  # ended, and the orchestrator has not acknowledged it
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._stop: asyncio.Future[Shutdown] = loop.create_future()
+        self.sampler = Sampler(site.folder)
+        self.processes = Processes(
+            site.folder, preload=launch.preload, env=self._env, cwd=launch.cwd, linger_s=site.linger_s,
+            on_ended=self._on_ended,
+        )  # fmt: skip
+        self.links = Links(site.folder / "link", self.processes, welcome=self._welcome, on_event=self._on_worker_event)
+        self.uplink = Uplink(
+            where=where, token=token, attach=self._attach, beat=self._beat, on_message=self._on_message,
+            on_acked=self._on_acked,
+        )  # fmt: skip
+
+    async def run(self) -> int:
+        """Serve until told to end. Returns the process's exit code; nothing of ours is left running."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self.stop, f"received {number.name}")
+        await self.processes.open()
+        await self.links.open()
+        hearing = asyncio.create_task(self.processes.run())
+        talking = asyncio.create_task(self.uplink.run())
+        try:
+            await asyncio.wait((hearing, talking, self._stop), return_when=asyncio.FIRST_COMPLETED)
+            order, code = self._why(hearing, talking)
+            logger.info("ending: %s", order.reason)
+            await self._end_workers(order, hearing)
+            await self.uplink.flush(FLUSH_S)
+        finally:
+            for task in (hearing, talking):
+                task.cancel()
+            await asyncio.gather(hearing, talking, return_exceptions=True)
+            await self.processes.close()
+            await self.links.close()
+        return code
+
+    def stop(self, reason: str, grace_s: float = GRACE_S) -> None:
+        """End in order: workers first. The first reason counts."""
+        if not self._stop.done():
+            self._stop.set_result(Shutdown(reason=reason, grace_s=grace_s))
+
+    def _why(self, hearing: asyncio.Task[None], talking: asyncio.Task[None]) -> tuple[Shutdown, int]:
+        """Why it ends, and with which exit code."""
+        if self._stop.done():
+            return self._stop.result(), ENDED_WELL
+        for task in (hearing, talking):
+            error = task.exception() if task.done() else None
+            if isinstance(error, CannotFork | Rejected):
+                logger.error("%s", error)
+                return Shutdown(reason=str(error)), CANNOT_START
+            if error is not None:
+                raise error  # a defect of ours
+        raise AssertionError("it ends for one of these reasons")
+
+    async def _end_workers(self, order: Shutdown, hearing: asyncio.Task[None]) -> None:
+        """SIGTERM, and after the grace SIGKILL; then their ends are reported."""
+        for number, wait_s in ((signal.SIGTERM, order.grace_s), (signal.SIGKILL, GRACE_S)):
+            if hearing.done():
+                break  # no forkserver, no workers
+            for worker in list(self.processes.running):
+                self.processes.kill(worker, number, f"ended by its agent: {order.reason}")
+            if await self.processes.none_left(wait_s):
+                break
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=2 * LAST_WORDS_S)
+
+    # ------------------------------------------------------------ to the orchestrator
+
+    def _attach(self) -> Attach:
+        running = tuple(self.links.seen(child) for child in self.processes.running.values())
+        workers = running + tuple(seen for seen in self._leaving.values() if seen.pid)
+        return Attach(node=self.site.node, incarnation=self.incarnation, slots=self.site.slots, workers=workers)
+
+    def _beat(self) -> Beat:
+        samples = (
+            self.sampler.sample(child.worker, child.pid, self.links.rank_of(child.worker))
+            for child in self.processes.running.values()
+        )
+        found = tuple(sample for sample in samples if sample is not None)
+        return Beat(node=self.site.node, incarnation=self.incarnation, samples=found)
+
+    def _on_worker_event(self, event: FromWorker) -> None:
+        self.uplink.tell(event)
+
+    def _on_ended(self, ended: Ended) -> None:
+        """A worker has ended: report it, unless the same report is still on its way."""
+        if ended.worker in self._leaving:
+            return
+        child = Child(worker=ended.worker, job=JobId(""), slot=ended.slot, pid=ended.pid or 0)
+        self._leaving[ended.worker] = self.links.seen(child)
+        task = asyncio.create_task(self._report_end(ended))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _report_end(self, ended: Ended) -> None:
+        await self.links.last_words(ended.worker, LAST_WORDS_S)
+        private = self.sampler.records(ended.worker)
+        logger.info("worker %s (process %s): %s", ended.worker, ended.pid, ended.cause)
+        self.uplink.tell(
+            WorkerExited(
+                worker=ended.worker, node=self.site.node, code=ended.code, signal=ended.signal, cause=ended.cause,
+                private=private,
+            ),
+            at_ns=ended.at_ns,
+        )  # fmt: skip
+
+    def _on_acked(self, event: Event) -> None:
+        """It is in the journal. Only now the private state of an ended worker may go."""
+        if isinstance(event, WorkerExited):
+            self._leaving.pop(event.worker, None)
+            self.sampler.remove(event.worker)
+            self.links.forget(event.worker)
+            self.processes.forget(event.worker)
+
+    # ------------------------------------------------------------ from the orchestrator
+
+    def _on_message(self, message: ToAgent) -> None:
+        match message:
+            case Attached(jobs=jobs):
+                for terms in jobs:
+                    self._agree(terms)
+            case JobTerms():
+                self._agree(message)
+            case OrderFrame(orders=orders):
+                for order in orders:
+                    self._obey(order)
+            case Shutdown(reason=reason, grace_s=grace_s):
+                self.stop(reason, grace_s)
+            case _:
+                logger.warning("the orchestrator said %s out of turn", type(message).__name__)
+
+    def _agree(self, terms: JobTerms) -> None:
+        """Take a job's terms; the newest count."""
+        job = terms.spec.job
+        if self._terms[job].done():
+            del self._terms[job]
+        self._terms[job].set_result(terms)
+
+    def _obey(self, order: AnyOrder) -> None:
+        if order.node != self.site.node or not SAFE_ID.fullmatch(order.worker):
+            logger.error("refused an order that is not for this node: %s", type(order).__name__)
+            return
+        match order:
+            case StartWorker():
+                self._start(order)
+            case Fence(worker=worker):
+                self.processes.kill(worker, signal.SIGKILL, "fenced")
+            case WorkerOrder():
+                self.links.pass_on(order)
+
+    def _start(self, order: StartWorker) -> None:
+        terms = self._terms[order.job]
+        if self._stop.done() or not terms.done():
+            return  # it is repeated, or soon meant for another node
+        if not 0 <= order.slot < self.site.slots:
+            logger.error("%s has no slot %d", self.site.node, order.slot)
+            return
+        env = worker_environment(
+            self._env, self.launch, terms.result().spec, node=self.site.node, worker=order.worker, slot=order.slot,
+            link=self.links.path, page=self.sampler.path(order.worker), logs=self.site.logs,
+        )  # fmt: skip
+        self.processes.start(
+            Fork(
+                worker=order.worker, job=order.job, slot=order.slot, function=self.launch.function,
+                argv=self.launch.argv, env=env, cwd=self.launch.cwd, log=str(self.site.logs / f"{order.worker}.log"),
+            )
+        )  # fmt: skip
+
+    async def _welcome(self, child: Child) -> Welcome:
+        """What a worker is told first. After a restart of the agent it waits here until the orchestrator is back."""
+        terms = await asyncio.shield(self._terms[child.job])
+        return Welcome(
+            job=child.job, worker=child.worker, node=self.site.node, slot=child.slot, host=self.site.host,
+            secret=terms.secret, patience_s=terms.patience_s, logs=str(self.site.logs),
+            world_size=terms.spec.world_size, nproc_per_node=terms.spec.nproc_per_node,
+        )  # fmt: skip

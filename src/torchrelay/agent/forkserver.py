@@ -1,0 +1,286 @@
+"""Forkserver: a process that has imported torch once and forks workers in milliseconds.
+
+It is started by an agent, imports the modules it is told to, and from then on has one thread. It is the parent of the
+workers: it reports their ends at once, kills on request, and keeps them while its agent is away, at most `--linger`
+seconds. If it dies itself, the kernel kills the workers. It never touches a GPU: a child could not use it any more.
+
+    python -P -m torchrelay.agent.forkserver --listener FD --linger SECONDS [--preload MODULE]...
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import importlib
+import io
+import os
+import selectors
+import signal
+import socket
+import struct
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torchrelay.agent.children import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Children, prctl
+from torchrelay.agent.forks import Child, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
+from torchrelay.wire.codec import WireError, encode
+from torchrelay.wire.framing import Closed, FrameSocket
+
+# An agent that does not read for so long is as good as gone; it may connect again.
+REPORT_TIMEOUT_S = 1.0
+FIRST_AGENT_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """What `ForkServer.serve` returns in a forked child."""
+
+    request: Fork
+    log_file: int  # descriptor
+    server: int  # the forkserver's process id
+
+
+class ForkServer:
+    """Serves one agent at a time on `listener`; the newest connection counts."""
+
+    def __init__(self, listener: socket.socket, *, linger_s: float) -> None:
+        self._listener = listener
+        self._linger_s = linger_s
+        self._children = Children()
+        self._agent: FrameSocket | None = None
+        # The first agent connects before it starts us: its connection waits in the listener.
+        self._alone_since: float | None = time.monotonic() + FIRST_AGENT_S
+        self._selector = selectors.DefaultSelector()
+        self._wake, self._woken = socket.socketpair()
+        for end in (self._listener, self._wake, self._woken):
+            end.setblocking(False)
+        self._stopping = False
+
+    def serve(self) -> Birth | None:
+        """Serve until told to stop: then None. In a forked child: returns what the child is to become."""
+        signal.set_wakeup_fd(self._woken.fileno(), warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up alone matters
+        signal.signal(signal.SIGTERM, self._on_sigterm)
+        signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us in order
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
+        while not self._stopping:
+            for key, _ in self._selector.select(self._linger_left()):
+                birth: Birth | None = key.data()
+                if birth is not None:
+                    return birth
+            for ended in self._children.collect():
+                self._report(ended)
+            if self._linger_left() == 0.0:
+                log(f"no agent for {self._linger_s} s: ending all workers")
+                break
+        self._children.end_all()
+        return None
+
+    def _on_sigterm(self, *_: object) -> None:
+        self._stopping = True
+
+    def _linger_left(self) -> float | None:
+        if self._alone_since is None:
+            return None
+        return max(0.0, self._alone_since + self._linger_s - time.monotonic())
+
+    # ------------------------------------------------------------ the agent
+
+    def _accept(self) -> None:
+        try:
+            connection, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):
+            return
+        if peer_uid(connection) != os.getuid():
+            connection.close()
+            return
+        self._drop_agent()
+        self._agent = FrameSocket(connection)
+        self._alone_since = None
+        self._selector.register(self._agent, selectors.EVENT_READ, self._hear)
+        running, ended = self._children.list_running(), self._children.list_ended()
+        self._report(Inventory(pid=os.getpid(), children=running, ended=ended))
+
+    def _drop_agent(self) -> None:
+        if self._agent is not None:
+            self._selector.unregister(self._agent)
+            self._agent.close()
+            self._agent = None
+            self._alone_since = time.monotonic()
+
+    def _report(self, message: Inventory | Child | Ended) -> None:
+        if self._agent is None:
+            return  # it is kept for the next inventory
+        try:
+            self._agent.send(encode(message), timeout_s=REPORT_TIMEOUT_S)
+        except (Closed, TimeoutError):
+            self._drop_agent()
+
+    def _hear(self) -> Birth | None:
+        """Obey all requests that have arrived. In a forked child: what it is to become."""
+        while self._agent is not None:
+            try:
+                data = self._agent.receive(timeout_s=0)
+                request = to_forkserver.decode(data) if data is not None else None
+            except (Closed, WireError) as error:
+                if isinstance(error, WireError):
+                    log(f"dropped the agent: {error}")
+                self._drop_agent()
+                return None
+            if request is None:
+                return None
+            match request:
+                case Fork():
+                    birth = self._fork(request)
+                    if birth is not None:
+                        return birth
+                case Kill(worker=worker, signal=number, reason=reason):
+                    self._children.kill(worker, number, reason)
+                case Forget(worker=worker):
+                    self._children.forget(worker)
+                case Stop():
+                    self._stopping = True
+                    return None
+        return None
+
+    def _drain_wake(self) -> None:
+        try:
+            while self._wake.recv(4096):
+                pass
+        except BlockingIOError:
+            pass
+
+    # ------------------------------------------------------------ forking
+
+    def _fork(self, request: Fork) -> Birth | None:
+        """Start a worker, once. In the child: what it is to become."""
+        known = self._children.find(request.worker)
+        if known is not None:
+            self._report(known)
+            return None
+        server = os.getpid()
+        try:
+            log_file = open_log(request)
+        except OSError as error:
+            self._report(self._children.fail(request.worker, request.slot, f"could not be started: {error}"))
+            return None
+        try:
+            pid = os.fork()
+        except OSError as error:
+            os.close(log_file)
+            self._report(self._children.fail(request.worker, request.slot, f"could not be started: {error}"))
+            return None
+        if pid == 0:
+            self._leave_server()
+            return Birth(request, log_file, server)
+        os.close(log_file)
+        child = Child(worker=request.worker, job=request.job, slot=request.slot, pid=pid)
+        self._report(self._children.add(child))
+        return None
+
+    def _leave_server(self) -> None:
+        """In the child: nothing of the server may stay open, else its agent would not see it end."""
+        signal.set_wakeup_fd(-1)
+        for number in (signal.SIGCHLD, signal.SIGTERM):
+            signal.signal(number, signal.SIG_DFL)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        self._selector.close()
+        for end in (self._listener, self._wake, self._woken):
+            end.close()
+        if self._agent is not None:
+            self._agent.abandon()
+
+
+def open_log(request: Fork) -> int:
+    """The worker's log file, opened for appending. Raises `OSError` also if its working folder is not there."""
+    if not os.path.isdir(request.cwd):
+        raise NotADirectoryError(f"working folder {request.cwd} does not exist")
+    return os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def settle(birth: Birth) -> None:
+    """In the child: session, stdio, environment, working folder and argv, as if it had been started by itself."""
+    request = birth.request
+    os.dup2(birth.log_file, 1)
+    os.dup2(birth.log_file, 2)
+    os.close(birth.log_file)
+    os.setsid()
+    prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != birth.server:  # it died before the kernel knew of our wish
+        os._exit(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    os.environ.clear()
+    os.environ.update(request.env)
+    os.chdir(request.cwd)
+    sys.argv = list(request.argv) or [""]
+    sys.path.insert(0, request.cwd)  # as `python -m` has it; whoever runs a script puts the script's folder there
+    reseed()
+
+
+def reseed() -> None:
+    """Give the child entropy of its own, as a fresh process has. (Python's `random` does so by itself.)"""
+    numpy_random = sys.modules.get("numpy.random")
+    if numpy_random is not None:
+        numpy_random.seed()
+
+
+def resolve(function: str) -> Callable[[], object]:
+    """The function that "module:function" names. Raises ImportError, AttributeError or ValueError."""
+    module, _, name = function.partition(":")
+    if not module or not name:
+        raise ValueError(f"{function!r} is not of the form module:function")
+    found: Callable[[], object] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """The user at the other end of a unix socket."""
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    uid: int = struct.unpack("3i", credentials)[1]
+    return uid
+
+
+def log(text: str) -> None:
+    print(f"forkserver {os.getpid()}: {text}", file=sys.stderr, flush=True)
+
+
+def preload(modules: list[str]) -> None:
+    """Import what every worker needs. Raises what the import raises."""
+    begin = time.monotonic()
+    for name in modules:
+        importlib.import_module(name)
+    threads = len(os.listdir("/proc/self/task"))
+    note = f", {threads} threads" if threads > 1 else ""
+    log(f"{len(modules)} modules loaded in {time.monotonic() - begin:.2f} s{note}")
+    gc.collect()
+    gc.freeze()  # the children's collector leaves our objects alone, so their pages stay shared
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="torchrelay.agent.forkserver", description=__doc__)
+    parser.add_argument("--listener", type=int, required=True, help="descriptor of a listening unix socket")
+    parser.add_argument("--linger", type=float, default=0.0, help="seconds to keep workers without an agent")
+    parser.add_argument("--preload", action="append", default=[], help="module to import first")
+    options = parser.parse_args()
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    preload(options.preload)
+    listener = socket.socket(fileno=options.listener)
+    birth = ForkServer(listener, linger_s=options.linger).serve()
+    if birth is None:
+        return 0
+    # A worker from here on. It ends like any Python process: atexit functions, threads joined, streams flushed.
+    settle(birth)
+    resolve(birth.request.function)()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

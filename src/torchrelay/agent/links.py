@@ -1,0 +1,180 @@
+"""Links: the unix socket on which this node's workers call, and what they have said of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import struct
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchrelay.agent.forks import Child
+from torchrelay.agent.processes import Processes
+from torchrelay.protocol.events import OnceRecorded, WorkerJoined, WorkerSeen, WorkerStarted, WorkerWarm
+from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.orders import Assign, WorkerOrder
+from torchrelay.wire.codec import WireError, encode
+from torchrelay.wire.framing import Closed, frame, read_frame, write_frame
+from torchrelay.wire.link import FromWorker, Welcome, decode_from_worker
+
+logger = logging.getLogger(__name__)
+
+# How long a caller may be unknown: its forkserver says its number within a millisecond of its birth.
+KNOWN_WITHIN_S = 5.0
+# Orders to a worker that does not read (it is stopped) are dropped beyond this; they are repeated anyway.
+MAX_UNREAD = 4 << 20
+
+
+@dataclass
+class Known:
+    """What a worker has said of itself, and what it was told."""
+
+    address: str = ""
+    store: str = ""
+    warm: bool = False
+    job: JobId | None = None
+    rank: Rank | None = None
+    generation: Generation = Generation(0)
+
+
+@dataclass
+class Link:
+    """One worker's connection."""
+
+    child: Child
+    writer: asyncio.StreamWriter
+    welcomed: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+class Links:
+    """Serves the workers of one node.
+
+    `welcome` makes a worker's Welcome; it may wait until it is known. `on_event` is called with each event.
+    """
+
+    def __init__(
+        self, path: Path, processes: Processes, *, welcome: Callable[[Child], Awaitable[Welcome]],
+        on_event: Callable[[FromWorker], None],
+    ) -> None:  # fmt: skip
+        self.path = path
+        self._processes = processes
+        self._welcome = welcome
+        self._on_event = on_event
+        self._links: dict[WorkerId, Link] = {}
+        self._known: dict[WorkerId, Known] = {}
+        self._server: asyncio.Server | None = None
+
+    async def open(self) -> None:
+        """Listen. A socket file that an earlier agent left is replaced."""
+        self.path.unlink(missing_ok=True)
+        self._server = await asyncio.start_unix_server(self._serve, str(self.path))
+        os.chmod(self.path, 0o600)
+
+    async def close(self) -> None:
+        """Hang up on everybody."""
+        if self._server is not None:
+            self._server.close()
+        for link in list(self._links.values()):
+            link.writer.close()
+        self.path.unlink(missing_ok=True)
+
+    def pass_on(self, order: WorkerOrder) -> bool:
+        """Give a worker its order; False, and dropped, if it is not connected or does not read."""
+        link = self._links.get(order.worker)
+        if link is None or not link.welcomed or link.writer.is_closing():
+            return False
+        if link.writer.transport.get_write_buffer_size() > MAX_UNREAD:
+            return False
+        known = self._known.setdefault(order.worker, Known())
+        known.job = order.job
+        known.generation = max(known.generation, order.generation)
+        if isinstance(order, Assign):
+            known.rank = order.rank
+        link.writer.write(frame(encode(order)))
+        return True
+
+    def rank_of(self, worker: WorkerId) -> Rank | None:
+        known = self._known.get(worker)
+        return known.rank if known is not None else None
+
+    def seen(self, child: Child) -> WorkerSeen:
+        """A worker as an orchestrator should adopt it."""
+        known = self._known.get(child.worker, Known())
+        return WorkerSeen(
+            worker=child.worker, slot=child.slot, pid=child.pid, warm=known.warm, job=known.job or child.job,
+            rank=known.rank, generation=known.generation, address=known.address, store=known.store,
+        )  # fmt: skip
+
+    async def last_words(self, worker: WorkerId, deadline_s: float) -> None:
+        """Wait until all that an ended worker has written is heard: what it said comes before its end."""
+        link = self._links.get(worker)
+        if link is not None:
+            try:
+                async with asyncio.timeout(deadline_s):
+                    await link.done.wait()
+            except TimeoutError:
+                logger.warning("the link of %s stays open after its end: something inherited it", worker)
+                link.writer.close()
+
+    def forget(self, worker: WorkerId) -> None:
+        self._known.pop(worker, None)
+
+    # ------------------------------------------------------------ one worker
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        try:
+            child = await self._identify(writer)
+            if child is not None:
+                await self._converse(child, reader, writer)
+        finally:
+            writer.close()
+
+    async def _identify(self, writer: asyncio.StreamWriter) -> Child | None:
+        """Who calls, by what the kernel says: only processes that our forkserver has started."""
+        peer: socket.socket = writer.get_extra_info("socket")
+        pid, uid, _ = struct.unpack("3i", peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
+        child = await self._processes.child_of(pid, KNOWN_WITHIN_S) if uid == os.getuid() else None
+        if child is None:
+            logger.warning("hung up on process %d of user %d: not a worker of ours", pid, uid)
+        return child
+
+    async def _converse(self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        link = Link(child, writer)
+        before = self._links.get(child.worker)
+        if before is not None:
+            before.writer.close()  # it has called again: the older connection is dead
+        self._links[child.worker] = link
+        try:
+            await write_frame(writer, encode(await self._welcome(child)))
+            link.welcomed = True
+            while True:
+                self._hear(child, decode_from_worker(await read_frame(reader)))
+        except Closed:
+            pass  # it ended, or calls again
+        except WireError as error:
+            logger.warning("hung up on worker %s: %s", child.worker, error)
+        finally:
+            link.done.set()
+            if self._links.get(child.worker) is link:
+                del self._links[child.worker]
+
+    def _hear(self, child: Child, event: FromWorker) -> None:
+        known = self._known.setdefault(child.worker, Known())
+        if not isinstance(event, OnceRecorded) and event.worker != child.worker:
+            raise WireError(f"speaks for {event.worker}")
+        match event:
+            case WorkerStarted():
+                if (event.pid, event.slot) != (child.pid, child.slot):
+                    raise WireError(f"says that it is process {event.pid} in slot {event.slot}")
+                known.address, known.store = event.address, event.store
+            case WorkerWarm():
+                known.warm = True
+            case WorkerJoined():
+                known.job, known.rank = event.job, event.rank
+            case _:
+                pass
+        self._on_event(event)

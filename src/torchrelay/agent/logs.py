@@ -1,0 +1,104 @@
+"""Logs: follows the log files of a run while they grow. One file per rank: `rank-<r>.log`, all its holders in turn."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchrelay.protocol.ids import Rank
+
+RANK_LOG = re.compile(r"rank-(\d+)\.log")
+# Read at most so much of one file before the others have their turn, and take so long a line as one.
+CHUNK = 1 << 20
+
+
+@dataclass
+class Tail:
+    """One file, and how far it has been read."""
+
+    path: Path
+    offset: int = 0
+    rest: bytes = b""  # a line that has not ended yet
+    lines: list[str] = field(default_factory=list)
+
+    def read(self, last: bool = False) -> list[str]:
+        """The lines that were completed since; with `last` also one without an end."""
+        try:
+            size = self.path.stat().st_size
+            if size < self.offset:  # cut short: somebody emptied it
+                self.offset, self.rest = 0, b""
+            if size > self.offset:
+                with self.path.open("rb") as file:
+                    file.seek(self.offset)
+                    chunk = file.read(CHUNK)
+                self.offset += len(chunk)
+                self.rest += chunk
+        except FileNotFoundError:
+            return []
+        *whole, self.rest = self.rest.split(b"\n")
+        if self.rest and (last or len(self.rest) > CHUNK):
+            whole.append(self.rest)
+            self.rest = b""
+        return [text_of(line) for line in whole]
+
+
+def text_of(line: bytes) -> str:
+    """A line as it would stand on a terminal in the end: of progress bars, what was drawn last."""
+    return line.rstrip(b"\r").rsplit(b"\r", 1)[-1].decode("utf-8", "replace")
+
+
+class LogTail:
+    """Follows every `rank-<r>.log` in a folder, from `from_start` or from what is there now."""
+
+    def __init__(self, folder: Path, *, from_start: bool = True) -> None:
+        self._folder = folder
+        self._tails: dict[Rank, Tail] = {}
+        self._stopped = asyncio.Event()
+        if not from_start:
+            for rank, path in rank_logs(folder).items():
+                self._tails[rank] = Tail(path, offset=path.stat().st_size)
+
+    def read(self, last: bool = False) -> list[tuple[Rank, str]]:
+        """All lines since the last call, rank by rank; with `last` also unfinished ones."""
+        for rank, path in rank_logs(self._folder).items():
+            self._tails.setdefault(rank, Tail(path))
+        return [(rank, line) for rank in sorted(self._tails) for line in self._tails[rank].read(last)]
+
+    async def follow(self, every_s: float = 0.1) -> AsyncIterator[tuple[Rank, str]]:
+        """Lines as they are written, until `stop()`; then what is left."""
+        while not self._stopped.is_set():
+            for found in self.read():
+                yield found
+            try:
+                async with asyncio.timeout(every_s):
+                    await self._stopped.wait()
+            except TimeoutError:
+                pass
+        while found_last := self.read():
+            for found in found_last:
+                yield found
+        for found in self.read(last=True):
+            yield found
+
+    def stop(self) -> None:
+        """Nothing more will be written."""
+        self._stopped.set()
+
+
+def rank_logs(folder: Path) -> dict[Rank, Path]:
+    """The rank's log files that are there."""
+    matches = ((RANK_LOG.fullmatch(path.name), path) for path in folder.iterdir()) if folder.is_dir() else ()
+    return {Rank(int(match[1])): path for match, path in matches if match}
+
+
+def last_lines(path: Path, count: int = 20) -> list[str]:
+    """The last lines of a log; nothing if there is no such file. For what a worker said before it had a rank."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - (64 << 10)))
+            return [text_of(line) for line in file.read().rstrip(b"\n").split(b"\n")[-count:]]
+    except FileNotFoundError:
+        return []

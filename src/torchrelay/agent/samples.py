@@ -1,0 +1,113 @@
+"""Samples: a worker as it can be seen from outside, without its help: its page, and what the kernel counts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchrelay.agent.children import ProcessGone, read_stat
+from torchrelay.protocol.events import PrivateRecord
+from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.vitals import Sample
+from torchrelay.wire.page import Page, Status
+
+_TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
+
+
+class Sampler:
+    """Reads the pages in one folder; keeps them open between samples."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._pages: dict[WorkerId, Page] = {}
+        self._first_seen_ns: dict[WorkerId, int] = {}
+
+    def path(self, worker: WorkerId) -> Path:
+        """Where this worker's page is, or will be."""
+        return self._folder / f"{worker}.page"
+
+    def sample(self, worker: WorkerId, pid: int, rank: Rank | None) -> Sample | None:
+        """The worker now; None if its process has ended."""
+        try:
+            state, cpu_ms = read_process(pid)
+        except ProcessGone:
+            return None
+        now = time.monotonic_ns()
+        first = self._first_seen_ns.setdefault(worker, now)
+        status = self._status(worker)
+        if status is None:  # it has not come so far as to make its page
+            return Sample(
+                worker=worker, rank=rank, generation=Generation(0), point=None, phase=WorkerPhase.BOOTING,
+                phase_ms=span_ms(first, now), step_ms=0.0, collectives=0, beat_ms=span_ms(first, now), process=state,
+                cpu_ms=cpu_ms,
+            )  # fmt: skip
+        return Sample(
+            worker=worker,
+            rank=rank,
+            generation=Generation(status.generation),
+            point=Point(status.step, status.section) if status.step >= 0 else None,
+            phase=status.phase,
+            phase_ms=span_ms(status.entered_ns or first, now),
+            step_ms=status.step_ns / 1e6,
+            collectives=status.collectives,
+            beat_ms=span_ms(status.beat_ns or first, now),
+            process=state,
+            cpu_ms=cpu_ms,
+        )
+
+    def records(self, worker: WorkerId) -> tuple[PrivateRecord, ...]:
+        """What an ended worker left in its page; nothing if it never made one."""
+        page = self._page(worker)
+        return page.records() if page is not None else ()
+
+    def remove(self, worker: WorkerId) -> None:
+        """Close and delete the page of an ended worker."""
+        self._first_seen_ns.pop(worker, None)
+        page = self._pages.pop(worker, None)
+        if page is not None:
+            page.close()
+        self.path(worker).unlink(missing_ok=True)
+
+    def _status(self, worker: WorkerId) -> Status | None:
+        page = self._page(worker)
+        return page.status() if page is not None else None
+
+    def _page(self, worker: WorkerId) -> Page | None:
+        page = self._pages.get(worker)
+        if page is None:
+            try:
+                page = Page(self.path(worker))
+                page.status()
+            except (FileNotFoundError, ValueError):
+                return None  # not made yet, or this very moment: no size or no header
+            self._pages[worker] = page
+        return page
+
+
+def span_ms(since_ns: int, now_ns: int) -> int:
+    return max(0, (now_ns - since_ns) // 1_000_000)
+
+
+def read_process(pid: int) -> tuple[str, int]:
+    """State letter and CPU time in ms, of the process and its descendants. Raises `ProcessGone`."""
+    stat = read_stat(pid)
+    ticks = stat.cpu_ticks
+    for child in descendants(pid):
+        try:
+            ticks += read_stat(child).cpu_ticks
+        except ProcessGone:
+            continue
+    return stat.state, int(ticks * _TICK_MS)
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Children and theirs (loader workers), as far as the kernel lists them: those of the main threads."""
+    try:
+        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    except (FileNotFoundError, ProcessLookupError):
+        return
+    for child in listed:
+        yield int(child)
+        yield from descendants(int(child))

@@ -1,0 +1,221 @@
+"""Uplink: the agent's connection to the orchestrator. Tries for ever; no event is lost on the way."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import aiohttp
+import msgspec
+
+from torchrelay.protocol.events import Event, WorkerExited
+from torchrelay.protocol.vitals import Beat
+from torchrelay.wire.channel import (
+    AGENT_PATH,
+    Ack,
+    Attach,
+    Attached,
+    BeatFrame,
+    EventFrame,
+    Refused,
+    ToAgent,
+    decode_to_agent,
+)
+from torchrelay.wire.codec import MAX_MESSAGE, WireError, encode
+
+logger = logging.getLogger(__name__)
+
+FIRST_PAUSE_S = 0.05
+LONGEST_PAUSE_S = 1.0
+HANDSHAKE_S = 5.0
+# A peer that answers no ping for half of this is gone, although its connection says otherwise.
+PING_S = 10.0
+UNAUTHORIZED = (401, 403)
+
+
+class Rejected(RuntimeError):
+    """The orchestrator does not take this agent: a wrong token, another version, a node that is there already."""
+
+
+class Lost(ConnectionError):
+    """The connection ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """An event until it is acknowledged. `at_ns`: when it happened, if its age matters."""
+
+    seq: int
+    event: Event
+    at_ns: int | None
+
+    def encoded(self, now_ns: int) -> bytes:
+        event = self.event
+        if isinstance(event, WorkerExited) and self.at_ns is not None:
+            event = msgspec.structs.replace(event, age_ms=max(0, (now_ns - self.at_ns) // 1_000_000))
+        return encode(EventFrame(self.seq, event))  # type: ignore[arg-type]  # only events of the union are told
+
+
+class Uplink:
+    """Connects, attaches, sends events and beats, and hands down what the orchestrator says.
+
+    where       the orchestrator's URL; asked before every attempt, as it may come back elsewhere
+    attach      makes the Attach for a new connection
+    beat        makes the beat that is due
+    on_message  is called, from the event loop, with everything but Ack and Refused
+    on_acked    is called with every event once it is in the journal
+    """
+
+    def __init__(
+        self, *, where: Callable[[], str], token: Callable[[], str], attach: Callable[[], Attach],
+        beat: Callable[[], Beat], on_message: Callable[[ToAgent], None], on_acked: Callable[[Event], None],
+    ) -> None:  # fmt: skip
+        self._where = where
+        self._token = token
+        self._attach = attach
+        self._beat = beat
+        self._on_message = on_message
+        self._on_acked = on_acked
+        self._kept: deque[Kept] = deque()
+        self._seq = 0
+        self._sent = 0  # the newest number sent on this connection
+        self._beat_s = 0.25
+        self._more = asyncio.Event()
+        self._empty = asyncio.Event()
+        self._empty.set()
+        self.connected = False
+        self._ever = False
+        self._trouble = ""
+
+    def tell(self, event: Event, at_ns: int | None = None) -> None:
+        """Send an event; keep it, and send it again if need be, until it is acknowledged."""
+        self._seq += 1
+        self._kept.append(Kept(self._seq, event, at_ns))
+        self._empty.clear()
+        self._more.set()
+
+    def waiting(self) -> tuple[Event, ...]:
+        """The events that are not acknowledged yet, oldest first."""
+        return tuple(kept.event for kept in self._kept)
+
+    async def flush(self, deadline_s: float) -> bool:
+        """Wait until all events are acknowledged; False at the deadline, or if there is no connection."""
+        try:
+            async with asyncio.timeout(deadline_s if self.connected else 0):
+                await self._empty.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Keep connected, for ever. Raises `Rejected` if the orchestrator has never taken us and will not."""
+        pause_s = FIRST_PAUSE_S
+        async with aiohttp.ClientSession() as session:
+            while True:
+                try:
+                    await self._connect(session)
+                except Rejected as error:
+                    if not self._ever:
+                        raise
+                    self._complain(str(error))
+                except (aiohttp.ClientError, OSError, TimeoutError, WireError, ValueError) as error:
+                    self._complain(f"{type(error).__name__}: {error}")
+                pause_s = FIRST_PAUSE_S if self.connected else min(2 * pause_s, LONGEST_PAUSE_S)
+                self.connected = False
+                await asyncio.sleep(pause_s)
+
+    def _complain(self, trouble: str) -> None:
+        """Say it once, not with every attempt."""
+        if self.connected:
+            logger.warning("lost the orchestrator: %s", trouble)
+        elif trouble != self._trouble:
+            logger.warning("cannot reach the orchestrator: %s", trouble)
+        self._trouble = trouble
+
+    async def _connect(self, session: aiohttp.ClientSession) -> None:
+        """One connection, from its beginning to its end. Always raises in the end."""
+        url = self._where().rstrip("/") + AGENT_PATH
+        headers = {"Authorization": f"Bearer {self._token()}"}
+        try:
+            async with asyncio.timeout(HANDSHAKE_S):
+                socket = await session.ws_connect(url, headers=headers, heartbeat=PING_S, max_msg_size=MAX_MESSAGE)
+        except aiohttp.WSServerHandshakeError as error:
+            if error.status in UNAUTHORIZED:
+                raise Rejected(f"{url} does not accept our token (status {error.status})") from error
+            raise
+        async with socket:
+            await socket.send_bytes(encode(self._attach()))
+            async with asyncio.timeout(HANDSHAKE_S):
+                first = await receive(socket)
+            if isinstance(first, Refused):
+                raise Rejected(first.reason)
+            if not isinstance(first, Attached):
+                raise WireError(f"expected Attached, not {type(first).__name__}")
+            logger.info("attached to %s", url)
+            self.connected = self._ever = True
+            self._trouble = ""
+            self._beat_s = first.beat_ms / 1000
+            self._sent = 0  # all that is not acknowledged goes out again
+            self._on_message(first)
+            await self._talk(socket)
+
+    async def _talk(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        """Send and receive until either ends."""
+        sending = asyncio.create_task(self._send(socket))
+        hearing = asyncio.create_task(self._hear(socket))
+        try:
+            done, _ = await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        finally:
+            for task in (sending, hearing):
+                task.cancel()
+            await asyncio.gather(sending, hearing, return_exceptions=True)
+
+    async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        due = time.monotonic()
+        while True:
+            self._more.clear()
+            for kept in list(self._kept):
+                if kept.seq > self._sent:
+                    await socket.send_bytes(kept.encoded(time.monotonic_ns()))
+                    self._sent = kept.seq
+            if time.monotonic() >= due:
+                await socket.send_bytes(encode(BeatFrame(self._beat())))
+                due = time.monotonic() + self._beat_s
+            try:
+                async with asyncio.timeout(max(0.0, due - time.monotonic())):
+                    await self._more.wait()
+            except TimeoutError:
+                pass  # a beat is due
+
+    async def _hear(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        while True:
+            message = await receive(socket)
+            match message:
+                case Ack(seq=seq):
+                    self._acked(seq)
+                case Refused(reason=reason):
+                    raise Rejected(reason)
+                case _:
+                    self._on_message(message)
+
+    def _acked(self, seq: int) -> None:
+        while self._kept and self._kept[0].seq <= seq:
+            self._on_acked(self._kept.popleft().event)
+        if not self._kept:
+            self._empty.set()
+
+
+async def receive(socket: aiohttp.ClientWebSocketResponse) -> ToAgent:
+    """The next message. Raises `Lost` when the connection ends, `WireError` for what is no message."""
+    frame = await socket.receive()
+    if frame.type is aiohttp.WSMsgType.BINARY:
+        return decode_to_agent(frame.data)
+    if frame.type is aiohttp.WSMsgType.TEXT:
+        raise WireError("the orchestrator sent text, not a message")
+    raise Lost(f"the orchestrator closed the connection ({frame.type.name}, code {socket.close_code})")

@@ -1,0 +1,51 @@
+"""Follow: the orchestrator's story as it happens, over its event stream, through its restarts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import aiohttp
+import msgspec
+from msgspec import Struct
+
+from torchrelay.orchestrator.story import Moment
+
+RETRY_S = 0.1
+# The orchestrator sends a comment every few seconds: a stream that is silent for longer is dead.
+SILENT_S = 20.0
+
+_decoder = msgspec.json.Decoder(Moment)
+
+
+class Degraded(Struct, frozen=True):
+    """The orchestrator decides nothing at the moment, and why; an empty reason: all is well again."""
+
+    reason: str
+
+
+async def moments(url: str, token: str) -> AsyncIterator[Moment | Degraded]:
+    """Every moment, each once, in order, for ever. An orchestrator that is away is waited for."""
+    since = 0
+    limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_S)
+    # One line is one moment, and those of a job's whole roster can be long.
+    async with aiohttp.ClientSession(timeout=limits, read_bufsize=1 << 20) as session:
+        while True:
+            try:
+                headers = {"Authorization": f"Bearer {token}"}
+                async with session.get(f"{url}/v1/events", params={"since": str(since)}, headers=headers) as answer:
+                    answer.raise_for_status()
+                    kind = b""
+                    async for line in answer.content:
+                        if line.startswith(b"event: "):
+                            kind = line[7:].strip()
+                        elif line.startswith(b"data: ") and kind == b"degraded":
+                            kind = b""
+                            yield Degraded(msgspec.json.decode(line[6:], type=str))
+                        elif line.startswith(b"data: "):
+                            moment = _decoder.decode(line[6:])
+                            since = moment.seq
+                            yield moment
+            except (aiohttp.ClientError, TimeoutError, ConnectionError):
+                pass  # it is away, or was ended: the next attempt shows
+            await asyncio.sleep(RETRY_S)

@@ -1,0 +1,263 @@
+"""Local run: starts orchestrator and agents on this machine, submits the job, follows it to its end, and tidies up."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+from collections.abc import Coroutine
+from pathlib import Path
+from typing import Any
+
+from torchrelay.agent.logs import LogTail, last_lines
+from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.cli.follow import Degraded, moments
+from torchrelay.cli.keeper import CANNOT_START, Keeper
+from torchrelay.cli.report import ledger, write_ledger
+from torchrelay.cli.run import Plan
+from torchrelay.cli.runs import NotPossible
+from torchrelay.cli.sweep import PrivateFolder, sweep
+from torchrelay.cli.voice import NEVER_JOINED, Voice, summary
+from torchrelay.orchestrator.endpoint import ENDPOINT, LOGS, TOKEN
+from torchrelay.orchestrator.views import Incidents
+from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.job import JobPhase
+from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler, spread
+from torchrelay.schedulers.port import GrantLost, SpareRequest
+from torchrelay.schedulers.tether import adopt_orphans
+from torchrelay.wire.launch import write_launch
+from torchrelay.wire.trust import new_token, write_token
+
+STOPPED = 130
+STOP_S = 20.0  # how long a run may take to stop in order after Ctrl-C
+END_S = 20.0  # how long orchestrator and agents may take to end when the job is over
+LINGER_S = 20.0  # how long workers train on without their agent, which is started again at once
+LINES_S = 0.1  # how often the ranks' logs are looked at
+
+
+def follow(plan: Plan) -> int:
+    """Run a plan to its end. Returns the exit code; nothing is left running, whatever happens."""
+    voice = Voice(quiet=plan.quiet, world_size=plan.spec.world_size)
+    for remark in plan.remarks:
+        voice.say(remark)
+    adopt_orphans()
+    folder = PrivateFolder()
+    try:
+        return asyncio.run(go(plan, voice, folder.path))
+    except NotPossible as error:
+        voice.say(str(error))
+        return error.code
+    finally:
+        sweep()
+        folder.remove()
+
+
+async def go(plan: Plan, voice: Voice, folder: Path) -> int:
+    """Start everything, wait for the verdict, end everything. Raises `NotPossible`."""
+    run = LocalRun(plan, voice, folder)
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        loop.add_signal_handler(number, run.interrupt, number.name)
+    try:
+        await run.until_verdict(run.start())
+        code = await run.until_verdict(run.watch())
+        await run.unless_hurried(run.conclude())
+        return code
+    finally:
+        await run.tidy_up()
+
+
+class LocalRun:
+    """One run on this machine. `verdict` is its exit code, or why it cannot go on."""
+
+    def __init__(self, plan: Plan, voice: Voice, folder: Path) -> None:
+        self.plan = plan
+        self.voice = voice
+        self.folder = folder
+        self.keeper = Keeper(plan.run_dir, plan.port)
+        slots = spread(plan.spec.nodes, plan.spec.nproc_per_node, plan.spec.spares)
+        self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, slots)
+        self.tail = LogTail(plan.run_dir / LOGS)
+        self.token = new_token()
+        self.client: Client | None = None
+        self.verdict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        self.hurry = asyncio.Event()
+        self._signals = 0
+        self._stopping: asyncio.Task[None] | None = None
+
+    # ------------------------------------------------------------ start
+
+    async def start(self) -> None:
+        """Orchestrator, agents, job. Raises `NotPossible`."""
+        plan = self.plan
+        write_token(plan.run_dir / TOKEN, self.token)
+        write_launch(plan.run_dir, plan.launch)
+        endpoint = await self.keeper.start()
+        client = Client(endpoint.url, self.token)
+        await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=plan.spec.nodes))
+        try:
+            client.submit(plan.spec)
+        except (Away, Denied) as error:
+            raise NotPossible(f"the job could not be submitted: {error}", CANNOT_START) from error
+        self.client = client
+        self.voice.notice(f"{plan.spec.job} in {plan.run_dir}: torchrelay status --run-dir {plan.run_dir}")
+
+    def agent_command(self, node: NodeId, slots: int) -> list[str]:
+        """The command line of a virtual node's agent."""
+        run_dir = self.plan.run_dir
+        return [
+            sys.executable, "-m", "torchrelay.agent", "--node", node, "--slots", str(slots), "--endpoint",
+            str(run_dir / ENDPOINT), "--token-file", str(run_dir / TOKEN), "--run-dir", str(run_dir), "--folder",
+            str(self.folder), "--linger", str(LINGER_S),
+        ]  # fmt: skip
+
+    # ------------------------------------------------------------ watch
+
+    async def until_verdict(self, work: Coroutine[Any, Any, None]) -> int:
+        """Do some work until it is done or there is a verdict. Returns 0, or the verdict; raises what either raises."""
+        task = asyncio.create_task(work)
+        await asyncio.wait((task, self.verdict), return_when=asyncio.FIRST_COMPLETED)
+        if task.done() and not task.cancelled():
+            task.result()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        return self.verdict.result() if self.verdict.done() else 0
+
+    async def watch(self) -> None:
+        """Tell what happens, until there is a verdict."""
+        if self.verdict.done():
+            return
+        async with asyncio.TaskGroup() as group:
+            for work in (self.tell(), self.print_lines(), self.keep_orchestrator(), self.mind_nodes()):
+                group.create_task(work)
+
+    async def tell(self) -> None:
+        """Notices of incidents as they happen; the end of the job is the verdict."""
+        assert self.client is not None, "watched after the start"
+        async for moment in moments(self.client.url, self.token):
+            if isinstance(moment, Degraded):
+                self.voice.say(moment.reason or "all is well again")
+                continue
+            self.voice.tell(moment)
+            if any(note.phase == JobPhase.ENDED and note.job == self.plan.spec.job for note in moment.notes):
+                self.decide(moment.outcomes[self.plan.spec.job])
+
+    async def print_lines(self) -> None:
+        while True:
+            self.print_new_lines()
+            await asyncio.sleep(LINES_S)
+
+    def print_new_lines(self, *, last: bool = False) -> None:
+        lines = self.tail.read(last)
+        for rank, line in lines:
+            self.voice.line(rank, line)
+        if lines:
+            self.voice.flush()
+
+    async def keep_orchestrator(self) -> None:
+        reason = await self.keeper.keep()
+        self.give_up(reason)
+
+    async def mind_nodes(self) -> None:
+        """A node whose agent cannot run is given up; without any node there is no run."""
+        async for event in self.scheduler.watch():
+            if isinstance(event, GrantLost):
+                words = last_lines(self.plan.run_dir / LOGS / f"agent-{event.node}.log", 1)
+                reason = f"{event.node}: {event.reason}: {' '.join(words)}"
+                if self.scheduler.processes():
+                    self.voice.say(reason)
+                else:
+                    self.give_up(NotPossible(reason, CANNOT_START))
+
+    # ------------------------------------------------------------ verdict
+
+    def decide(self, code: int) -> None:
+        if not self.verdict.done():
+            self.verdict.set_result(code)
+
+    def give_up(self, reason: NotPossible) -> None:
+        if not self.verdict.done():
+            self.verdict.set_exception(reason)
+
+    def interrupt(self, name: str) -> None:
+        """Ctrl-C or the like: the first time the job ends in order, the second time everything is killed."""
+        self._signals += 1
+        if self._signals > 1:
+            self.hurry.set()
+            self.decide(STOPPED)
+        elif self.verdict.done():
+            pass  # it is ending already
+        elif self.client is None:
+            self.decide(STOPPED)
+        else:
+            self.voice.say(f"stopping ({name}); once more kills at once")
+            asyncio.get_running_loop().call_later(STOP_S, self.decide, STOPPED)
+            self._stopping = asyncio.create_task(self.cancel(self.client, f"stopped by the operator ({name})"))
+
+    async def cancel(self, client: Client, reason: str) -> None:
+        """Let the job end. Apart from the loop, which must hear a second Ctrl-C while this waits for an answer."""
+        try:
+            await asyncio.to_thread(client.cancel, self.plan.spec.job, reason)
+        except (Away, Denied) as error:
+            self.voice.say(f"{error}: ending without it")
+            self.decide(STOPPED)
+
+    # ------------------------------------------------------------ end
+
+    async def conclude(self) -> None:
+        """The last lines of the ranks, and our own."""
+        self.print_new_lines(last=True)
+        if self.client is None:
+            return
+        try:
+            job = await asyncio.to_thread(self.client.job, self.plan.spec.job)
+            incidents = await asyncio.to_thread(self.client.view_incidents, job.job)
+            write_ledger(self.plan.run_dir, ledger(incidents))
+        except (Away, Denied, OSError) as error:
+            self.voice.say(f"no summary: {error}")
+            return
+        code = 0 if job.outcome is None else job.outcome.code
+        if code not in (0, STOPPED):
+            self.quote(incidents)
+        if not job.joined and code == 0:
+            self.voice.say(NEVER_JOINED)
+        self.voice.say(summary(job, str(self.plan.run_dir)))
+
+    def quote(self, incidents: Incidents) -> None:
+        """What a failed worker said before it had a rank: it stands in no rank's log."""
+        logs = self.plan.run_dir / LOGS
+        faults = incidents.incidents[-1].faults if incidents.incidents else ()
+        for fault in faults[:1]:
+            if last_lines(logs / f"rank-{fault.rank}.log", 1):
+                continue  # it had one, and its words have been printed
+            for line in last_lines(logs / f"{fault.worker}.log"):
+                self.voice.say(f"{fault.worker}: {line}")
+
+    async def unless_hurried(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do some work to its end, or until there is no time for it."""
+        task = asyncio.create_task(work)
+        hurried = asyncio.create_task(self.hurry.wait())
+        await asyncio.wait((task, hurried), return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        for each in (task, hurried):
+            each.cancel()
+        await asyncio.gather(task, hurried, return_exceptions=True)
+
+    async def tidy_up(self) -> None:
+        """End agents and orchestrator in order, or at once if there is no time."""
+        await self.unless_hurried(self._end_gently())
+        if self.hurry.is_set():
+            sweep()
+            await self.scheduler.close(0)
+            await self.keeper.stop(0)
+
+    async def _end_gently(self) -> None:
+        self.keeper.expect_end()
+        try:
+            if self.client is not None:
+                await asyncio.to_thread(self.client.shutdown, "the run is over")
+        except (Away, Denied):
+            pass  # it is gone already, or is killed below
+        await self.scheduler.close(END_S)
+        await self.keeper.stop(END_S if self.client is not None else 1.0)

@@ -1,0 +1,97 @@
+"""`torchrelay report`: the ledger of a run."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from torchrelay.cli.runs import find_run, look
+from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
+from torchrelay.goodput.ledger import Line, Totals, line_of, total
+from torchrelay.orchestrator.views import Incidents
+
+FILE = "ledger.jsonl"
+HEADS = ("id", "ranks", "cause", "verdict", "source", "lost", "pause", "phases", "resolution")
+
+
+class Report(Struct, frozen=True):
+    """The ledger and what it comes to."""
+
+    lines: tuple[Line, ...]
+    totals: Totals
+
+
+def show_report(run_dir: Path | None, job: str | None, output: Output, *, write: bool) -> None:
+    """Print the ledger; with `write` also keep it in the run's folder."""
+    source, note = look(run_dir)
+    remark(note)
+    lines = ledger(source.view_incidents(job))
+    if write:
+        remark(f"written to {write_ledger(find_run(run_dir), lines)}")
+    if output is Output.JSONL:
+        print(jsonl(lines), end="")
+    elif output is Output.JSON:
+        print(show_json(Report(lines, total(lines))))
+    else:
+        print(report_page(lines))
+
+
+def ledger(found: Incidents) -> tuple[Line, ...]:
+    """All lines of a job, oldest first."""
+    return tuple(line_of(incident) for incident in found.incidents)
+
+
+def jsonl(lines: Sequence[Line]) -> str:
+    return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
+
+
+def write_ledger(run_dir: Path, lines: Sequence[Line]) -> Path:
+    """Write `ledger.jsonl`, whole or not at all. Raises OSError."""
+    path = run_dir / FILE
+    draft = path.with_name(f".{FILE}.{os.getpid()}")
+    draft.write_text(jsonl(lines))
+    draft.replace(path)
+    return path
+
+
+def report_page(lines: Sequence[Line]) -> str:
+    """The lines as a table, and the totals."""
+    if not lines:
+        return "no incident: nothing to report"
+    return f"{table(HEADS, [row_of(line) for line in lines])}\n\n{totals_text(total(lines))}"
+
+
+def row_of(line: Line) -> tuple[object, ...]:
+    phases = " ".join(f"{phase}={span}" for phase, span in line.phases.items())
+    more = f" (+{len(line.tried)} on the way)" if line.tried else ""
+    return (
+        line.id,
+        ",".join(map(str, line.ranks)) or None,
+        clip(line.cause) + more,
+        line.verdict or None,
+        line.source or None,
+        "?" if line.steps_lost is None else str(line.steps_lost),
+        milliseconds(line.pause_ms),
+        phases or None,
+        line.resolution if line.eligible else f"{line.resolution} (not counted)",
+    )
+
+
+def totals_text(found: Totals) -> str:
+    """What it came to, in a few lines; phases in ms."""
+    counted = f"{found.incidents} incidents, {found.eligible} of them eligible, {found.clean} resolved clean"
+    if found.clean_ratio is not None:
+        ratio = found.clean_ratio
+        counted += f": {ratio.share:.0%} (95 % confidence {ratio.low:.0%} to {ratio.high:.0%})"
+    unknown = f", and those since the script's own checkpoint in {found.steps_unknown}" if found.steps_unknown else ""
+    text = [counted, f"steps lost: {found.steps_lost}{unknown}"]
+    if found.pause_p50_ms is not None:
+        text.append(f"pause: median {milliseconds(found.pause_p50_ms)}, longest {milliseconds(found.pause_max_ms)}")
+    if found.phases_p50_ms:
+        spans = ", ".join(f"{phase} {milliseconds(span)}" for phase, span in found.phases_p50_ms.items())
+        text.append(f"median of each phase: {spans}")
+    return "\n".join(text)

@@ -1,0 +1,205 @@
+"""`torchrelay run`: torchrun's command line, and ours; checks everything that can be checked before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import os
+import re
+import socket
+import sys
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from torchrelay.cli.runs import FOLDER, NotPossible
+from torchrelay.orchestrator.endpoint import JOURNAL
+from torchrelay.protocol.events import JobSpec
+from torchrelay.protocol.ids import JobId
+from torchrelay.wire.launch import Launch
+
+BAD_ARGUMENTS = 2
+CANNOT_START = 94
+
+DESCRIPTION = """
+Start a script on this machine as torchrun does, and keep it going through faults. What comes after the script's name
+belongs to the script. Exit code: the script's own; 2 bad arguments; 90 no spare in time; 91 no clean state to go on
+from; 92 the orchestrator stayed away; 93 the script is refused; 94 could not start; 95 our own defect; 130 stopped.
+"""
+
+# torchrun's flags that mean nothing here: accepted, so that a command line can stay as it is, and named once.
+IGNORED_VALUES = (
+    "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "monitor-interval", "start-method", "event-log-handler",
+    "role", "redirects", "tee", "local-ranks-filter", "node-rank", "master-addr", "master-port", "local-addr",
+    "logs-specs", "numa-binding", "signals-to-handle",
+)  # fmt: skip
+IGNORED_FLAGS = ("standalone",)
+REFUSED_FLAGS = {
+    "no-python": "workers are forked from a process that has torch imported: give a Python script, or -m MODULE",
+    "run-path": "give the script's path itself",
+    "virtual-local-rank": "each worker sees the LOCAL_RANK that torchrun would give it",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run that can be started."""
+
+    run_dir: Path
+    spec: JobSpec
+    launch: Launch
+    port: int
+    quiet: bool
+    remarks: tuple[str, ...]
+
+
+def both(name: str) -> tuple[str, str]:
+    """The two spellings that torchrun allows."""
+    return f"--{name}", f"--{name.replace('-', '_')}"
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    parser = argparse.ArgumentParser(
+        prog="torchrelay run", description=DESCRIPTION, allow_abbrev=False,
+        usage="torchrelay run [flags] [-m] script [the script's arguments]",
+    )  # fmt: skip
+    as_torchrun = parser.add_argument_group("as in torchrun")
+    as_torchrun.add_argument(*both("nproc-per-node"), default="1", metavar="N", help="ranks on each node")
+    as_torchrun.add_argument("-m", "--module", action="store_true", help="the script is a module's name")
+    as_torchrun.add_argument(
+        *both("max-restarts"), type=int, default=0, metavar="N",
+        help="how often all ranks may start again from the script's own checkpoint, if nothing better is left (0)",
+    )  # fmt: skip
+    as_torchrun.add_argument(*both("log-dir"), type=Path, metavar="DIR", help="where the ranks' output goes")
+    ours = parser.add_argument_group("torchrelay's own")
+    ours.add_argument("--nodes", "--nnodes", default="1", metavar="N", help="virtual nodes, each with an agent (1)")
+    ours.add_argument("--spares", type=int, default=0, metavar="K", help="warm workers that wait for a rank (0)")
+    ours.add_argument("--no-refill", action="store_true", help="never use the slot of a lost worker again")
+    ours.add_argument(
+        "--slot-faults", type=int, default=3, metavar="N",
+        help="workers that a slot may lose in ten minutes before it is not used any more; 0: any number (3)",
+    )  # fmt: skip
+    ours.add_argument(
+        "--spare-wait", type=float, default=600.0, metavar="S", help="seconds to wait if there is no spare (600)"
+    )
+    ours.add_argument("--run-dir", type=Path, metavar="DIR", help=f"the run's folder (./{FOLDER}/JOB)")
+    ours.add_argument("--job", metavar="NAME", help="the job's name (the script's name and the time)")
+    ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator on 127.0.0.1 (any)")
+    ours.add_argument("-q", "--quiet", action="store_true", help="print neither the ranks' output nor notices")
+    for name in IGNORED_VALUES:
+        short = {"redirects": ("-r",), "tee": ("-t",)}.get(name, ())
+        parser.add_argument(*short, *both(name), dest=f"ignored_{name}", help=argparse.SUPPRESS)
+    for name in IGNORED_FLAGS:
+        parser.add_argument(*both(name), dest=f"ignored_{name}", action="store_const", const="", help=argparse.SUPPRESS)
+    for name in REFUSED_FLAGS:
+        parser.add_argument(*both(name), dest=f"refused_{name}", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("script", help="a Python file, or with -m a module")
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
+    return parser
+
+
+def plan(words: list[str]) -> Plan:
+    """Check the command line. Raises `NotPossible` with what to change; SystemExit(2) for what argparse refuses."""
+    given = parser().parse_args(words)
+    for name, remedy in REFUSED_FLAGS.items():
+        if getattr(given, f"refused_{name}"):
+            raise NotPossible(f"--{name} is not possible here: {remedy}", BAD_ARGUMENTS)
+    check_script(given.script, module=given.module)
+    nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
+    for name in ("spares", "max_restarts", "slot_faults", "spare_wait", "port"):
+        if getattr(given, name) < 0:
+            flag = f"--{name.replace('_', '-')}"
+            raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
+    run_dir, job = name_of(given)
+    spec = JobSpec(
+        job=job, world_size=nodes * nproc, nproc_per_node=nproc, nodes=nodes, spares=given.spares,
+        refill=not given.no_refill, max_restarts=given.max_restarts, slot_faults=given.slot_faults,
+        spare_wait_ms=round(given.spare_wait * 1000),
+    )  # fmt: skip
+    launch = Launch(
+        script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(), env=dict(os.environ),
+        nproc_per_node=nproc, master_port=free_port(),
+    )  # fmt: skip
+    take_folder(run_dir, given.log_dir)
+    return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given))
+
+
+def remarks(given: argparse.Namespace) -> tuple[str, ...]:
+    """What is said before the start."""
+    ignored = [name for name in IGNORED_VALUES + IGNORED_FLAGS if getattr(given, f"ignored_{name}") is not None]
+    return (f"ignored, as it means nothing here: {', '.join('--' + name for name in ignored)}",) if ignored else ()
+
+
+def check_script(script: str, *, module: bool) -> None:
+    """Raises `NotPossible` if there is nothing to run."""
+    if not module:
+        if not Path(script).is_file():
+            raise NotPossible(f"script not found: {script} (from {os.getcwd()})", BAD_ARGUMENTS)
+        return
+    # Only the first part is looked for: finding the rest would import it here.
+    first = script.partition(".")[0]
+    if importlib.machinery.PathFinder.find_spec(first, [os.getcwd(), *sys.path]) is None:
+        raise NotPossible(f"module not found: {script} (from {os.getcwd()})", BAD_ARGUMENTS)
+
+
+def number_of_ranks(text: str) -> int:
+    """--nproc-per-node: a number; `cpu` and `auto` are the number of cores here."""
+    if text in ("cpu", "auto"):
+        return os.cpu_count() or 1
+    if not re.fullmatch(r"\d+", text) or int(text) < 1:
+        raise NotPossible(f"--nproc-per-node {text}: give a number, at least 1, or `cpu`", BAD_ARGUMENTS)
+    return int(text)
+
+
+def number_of_nodes(text: str) -> int:
+    """--nodes: a number. torchrun's ranges are refused: the world size never changes here."""
+    if ":" in text:
+        raise NotPossible(f"--nnodes {text}: give one number: the world size stays, spares help out", BAD_ARGUMENTS)
+    if not re.fullmatch(r"\d+", text) or int(text) < 1:
+        raise NotPossible(f"--nodes {text}: give a number, at least 1", BAD_ARGUMENTS)
+    return int(text)
+
+
+def name_of(given: argparse.Namespace) -> tuple[Path, JobId]:
+    """The run's folder and the job's name."""
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", given.script if given.module else Path(given.script).stem)[:40]
+    stem = stem.lstrip("._-") or "job"
+    now = datetime.now().astimezone()
+    job = given.job or (stem if given.run_dir is not None else f"{stem}-{now:%Y%m%d-%H%M%S}")
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", job):
+        remedy = "use letters, digits, '.', '_' and '-', at most 63, a letter or digit first"
+        raise NotPossible(f"--job {job!r}: {remedy}", BAD_ARGUMENTS)
+    return given.run_dir or FOLDER / job, JobId(job)
+
+
+def take_folder(run_dir: Path, log_dir: Path | None) -> None:
+    """Make the run's folder. One that holds a run already is refused."""
+    if (run_dir / JOURNAL).exists():
+        raise NotPossible(f"{run_dir} holds a run already: use another --run-dir or --job, or remove it", CANNOT_START)
+    try:
+        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        logs = run_dir / "logs"
+        if log_dir is not None:
+            log_dir.mkdir(parents=True, exist_ok=True)
+            logs.symlink_to(log_dir.absolute(), target_is_directory=True)
+        else:
+            logs.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise NotPossible(f"{error.filename}: {error.strerror}; choose another --run-dir", CANNOT_START) from error
+
+
+def free_port() -> int:
+    """A port for scripts that read MASTER_PORT; torchrelay's own rendezvous does not use it."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def run(words: list[str]) -> int:
+    """Check, start, and follow a run to its end. Returns the exit code."""
+    checked = plan(words)
+    from torchrelay.cli.local_run import follow  # imports a web client and more: not for bad arguments
+
+    return follow(checked)

@@ -1,0 +1,72 @@
+"""Runs: finds a run's folder, and looks at it through its orchestrator or, when that is away, through its journal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from torchrelay.cli.client import Away, Client
+from torchrelay.orchestrator.endpoint import JOURNAL
+from torchrelay.orchestrator.views import Incidents, IncidentView, JobStatus, Ranks
+
+FOLDER = Path("torchrelay-runs")
+
+
+class NotPossible(Exception):
+    """The command cannot be carried out: why, and what to do. `code` is the exit code."""
+
+    def __init__(self, message: str, code: int = 1) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Source(Protocol):
+    """Whoever can tell of a run's jobs: its orchestrator (`Client`), or its journal (`Chronicle`)."""
+
+    def job(self, job: str | None = None) -> JobStatus: ...
+
+    def view_ranks(self, job: str | None = None) -> Ranks: ...
+
+    def view_incidents(self, job: str | None = None) -> Incidents: ...
+
+
+def find_run(run_dir: Path | None) -> Path:
+    """The run's folder: the one named, or the newest under ./torchrelay-runs. Raises `NotPossible`."""
+    if run_dir is not None:
+        if (run_dir / JOURNAL).exists():
+            return run_dir
+        raise NotPossible(f"{run_dir} is not a run's folder (no {JOURNAL} in it): name one with --run-dir", 2)
+    runs = [journal.parent for journal in FOLDER.glob(f"*/{JOURNAL}")]
+    if not runs:
+        raise NotPossible(f"no run under ./{FOLDER}: start one with `torchrelay run`, or name one with --run-dir", 2)
+    return max(runs, key=last_written)
+
+
+def last_written(run_dir: Path) -> float:
+    """When a run's journal was last written to: what is new stands in its write-ahead log first."""
+    return max(path.stat().st_mtime for path in run_dir.glob(f"{JOURNAL}*"))
+
+
+def look(run_dir: Path | None) -> tuple[Source, str]:
+    """Who can tell of this run, and a remark if not all is well with it. Raises `NotPossible`, `Denied`, TrustError."""
+    found = find_run(run_dir)
+    try:
+        client = Client.of(found)
+        degraded = client.view_status().degraded
+        return client, f"the orchestrator is degraded: {degraded}" if degraded else ""
+    except Away:
+        from torchrelay.cli.chronicle import Chronicle  # replaying needs the whole protocol: only now
+
+        chronicle = Chronicle.of(found)
+        return chronicle, chronicle.remark
+
+
+def find_incident(source: Source, name: str, job: str | None) -> IncidentView:
+    """One incident: `I-3`, or just `3`. Raises `NotPossible`."""
+    wanted = name if name.startswith("I-") else f"I-{name}"
+    found = source.view_incidents(job)
+    for incident in found.incidents:
+        if incident.name == wanted:
+            return incident
+    known = ", ".join(incident.name for incident in found.incidents) or "none so far"
+    raise NotPossible(f"no incident {name!r} in job {found.job}; there are: {known}", 2)

@@ -1,0 +1,49 @@
+"""`torchrelay status`: how a job is doing."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from torchrelay.cli.runs import look
+from torchrelay.cli.show import Output, milliseconds, remark, show, show_json
+from torchrelay.orchestrator.views import JobStatus
+
+
+def show_status(run_dir: Path | None, job: str | None, output: Output, *, watch: bool) -> None:
+    """Print a job's status."""
+
+    def page() -> str:
+        source, note = look(run_dir)
+        remark(note)
+        found = source.job(job)
+        return show_json(found) if output is Output.JSON else status_page(found)
+
+    show(page, watch=watch)
+
+
+def status_page(job: JobStatus) -> str:
+    """A few lines: the name of each fact, and the fact."""
+    step = "not started" if job.step is None else str(job.step)
+    pace = f", {milliseconds(job.step_ms)} a step" if job.step_ms is not None else ""
+    spares, incidents = job.spares, job.incidents
+    tally = f"{incidents.clean} of {incidents.eligible} clean"
+    if incidents.open:
+        tally += f", {incidents.open} open"
+    if incidents.total > incidents.eligible:
+        tally += f", {incidents.total - incidents.eligible} not counted"
+    facts = {
+        "job": f"{job.job} ({job.world_size} ranks)",
+        "phase": f"{job.phase}: {job.why}" if job.why else job.phase,
+        "step": f"{step}{pace}",
+        "generation": str(job.generation),
+        "spares": f"{spares.warm} warm, {spares.starting} starting, {spares.wanted} wanted",
+        "incidents": f"{incidents.total} ({tally})" if incidents.total else "none",
+    }
+    if job.restarts:
+        facts["restarts"] = f"{job.restarts} from the script's own checkpoint"
+    if job.waiting_s is not None:
+        facts["waiting"] = f"{job.waiting_s:.0f} s for a spare"
+    if job.outcome is not None:
+        facts["outcome"] = f"exit code {job.outcome.code}: {job.outcome.reason}"
+    width = max(map(len, facts))
+    return "\n".join(f"{name:<{width}}  {text}" for name, text in facts.items())

@@ -1,0 +1,1 @@
+"""What faults came to: the ledger of incidents, and figures made of it."""

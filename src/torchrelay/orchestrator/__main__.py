@@ -1,0 +1,124 @@
+"""Run an orchestrator: `python -m torchrelay.orchestrator --run-dir DIR [--host H] [--port P]`.
+
+It goes on where the journal in DIR ends. SIGTERM and SIGINT end it and leave training alone; `POST /v1/shutdown` ends
+the agents and their workers, too. Exit codes: 0, 94 (could not start: port, journal, disk), 95 (our own defect).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import signal
+import sys
+from pathlib import Path
+
+from aiohttp import web
+
+from torchrelay.orchestrator.api import make_app
+from torchrelay.orchestrator.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, write_endpoint
+from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable
+from torchrelay.orchestrator.publishing import publish_rosters
+from torchrelay.orchestrator.service import Orchestrator
+from torchrelay.schedulers.local import LocalScheduler
+from torchrelay.wire.trust import TrustError, new_token, read_token, write_token
+
+CANNOT_START = 94
+DEFECT = 95
+
+log = logging.getLogger("torchrelay.orchestrator")
+
+
+class CannotStart(Exception):
+    """What is in the way, and what to do about it."""
+
+
+def options_of(words: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m torchrelay.orchestrator", description=__doc__)
+    parser.add_argument("--run-dir", type=Path, required=True, help="journal, token, endpoint and logs of the run")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
+    parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
+    parser.add_argument("--patience", type=float, default=600.0, help="seconds that a stopped worker waits for orders")
+    return parser.parse_args(words)
+
+
+def main(words: list[str] | None = None) -> int:
+    """The process: everything that can go wrong at the start is one line and exit code 94."""
+    options = options_of(words)
+    run_dir: Path = options.run_dir
+    try:
+        prepare(run_dir)
+        asyncio.run(run(options))
+    except (CannotStart, JournalRefused, JournalUnavailable, TrustError) as error:
+        print(f"torchrelay: the orchestrator cannot start: {error}", file=sys.stderr)
+        log.error("cannot start: %s", error)
+        return CANNOT_START
+    except Exception:  # the top of the process: an assertion or another defect of ours ends it, with its trace
+        log.exception("the orchestrator ends: this is a defect of torchrelay")
+        where = run_dir / LOGS / "orchestrator.log"
+        print(f"torchrelay: the orchestrator failed; this is a defect of torchrelay, see {where}", file=sys.stderr)
+        return DEFECT
+    return 0
+
+
+def prepare(run_dir: Path) -> None:
+    """The run's folder, and the log."""
+    try:
+        (run_dir / LOGS).mkdir(parents=True, exist_ok=True, mode=0o700)
+        handler = logging.FileHandler(run_dir / LOGS / "orchestrator.log")
+    except OSError as error:
+        raise CannotStart(f"{run_dir}: {error.strerror}; choose a folder that you may write to") from error
+    logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+
+
+async def run(options: argparse.Namespace) -> None:
+    """Serve until told to end. Raises what keeps it from starting."""
+    run_dir: Path = options.run_dir
+    with contextlib.closing(Journal(run_dir / JOURNAL)) as journal:
+        service = Orchestrator(journal, patience_s=options.patience)
+        for number in (signal.SIGTERM, signal.SIGINT):
+            asyncio.get_running_loop().add_signal_handler(number, service.end)
+        token = token_of(run_dir)
+        runner = web.AppRunner(make_app(service, token), access_log=None, shutdown_timeout=1.0)
+        await runner.setup()
+        try:
+            url = await listen(runner, options.host, options.port)
+            write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid))
+            log.info("listening on %s", url)
+            await serve(service, LocalScheduler(run_dir))
+        finally:
+            await runner.cleanup()
+
+
+def token_of(run_dir: Path) -> str:
+    """The run's token; made if there is none yet."""
+    path = run_dir / TOKEN
+    if not path.exists():
+        write_token(path, new_token())
+    return read_token(path)
+
+
+async def listen(runner: web.AppRunner, host: str, port: int) -> str:
+    """Bind the port; returns the URL."""
+    try:
+        await web.TCPSite(runner, host, port).start()
+    except OSError as error:
+        hint = "choose another --port, or 0 for any free one"
+        raise CannotStart(f"port {port} on {host} cannot be used ({error.strerror}): {hint}") from error
+    bound: int = runner.addresses[0][1]
+    shown = f"[{host}]" if ":" in host else host
+    return f"http://{shown}:{bound}"
+
+
+async def serve(service: Orchestrator, scheduler: LocalScheduler) -> None:
+    """The service and what goes with it. If one of them fails, all end."""
+    async with asyncio.TaskGroup() as group:
+        publisher = group.create_task(publish_rosters(service, scheduler))
+        await service.serve()
+        publisher.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,56 @@
+"""Clock: the orchestrator's own time, in ms. It goes on from where the journal ended and never goes back.
+
+Time in which the orchestrator could not listen does not count: nobody may be called late because the one who listens
+was away. It is left out when the process did not run (stopped, swapped out, its machine asleep), and while the clock
+is held (after a start, until the agents are back; while the journal cannot be written). What was sent meanwhile is
+heard first, then deadlines go on.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+# The orchestrator asks for the time several times a second. A longer gap means that it was not running.
+GAP_NS = 1_500_000_000
+# What counts of such a gap.
+COUNTED_NS = 50_000_000
+
+
+class Clock:
+    """`now_ms()` starts at `start_ms`. `source` gives nanoseconds that never go back."""
+
+    def __init__(self, start_ms: int, source: Callable[[], int] = time.monotonic_ns) -> None:
+        self._source = source
+        self._asked_ns = source()
+        self._passed_ns = start_ms * 1_000_000
+        self.held = False
+        self.skips = 0  # gaps and holds that were left out
+
+    def now_ms(self) -> int:
+        """The time now, without the gaps."""
+        now = self._source()
+        gap = 0 if self.held else now - self._asked_ns
+        if gap > GAP_NS:
+            gap = COUNTED_NS
+            self.skips += 1
+        self._asked_ns = now
+        self._passed_ns += gap
+        return self._passed_ns // 1_000_000
+
+    def hold(self) -> None:
+        """Stop the time, until `release`."""
+        self.now_ms()
+        self.held = True
+
+    def release(self) -> None:
+        """Let the time go on from where it was held."""
+        if self.held:
+            self.now_ms()
+            self.held = False
+            self.skips += 1
+
+
+def wall_clock_ms() -> int:
+    """What the clock on the wall says, in ms since 1970. For people only; nothing is decided by it."""
+    return time.time_ns() // 1_000_000

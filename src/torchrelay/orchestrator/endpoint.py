@@ -1,0 +1,38 @@
+"""Endpoint: where the orchestrator of a run can be reached, in `RUN_DIR/endpoint.json`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+ENDPOINT = "endpoint.json"
+TOKEN = "token"
+JOURNAL = "journal.db"
+LOGS = "logs"
+
+
+class Endpoint(Struct, frozen=True, kw_only=True):
+    """Written once the port is bound; `pid` is the orchestrator's."""
+
+    url: str
+    pid: int
+
+
+def write_endpoint(run_dir: Path, endpoint: Endpoint) -> None:
+    """Write it whole or not at all."""
+    draft = run_dir / f".{ENDPOINT}.{os.getpid()}"
+    draft.write_bytes(msgspec.json.encode(endpoint) + b"\n")
+    draft.replace(run_dir / ENDPOINT)
+
+
+def read_endpoint(run_dir: Path) -> Endpoint | None:
+    """Where the orchestrator was last; None if it never was. Raises ValueError if the file is damaged."""
+    try:
+        return msgspec.json.decode((run_dir / ENDPOINT).read_bytes(), type=Endpoint)
+    except FileNotFoundError:
+        return None
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{run_dir / ENDPOINT} cannot be read: {error}") from error

@@ -1,0 +1,138 @@
+"""Story: the journal told for people. Each event becomes a moment: what was heard, and what it changed, with reasons.
+
+The same moments come from the live service and from a replayed journal: they are read off the states before and after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from torchrelay.orchestrator.journal import Entry
+from torchrelay.orchestrator.views import SYMPTOM, describe, summarize
+from torchrelay.protocol.cluster import EMPTY, advance
+from torchrelay.protocol.events import Event
+from torchrelay.protocol.ids import JobId
+from torchrelay.protocol.incident import Incident, Resolution
+from torchrelay.protocol.job import Job
+from torchrelay.protocol.state import Cluster
+
+
+class Kind(StrEnum):
+    """What a note is about."""
+
+    SUBMITTED = "submitted"
+    NODE = "node"  # a node came or was lost
+    PHASE = "phase"  # the job entered a phase
+    OPENED = "opened"  # an incident began, and its cause is known
+    FAULT = "fault"  # one more fault in an open incident
+    SYMPTOM = "symptom"  # a collective broke: mostly what follows from a fault that is told next
+    DECIDED = "decided"  # a decision within an incident, with its reason
+    WAITING = "waiting"  # a rank waits for a spare
+    RESOLVED = "resolved"  # an incident was closed
+    ENDED = "ended"  # the outcome of the job is known
+
+
+class Note(Struct, frozen=True, kw_only=True):
+    """One line for people."""
+
+    kind: Kind
+    text: str
+    job: JobId | None = None
+    incident: str = ""
+    phase: str = ""  # the job's, if it has entered one
+
+
+class Moment(Struct, frozen=True, kw_only=True):
+    """One event of the journal and what it changed. `facts` is the event without its bytes."""
+
+    seq: int
+    at_ms: int
+    at: str
+    event: str
+    facts: dict[str, Any]
+    notes: tuple[Note, ...] = ()
+    outcomes: dict[JobId, int] = {}  # exit codes of jobs whose outcome is known and that this event has changed
+
+
+def tell(seq: int, at_ms: int, at: str, event: Event, before: Cluster, after: Cluster) -> Moment:
+    """What an event changed, in words."""
+    notes = [*tell_nodes(before, after)]
+    outcomes: dict[JobId, int] = {}
+    for name, job in after.jobs.items():
+        known = before.jobs.get(name)
+        if known is not job:
+            notes += tell_job(known, job)
+            outcomes |= {name: job.outcome.code} if job.outcome is not None else {}
+    return Moment(
+        seq=seq, at_ms=at_ms, at=at, event=type(event).__name__, facts=plain(event), notes=tuple(notes),
+        outcomes=outcomes,
+    )  # fmt: skip
+
+
+def tell_nodes(before: Cluster, after: Cluster) -> Iterator[Note]:
+    for node in after.nodes.values():
+        known = before.nodes.get(node.node)
+        if known is None or known.incarnation != node.incarnation or (node.alive and not known.alive):
+            yield Note(kind=Kind.NODE, text=f"{node.node} joined with {node.slots} slots")
+        elif known.alive and not node.alive:
+            yield Note(kind=Kind.NODE, text=f"{node.node} is lost")
+
+
+def tell_job(before: Job | None, after: Job) -> Iterator[Note]:
+    job = after.spec.job
+    if before is None:
+        ranks, spares = after.spec.world_size, after.spec.spares
+        yield Note(kind=Kind.SUBMITTED, job=job, text=f"{job}: {ranks} ranks, {spares} spares wanted")
+    for place, incident in enumerate(after.incidents):
+        known = before.incidents[place] if before is not None and place < len(before.incidents) else None
+        if known is not incident:
+            yield from tell_incident(known, incident)
+    if before is not None and before.phase is not after.phase:
+        yield Note(kind=Kind.PHASE, job=job, text=f"{after.phase}: {after.why}", phase=after.phase)
+    if after.waiting_ms is not None and (before is None or before.waiting_ms is None):
+        yield Note(kind=Kind.WAITING, job=job, text=after.why)
+    if after.outcome is not None and (before is None or before.outcome is None):
+        yield Note(kind=Kind.ENDED, job=job, text=f"ends with {after.outcome.code}: {after.outcome.reason}")
+
+
+def tell_incident(before: Incident | None, after: Incident) -> Iterator[Note]:
+    old = () if before is None else before.faults
+    opened = any(fault.detector != SYMPTOM for fault in old)
+    for fault in after.faults[len(old) :]:
+        kind = Kind.SYMPTOM if fault.detector == SYMPTOM else Kind.FAULT if opened else Kind.OPENED
+        opened = opened or kind is Kind.OPENED
+        yield Note(kind=kind, job=after.job, incident=after.name, text=describe(fault))
+    # The last line said may have been the last one before; a story only grows.
+    for _, text in after.story[0 if before is None else len(before.story) :]:
+        yield Note(kind=Kind.DECIDED, job=after.job, incident=after.name, text=text)
+    was_open = before is None or before.resolution is Resolution.OPEN
+    if was_open and after.resolution is not Resolution.OPEN:
+        yield Note(kind=Kind.RESOLVED, job=after.job, incident=after.name, text=summarize(after))
+
+
+def plain(event: Event) -> dict[str, Any]:
+    """An event as plain values; bytes (private state, recorded results) as their length only."""
+    facts: dict[str, Any] = shorten(msgspec.to_builtins(event, builtin_types=(bytes,)))
+    facts.pop("type", None)
+    return facts
+
+
+def shorten(value: Any) -> Any:
+    if isinstance(value, bytes):
+        return f"{len(value)} bytes"
+    if isinstance(value, dict):
+        return {key: shorten(inner) for key, inner in value.items()}
+    return [shorten(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+
+
+def replay(entries: Iterable[Entry]) -> Cluster:
+    """The state that a journal leads to."""
+    cluster = EMPTY
+    for entry in entries:
+        cluster = advance(cluster, entry.event, entry.at_ms)
+    return cluster

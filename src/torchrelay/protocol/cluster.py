@@ -1,0 +1,369 @@
+"""One door: `advance(cluster, event, now_ms)`. What is not in the table of rules is ignored on purpose.
+
+Facts change the state whatever the generation. Answers count only from the worker that holds the rank, in the job's
+generation, and only once; whoever repeats an answer changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from torchrelay.protocol import events as ev
+from torchrelay.protocol.ending import REFUSED, STOPPED, collect, end, fall_back, interrupt, lose
+from torchrelay.protocol.ids import JobId, Rank, WorkerId
+from torchrelay.protocol.incident import Fault, Mark
+from torchrelay.protocol.job import Job, JobPhase, Raised
+from torchrelay.protocol.orders import Order
+from torchrelay.protocol.placing import place
+from torchrelay.protocol.recovery import progress, try_again
+from torchrelay.protocol.roster import Life, Node, Seat
+from torchrelay.protocol.speech import standing_orders
+from torchrelay.protocol.state import Cluster, exit_text, over, seated, started
+from torchrelay.protocol.table import Table
+
+EMPTY = Cluster()
+
+# ---------------------------------------------------------------- facts about jobs and nodes
+
+
+def job_submitted(cluster: Cluster, event: ev.JobSubmitted) -> Cluster:
+    if event.spec.job in cluster.jobs:
+        return cluster
+    seats = Table((Rank(rank), Seat()) for rank in range(event.spec.world_size))
+    return cluster.with_job(Job(event.spec, seats, phase_ms=cluster.now_ms))
+
+
+def job_cancelled(cluster: Cluster, event: ev.JobCancelled) -> Cluster:
+    job = cluster.jobs.get(event.job)
+    if job is None or job.phase in (JobPhase.ENDING, JobPhase.ENDED):
+        return cluster
+    return end(cluster, job, STOPPED, event.reason, eligible=False)
+
+
+def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
+    """An agent is back, or new. Workers we count on and it does not have are lost; those we don't know are strays."""
+    node = Node(event.node, event.incarnation, event.slots)
+    cluster = replace(cluster, nodes=cluster.nodes.put(event.node, node))
+    alive = {seen.worker for seen in event.workers}
+    for worker in list(cluster.workers.values()):
+        absent = worker.node == event.node and worker.worker not in alive
+        if absent and worker.life is not Life.STARTING:
+            cause = "was gone when its node's agent came back"
+            cluster = lose(cluster, worker.worker, cause=cause, detector="agent", ended=True)
+    for seen in event.workers:
+        if seen.worker not in cluster.workers:
+            cluster = replace(cluster, strays=cluster.strays.put(seen.worker, event.node))
+    return cluster
+
+
+def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
+    """A node is given up: what ran there counts as ended, and is fenced should the node return."""
+    node = cluster.nodes.get(event.node)
+    if node is None or node.incarnation != event.incarnation or not node.alive:
+        return cluster
+    cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, alive=False)))
+    for worker in [w for w in cluster.workers.values() if w.node == event.node]:
+        cause = f"its node {event.node} is lost: {event.reason}"
+        cluster = lose(cluster, worker.worker, cause=cause, detector="heartbeat", ended=True)
+    return cluster
+
+
+# ---------------------------------------------------------------- facts about workers
+
+
+def worker_started(cluster: Cluster, event: ev.WorkerStarted) -> Cluster:
+    known = cluster.workers.get(event.worker)
+    if known is None:
+        return replace(cluster, strays=cluster.strays.put(event.worker, event.node))
+    if known.life is Life.FENCING or known.pid == event.pid:
+        return cluster
+    return cluster.with_worker(started(known, event, cluster.now_ms))
+
+
+def worker_warm(cluster: Cluster, event: ev.WorkerWarm) -> Cluster:
+    known = cluster.workers.get(event.worker)
+    if known is None or known.life is not Life.STARTED:
+        return cluster
+    return cluster.with_worker(replace(known, life=Life.WARM, since_ms=cluster.now_ms))
+
+
+def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
+    found = seated(cluster, event.worker)
+    if found is None:
+        return cluster
+    job, rank = found
+    return cluster.with_job(job.with_seat(rank, replace(job.seats[rank], joined=True, shard=event.shard)))
+
+
+def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
+    """A process ended. If it raised what another raised at the same point, the error is the script's own."""
+    known = cluster.workers.get(event.worker)
+    if known is None:
+        return replace(cluster, strays=cluster.strays.drop(event.worker))
+    job = cluster.jobs.get(known.job)
+    if job is not None and event.code:
+        raised = tuple(
+            replace(entry, code=event.code) if entry.worker == event.worker and entry.fatal else entry
+            for entry in job.raised
+        )
+        cluster = cluster.with_job(replace(job, raised=raised, last_code=event.code))
+    if job is not None and event.signal:
+        cluster = cluster.with_job(replace(cluster.jobs[known.job], last_code=128 + event.signal))
+    cause, detector = exit_text(event), "agent: process exit"
+    told = [entry.summary for entry in (job.raised if job is not None else ()) if entry.worker == event.worker]
+    if told:
+        cause, detector = f"{told[-1]}; {cause}", "worker: exception"
+    cluster = lose(
+        cluster, event.worker, cause=cause, detector=detector, ended=True, private=event.private,
+        age_ms=event.age_ms,
+    )  # fmt: skip
+    return judge_raised(cluster, known.job)
+
+
+def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
+    """An exception: refused scripts and undeclared collectives end or fall back; others wait for their process."""
+    found = seated(cluster, event.worker)
+    known = cluster.workers.get(event.worker)
+    if known is None or known.life is Life.FENCING or known.job not in cluster.jobs:
+        return cluster
+    job = cluster.jobs[known.job]
+    if over(job) or any((entry.worker, entry.fatal) == (event.worker, event.fatal) for entry in job.raised):
+        return cluster
+    now = cluster.now_ms
+    if event.kind == "refused":
+        return end(cluster, job, REFUSED, event.summary, eligible=False)
+    if event.kind == "undeclared" and found is not None:
+        fault = Fault(event.summary, "worker: undeclared collective", now, event.rank, event.worker, known.node)
+        return fall_back(cluster, job.suffer(fault, now), event.summary)
+    raised = Raised(event.worker, event.rank, event.point, event.signature, event.summary, now, event.fatal)
+    job = replace(job, raised=(*job.raised[-63:], raised))
+    cluster = cluster.with_job(job.tell(now, f"rank {event.rank} raised: {event.summary}"))
+    return judge_raised(cluster, known.job)
+
+
+def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
+    """The same exception at the same point on two workers is the script's own: the job ends with the script's code.
+
+    The end waits until one of them has ended, for its exit code.
+    """
+    job = cluster.jobs.get(job_id)
+    if job is None or over(job):
+        return cluster
+    for entry in job.raised:
+        same = [
+            other
+            for other in job.raised
+            if other.signature == entry.signature and other.point == entry.point and other.worker != entry.worker
+        ]
+        if entry.code is not None and same:
+            both = f"ranks {entry.rank} and {same[0].rank}"
+            if same[0].rank == entry.rank:
+                both = f"two workers that held rank {entry.rank}"
+            reason = f"the script's own error, on {both}: {entry.summary}"
+            return end(cluster, job, entry.code, reason, eligible=False)
+    return cluster
+
+
+def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
+    """Somebody's connection is gone. Mostly a process has ended and its agent says so at once: wait for it.
+
+    It is said once, and may be heard before the last worker has said that it resumed.
+    """
+    found = seated(cluster, event.worker)
+    if found is None or found[0].generation != event.generation:
+        return cluster
+    job, rank = found
+    if job.phase not in (JobPhase.RESUMING, JobPhase.RUNNING) or job.broken is not None:
+        return cluster
+    now = cluster.now_ms
+    fault = Fault(f"its collective failed: {event.summary}", "collective", now, rank, event.worker)
+    return cluster.with_job(replace(job, broken=fault))
+
+
+def worker_hung(cluster: Cluster, event: ev.WorkerHung) -> Cluster:
+    known = cluster.workers.get(event.worker)
+    if known is None or known.life is Life.FENCING:
+        return cluster
+    return lose(
+        cluster, event.worker, cause=event.evidence, detector="hang", ended=False, age_ms=event.age_ms
+    )  # fmt: skip
+
+
+def once_recorded(cluster: Cluster, event: ev.OnceRecorded) -> Cluster:
+    job = cluster.jobs.get(event.job)
+    key = (event.rank, event.name)
+    if job is None or key in job.once:
+        return cluster
+    return cluster.with_job(replace(job, once=job.once.put(key, event.value)))
+
+
+def tick(cluster: Cluster, event: ev.Tick) -> Cluster:
+    """Only time passed: what is due is done by `settle`."""
+    del event
+    return cluster
+
+
+# ---------------------------------------------------------------- answers
+
+
+def answering(cluster: Cluster, event: ev.Answer, *phases: JobPhase) -> tuple[Job, Seat] | None:
+    """The job and seat that an answer is about; None if it is stale, or from somebody else, or not asked for."""
+    job = cluster.jobs.get(event.job)
+    if job is None or job.generation != event.generation or job.phase not in phases:
+        return None
+    seat = job.seats.get(event.rank)
+    if seat is None or seat.worker != event.worker:
+        return None
+    return job, seat
+
+
+def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
+    found = answering(cluster, event, JobPhase.AGREEING)
+    if found is None or found[1].report is not None:
+        return cluster
+    job, seat = found
+    if all(other.report is None for other in job.seats.values()):
+        job = job.mark(Mark.INTERRUPTED, cluster.now_ms)
+    return cluster.with_job(job.with_seat(event.rank, replace(seat, report=event)))
+
+
+def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
+    """At the edge, after the target; at the first wiring, before join()."""
+    found = answering(cluster, event, JobPhase.STARTING, JobPhase.PREPARING)
+    if found is None or event.point != found[0].target:
+        return cluster
+    job, seat = found
+    return cluster.with_job(job.with_seat(event.rank, replace(seat, ready=True)))
+
+
+def worker_rewired(cluster: Cluster, event: ev.WorkerRewired) -> Cluster:
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None:
+        return cluster
+    job, seat = found
+    job = job.with_seat(event.rank, replace(seat, rewired=True))
+    if all(other.rewired for other in job.seats.values()) and not seat.rewired:
+        job = job.mark(Mark.REWIRED, cluster.now_ms)
+    return cluster.with_job(job)
+
+
+def rewire_failed(cluster: Cluster, event: ev.RewireFailed) -> Cluster:
+    """Connecting failed although nobody is known to be lost: ask everybody again."""
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None:
+        return cluster
+    job = found[0].tell(cluster.now_ms, f"rank {event.rank} could not connect: {event.reason}")
+    return try_again(cluster, job, f"rank {event.rank} could not connect")
+
+
+def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None or event.point != found[0].target or found[1].holds == event.point:
+        return cluster
+    job, seat = found
+    job = job.with_seat(event.rank, replace(seat, holds=event.point)).mark(Mark.RESTORED, cluster.now_ms)
+    incident = job.open_incident
+    if incident is not None:
+        sources = tuple(sorted({*incident.sources, *event.sources}))
+        incident = replace(incident, sources=sources, size=incident.size + event.size, digest=event.digest)
+        text = f"rank {event.rank} restored from {event.sources}: {event.size} bytes, digest {event.digest} equal"
+        job = job.with_incident(incident.tell(cluster.now_ms, text))
+    return cluster.with_job(job)
+
+
+def restore_failed(cluster: Cluster, event: ev.RestoreFailed) -> Cluster:
+    """One source did not deliver: the next one is asked. Whose digest differed is not trusted again."""
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None or found[1].holds == found[0].target:
+        return cluster
+    job, seat = found
+    seat = replace(seat, failed=seat.failed | {event.source})
+    if event.mismatch:
+        seat = replace(seat, distrusted=seat.distrusted | {event.source})
+    text = f"rank {event.rank} could not be restored from rank {event.source}: {event.reason}"
+    return cluster.with_job(job.with_seat(event.rank, seat).tell(cluster.now_ms, text))
+
+
+def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
+    found = answering(cluster, event, JobPhase.RESUMING)
+    if found is None:
+        return cluster
+    job, seat = found
+    return cluster.with_job(job.with_seat(event.rank, replace(seat, resumed=True)))
+
+
+def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
+    """The script ended with 0. It may have finished in any phase: the answer also proves that it had resumed."""
+    found = answering(cluster, event, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESUMING)
+    if found is None:
+        return cluster
+    job, seat = found
+    job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True))
+    if job.phase is JobPhase.STARTING and all(other.finished for other in job.seats.values()):
+        why = "every rank has finished without being wired"
+        job = job.enter(JobPhase.FINISHING, cluster.now_ms, why)
+    return cluster.with_job(job)
+
+
+# ---------------------------------------------------------------- the table and the door
+
+RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
+    ev.JobSubmitted: job_submitted,
+    ev.JobCancelled: job_cancelled,
+    ev.NodeJoined: node_joined,
+    ev.NodeLost: node_lost,
+    ev.WorkerStarted: worker_started,
+    ev.WorkerWarm: worker_warm,
+    ev.WorkerJoined: worker_joined,
+    ev.WorkerExited: worker_exited,
+    ev.WorkerRaised: worker_raised,
+    ev.CollectiveFailed: collective_failed,
+    ev.WorkerHung: worker_hung,
+    ev.OnceRecorded: once_recorded,
+    ev.Tick: tick,
+    ev.WorkerReported: worker_reported,
+    ev.WorkerReady: worker_ready,
+    ev.WorkerRewired: worker_rewired,
+    ev.RewireFailed: rewire_failed,
+    ev.StateRestored: state_restored,
+    ev.RestoreFailed: restore_failed,
+    ev.WorkerResumed: worker_resumed,
+    ev.WorkerFinished: worker_finished,
+}
+
+# A bound on how far one event can move things; reaching it is a defect.
+MOVES = 10_000
+
+
+def advance(cluster: Cluster, event: ev.Event, now_ms: int) -> Cluster:
+    """Apply one event at `now_ms`. Returns the same state if the event changes nothing."""
+    cluster = replace(cluster, now_ms=max(cluster.now_ms, now_ms))
+    return settle(RULES[type(event)](cluster, event))
+
+
+def settle(cluster: Cluster) -> Cluster:
+    """Make every move that is due now, until none is left."""
+    for _ in range(MOVES):
+        before = cluster
+        for job_id in sorted(cluster.jobs):
+            cluster = place(cluster, job_id)
+            cluster = progress(cluster, cluster.jobs[job_id])
+            cluster = collect(cluster, job_id)
+        if cluster == before:
+            return cluster
+    raise AssertionError("the protocol does not come to rest")
+
+
+def orders(cluster: Cluster) -> frozenset[Order]:
+    """What must still be done, read off the state alone; safe to repeat."""
+    return standing_orders(cluster)
+
+
+def holder(cluster: Cluster, job: JobId, rank: Rank) -> WorkerId | None:
+    """The worker that holds a rank now, or None while it is vacant."""
+    return cluster.jobs[job].seats[rank].worker
+
+
+__all__ = ["EMPTY", "RULES", "Cluster", "advance", "holder", "interrupt", "orders"]

@@ -1,0 +1,137 @@
+"""Losing workers, starting again, falling back and ending: what happens to a job as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchrelay.protocol.events import PrivateRecord
+from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.incident import Fault, Resolution
+from torchrelay.protocol.job import Job, JobPhase, Outcome
+from torchrelay.protocol.policy import ENDING_MS, GENERATION_BUDGET, START_BUDGET
+from torchrelay.protocol.roster import Life, Seat
+from torchrelay.protocol.state import Cluster, keep_private, over, vacate
+from torchrelay.protocol.table import Table
+
+NO_SPARE = 90
+NO_STATE = 91
+REFUSED = 93
+STOPPED = 130
+
+
+def lose(
+    cluster: Cluster,
+    worker: WorkerId,
+    *,
+    cause: str,
+    detector: str,
+    ended: bool,
+    private: tuple[PrivateRecord, ...] = (),
+    age_ms: int = 0,
+) -> Cluster:
+    """A worker is lost: vacate its seat, make sure that it ends, and let its job react."""
+    known = cluster.workers.get(worker)
+    if known is None:
+        return cluster
+    job = cluster.jobs.get(known.job)
+    holder = job.rank_of(worker) if job is not None else None
+    if job is not None and known.rank is not None and private:
+        job = job.with_seat(known.rank, keep_private(job.seats[known.rank], private))
+        cluster = cluster.with_job(job)
+    if known.life is not Life.FENCING:  # one that was fenced has had its strike, or was ended without a fault
+        cluster = cluster.strike(known)
+    cluster = cluster.forget(worker) if ended else cluster.fence(worker)
+    if job is None or holder is None or over(job):
+        return cluster
+    fault = Fault(cause, detector, cluster.now_ms - age_ms, holder, worker, known.node)
+    return react(cluster, job, holder, fault)
+
+
+def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
+    """A rank has lost its holder."""
+    now = cluster.now_ms
+    seat = job.seats[rank]
+    job = job.with_seat(rank, vacate(seat)).suffer(fault, now)
+    match job.phase:
+        case JobPhase.STARTING:
+            return start_again(cluster, job, "a worker was lost before anything was committed")
+        case JobPhase.REWIRING if job.target is None:
+            return start_again(cluster, job, "a worker was lost before anything was committed")
+        case JobPhase.AGREEING | JobPhase.PREPARING if seat.newcomer and not seat.ready and seat.holds is None:
+            # Nobody counts on a newcomer that is not at the edge yet: the next spare takes its place. One that was
+            # restored in an earlier generation is a survivor like others.
+            return cluster.with_job(job.tell(now, f"rank {rank}'s newcomer is replaced"))
+        case JobPhase.RUNNING | JobPhase.AGREEING | JobPhase.PREPARING | JobPhase.REWIRING | JobPhase.RESUMING:
+            return interrupt(cluster, job, fault.cause)
+        case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
+            return cluster.with_job(job)
+
+
+def interrupt(cluster: Cluster, job: Job, reason: str) -> Cluster:
+    """A new generation: survivors stop and report where they stand."""
+    fruitless = job.fruitless + 1
+    seats = Table(
+        (rank, replace(seat, report=None, ready=False, rewired=False, resumed=False, failed=frozenset()))
+        for rank, seat in job.seats.items()
+    )
+    job = replace(job, seats=seats, generation=Generation(job.generation + 1), fruitless=fruitless, broken=None)
+    if fruitless >= GENERATION_BUDGET:
+        why = f"{fruitless} generations in a row committed nothing"
+        return fall_back(cluster, job, why, job.last_code)
+    why = f"generation {job.generation}: survivors are asked where they stand ({reason})"
+    return cluster.with_job(job.enter(JobPhase.AGREEING, cluster.now_ms, why))
+
+
+def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: bool = False) -> Cluster:
+    """All workers that hold a rank end, and all ranks are placed anew. Spares without a rank are kept."""
+    if not from_checkpoint and job.starts + 1 >= START_BUDGET:
+        why = f"{job.starts + 1} starts ended before anything was committed: {reason}"
+        return end(cluster, job, job.last_code, why)
+    for worker in cluster.of_job(job.spec.job):
+        if worker.rank is not None:
+            cluster = cluster.fence(worker.worker).disown(worker.worker)
+    job = replace(
+        job,
+        seats=Table((rank, Seat()) for rank in job.seats),
+        generation=Generation(job.generation + 1),
+        target=None,
+        trained=False,
+        starts=0 if from_checkpoint else job.starts + 1,
+        restarts=job.restarts + 1 if from_checkpoint else job.restarts,
+        waiting_ms=None,
+        broken=None,
+        fruitless=0,
+    )
+    resolution = Resolution.FELL_BACK if from_checkpoint else Resolution.RESTARTED
+    job = job.enter(JobPhase.STARTING, cluster.now_ms, f"all workers start again: {reason}")
+    return cluster.with_job(job.close(resolution, cluster.now_ms))
+
+
+def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> Cluster:
+    """We cannot go on from what is in memory: the script's own checkpoint, if a restart is left, else the end."""
+    if job.restarts < job.spec.max_restarts:
+        job = job.tell(cluster.now_ms, f"falls back to the script's own checkpoint: {reason}")
+        return start_again(cluster, job, reason, from_checkpoint=True)
+    return end(cluster, job, code, reason)
+
+
+def end(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
+    """The job ends with this code; its processes are ended."""
+    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None, broken=None)
+    job = job.enter(JobPhase.ENDING, cluster.now_ms, f"ends with {code}: {reason}")
+    job = job.close(Resolution.ENDED, cluster.now_ms, eligible=eligible)
+    for worker in cluster.of_job(job.spec.job):
+        cluster = cluster.fence(worker.worker)
+    return cluster.with_job(job)
+
+
+def collect(cluster: Cluster, job_id: JobId) -> Cluster:
+    """When the last process of an ending or finishing job is gone, it has ended."""
+    job = cluster.jobs[job_id]
+    left = [worker for worker in cluster.of_job(job_id) if cluster.reaches(worker)]
+    if job.phase is JobPhase.FINISHING and not any(w.rank is not None for w in left):
+        return end(cluster, job, 0, "the script ended with 0 on every rank")
+    if job.phase is JobPhase.ENDING and (not left or cluster.now_ms - job.phase_ms >= ENDING_MS):
+        assert job.outcome is not None, "a job that is ending has an outcome"
+        return cluster.with_job(replace(job, phase=JobPhase.ENDED, phase_ms=cluster.now_ms))
+    return cluster

@@ -1,0 +1,276 @@
+"""What the protocol hears, in the past tense.
+
+Facts belong to a process incarnation (`WorkerId`) or a resource and are never dropped for being old.
+Answers belong to a generation: an answer of another generation than the job's changes nothing.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+
+
+class Event(Struct, frozen=True, tag=True, kw_only=True):
+    """Anything the protocol hears."""
+
+
+class Fact(Event, frozen=True, tag=True, kw_only=True):
+    """True of a process or a resource, whatever the generation."""
+
+
+class Answer(Event, frozen=True, tag=True, kw_only=True):
+    """A worker's answer to an order; fenced by the generation."""
+
+    job: JobId
+    generation: Generation
+    worker: WorkerId
+    rank: Rank
+
+
+# ---------------------------------------------------------------- what comes with events
+
+
+class JobSpec(Struct, frozen=True, kw_only=True):
+    """What the user asked for. Times in milliseconds."""
+
+    job: JobId
+    world_size: int
+    nproc_per_node: int
+    nodes: int = 1  # how many must have joined before ranks are placed for the first time
+    spares: int = 0
+    # Start a fresh worker in the slot of one that died (a process fault is not a fault of its place).
+    refill: bool = True
+    # How often the whole job may start again from the script's own checkpoint.
+    max_restarts: int = 0
+    # How often a slot may lose its worker within `slot_window_ms` before it is cordoned.
+    slot_faults: int = 3
+    slot_window_ms: int = 600_000
+    # How long a job waits for a spare before it falls back or ends.
+    spare_wait_ms: int = 600_000
+    # How long several ranks' exceptions are collected before a spare is spent on one of them.
+    raise_grace_ms: int = 250
+    # How long a worker may take to report after an interrupt (its control thread answers at once).
+    report_ms: int = 5_000
+    # How long a worker may take from its assignment, or from its verdict, to the edge where it is rewired.
+    ready_ms: int = 600_000
+    # How long connecting and restoring may take before the generation is tried again.
+    rewire_ms: int = 60_000
+    restore_ms: int = 600_000
+    # A failed collective without any lost worker: how long the cause may take to show.
+    collective_grace_ms: int = 1_000
+
+
+class PrivateRecord(Struct, frozen=True):
+    """A rank's private state (RNG, loader position) at a point: opaque bytes that outlived their process."""
+
+    point: Point
+    data: bytes
+
+
+class WorkerSeen(Struct, frozen=True, kw_only=True):
+    """A living worker as its agent knows it; how a returning agent or orchestrator adopts it."""
+
+    worker: WorkerId
+    slot: int
+    pid: int
+    warm: bool = False
+    job: JobId | None = None
+    rank: Rank | None = None
+    generation: Generation = Generation(0)
+    address: str = ""
+    store: str = ""
+
+
+# ---------------------------------------------------------------- facts
+
+
+class JobSubmitted(Fact, frozen=True, tag=True, kw_only=True):
+    spec: JobSpec
+
+
+class JobCancelled(Fact, frozen=True, tag=True, kw_only=True):
+    job: JobId
+    reason: str
+
+
+class NodeJoined(Fact, frozen=True, tag=True, kw_only=True):
+    """An agent connected, for the first time or again; `workers` are those alive on its node now."""
+
+    node: NodeId
+    incarnation: str
+    slots: int
+    workers: tuple[WorkerSeen, ...] = ()
+
+
+class NodeLost(Fact, frozen=True, tag=True, kw_only=True):
+    node: NodeId
+    incarnation: str
+    reason: str
+
+
+class WorkerStarted(Fact, frozen=True, tag=True, kw_only=True):
+    """A worker process runs in a slot and its link to the agent is up."""
+
+    worker: WorkerId
+    node: NodeId
+    slot: int
+    pid: int
+    address: str = ""  # host:port of its state server
+    store: str = ""  # host:port of the rendezvous store it can host
+
+
+class WorkerWarm(Fact, frozen=True, tag=True, kw_only=True):
+    """A spare has done all that can be done before it knows its rank."""
+
+    worker: WorkerId
+
+
+class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
+    """The script called join(). `shard` names the state it holds: equal names are replicas of one another."""
+
+    worker: WorkerId
+    job: JobId
+    rank: Rank
+    shard: str = "all"
+
+
+class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
+    """A worker process ended. `private` is what its shared page held: at most the last two points."""
+
+    worker: WorkerId
+    node: NodeId
+    code: int | None = None
+    signal: int | None = None
+    cause: str = ""
+    private: tuple[PrivateRecord, ...] = ()
+    age_ms: int = 0  # how long ago it ended, as its agent measured
+
+
+class WorkerRaised(Fact, frozen=True, tag=True, kw_only=True):
+    """An exception in the script.
+
+    kind `script`: the script's own error. `undeclared`: a collective outside any step or section was cut by a
+    fault. `refused`: torchrelay refuses to protect this script and says why. `signature` is equal for equal
+    exceptions (type, message without numbers, innermost line of the script).
+    """
+
+    worker: WorkerId
+    job: JobId
+    rank: Rank
+    point: Point | None
+    kind: str
+    signature: str
+    summary: str
+    fatal: bool = True  # its process is ending; False: it was interrupted anyway and stays
+
+
+class CollectiveFailed(Fact, frozen=True, tag=True, kw_only=True):
+    """A worker's collective broke and no interrupt was under way: somebody's connection is gone."""
+
+    worker: WorkerId
+    job: JobId
+    rank: Rank
+    generation: Generation
+    summary: str
+
+
+class WorkerHung(Fact, frozen=True, tag=True, kw_only=True):
+    """Others wait for this worker, longer than any healthy step takes. Judged by `vitals`, with its evidence."""
+
+    worker: WorkerId
+    evidence: str
+    age_ms: int = 0  # how long it had been stuck
+
+
+class OnceRecorded(Fact, frozen=True, tag=True, kw_only=True):
+    """A result of `once()`: done by this rank, never to be done again by its successors."""
+
+    job: JobId
+    rank: Rank
+    name: str
+    value: bytes
+
+
+class Tick(Fact, frozen=True, tag=True, kw_only=True):
+    """Time passed. The time itself is an argument of `advance`."""
+
+
+# ---------------------------------------------------------------- answers
+
+
+class WorkerReported(Answer, frozen=True, tag=True, kw_only=True):
+    """Where a worker stands, after an interrupt. A promise: it passes no gate until it is ordered to.
+
+    committed   the last point this worker committed; None if it holds no state (a newcomer not yet restored)
+    caught_up   for a newcomer without state: the point its script has been brought to, else None
+    pending     the point it is on the way to commit (in GATE, COMPUTING or SECTION), else None
+    """
+
+    committed: Point | None
+    phase: WorkerPhase
+    pending: Point | None = None
+    caught_up: Point | None = None
+
+
+class WorkerReady(Answer, frozen=True, tag=True, kw_only=True):
+    """Stopped at the edge after `point` (None: before join, to be wired for the first time), nothing in flight."""
+
+    point: Point | None
+
+
+class WorkerRewired(Answer, frozen=True, tag=True, kw_only=True):
+    took_ms: float = 0.0
+
+
+class RewireFailed(Answer, frozen=True, tag=True, kw_only=True):
+    reason: str
+
+
+class StateRestored(Answer, frozen=True, tag=True, kw_only=True):
+    """All of the state at `point` arrived and its digest equals the source's."""
+
+    point: Point
+    sources: tuple[Rank, ...]
+    digest: str
+    size: int  # bytes
+    took_ms: float = 0.0
+
+
+class RestoreFailed(Answer, frozen=True, tag=True, kw_only=True):
+    source: Rank
+    reason: str
+    mismatch: bool = False  # the digest differed: this source is not asked again
+
+
+class WorkerResumed(Answer, frozen=True, tag=True, kw_only=True):
+    """Training went on in this generation."""
+
+
+class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
+    """The script ended with 0 on this rank; the process stays and serves its state until it may leave."""
+
+
+AnyEvent = (
+    JobSubmitted
+    | JobCancelled
+    | NodeJoined
+    | NodeLost
+    | WorkerStarted
+    | WorkerWarm
+    | WorkerJoined
+    | WorkerExited
+    | WorkerRaised
+    | CollectiveFailed
+    | WorkerHung
+    | OnceRecorded
+    | Tick
+    | WorkerReported
+    | WorkerReady
+    | WorkerRewired
+    | RewireFailed
+    | StateRestored
+    | RestoreFailed
+    | WorkerResumed
+    | WorkerFinished
+)

@@ -1,0 +1,53 @@
+"""Names of things: jobs, nodes, workers, ranks, generations, and points in a job's history."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NewType
+
+from msgspec import Struct
+
+JobId = NewType("JobId", str)
+NodeId = NewType("NodeId", str)
+# One life of one worker process. Never used again: a process started anew has a new id.
+WorkerId = NewType("WorkerId", str)
+Rank = NewType("Rank", int)
+# The number of a job's wiring. Generation 0 is "not wired yet"; it only grows.
+Generation = NewType("Generation", int)
+
+
+class Point(Struct, frozen=True, order=True):
+    """A place in a job's history: optimizer updates committed, and sections committed since the last of them.
+
+    Points are ordered. `Point(0, 0)` is the start: the worker has joined and nothing is committed.
+    """
+
+    step: int
+    section: int = 0
+
+    def after_step(self) -> Point:
+        """The point reached when the next step commits."""
+        return Point(self.step + 1, 0)
+
+    def after_section(self) -> Point:
+        """The point reached when the next section commits."""
+        return Point(self.step, self.section + 1)
+
+    def __str__(self) -> str:
+        return f"{self.step}" if self.section == 0 else f"{self.step}+{self.section}"
+
+
+START = Point(0, 0)
+
+
+class WorkerPhase(StrEnum):
+    """What a worker's main thread is doing, as far as the commit of a step is concerned."""
+
+    BOOTING = "booting"  # before join(): the script sets itself up
+    BETWEEN = "between"  # after a commit, before the next step or section is entered
+    COMPUTING = "computing"  # inside a step, before its gate
+    SECTION = "section"  # inside a declared section, before its gate
+    GATE = "gate"  # in the gate of a step or section: its own part is done, the others' not known
+    UPDATING = "updating"  # past the gate, inside the local update: will finish without the others
+    STOPPED = "stopped"  # at the edge of a step or section, waiting for orders
+    FINISHED = "finished"  # the script ended with 0; the state is still served

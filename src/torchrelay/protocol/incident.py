@@ -1,0 +1,83 @@
+"""Incident: one interruption, what was decided and why, and how it was resolved."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.table import Table
+
+
+class Resolution(StrEnum):
+    """How an incident ended."""
+
+    OPEN = "open"
+    CLEAN = "clean"  # nothing was lost
+    RESTARTED = "restarted"  # before the first commit: nothing was there to be lost
+    FELL_BACK = "fell back"  # the job started again from the script's own checkpoint
+    ENDED = "ended"  # the job ended, as it would have without us
+
+
+class Mark(StrEnum):
+    """Moments of a recovery; the spans between them are its phases."""
+
+    FAULT = "fault"  # the first fault, as its detector dates it
+    HEARD = "heard"  # the core heard of it
+    INTERRUPTED = "interrupted"  # the first survivor has reported
+    AGREED = "agreed"  # all survivors have reported
+    ACQUIRED = "acquired"  # every rank has a holder
+    READY = "ready"  # everybody stands at the edge
+    REWIRED = "rewired"
+    RESTORED = "restored"
+    RESUMED = "resumed"
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One thing that went wrong within an incident."""
+
+    cause: str
+    detector: str
+    at_ms: int
+    rank: Rank | None = None
+    worker: WorkerId | None = None
+    node: NodeId | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Incident:
+    """One interruption. `story` is every decision with its reason and its time in ms."""
+
+    number: int
+    job: JobId
+    generation: Generation
+    faults: tuple[Fault, ...] = ()
+    marks: Table[Mark, int] = Table()
+    story: tuple[tuple[int, str], ...] = ()
+    verdict: str = ""
+    target: Point | None = None
+    sources: tuple[Rank, ...] = ()
+    size: int = 0
+    digest: str = ""
+    eligible: bool = True  # False: a user's error or an operator's stop, listed but not counted
+    resolution: Resolution = Resolution.OPEN
+
+    @property
+    def name(self) -> str:
+        return f"I-{self.number}"
+
+    @property
+    def cause(self) -> str:
+        """What went wrong first."""
+        return self.faults[0].cause if self.faults else ""
+
+    def mark(self, mark: Mark, now_ms: int) -> Incident:
+        """The last time wins: a second fault starts the phases after it anew."""
+        return replace(self, marks=self.marks.put(mark, now_ms))
+
+    def tell(self, now_ms: int, text: str) -> Incident:
+        """Add a decision to the story, unless it was the last thing said."""
+        if self.story and self.story[-1][1] == text:
+            return self
+        return replace(self, story=(*self.story, (now_ms, text)))

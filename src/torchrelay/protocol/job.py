@@ -1,0 +1,128 @@
+"""The life of a job, as a value; its phases are those of the protocol."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from torchrelay.protocol.events import JobSpec
+from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId
+from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
+from torchrelay.protocol.roster import Seat
+from torchrelay.protocol.table import Table
+
+
+class JobPhase(StrEnum):
+    """Where a job is. From RUNNING a fault leads to AGREEING, and each further one back to it."""
+
+    STARTING = "starting"  # workers come up; nothing is wired
+    RUNNING = "running"
+    AGREEING = "agreeing"  # interrupted: survivors report where they stand
+    PREPARING = "preparing"  # verdict given: survivors go to the edge, newcomers are brought there
+    REWIRING = "rewiring"  # all stand at the edge: connect, and restore who holds no state
+    RESUMING = "resuming"
+    FINISHING = "finishing"  # every rank has finished: they may leave
+    ENDING = "ending"  # the outcome is known; processes are being ended
+    ENDED = "ended"
+
+
+RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.REWIRING, JobPhase.RESUMING})
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a job ended: the exit code and the reason."""
+
+    code: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception that a worker told of, and the exit code it led to when known."""
+
+    worker: WorkerId
+    rank: Rank
+    point: Point | None
+    signature: str
+    summary: str
+    at_ms: int
+    fatal: bool = True
+    code: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One training run."""
+
+    spec: JobSpec
+    seats: Table[Rank, Seat]
+    phase: JobPhase = JobPhase.STARTING
+    phase_ms: int = 0  # when the phase was entered
+    generation: Generation = Generation(1)
+    target: Point | None = None  # the point this generation starts from; None: the first wiring
+    why: str = "waiting for nodes"
+    trained: bool = False  # something was committed since the last start of all workers
+    starts: int = 0  # starts of all workers in a row that committed nothing
+    restarts: int = 0  # starts from the script's own checkpoint
+    fruitless: int = 0  # generations in a row in which nothing was committed
+    waiting_ms: int | None = None  # since when a rank waits for a spare
+    broken: Fault | None = None  # a collective has failed, and nobody is known to be lost
+    raised: tuple[Raised, ...] = ()
+    last_code: int = 1
+    once: Table[tuple[Rank, str], bytes] = Table()
+    incidents: tuple[Incident, ...] = ()
+    outcome: Outcome | None = None
+
+    @property
+    def open_incident(self) -> Incident | None:
+        if self.incidents and self.incidents[-1].resolution is Resolution.OPEN:
+            return self.incidents[-1]
+        return None
+
+    def rank_of(self, worker: WorkerId) -> Rank | None:
+        """The rank whose seat this worker holds now."""
+        for rank, seat in self.seats.items():
+            if seat.worker == worker:
+                return rank
+        return None
+
+    def with_seat(self, rank: Rank, seat: Seat) -> Job:
+        return replace(self, seats=self.seats.put(rank, seat))
+
+    def enter(self, phase: JobPhase, now_ms: int, why: str) -> Job:
+        return replace(self, phase=phase, phase_ms=now_ms, why=why).tell(now_ms, why)
+
+    # ------------------------------------------------------------ the incident under way
+
+    def with_incident(self, incident: Incident) -> Job:
+        return replace(self, incidents=(*self.incidents[:-1], incident))
+
+    def suffer(self, fault: Fault, now_ms: int) -> Job:
+        """Open an incident with this fault, or add it to the open one."""
+        job = self
+        incident = job.open_incident
+        if incident is None:
+            incident = Incident(len(job.incidents) + 1, job.spec.job, job.generation)
+            incident = incident.mark(Mark.FAULT, fault.at_ms).mark(Mark.HEARD, now_ms)
+            job = replace(job, incidents=(*job.incidents, incident))
+        where = f" on {fault.node}" if fault.node else ""
+        who = f"rank {fault.rank} ({fault.worker}{where}): " if fault.rank is not None else ""
+        incident = replace(incident, faults=(*incident.faults, fault))
+        return job.with_incident(incident.tell(now_ms, f"{who}{fault.cause}"))
+
+    def tell(self, now_ms: int, text: str) -> Job:
+        incident = self.open_incident
+        return self if incident is None else self.with_incident(incident.tell(now_ms, text))
+
+    def mark(self, mark: Mark, now_ms: int) -> Job:
+        incident = self.open_incident
+        return self if incident is None else self.with_incident(incident.mark(mark, now_ms))
+
+    def close(self, resolution: Resolution, now_ms: int, *, eligible: bool = True) -> Job:
+        """Close the open incident, if there is one."""
+        incident = self.open_incident
+        if incident is None:
+            return self
+        closed = replace(incident, resolution=resolution, eligible=incident.eligible and eligible)
+        return self.with_incident(closed.tell(now_ms, f"resolved: {resolution}"))

@@ -1,0 +1,126 @@
+"""What the protocol says, in the imperative. Every order may be given twice and obeyed twice.
+
+Orders to a worker carry its id and the generation; a worker that has heard of a later generation ignores them.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import Struct
+
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+
+
+class Order(Struct, frozen=True, tag=True, kw_only=True):
+    """Anything the protocol wants done."""
+
+    node: NodeId  # whose agent carries it out or passes it on
+
+
+class WorkerOrder(Order, frozen=True, tag=True, kw_only=True):
+    """For a worker; its agent only passes it on."""
+
+    worker: WorkerId
+    job: JobId
+    generation: Generation
+
+
+class Verdict(StrEnum):
+    """What a fault means for the step or section under way."""
+
+    REDO = "redo"
+    ROLL_FORWARD = "roll forward"
+
+
+class Source(Struct, frozen=True):
+    """A rank that can serve state, and where its state server listens (host:port)."""
+
+    rank: Rank
+    address: str
+
+
+# ---------------------------------------------------------------- to the agent
+
+
+class StartWorker(Order, frozen=True, tag=True, kw_only=True):
+    """Keep a worker process with this id in this slot. Done once: an id that ended is never started again."""
+
+    worker: WorkerId
+    slot: int
+    job: JobId
+
+
+class Fence(Order, frozen=True, tag=True, kw_only=True):
+    """Make sure that this worker can act no more: SIGKILL, then report its exit. Unknown ids are reported as ended."""
+
+    worker: WorkerId
+
+
+# ---------------------------------------------------------------- to a worker, through its agent
+
+
+class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Take this rank. `newcomer`: the job is already trained to some point; `restarts`: starts of the whole job."""
+
+    rank: Rank
+    world_size: int
+    local_world_size: int
+    newcomer: bool
+    restarts: int = 0
+    once: tuple[tuple[str, bytes], ...] = ()
+
+
+class Interrupt(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Stop what communicates, report, and move from then on by order only."""
+
+    rank: Rank
+    reason: str
+
+
+class Decide(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """The verdict: reach `point` (rolling forward if in that gate), and stop at the edge after it."""
+
+    rank: Rank
+    verdict: Verdict
+    point: Point
+
+
+class CatchUp(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Newcomer: bring the script to the edge after `point` with this private state; the record is at any source."""
+
+    rank: Rank
+    point: Point
+    private: bytes
+    sources: tuple[Source, ...]
+
+
+class Rewire(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Connect all groups anew through the store at `store` (host:port), which its owner hosts for this generation."""
+
+    rank: Rank
+    store: str
+
+
+class Restore(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Fetch the state at `point` from these sources and check its digest."""
+
+    rank: Rank
+    point: Point
+    sources: tuple[Source, ...]
+
+
+class Resume(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Train on from `point` (None: go on with the script, first wiring)."""
+
+    rank: Rank
+    point: Point | None
+
+
+class Leave(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """All ranks have finished: exit with `code`."""
+
+    code: int
+
+
+AnyOrder = StartWorker | Fence | Assign | Interrupt | Decide | CatchUp | Rewire | Restore | Resume | Leave

@@ -1,0 +1,90 @@
+"""Placing: which worker processes should be there, and who gets a rank at the start of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchrelay.protocol.ending import NO_SPARE, end
+from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.job import RECOVERING, Job, JobPhase
+from torchrelay.protocol.policy import cordoned, slot_order
+from torchrelay.protocol.roster import Life, Worker
+from torchrelay.protocol.state import Cluster, over
+
+
+def place(cluster: Cluster, job_id: JobId) -> Cluster:
+    """Keep processes in as many slots as the job wants; at a start, give out the ranks in the order of the slots."""
+    job = cluster.jobs[job_id]
+    if over(job):
+        return cluster
+    cluster = fill_slots(cluster, job)
+    if job.phase is JobPhase.STARTING:
+        cluster = seat_all(cluster, cluster.jobs[job_id])
+        cluster = wire_first(cluster, cluster.jobs[job_id])
+    return cluster
+
+
+def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
+    """Slots of living nodes without a process, that may be used, in the order in which ranks fill them."""
+    taken = {(worker.node, worker.slot) for worker in cluster.workers.values()}
+    free = [
+        (node.node, slot)
+        for node in cluster.nodes.values()
+        if node.alive
+        for slot in range(node.slots)
+        if (node.node, slot) not in taken
+        and not cordoned(job.spec, cluster.strikes.get((node.node, slot), ()), cluster.now_ms)
+    ]
+    return sorted(free, key=lambda place: slot_order(job.spec, *place))
+
+
+def fill_slots(cluster: Cluster, job: Job) -> Cluster:
+    """One worker for each vacant rank and each spare that is wanted, as far as there is room.
+
+    Starting a spare takes a core for a while. During a recovery the survivors have better uses for it, so spares are
+    filled up again when training goes on.
+    """
+    vacant = sum(seat.worker is None for seat in job.seats.values())
+    wanted = vacant if job.phase in RECOVERING else vacant + job.spec.spares
+    missing = wanted - len(cluster.spares(job.spec.job))
+    for node, slot in free_slots(cluster, job)[: max(0, missing)]:
+        name = WorkerId(f"{node}.{slot}.{cluster.born}")
+        worker = Worker(name, node, slot, job.spec.job, Life.STARTING, cluster.now_ms)
+        cluster = replace(cluster.with_worker(worker), born=cluster.born + 1)
+    return cluster
+
+
+def seat_all(cluster: Cluster, job: Job) -> Cluster:
+    """At a start: when all nodes are there and enough workers, every rank gets its worker at once."""
+    if any(seat.worker is not None for seat in job.seats.values()):
+        return cluster
+    ending = [worker.worker for worker in cluster.of_job(job.spec.job) if worker.life is Life.FENCING]
+    if ending:  # two holders of one rank, though of two histories, could still write the same files
+        return wait_for_room(cluster, job, f"waiting for the end of {', '.join(sorted(ending))}")
+    alive = sum(node.alive for node in cluster.nodes.values())
+    if alive < job.spec.nodes and job.starts == 0 and job.restarts == 0:
+        return cluster
+    able = sorted(cluster.spares(job.spec.job), key=lambda w: (*slot_order(job.spec, w.node, w.slot), w.worker))
+    if len(able) < len(job.seats):
+        why = f"{len(job.seats)} ranks need as many workers; there are {len(able)}: waiting for places"
+        return wait_for_room(cluster, job, why)
+    for rank, worker in zip(sorted(job.seats), able, strict=False):
+        cluster = cluster.with_worker(replace(worker, rank=Rank(rank)))
+        seat = replace(job.seats[rank], worker=worker.worker, assigned_in=job.generation, assigned_ms=cluster.now_ms)
+        job = job.with_seat(rank, seat)
+    return cluster.with_job(replace(job, waiting_ms=None, why="workers are starting"))
+
+
+def wait_for_room(cluster: Cluster, job: Job, why: str) -> Cluster:
+    """Too few places at a start: say so, and end if it stays so. Fenced processes hold theirs for a moment."""
+    waiting = job.waiting_ms if job.waiting_ms is not None else cluster.now_ms
+    if cluster.now_ms - waiting >= job.spec.spare_wait_ms:
+        return end(cluster, job, NO_SPARE, why)
+    return cluster.with_job(replace(job, why=why, waiting_ms=waiting))
+
+
+def wire_first(cluster: Cluster, job: Job) -> Cluster:
+    """The first wiring, when every rank has asked for it."""
+    if not all(seat.ready for seat in job.seats.values()):
+        return cluster
+    return cluster.with_job(job.enter(JobPhase.REWIRING, cluster.now_ms, "all ranks ask to be wired"))

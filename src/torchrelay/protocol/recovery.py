@@ -1,0 +1,317 @@
+"""Recovery: agree, acquire, rewire, restore, resume.
+
+    AGREEING   every survivor has reported      -> the target point is chosen
+    PREPARING  every rank stands at the edge    -> after the target, survivors and newcomers
+    REWIRING   everybody is connected, and holds the state of the target
+    RESUMING   everybody trains on              -> RUNNING
+
+`progress` moves a job on as far as what is known allows; it is called after every event, so the order in which facts
+and answers arrive does not matter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchrelay.protocol.ending import NO_SPARE, fall_back, interrupt, lose, start_again
+from torchrelay.protocol.ids import START, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.incident import Fault, Mark, Resolution
+from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.orders import Verdict
+from torchrelay.protocol.policy import DYING_MS, choose_sources, choose_spare, choose_target, judge_report
+from torchrelay.protocol.roster import Life, Seat
+from torchrelay.protocol.state import Cluster
+from torchrelay.protocol.table import Table
+
+
+def progress(cluster: Cluster, job: Job) -> Cluster:
+    """One move, if one is due; the same cluster if not."""
+    match job.phase:
+        case JobPhase.RUNNING:
+            return watch_running(cluster, job)
+        case JobPhase.AGREEING:
+            return acquire(cluster, job) or agree(cluster, job)
+        case JobPhase.PREPARING:
+            return acquire(cluster, job) or prepare(cluster, job)
+        case JobPhase.REWIRING:
+            return rewire(cluster, job)
+        case JobPhase.RESUMING:
+            return resume(cluster, job)
+        case JobPhase.FINISHING:
+            return see_off(cluster, job)
+        case JobPhase.STARTING | JobPhase.ENDING | JobPhase.ENDED:
+            return cluster
+
+
+def watch_running(cluster: Cluster, job: Job) -> Cluster:
+    """All ranks finished: they may leave. A collective broken without a cause: connect anew, nobody is replaced."""
+    now = cluster.now_ms
+    if all(seat.finished for seat in job.seats.values()):
+        return cluster.with_job(job.enter(JobPhase.FINISHING, now, "every rank has finished"))
+    if job.broken is not None:
+        return mend(cluster, job, job.broken)
+    for raised in job.raised:
+        if raised.fatal and now - raised.at_ms >= DYING_MS and job.rank_of(raised.worker) is not None:
+            cause = f"raised and did not end: {raised.summary}"
+            return lose(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
+    return cluster
+
+
+def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
+    """A collective has failed. Mostly that is the echo of a loss; if none shows in time, connect anew."""
+    if cluster.now_ms - broken.at_ms < job.spec.collective_grace_ms:
+        return cluster
+    job = job.suffer(broken, cluster.now_ms)
+    return interrupt(cluster, job, "a connection broke, and every worker is alive")
+
+
+def see_off(cluster: Cluster, job: Job) -> Cluster:
+    """Everybody has finished and may leave. Who does not, long after it was told so, is ended."""
+    if cluster.now_ms - job.phase_ms >= job.spec.ready_ms:
+        for seat in job.seats.values():
+            if seat.worker is not None:
+                cluster = cluster.fence(seat.worker)
+    return cluster
+
+
+# ---------------------------------------------------------------- acquire
+
+
+def acquire(cluster: Cluster, job: Job) -> Cluster | None:
+    """Give each vacant rank to a spare, once its former holder is known to have ended. None if nothing changed."""
+    vacant = [rank for rank, seat in sorted(job.seats.items()) if seat.worker is None]
+    if not vacant:
+        return None if job.waiting_ms is None else cluster.with_job(replace(job, waiting_ms=None))
+    for rank in vacant:
+        stuck = undying(cluster, job, rank)
+        if stuck:
+            return wait_for_spare(cluster, job, stuck)
+        if cluster.still_held(job.spec.job, rank) or held_back(cluster, job, rank):
+            continue
+        spare, reason = choose_spare(cluster.spares(job.spec.job), rank, near=last_node(job, rank))
+        if spare is not None:
+            return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
+        return wait_for_spare(cluster, job, reason)
+    return None
+
+
+def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
+    """Why the rank cannot be given away for long: a former holder does not end, whatever is done. Else empty."""
+    for worker in cluster.of_job(job.spec.job):
+        overdue = worker.life is Life.FENCING and cluster.now_ms - worker.since_ms >= DYING_MS
+        if overdue and worker.rank == rank:
+            return f"rank {rank}'s last holder {worker.worker} cannot be ended: waiting"
+    return ""
+
+
+def held_back(cluster: Cluster, job: Job, rank: Rank) -> bool:
+    """Whether a spare must wait: the last holder raised, and others may be about to raise the same."""
+    times = [raised.at_ms for raised in job.raised if raised.rank == rank]
+    return bool(times) and cluster.now_ms - max(times) < job.spec.raise_grace_ms
+
+
+def last_node(job: Job, rank: Rank) -> NodeId | None:
+    incident = job.open_incident
+    faults = incident.faults if incident is not None else ()
+    return next((fault.node for fault in reversed(faults) if fault.rank == rank), None)
+
+
+def take(cluster: Cluster, job: Job, rank: Rank, worker: WorkerId) -> Cluster:
+    """A spare takes a rank."""
+    now = cluster.now_ms
+    seat = replace(job.seats[rank], worker=worker, newcomer=True, assigned_in=job.generation, assigned_ms=now)
+    job = replace(job.with_seat(rank, seat), waiting_ms=None)
+    if all(other.worker is not None for other in job.seats.values()):
+        job = job.mark(Mark.ACQUIRED, now)
+    return cluster.with_worker(replace(cluster.workers[worker], rank=rank)).with_job(job)
+
+
+def wait_for_spare(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
+    now = cluster.now_ms
+    if job.waiting_ms is None:
+        return cluster.with_job(replace(job, waiting_ms=now, why=reason).tell(now, reason))
+    if now - job.waiting_ms >= job.spec.spare_wait_ms:
+        waited = f"{reason} for {(now - job.waiting_ms) / 1000:.0f} s, in vain"
+        return fall_back(cluster, job, waited, NO_SPARE)
+    return None
+
+
+# ---------------------------------------------------------------- agree
+
+
+def owes_report(cluster: Cluster, job: Job, seat: Seat) -> bool:
+    """Whether this seat's holder was there before this generation and has not said where it stands.
+
+    A spare that was given the rank before its process was up knows of no generation yet: it owes nothing.
+    """
+    if seat.worker is None or seat.report is not None or seat.assigned_in >= job.generation:
+        return False
+    return cluster.workers[seat.worker].life is not Life.STARTING
+
+
+def agree(cluster: Cluster, job: Job) -> Cluster:
+    """When all survivors have reported: the target. Who is silent too long is lost."""
+    now = cluster.now_ms
+    owing = [seat for _, seat in sorted(job.seats.items()) if owes_report(cluster, job, seat)]
+    for seat in owing:
+        if now - job.phase_ms >= job.spec.report_ms and seat.worker is not None:
+            cause = f"did not report within {job.spec.report_ms / 1000:g} s of the interrupt"
+            return lose(cluster, seat.worker, cause=cause, detector="report deadline", ended=False)
+    if owing:
+        return cluster
+    target, reason = choose_target(job.seats, job.target)
+    if target is None and not job.trained and not left_records(job):
+        return start_again(cluster, job, "no rank had joined yet")
+    if target is None:
+        return fall_back(cluster, job, "every rank that held state is lost")
+    if target == START:
+        return start_again(cluster, job, "nothing was committed yet")
+    for rank, seat in sorted(job.seats.items()):
+        misplaced = unable(seat, target)
+        if misplaced and seat.worker is not None:
+            return lose(cluster, seat.worker, cause=misplaced, detector=f"report of rank {rank}", ended=False)
+    return decide(cluster, job, target, reason)
+
+
+def left_records(job: Job) -> bool:
+    """Whether a lost rank had committed anything."""
+    return any(record.point > START for seat in job.seats.values() for record in seat.private)
+
+
+def unable(seat: Seat, target: Point) -> str:
+    """Why this worker cannot come to the edge after the target; empty if it can."""
+    report = seat.report
+    if report is None:
+        return ""
+    if report.committed is None:
+        if report.caught_up in (None, target):
+            return ""
+        return f"newcomer was brought to {report.caught_up}, the job goes on from {target}"
+    if judge_report(seat, target) is None:
+        return f"stands at {report.committed} ({report.phase}), the job goes on from {target}"
+    return ""
+
+
+def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
+    """Fix the target, and note what each survivor holds or will hold."""
+    now = cluster.now_ms
+    verdicts: dict[Rank, Verdict] = {}
+    for rank, seat in sorted(job.seats.items()):
+        verdict = judge_report(seat, target)
+        if verdict is not None:
+            verdicts[rank] = verdict
+        job = job.with_seat(rank, replace(seat, holds=target if verdict is not None else None))
+    forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
+    text = f"redo the step after {target}"
+    if forward:
+        text = f"roll forward to {target} on ranks {', '.join(map(str, forward))}"
+    incident = job.open_incident
+    if incident is not None:
+        job = job.with_incident(replace(incident, verdict=text, target=target))
+    advanced = job.target is None or target > job.target
+    fruitless = 0 if advanced else job.fruitless
+    job = replace(job, target=target, trained=True, starts=0, fruitless=fruitless).mark(Mark.AGREED, now)
+    return cluster.with_job(job.enter(JobPhase.PREPARING, now, f"{text}: {reason}"))
+
+
+# ---------------------------------------------------------------- prepare
+
+
+def prepare(cluster: Cluster, job: Job) -> Cluster:
+    """When every rank stands at the edge: rewire. A newcomer needs what its rank's former holder left."""
+    now, target = cluster.now_ms, job.target
+    assert target is not None, "a target is decided before anybody prepares for it"
+    for rank, seat in sorted(job.seats.items()):
+        if seat.holds is None and not cluster.still_held(job.spec.job, rank):
+            if seat.record_of(target) is None:
+                return fall_back(cluster, job, f"rank {rank}'s private state at {target} is lost")
+            if shards_known(job, rank) and not choose_sources(job.seats, rank, target):
+                return fall_back(cluster, job, f"no replica holds the shard of rank {rank}")
+    for _, seat in sorted(job.seats.items()):
+        since = max(job.phase_ms, seat.assigned_ms)
+        if seat.worker is not None and not seat.ready and now - since >= job.spec.ready_ms:
+            cause = f"did not reach the edge of {target} within {job.spec.ready_ms / 1000:g} s"
+            return lose(cluster, seat.worker, cause=cause, detector="edge deadline", ended=False)
+    if all(seat.ready for seat in job.seats.values()):
+        job = job.mark(Mark.READY, now)
+        return cluster.with_job(job.enter(JobPhase.REWIRING, now, f"all ranks stand after {target}"))
+    return cluster
+
+
+def shards_known(job: Job, rank: Rank) -> bool:
+    """Whether it is known which shard this rank needs, and which those hold who could have it.
+
+    What a worker says when it joins may be lost with its agent. Survivors say it again, and so does the newcomer.
+    """
+    holding = [seat for seat in job.seats.values() if seat.holds is not None]
+    return all(seat.shard for seat in (job.seats[rank], *holding))
+
+
+def store_host(job: Job) -> Rank:
+    """Who hosts the store of this generation: the lowest rank that holds state."""
+    return min(job.seats, key=lambda rank: (job.seats[rank].newcomer, rank))
+
+
+# ---------------------------------------------------------------- rewire and restore
+
+
+def restored(job: Job, seat: Seat) -> bool:
+    return job.target is None or seat.holds == job.target
+
+
+def rewire(cluster: Cluster, job: Job) -> Cluster:
+    """When everybody is connected and holds the state: resume. Otherwise mind the deadlines and the sources."""
+    now = cluster.now_ms
+    seats = job.seats.values()
+    if all(seat.rewired and restored(job, seat) for seat in seats):
+        return cluster.with_job(job.enter(JobPhase.RESUMING, now, "all connected and restored"))
+    for rank, seat in sorted(job.seats.items()):
+        target = job.target
+        if target is None or seat.holds == target or choose_sources(job.seats, rank, target):
+            continue
+        if choose_sources(job.seats, rank, target, tried=True):
+            return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
+        return fall_back(cluster, job, f"rank {rank}'s state could not be had, verified, from any replica")
+    limit = job.spec.rewire_ms
+    if not all(seat.rewired for seat in seats):
+        if now - job.phase_ms >= limit:
+            return try_again(cluster, job, f"not everybody was connected within {limit / 1000:g} s")
+    elif now - job.phase_ms >= limit + job.spec.restore_ms:
+        return try_again(cluster, job, "the state did not arrive in time")
+    return cluster
+
+
+def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
+    """The same workers in a new generation. At the first wiring nobody has a state yet: then with new workers.
+
+    Once some have been told to resume they may have committed something, so all are asked where they stand.
+    """
+    if job.open_incident is None:  # nobody was lost, and yet training stops: that is an interruption like others
+        job = job.suffer(Fault(reason, "deadline", cluster.now_ms), cluster.now_ms)
+    if job.target is None and job.phase is JobPhase.REWIRING:
+        return start_again(cluster, job, reason)
+    return interrupt(cluster, job, reason)
+
+
+# ---------------------------------------------------------------- resume
+
+
+def resume(cluster: Cluster, job: Job) -> Cluster:
+    """When everybody trains again the incident is closed; not if a connection has broken meanwhile."""
+    now = cluster.now_ms
+    if job.broken is not None:
+        return mend(cluster, job, job.broken)
+    if not all(seat.resumed for seat in job.seats.values()):
+        if now - job.phase_ms >= job.spec.rewire_ms:
+            return try_again(cluster, job, "not everybody resumed in time")
+        return cluster
+    for seat in job.seats.values():
+        if seat.worker is not None and not cluster.workers[seat.worker].trained:
+            cluster = cluster.with_worker(replace(cluster.workers[seat.worker], trained=True))
+    seats = Table((rank, replace(seat, newcomer=False, distrusted=frozenset())) for rank, seat in job.seats.items())
+    # What was raised in the wake of this fault, and did not end its worker, is settled by now.
+    raised = tuple(entry for entry in job.raised if entry.fatal)
+    job = replace(job, seats=seats, raised=raised).mark(Mark.RESUMED, now)
+    why = "training" if job.target is None else f"training on after {job.target}"
+    job = job.enter(JobPhase.RUNNING, now, why)
+    return cluster.with_job(job.close(Resolution.CLEAN, now))

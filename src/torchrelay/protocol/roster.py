@@ -1,0 +1,81 @@
+"""Roster: the nodes, the worker processes on them, and the seat of each rank."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from torchrelay.protocol.events import PrivateRecord, WorkerReported
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+
+
+class Life(StrEnum):
+    """The life of a worker process. One that has ended is not in the roster any more."""
+
+    STARTING = "starting"  # ordered, not heard of yet
+    STARTED = "started"  # its link is up
+    WARM = "warm"  # it has done all that can be done without a rank
+    FENCING = "fencing"  # to be killed; nothing it says counts, its end is awaited
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node and the incarnation of its agent."""
+
+    node: NodeId
+    incarnation: str
+    slots: int
+    alive: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Worker:
+    """One life of one worker process."""
+
+    worker: WorkerId
+    node: NodeId
+    slot: int
+    job: JobId
+    life: Life
+    since_ms: int
+    pid: int = 0
+    address: str = ""
+    store: str = ""
+    rank: Rank | None = None  # the rank it holds, or held until it was fenced
+    trained: bool = False  # it has taken part in a running generation
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """What is known of a rank's holder. The second half is forgotten with each generation."""
+
+    worker: WorkerId | None = None
+    assigned_in: Generation = Generation(0)
+    assigned_ms: int = 0
+    newcomer: bool = False  # holds no state until it is restored
+    joined: bool = False
+    shard: str = ""  # which part of the state it holds; unknown until a holder has joined
+    finished: bool = False
+    private: tuple[PrivateRecord, ...] = ()  # what former holders of this rank left
+    distrusted: frozenset[Rank] = frozenset()  # sources whose digest differed
+    holds: Point | None = None  # the newest point known to be in its memory
+
+    report: WorkerReported | None = None
+    ready: bool = False
+    rewired: bool = False
+    resumed: bool = False
+    failed: frozenset[Rank] = frozenset()  # sources that did not deliver in this generation
+
+    def record_of(self, point: Point) -> PrivateRecord | None:
+        """The private record that a former holder left of this point."""
+        for record in reversed(self.private):
+            if record.point == point:
+                return record
+        return None
+
+
+def natural(name: str) -> tuple[tuple[int, int, str], ...]:
+    """A sort key under which node-2 comes before node-10."""
+    parts = re.findall(r"\d+|\D+", name)
+    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)

@@ -1,0 +1,38 @@
+"""Tether: processes that end when the one that started them ends, however that happens (Linux)."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+from collections.abc import Callable
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+# Found before any fork: between fork and exec nothing may be imported.
+_libc = ctypes.CDLL(None, use_errno=True)
+
+
+def tethered(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
+    """A `preexec_fn`: the child is sent this signal when the thread that started it ends (its process, mostly).
+
+    Start children from the main thread, or from one that lives as long as they should.
+    """
+    parent = os.getpid()
+
+    def tie() -> None:
+        if _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+            raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+        if os.getppid() != parent:  # it ended before the tether held
+            os.kill(os.getpid(), number)
+
+    return tie
+
+
+def adopt_orphans() -> None:
+    """From now on, descendants whose parent ends become children of this process: none can get lost.
+
+    Raises OSError where the kernel cannot do it.
+    """
+    if _libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_CHILD_SUBREAPER)")

@@ -1,0 +1,1 @@
+"""The protocol core in a seeded world: `python -m torchrelay.simulation --seeds 10000`."""

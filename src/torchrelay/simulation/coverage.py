@@ -1,0 +1,59 @@
+"""Coverage: what the seeds have reached, and what they must reach, lest the worlds be too tame."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from torchrelay.protocol import events as ev
+from torchrelay.protocol import orders as od
+from torchrelay.protocol.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
+from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.job import RECOVERING, JobPhase
+from torchrelay.protocol.orders import Verdict
+from torchrelay.simulation.plans import FaultKind, Lack, Plan
+
+# Faults that find something to hit in every phase of a recovery.
+ENOUGH = 3_000  # so many seeds must reach everything,
+ENOUGH_FOR_PHASES = 10_000  # and so many these faults in every phase of a recovery, some of which last for milliseconds
+EVERYWHERE = (FaultKind.KILL, FaultKind.TWO, FaultKind.ORCHESTRATOR, FaultKind.AGENT, FaultKind.SPLIT, FaultKind.POWER)
+
+
+def required(seeds: int) -> list[str]:
+    """Everything that some of so many seeds must reach."""
+    if seeds < ENOUGH:
+        return []
+    wanted = [f"phase: {phase}" for phase in JobPhase if phase is not JobPhase.STARTING]
+    wanted += [f"verdict: {verdict}" for verdict in Verdict]
+    wanted += [f"resolution: {resolution}" for resolution in Resolution if resolution is not Resolution.OPEN]
+    codes = (0, Plan.script_code, NO_SPARE, NO_STATE, REFUSED, STOPPED, 137)
+    wanted += [f"outcome: {code}" for code in codes]
+    wanted += [f"fault: {kind}" for kind in FaultKind]
+    if seeds >= ENOUGH_FOR_PHASES:
+        wanted += [f"fault: {kind} in {phase}" for kind in EVERYWHERE for phase in sorted(RECOVERING)]
+    wanted += [f"lack: {lack}" for lack in Lack]
+    wanted += [f"order: {kind.__name__}" for kind in od.Order.__subclasses__() if kind is not od.WorkerOrder]
+    wanted += [f"order: {kind.__name__}" for kind in od.WorkerOrder.__subclasses__()]
+    wanted += [f"event: {kind.__name__}" for kind in (*ev.Fact.__subclasses__(), *ev.Answer.__subclasses__())]
+    return wanted
+
+
+def missing(reached: Counter[str], seeds: int) -> list[str]:
+    """What so many seeds must reach, and did not."""
+    return [what for what in required(seeds) if not reached[what]]
+
+
+def table(reached: Counter[str]) -> str:
+    """What was reached how often; faults by the phase in which they struck."""
+    lines = []
+    for family in ("outcome", "resolution", "verdict", "order", "event", "lack"):
+        found = sorted(
+            (what, n) for what, n in reached.items() if what.startswith(f"{family}: ") and " in " not in what
+        )
+        lines.append(f"{family:10} " + ", ".join(f"{what.removeprefix(f'{family}: ')} {n}" for what, n in found))
+    phases = list(JobPhase)
+    lines.append("")
+    lines.append(f"{'fault, struck in':48}" + "".join(f"{phase[:8]:>9}" for phase in phases) + f"{'all':>9}")
+    for kind in FaultKind:
+        cells = "".join(f"{reached[f'fault: {kind} in {phase}']:9}" for phase in phases)
+        lines.append(f"{kind:48}{cells}{reached[f'fault: {kind}']:9}")
+    return "\n".join(lines)

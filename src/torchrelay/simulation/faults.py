@@ -1,0 +1,298 @@
+"""Faults: how each kind strikes the world. A strike that finds nothing to hit is no fault."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from torchrelay.protocol import events as ev
+from torchrelay.protocol.ids import Rank
+from torchrelay.simulation.invariants import Cause
+from torchrelay.simulation.plans import JOB, FaultKind, On, Strike
+from torchrelay.simulation.processes import Life, Process
+
+if TYPE_CHECKING:
+    from torchrelay.simulation.machines import Machine
+    from torchrelay.simulation.world import World
+
+NEVER_RETURNS_MS = 5_000  # a node that is lost for so long does not return at all
+NEVER_REWIRES = 60  # attempts, of all ranks together: more than any budget of generations
+
+
+class Faults:
+    """The strikes of a plan, waiting for their triggers."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.waiting: list[Strike] = []
+        for strike in world.plan.strikes:
+            if strike.on is On.TIME:
+                world.after(strike.delay_ms, self.strike, strike)
+            else:
+                self.waiting.append(strike)
+
+    def phase(self, on: On, phase: str, rank: Rank | None = None) -> None:
+        """The job, or the holder of a rank, enters a phase."""
+        for number, strike in enumerate(self.waiting):
+            if strike.on is not on or strike.phase != phase or (rank is not None and strike.rank != rank):
+                continue
+            if strike.skip:
+                self.waiting[number] = replace(strike, skip=strike.skip - 1)
+            else:
+                del self.waiting[number]
+                self.world.after(strike.delay_ms, self.strike, strike)
+                return
+
+    def cease(self) -> None:
+        """From now on it is calm: splits heal and who is away returns; what was broken stays broken."""
+        self.waiting.clear()
+        self.world.stormy = False
+        self.world.rewires_that_break = 0
+        self.world.shell.restart()
+        for machine in self.world.machines.values():
+            machine.split = False
+            machine.start_agent()
+
+    def strike(self, strike: Strike) -> None:
+        if not self.world.stormy or self.world.over:
+            return
+        self.world.tell(f"** {strike.kind} (rank {strike.rank})")
+        phase = self.world.phase
+        self.world.checker.struck = True
+        if STRIKES[strike.kind](self.world, strike):
+            self.world.seen(f"fault: {strike.kind}")
+            self.world.seen(f"fault: {strike.kind} in {phase}")
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def holder_of(world: World, rank: int) -> Process | None:
+    """Who holds a rank, as the world sees it: the newest living process that was given it."""
+    found = [process for process in world.processes.values() if process.rank == rank and process.alive]
+    return found[-1] if found else None
+
+
+def hit(strike_one: Callable[[World, Strike, Process], None]) -> Callable[[World, Strike], bool]:
+    """A strike on the holder of a rank."""
+
+    def strike_holder(world: World, strike: Strike) -> bool:
+        process = holder_of(world, strike.rank)
+        if process is None or process.life is not Life.RUNNING:
+            return False
+        strike_one(world, strike, process)
+        return True
+
+    return strike_holder
+
+
+def kill(world: World, strike: Strike, process: Process) -> None:
+    world.checker.gone(process, strike.kind)
+    process.kill(signal=9, cause="SIGKILL")
+
+
+def make_exit(world: World, strike: Strike, process: Process) -> None:
+    del world, strike
+    process.training.will_exit = True
+
+
+def make_raise(world: World, strike: Strike, process: Process) -> None:
+    del strike
+    process.training.will_raise = f"once, at {world.now}, in {process.id}"
+
+
+def make_hang(world: World, strike: Strike, process: Process) -> None:
+    del world, strike
+    process.training.will_hang = True
+
+
+def stop(world: World, strike: Strike, process: Process) -> None:
+    """SIGSTOP. When all ranks are stopped nobody waits for anybody: that is a pause of the job, and no fault."""
+    others = [each for each in world.processes.values() if each.life is Life.RUNNING and each.rank is not None]
+    if strike.kind is not FaultKind.PAUSE and not any(each.rank != process.rank for each in others):
+        return
+    world.checker.gone(process, strike.kind)
+    process.stop()
+
+
+def pause(world: World, strike: Strike, process: Process) -> None:
+    stop(world, strike, process)
+    world.after(strike.length_ms, process.wake_up)
+
+
+def make_undying(world: World, strike: Strike, process: Process) -> None:
+    stop(world, strike, process)
+    if process.life is Life.STOPPED:
+        process.undying = True
+        world.checker.causes.add(Cause.UNDYING)
+
+
+def kill_two(world: World, strike: Strike) -> bool:
+    victims = [holder_of(world, (strike.rank + step) % world.script.ranks) for step in (0, 1)]
+    for process in victims:
+        if process is not None:
+            world.checker.gone(process, strike.kind)
+            process.kill(signal=9, cause="SIGKILL")
+    return None not in victims
+
+
+def kill_newcomer(world: World, strike: Strike) -> bool:
+    del strike
+    for process in world.processes.values():
+        order = process.training.assigned
+        if process.alive and order is not None and order.newcomer and process.training.resumed == 0:
+            world.checker.gone(process, "newcomer killed")
+            process.kill(signal=9, cause="SIGKILL")
+            return True
+    return False
+
+
+# ---------------------------------------------------------------- spares
+
+
+def spare_of(world: World) -> Process | None:
+    spares = [each for each in world.processes.values() if each.rank is None and each.life is Life.RUNNING]
+    return world.chance.choice(spares) if spares else None
+
+
+def kill_spare(world: World, strike: Strike) -> bool:
+    del strike
+    spare = spare_of(world)
+    if spare is not None:
+        world.checker.gone(spare, "spare killed")
+        spare.kill(signal=9, cause="SIGKILL")
+    return spare is not None
+
+
+def stop_spare(world: World, strike: Strike) -> bool:
+    del strike
+    spare = spare_of(world)
+    if spare is not None:
+        world.checker.gone(spare, "spare stopped")
+        spare.stop()
+    return spare is not None
+
+
+# ---------------------------------------------------------------- connections and state
+
+
+def cut(world: World, strike: Strike) -> bool:
+    """One rank's connections are reset, and some others see it."""
+    process = holder_of(world, strike.rank)
+    if process is None or process.wiring is None:
+        return False
+    world.checker.broke()
+    process.wiring.feel(Rank(strike.rank))
+    return True
+
+
+def break_rewires(world: World, strike: Strike) -> bool:
+    del strike
+    world.rewires_that_break += world.chance.randint(1, 3)
+    return True
+
+
+def break_all_rewires(world: World, strike: Strike) -> bool:
+    del strike
+    world.checker.causes.add(Cause.NEVER_CONNECTS)
+    world.rewires_that_break += NEVER_REWIRES
+    return True
+
+
+def break_restores(world: World, strike: Strike) -> bool:
+    del strike
+    world.fetches_that_break += world.chance.randint(1, 3)
+    return True
+
+
+def corrupt(world: World, strike: Strike) -> bool:
+    del strike
+    world.fetches_that_differ += world.chance.randint(1, 3)
+    return True
+
+
+# ---------------------------------------------------------------- nodes, agents, the orchestrator
+
+
+def machine_of(world: World, strike: Strike) -> Machine:
+    machines = list(world.machines.values())
+    return machines[strike.rank % len(machines)]
+
+
+def crash_agent(world: World, strike: Strike) -> bool:
+    machine = machine_of(world, strike)
+    world.checker.broke()
+    machine.crash_agent()
+    world.after(strike.length_ms, machine.start_agent)
+    return True
+
+
+def split(world: World, strike: Strike) -> bool:
+    machine = machine_of(world, strike)
+    world.checker.broke()
+    if strike.kind is FaultKind.LONG_SPLIT:
+        world.checker.node_gone(machine)
+    machine.split = True
+    if machine.agent is not None:
+        machine.agent.disconnect()
+    world.after(strike.length_ms, heal, machine)
+    return True
+
+
+def heal(machine: Machine) -> None:
+    machine.split = False
+
+
+def lose_power(world: World, strike: Strike) -> bool:
+    machine = machine_of(world, strike)
+    world.checker.node_gone(machine)
+    machine.lose_power()
+    if strike.length_ms < NEVER_RETURNS_MS:
+        world.after(strike.length_ms, machine.start_agent)
+    else:
+        machine.lost = True
+    return True
+
+
+def crash_orchestrator(world: World, strike: Strike) -> bool:
+    if not world.shell.up:
+        return False
+    world.checker.broke()
+    world.shell.crash()
+    world.after(strike.length_ms, world.shell.restart)
+    return True
+
+
+def cancel(world: World, strike: Strike) -> bool:
+    del strike
+    if world.shell.up:
+        world.checker.cancelled = True
+        world.shell.hear(ev.JobCancelled(job=JOB, reason="stopped by the operator"))
+    return world.shell.up
+
+
+STRIKES: dict[FaultKind, Callable[[World, Strike], bool]] = {
+    FaultKind.KILL: hit(kill),
+    FaultKind.EXIT: hit(make_exit),
+    FaultKind.RAISE: hit(make_raise),
+    FaultKind.STOP: hit(stop),
+    FaultKind.PAUSE: hit(pause),
+    FaultKind.HANG: hit(make_hang),
+    FaultKind.TWO: kill_two,
+    FaultKind.KILL_NEWCOMER: kill_newcomer,
+    FaultKind.KILL_SPARE: kill_spare,
+    FaultKind.STOP_SPARE: stop_spare,
+    FaultKind.CUT: cut,
+    FaultKind.REWIRE_BREAKS: break_rewires,
+    FaultKind.NEVER_REWIRES: break_all_rewires,
+    FaultKind.RESTORE_BREAKS: break_restores,
+    FaultKind.MISMATCH: corrupt,
+    FaultKind.AGENT: crash_agent,
+    FaultKind.SPLIT: split,
+    FaultKind.LONG_SPLIT: split,
+    FaultKind.POWER: lose_power,
+    FaultKind.ORCHESTRATOR: crash_orchestrator,
+    FaultKind.UNDYING: hit(make_undying),
+    FaultKind.CANCEL: cancel,
+}

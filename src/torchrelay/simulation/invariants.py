@@ -1,0 +1,372 @@
+"""Invariants: what must always be true (docs/protocol.md), judged by what the world knows and not by asking the core.
+
+one owner      a rank is connected once in a generation; who was fenced is ordered nothing but its end
+no half step   whoever resumes or commits has the state that the undisturbed run has there: this is the chain
+exactly once   of `script`, which one missing, doubled or foreign batch changes for ever
+bit-equal      ... and so does one wrong random number
+verified       nobody resumes without the state, and what arrives damaged is not taken
+never worse    the job ends in bounded time, with 0 and without loss unless the world gave it a cause
+monotonic      the point that a job resumes from does not go back, except by a fall-back
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import TYPE_CHECKING
+
+from torchrelay.protocol import orders as od
+from torchrelay.protocol.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
+from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.state import Cluster
+from torchrelay.simulation import script as sc
+from torchrelay.simulation.plans import JOB, Lack
+
+if TYPE_CHECKING:
+    from torchrelay.simulation.machines import Machine
+    from torchrelay.simulation.processes import Process
+    from torchrelay.simulation.training import Training
+    from torchrelay.simulation.world import World
+
+START_BUDGET = 3
+
+
+class Violation(AssertionError):
+    """An invariant does not hold."""
+
+
+class Cause(StrEnum):
+    """What the world did that may keep a job from going on without loss."""
+
+    NO_REPLICA = "every holder of a shard is gone"
+    NODE = "a node, with the private state on it, is gone"
+    SCRIPT = "the script's own error"
+    UNDECLARED = "an undeclared collective was cut"
+    REFUSED = "the script is refused"
+    CANCELLED = "the operator stopped the job"
+    NEVER_STARTED = "three starts were hit before anything was committed"
+    NEVER_CONNECTS = "connecting fails again and again"
+    MISMATCH = "no replica delivers what it has"
+    PATIENCE = "a worker lost its patience"
+    UNDYING = "a worker cannot be ended"
+
+
+class Checker:
+    """Watches one world."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.history = sc.undisturbed(world.script.ranks, world.script.shards, len(world.script.calls))
+        self.causes: set[Cause] = set()
+        self.victims: set[WorkerId] = set()  # whom a fault has hit
+        self.fenced: dict[WorkerId, Generation] = {}  # and in which generation
+        self.deaths: Counter[tuple[NodeId, int]] = Counter()
+        self.hit_before_commit: set[int] = set()  # when
+        self.resumed_from: dict[int, Point] = {}  # restarts -> the newest point resumed from
+        self.raised_at: set[tuple[str, Point | None]] = set()
+        self.newcomers: set[WorkerId] = set()
+        self.differing: Counter[Rank] = Counter()
+        self.once: dict[Rank, bytes] = {}  # what each rank's first holder recorded
+        self.disturbed = False  # something broke without a victim
+        self.cancelled = False
+        self.struck = False  # by any fault
+        self.started_again = False  # all workers, and slots were freed whose workers had died unheard
+
+    def fail(self, text: str) -> None:
+        raise Violation(text)
+
+    # ------------------------------------------------------------ faults
+
+    def gone(self, process: Process, why: str) -> None:
+        """A fault hits this process: from now on nobody may count on it."""
+        del why
+        self.victims.add(process.id)
+        self.disturbed = True
+        trained = [each for each in self._sound() if has_trained(each)]
+        # A record in the page may be of a gate that was passed: nobody can tell any more.
+        if process.rank is not None and (has_trained(process) or process.page):
+            shard = self.world.script.shards[process.rank]
+            if not any(self.world.script.shards[each.training.rank] == shard for each in trained):
+                self.causes.add(Cause.NO_REPLICA)
+        if not trained:
+            self.start_hit()
+
+    def start_hit(self) -> None:
+        """A start is hit before anything was committed."""
+        self.hit_before_commit.add(self.world.now)
+        if len(self.hit_before_commit) >= START_BUDGET:
+            self.causes.add(Cause.NEVER_STARTED)
+
+    def broke(self) -> None:
+        """A connection breaks, or is not made, and nobody is lost."""
+        self.disturbed = True
+        if not any(has_trained(each) for each in self._sound()):
+            self.start_hit()
+
+    def _sound(self) -> list[Process]:
+        """Living holders of ranks that no fault has hit."""
+        return [
+            each
+            for each in self.world.processes.values()
+            if each.alive and each.rank is not None and each.id not in self.victims and each.id not in self.fenced
+        ]
+
+    def node_gone(self, machine: Machine) -> None:
+        self.causes.add(Cause.NODE)
+        # It is lost twice: for its peers at once, and again when its silence has lasted too long.
+        self.hit_before_commit.add(self.world.now + 1)
+        for process in list(machine.processes.values()):
+            self.gone(process, "its node")
+
+    def raised(self, training: Training, kind: str, signature: str) -> None:
+        """A worker raises, and ends of it."""
+        self.gone(training.process, "raised")
+        if kind == "undeclared":
+            self.causes.add(Cause.UNDECLARED)
+        elif kind == "refused":
+            self.causes.add(Cause.REFUSED)
+        elif self.world.script.error is not None and signature.startswith("error in call"):
+            self.causes.add(Cause.SCRIPT)
+
+    def damaged(self, target: Rank) -> None:
+        """What arrives at a target is damaged. Who delivers so once is not asked again in the same incident."""
+        self.differing[target] += 1
+        shards = self.world.script.shards
+        replicas = [
+            each for each in self._sound() if has_trained(each) and shards[each.training.rank] == shards[target]
+        ]
+        if self.differing[target] >= len(replicas):
+            self.causes.add(Cause.MISMATCH)
+
+    def lost_patience(self, process: Process) -> None:
+        self.causes.add(Cause.PATIENCE)
+        self.gone(process, "patience")
+
+    # ------------------------------------------------------------ orders
+
+    def ordered(self, fresh: Iterable[od.Order], standing: frozenset[od.Order]) -> None:
+        """Orders are given for the first time."""
+        for order in fresh:
+            self.world.seen(f"order: {type(order).__name__}")
+            if isinstance(order, od.Fence):
+                self.fence(order.worker)
+            elif isinstance(order, od.WorkerOrder):
+                self.check_order(order)
+        check_together(standing)
+
+    def fence(self, worker: WorkerId) -> None:
+        """Nobody is fenced whom no fault has hit, unless all start again or the job ends."""
+        job = self.world.job
+        self.fenced.setdefault(worker, job.generation if job is not None else Generation(0))
+        process = self.world.processes.get(worker)
+        if process is None or not process.alive or worker in self.victims or self._must_lose():
+            return
+        if has_trained(process) and not self.world.over:
+            self.fail(f"{worker} is fenced although it is sound and has trained")
+        if not self.disturbed and not self.world.over:
+            self.fail(f"{worker} is fenced although nothing has happened")
+
+    def check_order(self, order: od.WorkerOrder) -> None:
+        if order.worker in self.fenced:
+            self.fail(f"{order.worker} was fenced and is told {type(order).__name__}")
+        if isinstance(order, od.Assign):
+            self.check_assign(order)
+        if isinstance(order, od.CatchUp | od.Restore):
+            for source in order.sources:
+                self.check_source(order, source)
+        if isinstance(order, od.Rewire) and not any(
+            each.store == order.store and each.id not in self.fenced for each in self.world.processes.values()
+        ):
+            self.fail(f"nobody hosts {order.store}")
+
+    def check_assign(self, order: od.Assign) -> None:
+        """Whoever takes a rank hears what its former holders have done once and for all."""
+        if order.newcomer:
+            self.newcomers.add(order.worker)
+        for other in self.world.processes.values():
+            if other.rank == order.rank and other.id != order.worker and other.alive and Cause.NODE not in self.causes:
+                self.fail(f"rank {order.rank} is given to {order.worker} while {other.id} still runs")
+        recorded = self.once.get(order.rank)
+        if recorded is not None and dict(order.once).get("tracker") != recorded:
+            self.fail(f"{order.worker} is not told what rank {order.rank} has done once")
+
+    def check_source(self, order: od.WorkerOrder, source: od.Source) -> None:
+        """A source holds the rank that it is named for, and the same shard."""
+        process = self.world.at(source.address)
+        if process is None or process.id in self.fenced or process.rank != source.rank:
+            self.fail(f"{source} is no source for {order.worker}")
+        elif isinstance(order, od.Restore):
+            shards = self.world.script.shards
+            if shards[source.rank] != shards[order.rank] or source.rank == order.rank:
+                self.fail(f"rank {order.rank} is to be restored from rank {source.rank}, another shard")
+
+    def free_slot(self, machine: Machine, order: od.StartWorker) -> None:
+        """One process in a slot, and none of a job that is over."""
+        for process in machine.processes.values():
+            if process.slot == order.slot:
+                self.fail(f"{order.worker} is started in the slot of {process.id}, which runs")
+        died = any(
+            each.node == machine.node
+            and each.slot == order.slot
+            and each.id != order.worker  # it ended before anybody had heard of it
+            and not each.alive
+            and each.id in self.victims - set(self.fenced)
+            for each in self.world.processes.values()
+        )
+        if died and not self.started_again and Lack.REFILL in self.world.plan.lacks:
+            self.fail(f"slot {order.slot} of {machine.node} is filled again, which the job did not want")
+
+    # ------------------------------------------------------------ training
+
+    def committed(self, training: Training, call: int, after: sc.RankState) -> None:
+        """A rank commits a call: with the batch, the random numbers and the state of the undisturbed run."""
+        self.world.seen(f"commit: {self.world.script.calls[call]}")
+        if after != self.history.left[call][training.rank]:
+            self.fail(f"{training.process.id} commits call {call} with another state than the undisturbed run")
+        if training.interrupted:
+            self.check_promise(training)
+        if call in self.world.script.saves and training.rank == 0:
+            self.world.checkpoint = (call + 1, self.history.left[call])
+
+    def check_promise(self, training: Training) -> None:
+        """Who has reported passes a gate only if that was decided, in the newest generation it has heard of."""
+        decided = training.todo.get(od.Decide)
+        allowed = decided is not None and decided.verdict is od.Verdict.ROLL_FORWARD
+        if not allowed or decided is None or decided.point != training.committed:
+            self.fail(f"{training.process.id} passes the gate of {training.committed} after its report")
+
+    def resumed(self, training: Training) -> None:
+        """A rank trains on: at the point of all, with the state that belongs there."""
+        process = training.process
+        if process.id in self.fenced and training.resumed > self.fenced[process.id]:
+            self.fail(f"{process.id} was fenced and resumes in a later generation")
+        if training.committed is None:
+            if training.assigned is not None and training.assigned.newcomer:
+                self.fail(f"{process.id} resumes without any state")
+            return
+        expected = self.history.entered[training.base + training.index][training.rank]
+        if not training.entered or training.state != expected:
+            self.fail(f"{process.id} resumes from {training.committed} with another state than the undisturbed run")
+        restarts = training.assigned.restarts if training.assigned is not None else 0
+        if training.committed < self.resumed_from.get(restarts, START):
+            self.fail(f"{process.id} resumes from {training.committed}: the job has been further")
+        self.resumed_from[restarts] = training.committed
+
+    def replayed(self, before: Cluster, after: Cluster) -> None:
+        if before != after or before.now_ms != after.now_ms:
+            self.fail("the journal's replay gives another state")
+
+    # ------------------------------------------------------------ the end
+
+    def died(self, process: Process) -> None:
+        if process.exited is not None and process.exited.code != 0:
+            self.deaths[process.node, process.slot] += 1
+
+    def judge(self) -> None:
+        """The end of the job, against what the world did to it."""
+        job = self.world.shell.cluster.jobs[JOB]
+        if job.outcome is None:
+            self.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
+            return
+        code, reason = job.outcome.code, job.outcome.reason
+        resolutions = {incident.resolution for incident in job.incidents}
+        if Resolution.OPEN in resolutions:
+            self.fail("an incident is left open")
+        if not reason or any(not incident.cause for incident in job.incidents):
+            self.fail("an end, or an incident, without a reason")
+        if code == 0:
+            self.judge_success()
+        else:
+            self.judge_failure(code, reason)
+        if Resolution.FELL_BACK in resolutions and not self._must_lose():
+            self.fail(f"fell back without a cause: {reason}")
+        for process in self.world.processes.values():
+            if process.alive and not process.undying and not self.world.machines[process.node].lost:
+                self.fail(f"{process.id} is left running")
+
+    def judge_success(self) -> None:
+        for rank in range(self.world.script.ranks):
+            done = [p for p in self.world.processes.values() if p.rank == rank and p.training.finished]
+            if not any(each.training.state == self.history.entered[-1][rank] for each in done):
+                self.fail(f"the job ended with 0, and rank {rank} has not finished")
+        error = self.world.script.error
+        if error is not None and not self.causes - {Cause.SCRIPT}:
+            self.fail("the script's own error was trained over")
+
+    def judge_failure(self, code: int, reason: str) -> None:
+        """Every end but success has a cause in the world, and its code says which."""
+        spare_capacity = self._usable_slots() >= self.world.script.ranks
+        causes = self.causes
+        match code:
+            case c if c == NO_SPARE:
+                just = bool(causes & {Cause.NODE, Cause.UNDYING}) or not spare_capacity
+            case c if c == NO_STATE:
+                just = bool(causes - {Cause.SCRIPT, Cause.REFUSED, Cause.CANCELLED})
+            case c if c == REFUSED:
+                just = Cause.REFUSED in causes
+            case c if c == STOPPED:
+                just = self.cancelled
+            case c if c == self.world.plan.script_code:
+                just = bool(causes & {Cause.SCRIPT, Cause.NEVER_STARTED, Cause.NEVER_CONNECTS})
+            case _:
+                just = bool(causes & {Cause.NEVER_STARTED, Cause.NEVER_CONNECTS})
+        if not just:
+            self.fail(f"the job ends with {code} ({reason}); the world knows no cause for it: {sorted(causes)}")
+        if code == self.world.plan.script_code and self.world.plan.script.error is not None:
+            self.judge_burnt()
+
+    def judge_burnt(self) -> None:
+        """On an error of the script no spare is burnt; one that strikes one rank only needs a second opinion."""
+        error = self.world.script.error
+        weather = self.world.plan.weather
+        if self.struck or weather.reordered or weather.lost or weather.late:
+            return  # something else has cost a spare, or what was raised is heard too late
+        if error is not None and len(self.newcomers) > (0 if error.rank is None else 1):
+            self.fail(f"{len(self.newcomers)} spares were burnt on an error of the script")
+
+    def _must_lose(self) -> bool:
+        """Whether the world has done something that this job need not survive without loss."""
+        return bool(self.causes) or self._usable_slots() < self.world.script.ranks
+
+    def _usable_slots(self) -> int:
+        """Slots that are surely there and not cordoned."""
+        spec = self.world.plan.spec
+        limit = 1 if not spec.refill else spec.slot_faults or 1_000_000
+        return sum(
+            self.deaths[machine.node, slot] < limit
+            for machine in self.world.machines.values()
+            if not machine.lost
+            for slot in range(machine.slots)
+        )
+
+
+def has_trained(process: Process) -> bool:
+    """Whether it holds state that something was committed to."""
+    point = process.training.committed
+    return point is not None and point > START
+
+
+def check_together(standing: frozenset[od.Order]) -> None:
+    """What is said to one worker at one time makes sense together."""
+    of_worker: dict[WorkerId, set[type[od.Order]]] = {}
+    for order in standing:
+        worker: WorkerId = getattr(order, "worker")  # noqa: B009 - every order names a worker, each kind by itself
+        kinds = of_worker.setdefault(worker, set())
+        if type(order) in kinds:
+            raise Violation(f"{worker} is told {type(order).__name__} twice, differently")
+        kinds.add(type(order))
+    for worker, kinds in of_worker.items():
+        if len(kinds) > 1 and frozenset(kinds) not in TOGETHER:
+            raise Violation(f"{worker} is told at once: {sorted(kind.__name__ for kind in kinds)}")
+
+
+TOGETHER = frozenset(
+    {
+        frozenset({od.Assign, od.Interrupt}),
+        frozenset({od.Assign, od.CatchUp}),
+        frozenset({od.Assign, od.Decide}),  # a newcomer that was restored, and is interrupted before it resumed
+        frozenset({od.Rewire, od.Restore}),
+    }
+)

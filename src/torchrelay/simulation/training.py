@@ -1,0 +1,498 @@
+"""Training: what a simulated worker does, by ARCHITECTURE.md's "Step, gate, sections" and "Fault".
+
+`main` is its main thread: start up, wait for a rank, connect, train call by call, serve its state until it may leave.
+`hear` is its control thread: it answers an interrupt at once, and from then on the main thread moves by order only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from enum import Enum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from torchrelay.protocol import events as ev
+from torchrelay.protocol import orders as od
+from torchrelay.protocol.ids import START, Generation, Point, Rank, WorkerPhase
+from torchrelay.simulation import script as sc
+from torchrelay.simulation.wiring import Broken, Kind
+
+if TYPE_CHECKING:
+    from torchrelay.simulation.processes import Process
+
+R = TypeVar("R")
+REDONE, PASSED = False, True
+
+
+class Wait(Enum):
+    """What a main thread waits for, other than time."""
+
+    BLOCKED = "blocked"
+    ORDERED = "ordered"
+    IDLE = "idle"
+
+
+Main = Generator[int | Wait, Any, R]
+
+
+class Exit(Exception):
+    """The process ends by itself."""
+
+    def __init__(self, code: int, cause: str = "") -> None:
+        super().__init__(cause)
+        self.code = code
+        self.cause = cause
+
+
+class ScriptFailed(Exception):
+    """The script raised. `signature` is equal for equal errors."""
+
+
+class Training:
+    """One worker's two threads and all that they share."""
+
+    def __init__(self, process: Process) -> None:
+        self.process = process
+        self.world = process.world
+        self.script = process.world.script
+        # ---- what the lock guards
+        self.committed: Point | None = None  # None: it holds no state
+        self.pending: Point | None = None
+        self.caught_up: Point | None = None
+        self.reported = Generation(0)  # the newest generation in which it has promised to stand still
+        self.report: ev.WorkerReported | None = None
+        # ---- what was ordered and answered in the newest generation it has heard of
+        self.heard = Generation(0)
+        self.todo: dict[type[od.Order], Any] = {}
+        self.answers: dict[type[od.Order], ev.Event] = {}
+        self.assigned: od.Assign | None = None
+        # ---- where the script is
+        self.resumed = Generation(0)
+        self.index = 0  # calls committed since the last start of all workers
+        self.base = 0  # calls done before it, by the script's own checkpoint
+        self.state = sc.RankState(0, 0)
+        self.entered = False  # the code before the next call has run
+        self.at_edge = False
+        self.joined = False
+        self.finished = False
+        self.leaving: int | None = None
+        self.failed_sources: set[Rank] = set()
+        self.standing_news: ev.Event | None = None  # a fact to be told again to a new agent, as no order asks for it
+        # ---- what a fault makes it do at the next occasion
+        self.will_raise = ""
+        self.will_hang = False
+        self.will_exit = False
+
+    # ================================================================ the control thread
+
+    def hear(self, order: Any) -> None:
+        """Take up an order; one that was obeyed before is answered again, one of an older generation is ignored."""
+        if order.generation < self.heard:
+            return
+        if order.generation > self.heard:
+            self.heard = order.generation
+            self.todo.clear()
+            self.answers.clear()
+            self.failed_sources.clear()
+        kind = type(order)
+        if kind is od.Interrupt:
+            self.interrupt()
+        elif kind in self.answers:
+            self.process.say(self.answers[kind])
+            return
+        else:
+            if kind is od.Assign:
+                self.take_rank(order)
+            self.todo[kind] = order
+        self.process.poke()
+
+    def take_rank(self, order: od.Assign) -> None:
+        if self.assigned is None:
+            self.assigned = order
+            self.process.rank = order.rank
+        elif order.rank != self.process.rank or order.newcomer != self.assigned.newcomer:
+            self.world.checker.fail(f"{self.process.id} is given another role: {order}")
+
+    def interrupt(self) -> None:
+        """Promise to stand still and say where, then break what the main thread may be blocked in."""
+        if self.heard > self.reported:
+            self.reported = self.heard
+            self.report = ev.WorkerReported(
+                **self.speaking(), committed=self.committed, phase=self.process.phase, pending=self.pending,
+                caught_up=self.caught_up if self.committed is None else None,
+            )  # fmt: skip
+            self.standing_news = None
+            if self.process.wiring is not None and self.process.rank is not None:
+                self.process.wiring.shut(self.process.rank)
+        assert self.report is not None, "an interrupt was reported"
+        self.process.say(self.report)
+
+    @property
+    def interrupted(self) -> bool:
+        return self.reported > self.resumed
+
+    def speaking(self) -> dict[str, Any]:
+        """The address of an answer."""
+        return {
+            "job": self.process.job, "generation": self.heard, "worker": self.process.id, "rank": self.process.rank,
+        }  # fmt: skip
+
+    def greet(self) -> None:
+        """What a new agent must know of this worker."""
+        if self.process.warm:
+            self.process.say(ev.WorkerWarm(worker=self.process.id))
+        if self.joined:
+            self.say_joined()
+        if self.standing_news is not None:
+            self.process.say(self.standing_news)
+        if self.report is not None and self.report.generation == self.heard:
+            self.process.say(self.report)
+        for answer in list(self.answers.values()):
+            self.process.say(answer)
+
+    def say_joined(self) -> None:
+        rank = self.rank
+        self.process.say(
+            ev.WorkerJoined(
+                worker=self.process.id, job=self.process.job, rank=rank, shard=self.script.shards[rank]
+            )
+        )  # fmt: skip
+
+    def answer(self, kind: type[od.Order], event: ev.Event) -> None:
+        self.answers[kind] = event
+        self.process.say(event)
+
+    # ================================================================ the main thread
+
+    @property
+    def rank(self) -> Rank:
+        assert self.process.rank is not None, "it acts for a rank only when it has one"
+        return self.process.rank
+
+    def main(self) -> Main[None]:
+        """From the fork to the end."""
+        try:
+            yield from self.live()
+        except ScriptFailed as error:
+            yield from self.die_of("script", str(error), self.world.plan.script_code)
+
+    def live(self) -> Main[None]:
+        speed = self.world.plan.speed
+        yield self.world.draw(speed.boot_ms)
+        self.process.greet()
+        yield self.world.draw(speed.warm_ms)
+        self.process.warm = True
+        self.process.say(ev.WorkerWarm(worker=self.process.id))
+        while self.assigned is None:
+            yield Wait.IDLE
+        yield self.world.draw(speed.setup_ms)
+        self.do_once()
+        if self.assigned.newcomer:
+            yield from self.join()
+            yield from self.stand()
+        else:
+            yield from self.stand()
+            yield self.world.draw(speed.setup_ms)
+            yield from self.join()
+            self.start_from(self.assigned.restarts)
+        yield from self.train()
+        yield from self.finish()
+
+    def do_once(self) -> None:
+        """A side effect that must happen once per job and rank."""
+        assert self.assigned is not None, "it has its rank"
+        if "tracker" in dict(self.assigned.once):
+            return
+        value = f"{self.rank} by {self.process.id}".encode()
+        self.process.say(ev.OnceRecorded(job=self.process.job, rank=self.rank, name="tracker", value=value))
+
+    def join(self) -> Main[None]:
+        if self.script.refused:
+            yield from self.die_of("refused", "a model that differs between ranks", 93)
+        self.joined = True
+        self.say_joined()
+
+    def start_from(self, restarts: int) -> None:
+        """The script's beginning: from its own checkpoint, if the job has fallen back to it."""
+        self.base, states = self.world.checkpoint_of(restarts)
+        self.state = states[self.rank]
+        self.committed = START
+        self.process.enter(WorkerPhase.BETWEEN)
+
+    def die_of(self, kind: str, signature: str, code: int) -> Main[None]:
+        """Tell of an exception that nobody catches, and end."""
+        self.world.checker.raised(self, kind, signature)
+        self.say_raised(kind, signature, fatal=True)
+        yield self.world.chance.randint(1, 60)
+        raise Exit(code, f"raised: {signature}")
+
+    def say_raised(self, kind: str, signature: str, *, fatal: bool) -> None:
+        event = ev.WorkerRaised(
+            worker=self.process.id, job=self.process.job, rank=self.rank, point=self.committed, kind=kind,
+            signature=signature, summary=signature, fatal=fatal,
+        )  # fmt: skip
+        if fatal:
+            self.standing_news = event
+        self.process.say(event)
+
+    # ------------------------------------------------------------ calls
+
+    def train(self) -> Main[None]:
+        while True:
+            if not self.entered:
+                yield from self.walk()
+            if self.base + self.index == len(self.script.calls):
+                return
+            yield from self.call()
+
+    def walk(self) -> Main[None]:
+        """The code between two calls, up to the entry of the next one."""
+        self.process.enter(WorkerPhase.BETWEEN)
+        yield self.world.draw(self.world.plan.speed.between_ms)
+        call = self.base + self.index
+        self.misbehave()
+        if call in self.script.undeclared:
+            try:
+                yield from self.collective(("undeclared", call), 0)
+            except Broken as error:
+                yield from self.die_of("undeclared", f"a collective between steps was cut: {error}", 1)
+        self.state = sc.between(self.state)
+        self.entered = True
+
+    def call(self) -> Main[None]:
+        """One step or section, as often as it takes; returns when it is committed."""
+        while True:
+            if self.interrupted:
+                yield from self.stand()
+            before = self.state
+            if (yield from self.attempt()) is PASSED:
+                return
+            self.state = before  # rewound: what forward and backward change is put back
+
+    def attempt(self) -> Main[bool]:
+        """One attempt at a call: compute, reduce, pass the gate, update."""
+        assert self.committed is not None, "who trains holds state"
+        call = self.base + self.index
+        kind = self.script.calls[call]
+        step = kind is WorkerPhase.COMPUTING
+        self.pending = self.committed.after_step() if step else self.committed.after_section()
+        state, given = self.state, tuple[int, ...]()
+        try:
+            self.process.enter(kind)
+            yield self.world.draw(self.world.plan.speed.compute_ms)
+            yield from self.trouble(call)
+            state = sc.drawn(state)
+            share = sc.contribution(state, sc.batch_of(call, self.rank))
+            given = yield from self.collective(("reduce", self.pending), share)
+            self.process.keep(self.pending, str(state.random).encode())
+            self.process.enter(WorkerPhase.GATE)
+            yield from self.collective(("gate", self.pending), 0)
+            passed = not self.interrupted or (yield from self.verdict())
+        except ScriptFailed as error:
+            if not self.interrupted:
+                raise
+            self.say_raised("script", str(error), fatal=False)
+            passed = yield from self.verdict()
+        except Broken as error:
+            if not self.interrupted:
+                self.say_broken(error)
+            passed = yield from self.verdict()
+        if passed:
+            yield from self.update(call, sc.updated(state, given))
+        self.pending = None
+        return passed
+
+    def update(self, call: int, after: sc.RankState) -> Main[None]:
+        """Past the gate: the call counts as committed, and the local update runs."""
+        assert self.pending is not None, "a gate is passed on the way to a point"
+        self.committed, self.pending = self.pending, None
+        self.process.enter(WorkerPhase.UPDATING)
+        self.world.checker.committed(self, call, after)
+        yield self.world.draw(self.world.plan.speed.update_ms)
+        self.process.keep(self.committed, str(after.random).encode())
+        self.state = after
+        self.index += 1
+        self.entered = False
+        self.process.enter(WorkerPhase.BETWEEN)
+
+    def collective(self, kind: Kind, value: int) -> Main[tuple[int, ...]]:
+        """Enter a collective and wait for all others. Raises `Broken`; in a poisoned attempt at once."""
+        if self.interrupted:
+            raise Broken("poisoned")
+        assert self.process.wiring is not None, "who trains is connected"
+        self.process.wiring.enter(self.process, self.rank, kind, value)
+        result: tuple[int, ...] = yield Wait.BLOCKED
+        return result
+
+    def say_broken(self, error: Broken) -> None:
+        event = ev.CollectiveFailed(
+            worker=self.process.id, job=self.process.job, rank=self.rank, generation=self.resumed, summary=str(error)
+        )
+        self.standing_news = event
+        self.process.say(event)
+
+    def verdict(self) -> Main[bool]:
+        """Wait for the interrupt, and for what is decided of this call."""
+        while True:
+            decided = self.todo.get(od.Decide) if self.interrupted else None
+            if decided is None:
+                yield Wait.ORDERED
+                continue
+            in_gate = self.process.phase is WorkerPhase.GATE and decided.point == self.pending
+            return decided.verdict is od.Verdict.ROLL_FORWARD and in_gate
+
+    def trouble(self, call: int) -> Main[None]:
+        """The errors of the script itself, and those that a fault gave it."""
+        error = self.script.error
+        if error is not None and error.call == call and error.rank in (None, self.rank):
+            raise ScriptFailed(f"error in call {call}")
+        self.misbehave()
+        if self.will_hang and self.script.calls[call] is WorkerPhase.COMPUTING and self.would_be_missed():
+            self.world.tell(f"{self.process.id} (rank {self.rank}) hangs")
+            self.world.checker.gone(self.process, "hangs")
+            yield Wait.BLOCKED
+
+    def would_be_missed(self) -> bool:
+        """A hang is found if others wait for it. Before the first commit it has ten minutes: too long for us."""
+        others = [
+            each for each in self.world.processes.values() if each.life.value == "running" and each.rank is not None
+        ]
+        return self.committed != START and any(
+            each.rank != self.process.rank and not each.training.will_hang for each in others
+        )
+
+    def misbehave(self) -> None:
+        """Exit or raise, if a fault says so."""
+        if self.will_exit:
+            self.world.checker.gone(self.process, "exits")
+            raise Exit(3, "os._exit(3)")
+        if self.will_raise:
+            signature, self.will_raise = self.will_raise, ""
+            raise ScriptFailed(signature)
+
+    def finish(self) -> Main[None]:
+        """The script has ended with 0: serve state until all have."""
+        self.finished = True
+        while True:
+            if self.interrupted:
+                yield from self.stand()
+            self.process.enter(WorkerPhase.FINISHED)
+            self.standing_news = ev.WorkerFinished(**self.speaking())
+            self.process.say(self.standing_news)
+            while not self.interrupted:
+                self.leave()
+                yield Wait.IDLE
+
+    def leave(self) -> None:
+        order = self.todo.get(od.Leave)
+        if order is not None:
+            raise Exit(order.code, "left")
+
+    # ------------------------------------------------------------ the edge
+
+    def stand(self) -> Main[None]:
+        """At an edge: move by order only, until resumed."""
+        if self.joined and not self.finished:
+            self.process.enter(WorkerPhase.STOPPED)
+        self.at_edge = True
+        while not (yield from self.obey()):
+            pass
+        self.at_edge = False
+
+    def obey(self) -> Main[bool]:
+        """Do one thing that was ordered, or wait for an order. True once resumed."""
+        todo, done = self.todo, self.answers
+        try:
+            if od.Decide in todo and od.Decide not in done:
+                self.be_ready(od.Decide, todo[od.Decide].point)
+            elif od.Assign in todo and od.Assign not in done and not todo[od.Assign].newcomer:
+                self.be_ready(od.Assign, None)
+            elif od.CatchUp in todo and od.CatchUp not in done:
+                yield from self.catch_up(todo[od.CatchUp])
+            elif od.Rewire in todo and od.Rewire not in done:
+                yield from self.connect(todo[od.Rewire])
+            elif od.Restore in todo and od.Restore not in done:
+                yield from self.restore(todo[od.Restore])
+            elif od.Resume in todo:
+                return self.resume(todo[od.Resume])
+            else:
+                yield Wait.ORDERED if self.interrupted else Wait.IDLE
+        except Broken as error:
+            self.give_up_connecting(error)
+        return False
+
+    def be_ready(self, kind: type[od.Order], point: Point | None) -> None:
+        if point != self.committed:
+            self.world.checker.fail(f"{self.process.id} stands at {self.committed} and is told {kind.__name__} {point}")
+        self.answer(kind, ev.WorkerReady(**self.speaking(), point=point))
+
+    def give_up_connecting(self, error: Broken) -> None:
+        """Connecting failed: say so, unless a newer generation is the reason."""
+        order = self.todo.pop(od.Rewire, None)
+        if order is not None:
+            self.process.say(ev.RewireFailed(**self.speaking(), reason=str(error)))
+
+    def connect(self, order: od.Rewire) -> Main[None]:
+        self.process.wiring = self.world.wiring(order.generation, order.store)
+        self.process.collectives = 0
+        if self.world.rewire_breaks():
+            yield 20
+            raise Broken("no route")
+        if order.generation != self.heard:
+            return
+        self.process.wiring.arrive(self.rank, self.process)
+        yield Wait.BLOCKED
+        if order.generation == self.heard:
+            self.answer(od.Rewire, ev.WorkerRewired(**self.speaking(), took_ms=1.0))
+
+    def resume(self, order: od.Resume) -> bool:
+        if order.point != self.committed or (self.interrupted and order.generation != self.reported):
+            self.world.checker.fail(f"{self.process.id} at {self.committed} is told to resume from {order.point}")
+        self.resumed = order.generation
+        self.world.checker.resumed(self)
+        self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
+        return True
+
+    # ------------------------------------------------------------ a newcomer's way
+
+    def catch_up(self, order: od.CatchUp) -> Main[None]:
+        """Bring the script to the edge after a point, with the record that a source serves."""
+        if self.caught_up is None:
+            while (source := self.world.serving(order.sources, order.point)) is None:
+                yield 20
+                order = self.todo.get(od.CatchUp, order)  # the newest one names the newest sources
+                if order.generation != self.heard:
+                    return
+            self.caught_up = order.point
+            self.base, self.index = source.base, source.index
+            yield self.world.draw(self.world.plan.speed.replay_ms)
+            self.state = sc.between(sc.RankState(0, int(order.private)))
+            self.entered = True
+        if self.caught_up != order.point:
+            self.world.checker.fail(f"{self.process.id} was brought to {self.caught_up}, and is sent to {order.point}")
+        if order.generation == self.heard:
+            self.answer(od.CatchUp, ev.WorkerReady(**self.speaking(), point=order.point))
+
+    def restore(self, order: od.Restore) -> Main[None]:
+        """Fetch the state from the first source that was not tried yet, and compare its digest."""
+        self.todo.pop(od.Restore)
+        left = [source for source in order.sources if source.rank not in self.failed_sources] or list(order.sources)
+        source = left[0]
+        yield self.world.draw(self.world.plan.speed.restore_ms)
+        got = self.world.fetch(source, order)
+        if got is None:
+            yield self.world.chance.choice((1, 400))  # refused, or a time-out
+        if order.generation != self.heard:
+            return
+        if got is None or got.sent != got.state.digest():
+            self.failed_sources.add(source.rank)
+            mismatch = got is not None
+            reason = "digest differs" if mismatch else "no answer"
+            said = ev.RestoreFailed(**self.speaking(), source=source.rank, reason=reason, mismatch=mismatch)
+            self.process.say(said)
+            return
+        self.state = sc.RankState(got.state.model, self.state.random)
+        self.committed = order.point
+        said_restored = ev.StateRestored(
+            **self.speaking(), point=order.point, sources=(source.rank,), digest=str(got.sent), size=8
+        )
+        self.answer(od.Restore, said_restored)

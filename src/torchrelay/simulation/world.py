@@ -1,0 +1,226 @@
+"""World: one seeded world around the protocol core. One heap of (time, number, action), one `Random`, no threads."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+from collections.abc import Callable
+from random import Random
+from typing import Any
+
+from torchrelay.protocol import events as ev
+from torchrelay.protocol.cluster import Cluster
+from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.orders import Restore, Source
+from torchrelay.simulation import script as sc
+from torchrelay.simulation.faults import Faults
+from torchrelay.simulation.invariants import Cause, Checker, Violation
+from torchrelay.simulation.machines import Machine
+from torchrelay.simulation.plans import JOB, On, Plan
+from torchrelay.simulation.processes import Life, Process
+from torchrelay.simulation.shell import Shell
+from torchrelay.simulation.training import Training
+from torchrelay.simulation.wiring import Wiring
+
+CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended within this time
+SETTLE_MS = 4_000  # after a job's end, for its processes to go
+# More actions than any world needs: reaching it means that something goes round in circles.
+MAX_ACTIONS = 400_000
+
+
+class Got:
+    """What a source delivered: the state, and the digest of what was sent."""
+
+    def __init__(self, state: sc.RankState, sent: int) -> None:
+        self.state = state
+        self.sent = sent
+
+
+class World:
+    """Everything that one seed makes. `run` lets it live to the job's end and judges it; raises `Violation`."""
+
+    def __init__(self, plan: Plan, *, story: bool = False) -> None:
+        self.plan = plan
+        self.script = plan.script
+        self.chance = Random(plan.seed ^ 0x5EED)
+        self.now = 0
+        self.stormy = True
+        self.coverage: Counter[str] = Counter()
+        self.story: list[str] | None = [] if story else None
+        self.processes: dict[WorkerId, Process] = {}
+        self.wirings: dict[tuple[Generation, str], Wiring] = {}
+        self.checkpoint: tuple[int, tuple[sc.RankState, ...]] = (0, self._beginning())
+        self._bases: dict[int, tuple[int, tuple[sc.RankState, ...]]] = {}
+        self.rewires_that_break = 0
+        self.fetches_that_break = 0
+        self.fetches_that_differ = 0
+        self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
+        self._number = 0
+        self.checker = Checker(self)
+        self.shell = Shell(self)
+        self.shell.hear(ev.JobSubmitted(spec=plan.spec))
+        self.machines: dict[NodeId, Machine] = {}
+        for number, slots in enumerate(plan.slots):
+            name = NodeId(f"node-{number}")
+            self.machines[name] = Machine(self, name, slots)
+        self.faults = Faults(self)
+        self.after(plan.calm_ms, self.faults.cease)
+
+    def _beginning(self) -> tuple[sc.RankState, ...]:
+        return tuple(sc.first_state(self.script, rank) for rank in range(self.script.ranks))
+
+    # ------------------------------------------------------------ time and chance
+
+    def after(self, ms: int, action: Callable[..., Any], *given: Any) -> None:
+        """Do something `ms` from now."""
+        self._number += 1
+        heapq.heappush(self._heap, (self.now + ms, self._number, action, given))
+
+    def draw(self, span: tuple[int, int]) -> int:
+        return self.chance.randint(*span)
+
+    def run(self) -> None:
+        """Let it live, and judge it."""
+        bound = self.plan.calm_ms + CALM_BOUND_MS
+        until = bound
+        while self._heap and self._number < MAX_ACTIONS:
+            at_ms, _, action, given = heapq.heappop(self._heap)
+            if at_ms > until:
+                break
+            self.now = at_ms
+            action(*given)
+            if until == bound and self.phase is JobPhase.ENDED:
+                self.faults.cease()
+                until = min(bound, self.now + SETTLE_MS)
+        if self._number >= MAX_ACTIONS:
+            raise Violation("the world does not come to rest")
+        self.checker.judge()
+
+    # ------------------------------------------------------------ watching
+
+    def tell(self, text: str) -> None:
+        if self.story is not None:
+            self.story.append(f"{self.now:7} {text}")
+
+    def seen(self, what: str) -> None:
+        self.coverage[what] += 1
+
+    @property
+    def job(self) -> Job | None:
+        return self.shell.cluster.jobs.get(JOB)
+
+    @property
+    def phase(self) -> JobPhase | None:
+        job = self.job
+        return job.phase if job is not None else None
+
+    @property
+    def over(self) -> bool:
+        return self.phase in (JobPhase.FINISHING, JobPhase.ENDING, JobPhase.ENDED)
+
+    def heard(self, event: ev.Event, before: Cluster, after: Cluster) -> None:
+        """The orchestrator has heard an event."""
+        if isinstance(event, ev.OnceRecorded):
+            self.checker.once.setdefault(event.rank, event.value)
+        was, now = before.jobs.get(JOB), after.jobs.get(JOB)
+        assert now is not None, "the job was submitted"
+        self.seen(f"event: {type(event).__name__} in {now.phase}")
+        if self.story is not None and not isinstance(event, ev.Tick):
+            self.tell(f"   heard {short(event)}")
+        if was is None or (was.phase, was.generation) == (now.phase, now.generation):
+            return
+        self.tell(f"== {now.phase}, generation {now.generation}: {now.why}")
+        self.seen(f"phase: {now.phase}")
+        self.note(was, now)
+        self.after(0, self.faults.phase, On.JOB, now.phase)
+
+    def note(self, was: Job, now: Job) -> None:
+        """Count what was decided."""
+        if now.phase is JobPhase.STARTING:
+            self.checker.started_again = True
+            if not now.incidents:
+                raise Violation("all workers start again, and no incident tells of it")
+        if now.phase is JobPhase.AGREEING and now.open_incident is None:
+            raise Violation("training is interrupted, and no incident tells of it")
+        if now.phase is JobPhase.PREPARING and now.open_incident is not None:
+            self.seen(f"verdict: {now.open_incident.verdict.split(' to ')[0].split(' the ')[0]}")
+        if now.phase is JobPhase.ENDING and now.outcome is not None:
+            self.seen(f"outcome: {now.outcome.code}")
+        if was.open_incident is not None and now.open_incident is None:
+            self.seen(f"resolution: {now.incidents[-1].resolution}")
+
+    def entered(self, process: Process) -> None:
+        """A worker's main thread enters a phase."""
+        if self.faults.waiting and process.rank is not None:
+            self.faults.phase(On.WORKER, process.phase, process.rank)
+
+    # ------------------------------------------------------------ processes and what they share
+
+    def add_process(self, process: Process) -> Process:
+        self.processes[process.id] = process
+        return process
+
+    def at(self, address: str) -> Process | None:
+        """The process whose state server listens there."""
+        return self.processes.get(WorkerId(address.removeprefix("state:")))
+
+    def wiring(self, generation: Generation, store: str) -> Wiring:
+        key = (generation, store)
+        if key not in self.wirings:
+            self.wirings[key] = Wiring(self, generation, store)
+        return self.wirings[key]
+
+    def rewire_breaks(self) -> bool:
+        """Whether a rank's attempt to connect fails by itself."""
+        if not self.rewires_that_break:
+            return False
+        self.rewires_that_break -= 1
+        self.checker.broke()
+        return True
+
+    def checkpoint_of(self, restarts: int) -> tuple[int, tuple[sc.RankState, ...]]:
+        """Where the script begins in the job's n-th restart: the same for all ranks."""
+        if restarts not in self._bases:
+            self._bases[restarts] = self.checkpoint if restarts else (0, self._beginning())
+        return self._bases[restarts]
+
+    def serving(self, sources: tuple[Source, ...], point: Point) -> Training | None:
+        """The first source that serves the record of a point."""
+        for source in sources:
+            process = self.at(source.address)
+            if process is not None and process.life is Life.RUNNING:
+                training = process.training
+                if training.at_edge and training.committed == point:
+                    return training
+        return None
+
+    def fetch(self, source: Source, order: Restore) -> Got | None:
+        """The state that a source serves; None if it does not answer, or is in another generation."""
+        process = self.at(source.address)
+        if process is None or process.life is not Life.RUNNING:
+            return None
+        training = process.training
+        if not training.at_edge or training.committed != order.point or training.heard != order.generation:
+            return None
+        if self.fetches_that_break:
+            self.fetches_that_break -= 1
+            self.tell("** the transfer breaks")
+            return None
+        sent = training.state.digest()
+        if self.fetches_that_differ:
+            self.fetches_that_differ -= 1
+            self.tell("** the transfer is damaged")
+            self.checker.damaged(order.rank)
+            return Got(sc.RankState(training.state.model ^ 1, 0), sent)
+        return Got(training.state, sent)
+
+
+def short(event: ev.Event) -> str:
+    """An event on one line."""
+    given = {name: getattr(event, name) for name in event.__struct_fields__}
+    shown = {name: value for name, value in given.items() if value not in (None, "", (), 0, 0.0) and name != "job"}
+    return f"{type(event).__name__}({', '.join(f'{name}={value}' for name, value in shown.items())})"
+
+
+__all__ = ["Cause", "Rank", "World"]

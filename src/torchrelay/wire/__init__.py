@@ -1,0 +1,1 @@
+"""What the processes share to talk: codec, framing, trust, and the shared page of a worker."""

@@ -1,0 +1,119 @@
+"""Channel: the WebSocket between an agent and the orchestrator. Every message is one binary frame of msgpack.
+
+The agent connects to `AGENT_PATH` with the header `Authorization: Bearer <token>` and says `Attach`. Then:
+
+    orchestrator -> agent   Attached (or Refused, and the connection ends); JobTerms before a job's first StartWorker,
+                            if the job came later; OrderFrame whenever something is to be done; Ack; Shutdown
+    agent -> orchestrator   EventFrame, BeatFrame
+
+Events are numbered by the agent, from 1, per incarnation. They are kept until acknowledged, and sent again, in order
+and with their numbers, after every `Attached`. `Ack(seq)` says that every event up to `seq` is in the journal.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from torchrelay.protocol.events import AnyEvent, JobSpec, WorkerSeen
+from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.orders import AnyOrder
+from torchrelay.protocol.vitals import Beat
+from torchrelay.wire.codec import Codec
+
+AGENT_PATH = "/agent"
+VERSION = 1  # of this channel; both ends must have the same
+
+
+# ---------------------------------------------------------------- agent -> orchestrator
+
+
+class Attach(Struct, frozen=True, tag=True, kw_only=True):
+    """The first message of an agent: who it is, and its workers. Becomes `NodeJoined`.
+
+    `workers` are those that run, and those that have ended while the orchestrator has not acknowledged it: their
+    `WorkerExited`, with the private state, follows.
+    """
+
+    version: int = VERSION
+    node: NodeId
+    incarnation: str
+    slots: int
+    workers: tuple[WorkerSeen, ...] = ()
+
+
+class EventFrame(Struct, frozen=True, tag=True):
+    """One event with its number."""
+
+    seq: int
+    event: AnyEvent
+
+
+class BeatFrame(Struct, frozen=True, tag=True):
+    """A sign of life; not acknowledged, not journalled."""
+
+    beat: Beat
+
+
+ToOrchestrator = Attach | EventFrame | BeatFrame
+
+
+# ---------------------------------------------------------------- orchestrator -> agent
+
+
+class JobTerms(Struct, frozen=True, tag=True, kw_only=True):
+    """What an agent must know of a job before it starts a worker of it. The secret stays in memory."""
+
+    spec: JobSpec
+    secret: bytes
+    patience_s: float  # how long its workers wait for orders
+
+    def __repr__(self) -> str:
+        return f"JobTerms(job={self.spec.job!r})"  # a secret must not reach a log
+
+
+class Attached(Struct, frozen=True, tag=True, kw_only=True):
+    """Welcome; all jobs so far."""
+
+    jobs: tuple[JobTerms, ...] = ()
+    beat_ms: int = 250
+
+
+class Refused(Struct, frozen=True, tag=True, kw_only=True):
+    """This agent may not attach, and why. It ends."""
+
+    reason: str
+
+
+class OrderFrame(Struct, frozen=True, tag=True):
+    """Orders for this node, in the order in which they should be looked at."""
+
+    orders: tuple[AnyOrder, ...]
+
+
+class Ack(Struct, frozen=True, tag=True):
+    """Every event up to `seq` is journalled; the agent forgets them."""
+
+    seq: int
+
+
+class Shutdown(Struct, frozen=True, tag=True, kw_only=True):
+    """End all workers (SIGTERM, after `grace_s` SIGKILL), report them, and exit."""
+
+    reason: str
+    grace_s: float = 5.0
+
+
+ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Shutdown
+
+_to_orchestrator: Codec[ToOrchestrator] = Codec(ToOrchestrator, "message from an agent")
+_to_agent: Codec[ToAgent] = Codec(ToAgent, "message to an agent")
+
+
+def decode_to_orchestrator(data: bytes | bytearray | memoryview) -> ToOrchestrator:
+    """Decode a message that an agent sent. Raises `WireError`."""
+    return _to_orchestrator.decode(data)
+
+
+def decode_to_agent(data: bytes | bytearray | memoryview) -> ToAgent:
+    """Decode a message that the orchestrator sent. Raises `WireError`."""
+    return _to_agent.decode(data)

@@ -1,0 +1,62 @@
+"""Launch: what is to be run on every node, as `torchrelay run` writes it to `RUN_DIR/job.json` for the agents."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+FILE = "job.json"
+
+# What a training process needs anyway and what is slow to import: loaded once, in the forkserver.
+PRELOAD = (
+    "torch",
+    "torch.distributed",
+    "torch.nn.parallel",
+    "torch.optim",
+    "torch.utils.data",
+    "torch._dynamo",  # else the first optimizer of each process imports it, for 0.7 s
+    "numpy",
+    "torchrelay.worker.main",
+)
+FUNCTION = "torchrelay.worker.main:run_worker"
+
+
+class Launch(Struct, frozen=True, kw_only=True):
+    """One job's command. The agents hand it to their workers: as argv, working folder and environment."""
+
+    script: str  # a path, or a module's name if `module`
+    args: tuple[str, ...] = ()
+    module: bool = False
+    cwd: str
+    env: dict[str, str] = {}  # the operator's environment, which the workers inherit; no secrets of ours
+    nproc_per_node: int = 1
+    master_addr: str = "127.0.0.1"
+    master_port: int = 29500
+    preload: tuple[str, ...] = PRELOAD
+    function: str = FUNCTION  # what a worker runs, "module:function"; it takes no arguments
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """What `sys.argv` holds when the worker's function is called: ("-m", module, ...) or (script, ...)."""
+        return (("-m", self.script) if self.module else (self.script,)) + self.args
+
+
+def write_launch(run_dir: Path, launch: Launch) -> Path:
+    """Write `RUN_DIR/job.json`, whole or not at all; readable by its owner only, as environments may hold tokens."""
+    path = run_dir / FILE
+    draft = path.with_suffix(".draft")
+    draft.touch(mode=0o600)
+    draft.write_bytes(msgspec.json.encode(launch))
+    draft.replace(path)
+    return path
+
+
+def read_launch(run_dir: Path) -> Launch:
+    """Read it back. Raises `ValueError`, naming the file, if it is not there or not one."""
+    path = run_dir / FILE
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=Launch)
+    except (OSError, msgspec.DecodeError) as error:
+        raise ValueError(f"{path} is not a job's launch file: {error}. `torchrelay run` writes it.") from error

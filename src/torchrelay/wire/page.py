@@ -1,0 +1,146 @@
+"""The page: a small shared file through which a worker tells its agent where it is, without a message.
+
+The worker writes its step, phase and private state (RNG, loader position) into the page; the agent only reads. The
+page lives in memory that outlives the worker, so the private state survives a SIGKILL. Layout, little endian:
+
+    0      header   u64 magic, then Status (below) as fixed u64/f64 fields
+    4096   slot 0   u64 sequence, i64 step, i64 section, u64 length, then the private record's bytes
+    4096+S slot 1   the same, and so on
+
+A slot is valid when its sequence is even and not 0: the writer makes it odd, writes, and makes it even again. Slots
+take turns. A point is written twice, at its gate and again with the call's result; a worker that is in a gate may
+still be taken back to the point before the last one it has committed. So four slots hold all that can be asked for. A
+call that is redone writes its point again, however often: then in place of that point's older record, so that the
+points before it stay.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from pathlib import Path
+
+from msgspec import Struct
+
+from torchrelay.protocol.events import PrivateRecord
+from torchrelay.protocol.ids import Point, WorkerPhase
+
+MAGIC = 0x31_59_41_4C_45_52_54  # "TRELAY1"
+HEADER = 4096
+SLOT = 1 << 20  # bytes of one slot; the file is sparse, only what is written takes memory
+SLOTS = 4
+_SLOT_HEAD = struct.Struct("<QqqQ")
+_STATUS = struct.Struct("<Qqqqqqqqqq")
+_PHASES = tuple(WorkerPhase)
+
+MAX_RECORD = SLOT - _SLOT_HEAD.size
+
+
+class Status(Struct, frozen=True, kw_only=True):
+    """Where a worker is. Times are CLOCK_MONOTONIC nanoseconds of its node."""
+
+    step: int  # optimizer updates committed; -1 before join()
+    section: int  # sections committed since
+    phase: WorkerPhase
+    entered_ns: int  # when the phase was entered
+    committed_ns: int  # when the last commit happened; 0 if none
+    step_ns: int  # how long the last step took, entry to commit
+    collectives: int  # collectives started on the default group in this generation
+    beat_ns: int  # the control thread's last sign of life
+    generation: int
+
+
+class PageFull(ValueError):
+    """The private record is larger than a slot."""
+
+
+class Page:
+    """One worker's page. The worker opens it with `create=True` and writes; its agent opens and reads it."""
+
+    def __init__(self, path: Path, *, create: bool = False) -> None:
+        self.path = path
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        descriptor = os.open(path, flags, 0o600)
+        try:
+            if create:
+                os.ftruncate(descriptor, HEADER + SLOTS * SLOT)
+            self._map = mmap.mmap(descriptor, HEADER + SLOTS * SLOT)
+        finally:
+            os.close(descriptor)
+        self._points: list[Point | None] = [None] * SLOTS  # what each slot holds
+        self._ages = [0] * SLOTS  # its sequence
+        self._sequence = 0
+        if create:
+            blank = Status(
+                step=-1, section=0, phase=WorkerPhase.BOOTING, entered_ns=0, committed_ns=0, step_ns=0,
+                collectives=0, beat_ns=0, generation=0,
+            )  # fmt: skip
+            self.write_status(blank)
+
+    # ------------------------------------------------------------ status
+
+    def write_status(self, status: Status) -> None:
+        """Write all fields of the status at once (start-up, and tests)."""
+        fields = (status.step, status.section, _PHASES.index(status.phase), status.entered_ns, status.committed_ns)
+        rest = (status.step_ns, status.collectives, status.beat_ns, status.generation)
+        _STATUS.pack_into(self._map, 0, MAGIC, *fields, *rest)
+
+    def enter(self, phase: WorkerPhase, now_ns: int) -> None:
+        """The main thread enters a phase."""
+        struct.pack_into("<qq", self._map, 24, _PHASES.index(phase), now_ns)
+
+    def commit(self, point: Point, now_ns: int, step_ns: int) -> None:
+        """A point is committed."""
+        struct.pack_into("<qq", self._map, 8, point.step, point.section)
+        struct.pack_into("<qq", self._map, 40, now_ns, step_ns)
+
+    def beat(self, now_ns: int, collectives: int, generation: int) -> None:
+        """The control thread is alive."""
+        struct.pack_into("<qqq", self._map, 56, collectives, now_ns, generation)
+
+    def status(self) -> Status:
+        """Read the status. Fields may be of two adjacent moments; each alone is whole."""
+        magic, step, section, phase, entered, committed, took, collectives, beat, generation = _STATUS.unpack_from(
+            self._map, 0
+        )
+        if magic != MAGIC:
+            raise ValueError(f"{self.path} is not a worker's page")
+        return Status(
+            step=step, section=section, phase=_PHASES[phase], entered_ns=entered, committed_ns=committed,
+            step_ns=took, collectives=collectives, beat_ns=beat, generation=generation,
+        )  # fmt: skip
+
+    # ------------------------------------------------------------ private records
+
+    def keep(self, point: Point, data: bytes) -> None:
+        """Keep the private record of `point`; those of the last points stay whole. Raises `PageFull`."""
+        if len(data) > MAX_RECORD:
+            raise PageFull(f"{len(data)} bytes of private state, at most {MAX_RECORD} fit")
+        slot = self._slot_for(point)
+        start = HEADER + slot * SLOT
+        self._sequence += 2
+        _SLOT_HEAD.pack_into(self._map, start, self._sequence - 1, point.step, point.section, len(data))
+        self._map[start + _SLOT_HEAD.size : start + _SLOT_HEAD.size + len(data)] = data
+        struct.pack_into("<Q", self._map, start, self._sequence)
+        self._points[slot], self._ages[slot] = point, self._sequence
+
+    def _slot_for(self, point: Point) -> int:
+        """The slot to write: the oldest of all, or the older of two that this point has already."""
+        same = [slot for slot in range(SLOTS) if self._points[slot] == point]
+        return min(same if len(same) >= 2 else range(SLOTS), key=self._ages.__getitem__)
+
+    def records(self) -> tuple[PrivateRecord, ...]:
+        """The newest whole record of each point, older points first. Called when the writer has ended."""
+        found: list[tuple[int, PrivateRecord]] = []
+        for slot in range(SLOTS):
+            start = HEADER + slot * SLOT
+            sequence, step, section, length = _SLOT_HEAD.unpack_from(self._map, start)
+            if sequence and sequence % 2 == 0 and length <= MAX_RECORD:
+                data = self._map[start + _SLOT_HEAD.size : start + _SLOT_HEAD.size + length]
+                found.append((sequence, PrivateRecord(Point(step, section), bytes(data))))
+        newest = {record.point: record for _, record in sorted(found, key=lambda pair: pair[0])}
+        return tuple(newest[point] for point in sorted(newest))
+
+    def close(self) -> None:
+        self._map.close()

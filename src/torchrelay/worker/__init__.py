@@ -1,0 +1,1 @@
+"""The worker: what runs in each training process, beside and underneath the script."""

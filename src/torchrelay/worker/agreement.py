@@ -1,0 +1,107 @@
+"""Agreement: at join(), all ranks have built the same, and replicas hold the same values, to the last bit.
+
+A rank that differs could not be restored from another one, nor be a source for it. It is found out at the start, where
+it can be told which tensor it is, and not at the first fault.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import msgspec
+import torch
+import torch.distributed as dist
+
+from torchrelay.errors import StateMismatch
+from torchrelay.worker import tree
+from torchrelay.worker.digest import Digest
+from torchrelay.worker.gate import world
+from torchrelay.worker.parts import ContainerPart, GeneratorPart, Part
+from torchrelay.worker.saved import SavedPart
+from torchrelay.worker.state import State
+
+MAX_LINES = 20_000
+REMEDY = "Let all ranks build the same, from the same seed or checkpoint; tell shards apart with join(shard=...)"
+
+
+class _Told(msgspec.Struct, array_like=True):
+    """What a rank says of itself."""
+
+    shard: str
+    built: str
+    values: str
+
+
+def check_agreement(state: State, shard: str) -> None:
+    """Collective over all ranks. Raises `StateMismatch` on every rank if replicas differ."""
+    values = value_lines(state)
+    mine = _Told(shard, state.fingerprint(), digest_of(values))
+    everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
+    _compare(everyone, lambda told: told.built, state.description(), "has built something else than")
+    _compare(everyone, lambda told: told.values, values, "holds other values than")
+
+
+def value_lines(state: State) -> list[str]:
+    """A line with a digest for each part whose values must be equal on all replicas.
+
+    Generators are a rank's own. What save() returns is left out: it may be slow, and ranks may call it at other times.
+    """
+    return [f"{part.path}: {_digest(part)}" for part in state.flat() if not isinstance(part, GeneratorPart | SavedPart)]
+
+
+def _digest(part: Part) -> str:
+    given = part.give()
+    data, tensors = tree.encode(given["plain"] if isinstance(part, ContainerPart) else given, part.path, canonical=True)
+    digest = Digest()
+    digest.add(data)
+    for tensor in tensors:
+        digest.add_tensor(tensor)
+    return digest.text()
+
+
+def digest_of(lines: list[str]) -> str:
+    """One digest of all lines."""
+    digest = Digest()
+    digest.add("\n".join(lines).encode())
+    return digest.text()
+
+
+def _compare(everyone: list[_Told], aspect: Callable[[_Told], str], lines: list[str], difference: str) -> None:
+    """Raises `StateMismatch` if a rank differs from the first one with the same shard, naming the first line."""
+    seen: dict[str, int] = {}
+    differing = [
+        (rank, first)
+        for rank, told in enumerate(everyone)
+        if aspect(everyone[first := seen.setdefault(told.shard, rank)]) != aspect(told)
+    ]
+    if not differing:
+        return
+    described = [msgspec.msgpack.decode(data, type=list[str]) for data in _gather_lines(lines)]
+    rank, first = differing[0]
+    what = _first_difference(described[first], described[rank])
+    raise StateMismatch(f"rank {rank} {difference} rank {first}: {what}. {REMEDY}")
+
+
+def _first_difference(expected: list[str], found: list[str]) -> str:
+    for one, other in zip(expected, found, strict=False):
+        if one != other:
+            return f"{other} instead of {one}"
+    return f"{len(found)} parts instead of {len(expected)}"
+
+
+def _gather_lines(lines: list[str]) -> list[bytes]:
+    return _gather(msgspec.msgpack.encode(lines[:MAX_LINES]))
+
+
+def _gather(data: bytes) -> list[bytes]:
+    """Everybody's bytes, by rank. Plain tensors, so that nothing is unpickled."""
+    group, device = world()
+    size = torch.tensor([len(data)], dtype=torch.int64, device=device)
+    sizes = [torch.zeros_like(size) for _ in range(group.size())]
+    dist.all_gather(sizes, size)
+    longest = max(int(one.item()) for one in sizes)
+    padded = torch.zeros(longest, dtype=torch.uint8, device=device)
+    padded[: len(data)] = torch.frombuffer(bytearray(data), dtype=torch.uint8).to(device)
+    found = [torch.empty_like(padded) for _ in range(group.size())]
+    dist.all_gather(found, padded)
+    return [one[: int(length.item())].cpu().numpy().tobytes() for one, length in zip(found, sizes, strict=True)]

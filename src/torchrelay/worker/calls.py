@@ -1,0 +1,339 @@
+"""Calls: steps and sections, each run until it is committed.
+
+    entry       the edge, if a fault or a newcomer's arrival asks for it; then remember the way back
+    function    forward, backward, and in a step, from a hook before the first update: the gate
+    gate        at the latest when the function has returned
+    exit        keep the result for a successor
+
+A fault cuts an attempt short at any place before its gate: the attempt is poisoned, everything is put back as it was
+at the entry, and the function is called again with the same arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+from torch.optim import Optimizer
+
+from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared
+from torchrelay.protocol.ids import Point, WorkerPhase
+from torchrelay.wire.page import MAX_RECORD, PageFull
+from torchrelay.worker import cursor as places
+from torchrelay.worker import ddp, groups, late, random_state, values
+from torchrelay.worker.blame import tell_raised
+from torchrelay.worker.cursor import Cursor
+from torchrelay.worker.edge import Edge
+from torchrelay.worker.gate import Gate, world
+from torchrelay.worker.proof import Proof
+from torchrelay.worker.redo import Redo
+from torchrelay.worker.session import Session
+from torchrelay.worker.state import State
+from torchrelay.worker.tail import NoCollectives
+
+FIRST, EVERY = 3, 64  # calls of which it is checked that nothing but local work follows their gate
+MAX_RESULT = 256 << 10  # bytes of a call's result
+
+
+class Private(Struct, array_like=True):
+    """A rank's private record: what no replica has."""
+
+    rng: bytes  # as it is when the call returns
+    state: bytes  # see `private`
+    place: bytes  # see `cursor`
+    returned: bool  # written when the call had returned; else at its gate
+    late: dict[str, str] | None  # see `late`; None as long as it is not known
+
+
+_decode_private = msgspec.msgpack.Decoder(Private)
+
+
+def decode_private(data: bytes) -> Private:
+    """Raises `ValueError` for bytes that are none."""
+    try:
+        return _decode_private.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{len(data)} bytes that are no private record: {error}") from error
+
+
+class Attempt:
+    """One run of a call's function."""
+
+    __slots__ = ("call", "collectives", "kind", "passed", "private", "rng", "rng_at_gate")
+
+    def __init__(self, kind: str, rng: bytes) -> None:
+        self.kind = kind
+        self.rng = rng  # at the entry
+        self.rng_at_gate = b""
+        self.private = b""  # the private state at the gate
+        self.passed = False
+        self.call: places.Call | None = None
+        self.collectives = 0  # at the gate
+
+
+class Calls:
+    """All calls of this worker's script."""
+
+    def __init__(self, session: Session, state: State, cursor: Cursor, private: Private | None) -> None:
+        """`private`: for a newcomer, what its predecessor left at the point where `cursor` leads."""
+        self._session = session
+        self._standing = session.standing
+        self._state = state
+        self._cursor = cursor
+        self._private = private
+        self._gate = Gate(session, *world())
+        self._edge = Edge(session, state, cursor.last_call)
+        self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
+        self._proof = Proof.from_environment(session, state, cursor)
+        self._wrappers = state.ddps()
+        self._unsettled = list(self._wrappers)
+        self._attempt: Attempt | None = None
+        self._count = 0
+        self._late = private.late if private is not None else None
+        self._strayed: str | None = None  # an exception has left a call, and the script has gone on
+        self._tail: NoCollectives | None = None  # of a newcomer, between its last recorded call and the edge
+
+    @property
+    def inside(self) -> bool:
+        """Whether a call is under way."""
+        return self._attempt is not None
+
+    @property
+    def committed(self) -> Point:
+        """The last committed point, as far as the script can know."""
+        return self._cursor.point
+
+    # ------------------------------------------------------------ a call
+
+    def run(self, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
+        if self._attempt is not None:
+            raise Refused(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section")
+        if self._cursor.replaying:
+            return self._replay(kind)
+        self.stand_still()
+        while True:
+            attempt = self._begin(kind)
+            try:
+                value = function(*args, **kwargs)
+                self._finish(attempt, value)
+            except BaseException as error:
+                if not self._to_be_redone(attempt, error):
+                    raise
+            else:
+                return value
+            finally:
+                self._attempt = None
+            self._go_back(attempt)
+
+    def stand_still(self) -> None:
+        """At the entry of a call, or at the script's end: stop if somebody has asked for it."""
+        if self._private is not None:
+            self._end_tail()
+            self._edge.stop()
+            self._private = None
+        elif self._standing.poisoned:
+            if self._strayed is not None:
+                raise Undeclared(
+                    f"a step raised {self._strayed}, the script went on without it, and a fault came before the next "
+                    "one was committed: other ranks may stand elsewhere. Let exceptions leave the script"
+                )
+            for wrapper in self._wrappers:
+                ddp.mark(wrapper)  # we rolled forward: what DDP is now belongs to the call that follows
+            self._edge.stop()
+
+    def _begin(self, kind: str) -> Attempt:
+        """The entry: what follows can be undone."""
+        redo = self._redo[kind]
+        redo.mark()
+        redo.probe_entry()
+        for wrapper in self._wrappers:
+            ddp.mark(wrapper)
+        attempt = self._attempt = Attempt(kind, random_state.capture())
+        if self._proof is not None:
+            self._proof.note(attempt.rng)
+        step = kind == "step"
+        self._standing.enter(WorkerPhase.COMPUTING if step else WorkerPhase.SECTION, self._pending(kind))
+        return attempt
+
+    def _pending(self, kind: str) -> Point:
+        point = self._cursor.point
+        return point.after_step() if kind == "step" else point.after_section()
+
+    def _go_back(self, attempt: Attempt) -> None:
+        """Put all back as it was at the entry, and wait until the call may be run again."""
+        redo = self._redo[attempt.kind]
+        if attempt.call is not None:
+            self._cursor.drop_call(attempt.call)
+        redo.rewind()
+        random_state.restore(attempt.rng)
+        self._edge.stop()
+
+    # ------------------------------------------------------------ the gate
+
+    def before_update(self, optimizer: Optimizer) -> None:
+        """From the hook of every optimizer: in a step, the gate before its first update."""
+        attempt = self._attempt
+        if attempt is None or attempt.kind != "step":
+            where = "in a section" if attempt is not None else "outside of any step"
+            if self._is_ours(optimizer):
+                raise Refused(
+                    f"{type(optimizer).__name__}.step() {where}: a fault could not undo it",
+                    "call it in a function decorated with @run.step",
+                )
+            return
+        if not self._is_ours(optimizer):
+            if not self._state.saves:
+                raise Refused(
+                    f"a {type(optimizer).__name__} steps that was not given to join()",
+                    "pass all optimizers: join(optimizer=[first, second])",
+                )
+            self._state.watch(optimizer)
+        if not attempt.passed:
+            self._pass_gate(attempt, optimizer)
+
+    def _is_ours(self, optimizer: Optimizer) -> bool:
+        return any(optimizer is known for known in self._state.optimizers())
+
+    def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None) -> None:
+        """Commit, or raise `StepInterrupted`."""
+        if self._standing.poisoned:
+            raise StepInterrupted  # scripts catch what unwinds them: again at every gate of the attempt
+        self._redo[attempt.kind].probe_gate(optimizer)
+        # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
+        self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
+        attempt.rng_at_gate = random_state.capture()
+        pending = self._pending(attempt.kind)
+        if attempt.call is None:
+            attempt.call = self._cursor.begin_call(attempt.kind, pending)
+        try:
+            self._gate.enter(pending, lambda: self._record(attempt))
+        except PageFull as error:
+            raise _too_large(error) from error
+        attempt.passed = True
+        self._cursor.point = pending
+        self._strayed = None
+        if self._checked():
+            attempt.collectives = groups.collectives()
+
+    def _record(self, attempt: Attempt) -> bytes:
+        """What outlives this process: as of the gate, and again when the call has returned."""
+        state = self._state.private.record()
+        if not attempt.passed:
+            attempt.private = state
+        private = Private(attempt.rng_at_gate, state, self._cursor.record(), attempt.passed, self._late)
+        return msgspec.msgpack.encode(private)
+
+    def _checked(self) -> bool:
+        return self._count < FIRST or self._count % EVERY == 0
+
+    # ------------------------------------------------------------ the exit
+
+    def _finish(self, attempt: Attempt, value: Any) -> None:
+        """The function has returned: pass the gate if that is still to be done, and keep the result."""
+        if not attempt.passed:
+            self._pass_gate(attempt)
+        if self._checked():
+            self._check_local(attempt)
+        self._count += 1
+        assert attempt.call is not None, "a committed call is in the record"
+        attempt.call.result = self._encode(attempt.kind, value)
+        try:
+            self._session.page.keep(self._cursor.point, self._record(attempt))
+        except PageFull as error:
+            raise _too_large(error) from error
+        self._standing.enter(WorkerPhase.BETWEEN)
+
+    def _encode(self, kind: str, value: Any) -> bytes:
+        try:
+            result = values.encode(value, f"the result of a {kind}")
+        except TypeError as error:
+            raise Refused(str(error), "return numbers, tensors, and lists or dicts of them, or nothing") from error
+        if len(result) > MAX_RESULT:
+            raise Refused(
+                f"the result of a {kind} has {len(result):,} bytes; at most {MAX_RESULT:,} are kept for a successor",
+                "return a summary, such as the loss",
+            )
+        return result
+
+    def _check_local(self, attempt: Attempt) -> None:
+        """Nothing but local work may follow the gate: it is not repeated, and nobody helps with it."""
+        if attempt.kind == "step" and groups.collectives() != attempt.collectives:
+            raise Refused(
+                "a step communicates after its first optimizer.step()",
+                "move that communication before optimizer.step(), or into run.section()",
+            )
+        if random_state.capture() != attempt.rng_at_gate:
+            raise Refused(
+                "a step draws random numbers after its first optimizer.step()",
+                "draw them before optimizer.step(), or after the step",
+            )
+        if attempt.kind == "step":
+            self._late = late.look(attempt.private, self._state.private.record())
+
+    # ------------------------------------------------------------ exceptions
+
+    def _to_be_redone(self, attempt: Attempt, error: BaseException) -> bool:
+        """Whether the call is to be run again after this exception; if not, it leaves the call."""
+        if attempt.passed or isinstance(error, TorchrelayError):
+            return False
+        if isinstance(error, StepInterrupted):
+            return True
+        if not isinstance(error, Exception):
+            return False
+        if groups.is_collective_error(error):
+            self._gate.broken(error)
+            return True
+        if self._standing.poisoned:
+            # It may be a consequence of the fault, or the script's own: others will tell.
+            tell_raised(self._session, error, fatal=False)
+            return True
+        self._strayed = type(error).__name__
+        if attempt.call is not None:
+            self._cursor.drop_call(attempt.call)
+        self._standing.enter(WorkerPhase.BETWEEN)
+        return False
+
+    # ------------------------------------------------------------ newcomers
+
+    def _replay(self, kind: str) -> Any:
+        """The recorded result; after the last one, the random state of the lost worker."""
+        call = self._cursor.replay_call(kind)
+        assert call.result is not None, "results that were missing were fetched from a source"
+        if not self._cursor.replaying:
+            assert self._private is not None, "only newcomers replay"
+            self._state.private.load(self._private.state)
+            if not self._private.returned:
+                late.make_again(self._state.private, self._private.late)
+            random_state.restore(self._private.rng)
+            self._tail = NoCollectives()  # type: ignore[no-untyped-call]
+            self._tail.begin()
+        return values.decode(call.result)
+
+    def _end_tail(self) -> None:
+        if self._tail is not None:
+            self._tail.end()
+            self._tail = None
+
+    # ------------------------------------------------------------ the end
+
+    def end(self) -> None:
+        """The script has ended: stand at the last edge until nobody asks for it any more."""
+        if self._cursor.replaying:
+            raise places.Diverged("this worker takes over a rank, and its script ended before it came to its place")
+        self.stand_still()
+
+    def note_end(self) -> None:
+        """For tests: the digest of everything at the script's end."""
+        if self._proof is not None:
+            self._proof.note(random_state.capture())
+
+
+def _too_large(error: PageFull) -> Refused:
+    return Refused(
+        f"a rank's private state is too large: {error}",
+        f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
+        "bytes",
+    )

@@ -1,0 +1,272 @@
+"""DDP's reducer: the same buckets on every rank at every step, and a fresh reducer after an interrupted one.
+
+How gradients are summed depends on how they lie in buckets, so the layout of the buckets belongs to the state. torch
+changes it once: after the first backward pass, at the beginning of the next forward, to the order in which rank 0's
+gradients arrived. A fault between the two would lose that order. So `settle`, called at the gate, lets it happen before
+the step commits, and after the commit the layout is the same everywhere, and for good.
+
+An interrupted backward pass leaves a reducer in the middle of its work. `renew` puts a fresh one in its place; the
+DDP object, the module in it and its parameters stay.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypedDict
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d
+from torch._C._distributed_c10d import FakeWork
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
+from torch.nn.parallel import DistributedDataParallel
+
+STATELESS = (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
+BUILTIN = {str(hook): hook for hook in _distributed_c10d.BuiltinCommHookType.__members__.values()}
+
+
+class Layout(TypedDict):
+    """What of a DDP wrapper belongs to the state. Plain values: it travels."""
+
+    buckets: list[list[int]]  # which parameters are in each bucket, in the order of reduction
+    settled: bool  # it will not change any more
+    sync_buffers: bool  # whether the next forward pass broadcasts the buffers
+
+
+@dataclass(frozen=True)
+class _Built:
+    """What the reducer was made of when we first saw the wrapper; parameters may be frozen later, numbers stay."""
+
+    parameters: list[torch.nn.Parameter]
+    sparse: list[bool]
+    names: dict[int, str]
+
+
+_built: weakref.WeakKeyDictionary[DistributedDataParallel, _Built] = weakref.WeakKeyDictionary()
+_buckets: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[bool, list[list[int]]]] = weakref.WeakKeyDictionary()
+_sync: weakref.WeakKeyDictionary[DistributedDataParallel, bool] = weakref.WeakKeyDictionary()
+
+
+def find(model: torch.nn.Module) -> list[DistributedDataParallel]:
+    """The DDP wrappers in a model, itself included, in the order of its modules."""
+    found = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    for ddp in found:
+        _remember(ddp)
+    return found
+
+
+# ---------------------------------------------------------------- what we refuse
+
+
+def refusal(ddp: DistributedDataParallel) -> str | None:
+    """Why this wrapper cannot be carried through a fault, with the remedy; None if it can. For join()."""
+    if ddp._use_python_reducer:
+        return "DDP uses its Python reducer: leave torch._dynamo.config.optimize_ddp at its default"
+    if ddp.mixed_precision is not None:
+        return "DDP's own mixed_precision keeps copies of parameters: use torch.autocast instead"
+    if ddp._delay_all_reduce_params:
+        return "delay_all_reduce_named_params reduces outside DDP's buckets: leave it out"
+    if hasattr(ddp, "buffer_hook"):
+        return "a hook for buffers may keep state that cannot be restored: leave it out, and reduce buffers in the step"
+    if any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()):
+        return "an optimizer that runs inside backward updates before the step is committed: step it after backward"
+    if ddp._join_config.enable:
+        return "uneven inputs (DDP.join) let ranks take part in steps that are not theirs: give all ranks equally many"
+    return _refusal_of_hooks(ddp)
+
+
+def _refusal_of_hooks(ddp: DistributedDataParallel) -> str | None:
+    for hook, state in ddp._comm_hooks:
+        name = getattr(hook, "__qualname__", repr(hook))
+        if getattr(hook, "torchrelay_stateless", False):
+            continue  # the script vouches for it
+        if hook not in STATELESS:
+            return (
+                f"the communication hook {name} may keep state between steps (error feedback, a warm start): "
+                "use one of torch's default_hooks, or set torchrelay_stateless = True on it if it keeps none"
+            )
+        if state is not None and not isinstance(state, dist.ProcessGroup):
+            return f"the communication hook {name} was given a state: give it None or a process group"
+    name = _hook_name(ddp)
+    if not ddp._comm_hooks and name and name not in BUILTIN:
+        return f"the communication hook {name} was registered below DDP: use register_comm_hook"
+    return None
+
+
+def _hook_name(ddp: DistributedDataParallel) -> str:
+    """The name of the communication hook, as DDP's logger keeps it; empty if there is none."""
+    inside: Any = ddp
+    return str(inside._get_ddp_logging_data().get("comm_hook", "")) if ddp.logger is not None else ""
+
+
+# ---------------------------------------------------------------- the layout
+
+
+def mark(ddp: DistributedDataParallel) -> None:
+    """Remember, at the entry of a call, what an interrupted call may have changed. To be called before it may stop.
+
+    Whether the next forward broadcasts the buffers depends on the forward before (one under `no_sync` or without
+    gradients switches it off). It must be the same on all ranks, or they wait for one another for ever.
+    """
+    _sync[ddp] = ddp.require_forward_param_sync
+
+
+def settle(ddp: DistributedDataParallel) -> bool:
+    """Let DDP change its buckets now, if it still will. At the gate, on all ranks: it communicates the first time.
+
+    Returns whether the layout is final; then it needs not be called again.
+    """
+    if ddp._has_rebuilt_buckets or (ddp.find_unused_parameters and not ddp.static_graph):
+        return True
+    reducer = ddp.reducer
+    try:
+        reducer._check_reducer_finalized()
+    except RuntimeError:
+        return False  # gradients are missing: DDP will say so itself, in its next forward pass
+    if ddp.static_graph:
+        # torch would change the buckets after the second step, from what it counted in the first: both would be lost
+        # by a fault between them. The order in which parameters were defined, reversed, is as good.
+        _dictate(ddp, _reversed_order(ddp))
+    elif not reducer._rebuild_buckets():
+        return False  # no backward pass with communication yet
+    ddp._has_rebuilt_buckets = True
+    return True
+
+
+def layout(ddp: DistributedDataParallel) -> Layout:
+    """The layout that the next step will use, if the last one went by the gate. At any time."""
+    settled = ddp._has_rebuilt_buckets
+    known = _buckets.get(ddp)
+    if known is None or known[0] != settled:
+        known = (settled, _read_buckets(ddp))
+        _buckets[ddp] = known
+    return Layout(
+        buckets=[list(bucket) for bucket in known[1]],
+        settled=settled,
+        sync_buffers=_sync.get(ddp, ddp.require_forward_param_sync),
+    )
+
+
+def _read_buckets(ddp: DistributedDataParallel) -> list[list[int]]:
+    """The buckets of the live reducer. It hands them out with zeros as large as all gradients, so it is asked once."""
+    numbers = {id(parameter): number for number, parameter in enumerate(_remember(ddp).parameters)}
+    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    return [[numbers[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
+
+
+def _reversed_order(ddp: DistributedDataParallel) -> list[list[int]]:
+    """Buckets of DDP's sizes, the last parameters first: their gradients are the first to arrive."""
+    built = _remember(ddp)
+    first = [_distributed_c10d._DEFAULT_FIRST_BUCKET_BYTES] if ddp.bucket_bytes_cap_default else []
+    limits = [*first, ddp.bucket_bytes_cap]
+    order = range(len(built.parameters) - 1, -1, -1)
+    buckets, _ = _distributed_c10d._compute_bucket_assignment_by_size(
+        [built.parameters[number] for number in order], limits, [built.sparse[number] for number in order], list(order)
+    )
+    return [list(bucket) for bucket in buckets]
+
+
+# ---------------------------------------------------------------- a fresh reducer
+
+
+def renew(ddp: DistributedDataParallel, layout: Layout) -> None:
+    """Put a fresh reducer with this layout in the place of the old one, and drop all gradients.
+
+    All ranks call it after each recovery, with the same layout, when their groups are wired; it does not communicate.
+    Gradients become None. Raises `ValueError` if the layout is not one of this wrapper's.
+    """
+    built = _remember(ddp)
+    expected = list(range(len(built.parameters)))
+    if sorted(number for bucket in layout["buckets"] for number in bucket) != expected:
+        raise ValueError(f"the layout is of other parameters than the {len(expected)} of this DDP wrapper")
+    builtin = BUILTIN.get(_hook_name(ddp)) if not ddp._comm_hooks else None
+    for parameter in built.parameters:
+        parameter.grad = None  # views into the old buckets would keep them
+    _drop_reducer(ddp)
+    _make_reducer(ddp, built)
+    _prepare_reducer(ddp, builtin)
+    if layout["settled"]:
+        _dictate(ddp, layout["buckets"])
+    ddp._has_rebuilt_buckets = layout["settled"]
+    ddp.require_forward_param_sync = layout["sync_buffers"]
+    _sync[ddp] = layout["sync_buffers"]
+    _buckets[ddp] = (layout["settled"], [list(bucket) for bucket in layout["buckets"]])
+
+
+def _drop_reducer(ddp: Any) -> None:
+    """Let go of the old reducer before there is a new one: its buckets are as large as all gradients."""
+    if ddp.reducer is not None:
+        ddp.reducer._remove_autograd_hooks()  # whoever else holds it: it must not reduce a second time
+    ddp.logger = None
+    ddp.reducer = None
+
+
+def _make_reducer(ddp: Any, built: _Built) -> None:
+    """A reducer as DDP makes its first one. It takes only parameters that need gradients: frozen ones, for a moment."""
+    frozen = [parameter for parameter in built.parameters if not parameter.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    try:
+        ddp._ddp_init_helper(built.parameters, built.sparse, built.names, ddp.static_graph)
+    finally:
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+
+
+def _prepare_reducer(ddp: Any, builtin: _distributed_c10d.BuiltinCommHookType | None) -> None:
+    """Tell a fresh reducer what DDP, or the script, has told the first one."""
+    if ddp.static_graph:
+        ddp.reducer._set_static_graph()
+        ddp.logger._set_static_graph()
+        ddp._static_graph_delay_allreduce_enqueued = False
+    for hook, state in ddp._comm_hooks:
+        ddp.logger._set_comm_hook_name(hook.__qualname__)
+        _distributed_c10d._register_comm_hook(ddp.reducer, state, hook)
+    if builtin is not None:
+        ddp._register_builtin_comm_hook(builtin)
+
+
+def _dictate(ddp: DistributedDataParallel, buckets: Sequence[Sequence[int]]) -> None:
+    """Make the reducer change its buckets to these, once and for all.
+
+    A reducer changes its buckets to what rank 0 broadcasts. For that moment it gets a group that broadcasts ours.
+    """
+    reducer = ddp.reducer
+    dictation = _Dictation(ddp.process_group, buckets)
+    reducer._push_all_rebuilt_params()
+    reducer._update_process_group(dictation)
+    try:
+        changed = reducer._rebuild_buckets()
+    finally:
+        reducer._update_process_group(ddp.process_group)
+    assert changed, "a reducer that was just told of all its parameters did not change its buckets"
+    assert dictation.done, "a reducer changed its buckets without asking rank 0"
+
+
+class _Dictation(dist.ProcessGroup):
+    """A group in which rank 0 says what it is told: all parameters and how many buckets, then the buckets' sizes."""
+
+    def __init__(self, group: dist.ProcessGroup, buckets: Sequence[Sequence[int]]) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]  # needs no store
+        order = [number for bucket in buckets for number in bucket]
+        self._messages = [[*order, len(buckets)], [len(bucket) for bucket in buckets]]
+
+    @property
+    def done(self) -> bool:
+        return not self._messages
+
+    def broadcast(self, tensors: list[torch.Tensor], _opts: Any) -> FakeWork:  # type: ignore[override]
+        tensors[0].copy_(torch.tensor(self._messages.pop(0), dtype=tensors[0].dtype))
+        return FakeWork()
+
+
+def _remember(ddp: DistributedDataParallel) -> _Built:
+    built = _built.get(ddp)
+    if built is None:
+        inside: Any = ddp
+        parameters, sparse = inside._build_params_for_reducer()
+        built = _Built(parameters, sparse, inside._build_debug_param_to_name_mapping(parameters))
+        _built[ddp] = built
+    return built

@@ -1,0 +1,204 @@
+"""Edge: where a worker stands still, at the entry of a call, until all ranks may go on together.
+
+    Decide or CatchUp   WorkerReady: we stand after this point; who holds its state serves it from now on
+    Rewire              connect all groups in the new generation
+    Restore             a newcomer: take the state from a source
+    Resume              stop serving, put DDP right, go on
+
+Orders come in any order and more than once, and a newer generation begins it all again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from torchrelay.protocol.events import (
+    RestoreFailed,
+    RewireFailed,
+    StateRestored,
+    WorkerReady,
+    WorkerResumed,
+    WorkerRewired,
+)
+from torchrelay.protocol.ids import Generation, Point, WorkerPhase
+from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, WorkerOrder
+from torchrelay.worker import ddp, groups, random_state, transfer
+from torchrelay.worker.session import Session
+from torchrelay.worker.state import State
+
+WIRING_S = 60.0  # connecting may take; the orchestrator gives up earlier
+RESTORE_S = 600.0
+
+
+class Edge:
+    """The edge of one worker. `record` tells the place of its script, for newcomers."""
+
+    def __init__(self, session: Session, state: State | None = None, record: Callable[[], bytes] | None = None) -> None:
+        self._session = session
+        self._standing = session.standing
+        self._state = state
+        self._record = record
+        self._ready = self._rewired = Generation(0)  # done in this generation
+        self._tried: Restore | None = None
+
+    # ------------------------------------------------------------ stops
+
+    def wire(self) -> None:
+        """The first wiring, in init_process_group: every rank asks for it."""
+        standing = self._standing
+        standing.enter(WorkerPhase.STOPPED)
+        self._say_ready(standing.heard, None)
+        while True:
+            order = standing.wait(lambda: self._next(Rewire, Resume), self._session.welcome.patience_s)
+            if isinstance(order, Rewire):
+                self._rewire(order)
+            elif isinstance(order, Resume) and standing.go_on(order.generation):
+                self._say_resumed(order.generation)
+                standing.enter(WorkerPhase.BOOTING)
+                return
+
+    def stop(self) -> None:
+        """Stand still until ordered to go on. The state is as it was at the entry of the call, before and after."""
+        assert self._state is not None, "only who has joined stops at calls"
+        rng = random_state.capture()
+        gradients = self._state.gradients()
+        self._standing.enter(WorkerPhase.STOPPED)
+        while True:
+            order = self._standing.wait(
+                lambda: self._next(Decide, CatchUp, Rewire, Restore, Resume), self._session.welcome.patience_s
+            )
+            match order:
+                case Decide() | CatchUp():
+                    self._become_ready(order)
+                case Rewire():
+                    self._rewire(order)
+                case Restore():
+                    gradients = self._restore(order) or gradients
+                case Resume():
+                    self._renew(gradients)
+                    random_state.restore(rng)
+                    if self._standing.go_on(order.generation):
+                        self._say_resumed(order.generation)
+                        return
+
+    def _next(self, *kinds: type[WorkerOrder]) -> Any:
+        """The first order that is still to be obeyed, as things stand. Called under the lock."""
+        standing = self._standing
+        for kind in kinds:
+            order = standing.order(kind)
+            if order is not None and self._due(order):
+                return order
+        return None
+
+    def _due(self, order: WorkerOrder) -> bool:
+        standing = self._standing
+        match order:
+            case Decide():
+                return self._ready != order.generation and standing.committed is not None
+            case CatchUp():
+                return self._ready != order.generation and standing.committed is None
+            case Rewire():
+                return self._rewired != order.generation and standing.wired != order.generation
+            case Restore():
+                again = self._tried is not None and self._tried == order
+                return self._rewired == order.generation and standing.committed is None and not again
+            case Resume():
+                return self._rewired == order.generation and standing.committed == order.point
+        return False
+
+    # ------------------------------------------------------------ ready
+
+    def _become_ready(self, order: Decide | CatchUp) -> None:
+        """We stand at the edge after the point that the job goes on from; whoever needs its state may have it here."""
+        standing, session = self._standing, self._session
+        here = standing.committed if standing.committed is not None else standing.caught_up
+        assert here == order.point, f"ordered to stand after {order.point}, and stands after {here}"
+        if standing.committed is not None:
+            session.server.publish(order.generation, order.point, self._record, self._state)
+        self._say_ready(order.generation, order.point)
+
+    def _say_ready(self, generation: Generation, point: Point | None) -> None:
+        self._ready = generation
+        session = self._session
+        ready = WorkerReady(
+            job=session.job, generation=generation, worker=session.worker, rank=session.rank, point=point
+        )
+        session.link.answer(ready, Assign, Decide, CatchUp)
+
+    # ------------------------------------------------------------ rewire
+
+    def _rewire(self, order: Rewire) -> None:
+        standing, session = self._standing, self._session
+        if not standing.begin_wiring(order.generation):
+            return
+        begin = time.monotonic()
+        try:
+            store = groups.connect_store(order.store, WIRING_S)
+            groups.rewire(store, generation=order.generation, timeout_s=WIRING_S)
+        except groups.RewireError as error:
+            failed = RewireFailed(
+                job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
+                reason=error.reason,
+            )  # fmt: skip
+            session.link.answer(failed, Rewire)
+            return
+        finally:
+            standing.end_wiring()
+        self._rewired = order.generation
+        rewired = WorkerRewired(
+            job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
+            took_ms=1000 * (time.monotonic() - begin),
+        )  # fmt: skip
+        session.link.answer(rewired, Rewire)
+
+    # ------------------------------------------------------------ restore
+
+    def _restore(self, order: Restore) -> bytes | None:
+        """Take the state; returns which gradients there are at the point, or None if it did not come."""
+        assert self._state is not None, "only who has joined can be restored"
+        session, state = self._session, self._state
+        self._tried = order
+        cancel = session.new_transfer()
+        if self._standing.heard != order.generation:
+            return None  # interrupted just before the handle was there to be cut
+        try:
+            received = transfer.fetch_state(
+                order.sources, session.welcome.secret, order.generation, order.point, state,
+                timeout_s=RESTORE_S, cancel=cancel,
+            )  # fmt: skip
+        except transfer.TransferCancelled:
+            return None
+        except transfer.TransferFailed as error:
+            failed = RestoreFailed(
+                job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
+                source=error.source, reason=error.reason, mismatch=error.mismatch,
+            )  # fmt: skip
+            session.link.answer(failed, Restore)
+            return None
+        if not self._standing.hold(order.point, order.generation):
+            return None
+        restored = StateRestored(
+            job=session.job, generation=order.generation, worker=session.worker, rank=session.rank, point=order.point,
+            sources=received.sources, digest=received.digest, size=received.size, took_ms=1000 * received.took_s,
+        )  # fmt: skip
+        session.link.answer(restored, Restore)
+        return state.gradients()
+
+    # ------------------------------------------------------------ resume
+
+    def _renew(self, gradients: bytes) -> None:
+        """All ranks come out with the same reducers, and with the gradients of the entry."""
+        assert self._state is not None, "only who has joined goes on from a point"
+        self._session.server.withdraw()
+        state = self._state
+        for wrapper, layout in zip(state.ddps(), state.ddp_layouts(), strict=True):
+            ddp.renew(wrapper, layout)
+        state.forget_received_layouts()
+        state.put_gradients(gradients)  # a fresh reducer has dropped them
+
+    def _say_resumed(self, generation: Generation) -> None:
+        session = self._session
+        resumed = WorkerResumed(job=session.job, generation=generation, worker=session.worker, rank=session.rank)
+        session.link.answer(resumed, Resume)

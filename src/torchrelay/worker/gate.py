@@ -1,0 +1,91 @@
+"""Gate: the commit. An all-reduce of four bytes over all ranks, just before the update of a step.
+
+Its completion on any rank means that every rank had entered it, so that every rank holds final gradients.
+
+    completes, nobody has asked        passed
+    completes, but we have reported    the verdict decides
+    fails                              say so, wait for the interrupt, then for the verdict
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.protocol.events import CollectiveFailed
+from torchrelay.protocol.ids import Point
+from torchrelay.worker.session import Session
+
+MARKS = 1 << 16
+
+
+class Gate:
+    """The gate of all calls of this worker."""
+
+    def __init__(self, session: Session, group: dist.ProcessGroup, device: str) -> None:
+        """`group`: of all ranks; `device`: on which it communicates."""
+        self._session = session
+        self._standing = session.standing
+        self._group = group
+        # Made once: what lies between backward and the update should be little.
+        self._flag = torch.zeros(1, dtype=torch.int32, device=device)
+        self._flags = [self._flag]
+        self._size = group.size()
+
+    def enter(self, pending: Point, record: Callable[[], bytes]) -> None:
+        """Commit `pending`, or raise `StepInterrupted`. `record` gives the private record that is kept first.
+
+        Raises `Refused` if another rank is in the gate of another point.
+        """
+        self._session.page.keep(pending, record())
+        standing = self._standing
+        if not standing.enter_gate():
+            raise StepInterrupted
+        # Ranks of one job go through the same gates. A sum tells if one of them has taken another way.
+        mark = (pending.step * 31 + pending.section) % MARKS + 1
+        self._flag.fill_(mark)
+        try:
+            self._group.allreduce(self._flags).wait()
+            total = self._flag.item()  # on a GPU this is the host's wait
+        except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
+            self.broken(error)
+        else:
+            if total != _wrapped(mark * self._size) and not standing.poisoned:
+                raise Refused(
+                    f"the ranks are at different calls: this one commits {pending}",
+                    "let every rank make the same steps and sections, in the same order",
+                )
+            if standing.pass_gate():
+                return
+        # After the report: roll forward by order, or not at all.
+        if not standing.await_verdict(self._session.welcome.patience_s):
+            raise StepInterrupted
+
+    def broken(self, error: BaseException) -> None:
+        """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does."""
+        standing = self._standing
+        if standing.poisoned:
+            return
+        session = self._session
+        text = (str(error).splitlines() or [""])[0][:200]
+        failed = CollectiveFailed(
+            worker=session.worker, job=session.job, rank=session.rank, generation=standing.wired,
+            summary=f"{type(error).__name__}: {text}",
+        )  # fmt: skip
+        session.link.say(failed)
+        standing.await_poison(session.welcome.patience_s)
+
+
+def world() -> tuple[dist.ProcessGroup, str]:
+    """The group of all ranks, and the device on which it communicates."""
+    group = c10d._get_default_group()
+    return group, "cpu" if "gloo" in repr(c10d._world.pg_backend_config[group]) else "cuda"
+
+
+def _wrapped(value: int) -> int:
+    """As an int32 would hold it."""
+    return (value + (1 << 31)) % (1 << 32) - (1 << 31)

@@ -1,0 +1,171 @@
+"""Identity: a worker runs its script before it knows which rank it is, up to the moment when the script asks.
+
+The script asks by reading RANK or one of its kin from `os.environ`, by looking at the whole environment, or by
+`init_process_group`. There it waits for its assignment. From then on `os.environ` is as plain as ever.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torchrelay.protocol.ids import Rank
+from torchrelay.protocol.orders import Assign
+
+# The variables that tell ranks apart, and what is known with them only.
+NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
+
+
+class Identity:
+    """Which rank this worker is, once it is known."""
+
+    def __init__(self, logs: Path | None = None) -> None:
+        """`logs`: the folder of the ranks' log files; None: output stays where it goes."""
+        self._logs = logs
+        self._known = threading.Event()
+        self._becoming = threading.Lock()
+        self.assigned: Assign | None = None
+
+    @property
+    def known(self) -> bool:
+        return self._known.is_set()
+
+    def wait(self) -> Assign:
+        """Wait, as long as it takes: a spare may be one for days."""
+        self._known.wait()
+        assert self.assigned is not None, "what is known is there"
+        return self.assigned
+
+    @property
+    def rank(self) -> Rank:
+        """Our rank; waits until it is known."""
+        return self.wait().rank
+
+    def assign(self, order: Assign) -> None:
+        """Become this rank: environment and log file first, then whoever waits goes on. Twice is as good as once."""
+        with self._becoming:
+            if self.assigned is not None:
+                if self.assigned.rank != order.rank:
+                    raise ValueError(f"this worker is rank {self.assigned.rank} and cannot become rank {order.rank}")
+                return
+            self.assigned = order
+            if self._logs is not None:
+                point_output_to(self._logs / f"rank-{order.rank}.log")
+            tell_environment(environment_of(order))
+            self._known.set()
+
+    def let_environment_wait(self) -> None:
+        """From now on, whoever asks `os.environ` for the rank waits for it, unless it has come already."""
+        with self._becoming:
+            if self.assigned is None:
+                make_environment_wait(self.wait)
+
+
+def environment_of(order: Assign) -> dict[str, str]:
+    """torchrun's variables that differ between ranks, or are known with the rank only."""
+    local, group = order.rank % order.local_world_size, order.rank // order.local_world_size
+    return {
+        "RANK": str(order.rank),
+        "LOCAL_RANK": str(local),
+        "GROUP_RANK": str(group),
+        "ROLE_RANK": str(order.rank),
+        "WORLD_SIZE": str(order.world_size),
+        "ROLE_WORLD_SIZE": str(order.world_size),
+        "LOCAL_WORLD_SIZE": str(order.local_world_size),
+        "GROUP_WORLD_SIZE": str(-(-order.world_size // order.local_world_size)),
+        "TORCHELASTIC_RESTART_COUNT": str(order.restarts),
+    }
+
+
+def point_output_to(path: Path) -> None:
+    """From here on, what is printed goes to the end of this file, by whatever part of the process."""
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        for standard in (1, 2):
+            os.dup2(descriptor, standard)
+    finally:
+        os.close(descriptor)
+
+
+# ---------------------------------------------------------------- os.environ
+
+
+_wait: Callable[[], Any] | None = None  # set while os.environ waits
+
+
+class _WaitingEnviron(os._Environ):  # type: ignore[type-arg]  # generic in the stubs only
+    """os.environ for as long as the rank is not known: looking at what depends on it waits.
+
+    While it waits it becomes plain again, so after the wait `super()` would refuse it: the methods are called by name.
+    """
+
+    def __getitem__(self, key: Any) -> Any:
+        if _plain(key) in NAMES:
+            _wait_for_rank()
+        return os._Environ.__getitem__(self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        _wait_for_rank()
+        return os._Environ.__iter__(self)
+
+    def __len__(self) -> int:
+        _wait_for_rank()
+        return os._Environ.__len__(self)
+
+    def __repr__(self) -> str:
+        _wait_for_rank()
+        return os._Environ.__repr__(self)
+
+    def copy(self) -> dict[Any, Any]:
+        _wait_for_rank()
+        return os._Environ.copy(self)
+
+
+def _plain(key: Any) -> Any:
+    return os.fsdecode(key) if isinstance(key, bytes) else key
+
+
+def _wait_for_rank() -> None:
+    if _wait is not None and threading.current_thread().name != CONTROL_THREAD:
+        _wait()
+
+
+CONTROL_THREAD = "torchrelay link"  # it brings the rank, so it must not wait for it
+
+
+def make_environment_wait(wait: Callable[[], Any]) -> None:
+    """From now on, whoever asks `os.environ` for the rank waits; until `tell_environment`."""
+    global _wait
+    _wait = wait
+    for name in NAMES:
+        # A stale value (of the operator's shell, or of the agent) must not be seen by who reads the C environment.
+        os.environ.pop(name, None)
+    environ: Any
+    for environ in (os.environ, os.environb):
+        environ.__class__ = _WaitingEnviron  # the same layout, other methods
+
+
+def tell_environment(values: dict[str, str]) -> None:
+    """Put the values there and let `os.environ` be plain again."""
+    global _wait
+    for name, value in values.items():
+        os.environ[name] = value
+    _wait = None
+    _make_plain()
+
+
+def _make_plain() -> None:
+    environ: Any
+    for environ in (os.environ, os.environb):
+        if isinstance(environ, _WaitingEnviron):
+            setattr(environ, "__class__", os._Environ)  # noqa: B010  mypy takes the class for what it was
+
+
+# A child has no control thread that could bring it a rank: it sees the environment as it is.
+os.register_at_fork(after_in_child=_make_plain)

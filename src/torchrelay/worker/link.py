@@ -1,0 +1,230 @@
+"""Link: the control thread. It hears orders while the main thread computes, answers at once, and breaks what blocks.
+
+Assign      the rank: `Identity`
+Interrupt   promise and report, then break our connections until the main thread is out of them
+the rest    kept in `Standing` for the main thread; what was obeyed already is answered again
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from torchrelay.protocol.events import Answer, Event, RestoreFailed, WorkerReported
+from torchrelay.protocol.ids import JobId, WorkerId
+from torchrelay.protocol.orders import Assign, Interrupt, Restore, WorkerOrder
+from torchrelay.wire.codec import WireError, encode
+from torchrelay.wire.framing import Closed, FrameSocket
+from torchrelay.wire.link import Welcome, decode_to_worker
+from torchrelay.worker.identity import CONTROL_THREAD, Identity
+from torchrelay.worker.standing import Report, Standing
+
+log = logging.getLogger(__name__)
+
+BEAT_S = 0.1  # between signs of life in the page
+BREAK_S = 0.02  # between two breaks while the main thread may still be blocked
+CONNECT_S = 0.05  # between attempts to reach an agent that is gone
+GREETING_S = 30.0  # how long the agent may take to welcome us
+SEND_S = 5.0  # how long the agent may not read before its connection counts as gone
+EXIT_DEFECT = 95
+
+
+@dataclass
+class Reach:
+    """What the control thread may touch: replaced in tests."""
+
+    break_connections: Callable[[], int]
+    collectives: Callable[[], int]
+    cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
+
+
+class NotWelcome(Exception):
+    """The agent did not welcome us: there is nothing that this worker could do."""
+
+
+class Link:
+    """The connection to the agent."""
+
+    def __init__(self, path: Path, worker: WorkerId, job: JobId, standing: Standing, identity: Identity) -> None:
+        self._path = path
+        self._worker = worker
+        self._job = job
+        self._standing = standing
+        self._identity = identity
+        self._socket: FrameSocket | None = None
+        self._lock = threading.Lock()  # of what was said
+        self._facts: list[Event] = []
+        self._answers: dict[type[WorkerOrder], Answer] = {}
+        self._reported: Report | None = None
+        self._reach: Reach | None = None
+
+    # ------------------------------------------------------------ the main thread
+
+    def connect(self) -> Welcome:
+        """Reach the agent for the first time. Raises `NotWelcome`."""
+        try:
+            self._socket = FrameSocket(self._dial())
+            data = self._socket.receive(GREETING_S)
+            welcome = decode_to_worker(data) if data is not None else None
+        except (OSError, Closed, WireError) as error:
+            raise NotWelcome(f"the agent at {self._path} does not answer: {error}") from error
+        if not isinstance(welcome, Welcome):
+            raise NotWelcome(f"the agent at {self._path} did not welcome this worker")
+        os.register_at_fork(after_in_child=self._abandon)
+        return welcome
+
+    def start(self, reach: Reach) -> None:
+        """Hear orders from now on."""
+        self._reach = reach
+        threading.Thread(target=self._serve, name=CONTROL_THREAD, daemon=True).start()
+
+    def say(self, fact: Event) -> None:
+        """Tell a fact; again whenever the agent was away, in the order of telling."""
+        with self._lock:
+            self._facts.append(fact)
+            self._send(fact)
+
+    def answer(self, answer: Answer, *to: type[WorkerOrder]) -> None:
+        """Answer an order; again whenever it, or another of these kinds, is repeated."""
+        with self._lock:
+            self._answers.update(dict.fromkeys(to, answer))
+            self._send(answer)
+
+    # ------------------------------------------------------------ the control thread
+
+    def _serve(self) -> None:
+        try:
+            self._hear_for_ever()
+        except BaseException:  # noqa: BLE001  the top of this thread: without it the worker would be deaf
+            print("torchrelay: the control thread of this worker has failed", file=sys.stderr)
+            traceback.print_exc()
+            sys.stderr.flush()
+            os._exit(EXIT_DEFECT)
+
+    def _hear_for_ever(self) -> None:
+        assert self._socket is not None, "connected"
+        assert self._reach is not None, "then started"
+        standing, reach = self._standing, self._reach
+        while True:
+            try:
+                data = self._socket.receive(BREAK_S if standing.blocked else BEAT_S)
+                if data is not None:
+                    self._hear(data)
+            except (Closed, WireError) as error:
+                self._reconnect(error)
+            standing.beat(reach.collectives())
+            if standing.blocked:
+                # Again and again: between two breaks the main thread may have gone into a further collective.
+                reach.break_connections()
+
+    def _hear(self, data: bytes) -> None:
+        message = decode_to_worker(data)
+        self._standing.word()
+        if not isinstance(message, WorkerOrder):
+            return
+        if message.worker != self._worker or message.job != self._job:
+            log.warning("dropped an order for %s", message.worker)
+            return
+        match message:
+            case Interrupt():
+                self._report(message)
+            case Assign():
+                self._standing.hear(message)
+                self._identity.assign(message)
+                self._repeat_answer(message)
+            case _:
+                if self._standing.hear(message):
+                    self._repeat_answer(message)
+
+    def _report(self, order: Interrupt) -> None:
+        report = self._standing.interrupt(order.generation)
+        if report is None:
+            return
+        assert self._reach is not None, "orders are heard after the start"
+        with self._lock:
+            self._reported = report
+            self._send(self._reported_event(report))
+        if self._standing.poisoned:
+            self._reach.cancel()
+            self._reach.break_connections()
+
+    def _reported_event(self, report: Report) -> WorkerReported:
+        return WorkerReported(
+            job=self._job, generation=report.generation, worker=self._worker, rank=self._identity.rank,
+            committed=report.committed, phase=report.phase, pending=report.pending, caught_up=report.caught_up,
+        )  # fmt: skip
+
+    def _repeat_answer(self, order: WorkerOrder) -> None:
+        with self._lock:
+            answer = self._answers.get(type(order))
+            if answer is None or answer.generation != order.generation:
+                return
+            others = isinstance(order, Restore) and isinstance(answer, RestoreFailed) and not _named(order, answer)
+            if not others:  # with other sources it is another order, for the main thread
+                self._send(answer)
+
+    # ------------------------------------------------------------ the socket
+
+    def _dial(self) -> socket.socket:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(self._path))
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+    def _send(self, event: Event) -> None:
+        """Send if there is a connection; if not, the next one begins with all that was said."""
+        if self._socket is None:
+            return
+        try:
+            self._socket.send(encode(event), SEND_S)
+        except (Closed, TimeoutError):
+            pass  # the control thread sees it too, and calls again
+
+    def _reconnect(self, why: Exception) -> None:
+        """Find the agent again, as long as it takes, and tell it all that holds. Training goes on meanwhile."""
+        log.warning("the agent is gone (%s)", why)
+        assert self._socket is not None, "there was a connection"
+        assert self._reach is not None, "and orders were heard"
+        self._socket.close()
+        while True:
+            try:
+                connection = FrameSocket(self._dial())
+                data = connection.receive(GREETING_S)
+                if data is not None and isinstance(decode_to_worker(data), Welcome):
+                    break
+                connection.close()
+            except (OSError, Closed, WireError):
+                pass
+            self._standing.beat(self._reach.collectives())
+            time.sleep(CONNECT_S)
+        self._standing.word()
+        with self._lock:
+            self._socket = connection
+            for fact in self._facts:
+                self._send(fact)
+            if self._reported is not None:
+                self._send(self._reported_event(self._reported))
+            for answer in dict.fromkeys(self._answers.values()):
+                if answer.generation == self._standing.heard:
+                    self._send(answer)
+
+    def _abandon(self) -> None:
+        """In a forked child: the connection is the parent's."""
+        if self._socket is not None:
+            self._socket.abandon()
+            self._socket = None
+
+
+def _named(order: Restore, answer: RestoreFailed) -> bool:
+    return answer.source in {source.rank for source in order.sources}

@@ -1,0 +1,273 @@
+"""Loaders that can be entered in the middle: at item n, with the same item n that the lost worker had.
+
+    what is iterated                          how its item n is found again
+    DataLoader, samples made in this process  the sampler draws the same indices from the same random state; those of
+                                              earlier items are passed over without fetching
+    DataLoader with loader workers            the same; random numbers in the workers are a function of the epoch and
+                                              the item's number (docs/decisions/0003-loader-workers.md)
+    DataLoader of a dataset with state_dict   its state just before the item
+    anything with state_dict                  the same
+    range, list, any sequence                 by index
+
+What cannot be found again is refused with the reason: generators, and iterable datasets without state_dict.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch.utils.data import DataLoader, IterableDataset
+
+from torchrelay.errors import Refused
+from torchrelay.worker import loader_workers, random_state, values
+
+REMEDY = (
+    "iterate over a DataLoader with a map-style dataset, over a sequence, or over something with state_dict() and "
+    "load_state_dict()"
+)
+# Items at which a sampler is watched for draws from the global generators: the first, and one of so many.
+WATCHED = 4
+WATCH_EVERY = 16
+
+
+class Source(Protocol):
+    """Something that yields items, and can be entered at any of them."""
+
+    draws: bool  # fetching an item may draw from the global generators of this process
+    moves: bool  # its mark is taken before every item; else once, at the beginning
+
+    def mark(self) -> bytes:
+        """What it takes to find the items that follow again."""
+
+    def begin(self, mark: bytes) -> Iterator[Any]:
+        """From the first item on; `mark` was taken just before."""
+
+    def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
+        """From where `mark` was taken, without the first `skip` items. May leave any random state behind."""
+
+
+class Mark(Struct, array_like=True):
+    """Where the items of a loader come from."""
+
+    rng: bytes = b""
+    generators: list[bytes] = []
+    nth: int = 0  # how often the loader was begun
+    state: bytes = b""
+
+
+_decode_mark = msgspec.msgpack.Decoder(Mark).decode
+
+
+def source_of(loader: Any) -> Source:
+    """The source for what a script iterates over. Raises `Refused`, with the remedy, if it could not be entered."""
+    kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
+    if _has_state(loader):
+        return WithState(loader, loader)
+    if isinstance(loader, DataLoader):
+        return _of_data_loader(loader, kind)
+    if isinstance(loader, (Mapping, IterableDataset)):
+        raise Refused(f"a {kind} cannot be entered in the middle", REMEDY)
+    if isinstance(loader, Sequence | torch.Tensor) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__")):
+        return Indexed(loader)
+    raise Refused(f"a {kind} cannot be entered in the middle: nothing tells where it is", REMEDY)
+
+
+def _of_data_loader(loader: DataLoader[Any], kind: str) -> Source:
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        raise Refused(f"a {kind} iterates in its own way", "give it state_dict() and load_state_dict()")
+    if isinstance(loader.dataset, IterableDataset):
+        name = type(loader.dataset).__qualname__
+        if not _has_state(loader.dataset):
+            raise Refused(
+                f"the iterable dataset {name} does not tell where it is",
+                "give it state_dict() and load_state_dict(), or use a map-style dataset",
+            )
+        if loader.num_workers:
+            raise Refused(
+                f"{loader.num_workers} loader workers read the iterable dataset {name}: their places are not known",
+                "use num_workers=0, or a loader with state_dict() such as torchdata's StatefulDataLoader",
+            )
+        return WithState(loader, loader.dataset)
+    if loader.num_workers:
+        return ByWorkers(loader)
+    return InProcess(loader)
+
+
+def _has_state(thing: Any) -> bool:
+    found = (getattr(thing, name, None) for name in ("state_dict", "load_state_dict"))
+    return not isinstance(thing, type) and all(map(callable, found))
+
+
+# ---------------------------------------------------------------- sequences, and what has a state
+
+
+class Indexed:
+    """A sequence, or a dataset by itself."""
+
+    moves = False
+
+    def __init__(self, items: Any) -> None:
+        self._items = items
+        self.draws = not isinstance(items, range | list | tuple | torch.Tensor)
+
+    def mark(self) -> bytes:
+        return b""
+
+    def begin(self, mark: bytes) -> Iterator[Any]:
+        return self.enter(mark, 0)
+
+    def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
+        del mark
+        for at in range(skip, len(self._items)):
+            yield self._items[at]
+
+
+class WithState:
+    """A loader that is entered by a state: its own, or its dataset's."""
+
+    draws = True
+    moves = True
+
+    def __init__(self, loader: Any, holder: Any) -> None:
+        self._loader = loader
+        self._holder = holder
+
+    def mark(self) -> bytes:
+        name = type(self._holder).__qualname__
+        try:
+            state = values.encode(self._holder.state_dict(), f"state_dict() of {name}")
+        except TypeError as error:
+            raise Refused(str(error), "let state_dict() return numbers, strings, tensors, lists and dicts") from error
+        return msgspec.msgpack.encode(Mark(state=state))
+
+    def begin(self, mark: bytes) -> Iterator[Any]:
+        del mark
+        return iter(self._loader)
+
+    def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
+        self._holder.load_state_dict(values.decode(_decode_mark(mark).state))
+        items: Iterator[Any] = iter(self._loader)
+        for _ in range(skip):
+            next(items)
+        return items
+
+
+# ---------------------------------------------------------------- DataLoaders of map-style datasets
+
+
+class _OfMapStyle:
+    """What the two kinds of DataLoader have in common: the random state from which their sampler draws."""
+
+    moves = False
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        self._loader = loader
+        self._generators = _generators_of(loader)
+
+    def mark(self) -> bytes:
+        states = [generator.get_state().numpy().tobytes() for generator in self._generators]
+        nth = loader_workers.begun.get(self._loader, 0)
+        return msgspec.msgpack.encode(Mark(random_state.capture(), states, nth))
+
+    def _go_back(self, mark: bytes) -> Mark:
+        """Put all generators that the sampler draws from where they were when the mark was taken."""
+        found = _decode_mark(mark)
+        random_state.restore(found.rng)
+        for generator, state in zip(self._generators, found.generators, strict=True):
+            generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        return found
+
+
+class InProcess(_OfMapStyle):
+    """A DataLoader without loader workers: samples are made in this process, when they are asked for."""
+
+    draws = True
+
+    def begin(self, mark: bytes) -> Iterator[Any]:
+        del mark
+        return self._open(0)
+
+    def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
+        self._go_back(mark)
+        return self._open(skip)
+
+    def _open(self, skip: int) -> Iterator[Any]:
+        items: Any = iter(self._loader)
+        indices = watched(items._sampler_iter)
+        for _ in range(skip):
+            next(indices)
+        items._sampler_iter = indices
+        items._num_yielded = skip
+        found: Iterator[Any] = items
+        return found
+
+
+class ByWorkers(_OfMapStyle):
+    """A DataLoader with loader workers."""
+
+    draws = False
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
+        super().__init__(loader)
+        if not getattr(loader, "in_order", True):
+            raise Refused("a DataLoader with in_order=False yields in no fixed order", "leave in_order=True")
+
+    def begin(self, mark: bytes) -> Iterator[Any]:
+        return self._open(mark, 0)
+
+    def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
+        loader_workers.begun[self._loader] = self._go_back(mark).nth
+        return self._open(mark, skip)
+
+    def _open(self, mark: bytes, skip: int) -> Iterator[Any]:
+        loader_workers.begun[self._loader] = loader_workers.begun.get(self._loader, 0) + 1
+        return loader_workers.iterate(self._loader, mark, skip, watched)
+
+
+def _generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
+    """The generators of the script from which a loader and its samplers draw; each once."""
+    found: dict[int, torch.Generator] = {}
+    waiting: list[Any] = [loader, loader.sampler, loader.batch_sampler]
+    while waiting:
+        holder = waiting.pop(0)
+        if holder is None:
+            continue
+        generator = getattr(holder, "generator", None)
+        if isinstance(generator, torch.Generator):
+            found.setdefault(id(generator), generator)
+        inner = getattr(holder, "sampler", None)
+        if holder is not loader and inner is not None and inner is not holder:
+            waiting.append(inner)
+    return list(found.values())
+
+
+def watched(indices: Iterator[Any]) -> Iterator[Any]:
+    """The same indices. Raises `Refused` if they are drawn from the global generators one after the other.
+
+    A sampler may draw before its first index: that is repeated from the same random state. If it drew again later, a
+    successor, who passes over the indices without training in between, would get others.
+    """
+    for at in _count():
+        look = 0 < at < WATCHED or (at and at % WATCH_EVERY == 0)
+        before = random_state.capture() if look else b""
+        try:
+            index = next(indices)
+        except StopIteration:
+            return
+        if look and random_state.capture() != before:
+            raise Refused(
+                "the sampler draws from the global random generator while it is iterated",
+                "give it a torch.Generator of its own",
+            )
+        yield index
+
+
+def _count() -> Iterator[int]:
+    at = 0
+    while True:
+        yield at
+        at += 1

@@ -1,0 +1,90 @@
+"""Tracked loops: what run.epochs(), run.batches() and run.steps() return."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, Generic, TypeVar
+
+from torchrelay.worker import random_state
+from torchrelay.worker.cursor import Cursor, Diverged, Frame
+from torchrelay.worker.loaders import Source
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Loop(Generic[T_co]):
+    """An iterable whose place is part of every record. Each `iter()` is a loop of its own."""
+
+    def __init__(
+        self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, length: Callable[[], int],
+        inside_call: Callable[[], bool],
+    ) -> None:  # fmt: skip
+        """`group`: yield lists of so many items of the source; None: the items themselves."""
+        self._cursor = cursor
+        self._kind = kind
+        self._source = source
+        self._group = group
+        self._length = length
+        self._inside_call = inside_call
+
+    def __len__(self) -> int:
+        return self._length() if self._group is None else -(-self._length() // self._group)
+
+    def __iter__(self) -> Iterator[T_co]:
+        # A call is repeated as a whole: loops inside it have no place of their own.
+        return self._plain() if self._inside_call() else self._walk()
+
+    def _plain(self) -> Iterator[T_co]:
+        items = self._source.begin(self._source.mark())
+        while (taken := self._take(items)) is not None:
+            yield taken[0]
+
+    def _walk(self) -> Iterator[T_co]:
+        cursor, source = self._cursor, self._source
+        opened = cursor.open(self._kind)
+        frame = opened.frame
+        try:
+            if opened.recorded:
+                if frame.count == 0:
+                    return
+                items, item = self._enter(frame)
+                cursor.enter_item(frame)
+                yield item
+                mark = frame.mark
+            else:
+                mark = source.mark()
+                items = source.begin(mark)
+            while True:
+                if source.moves:
+                    mark = source.mark()
+                drawn = random_state.capture() if source.draws else b""
+                taken = self._take(items)
+                if taken is None:
+                    return
+                cursor.next_item(frame, mark, drawn)
+                yield taken[0]
+        finally:
+            cursor.close(frame)
+
+    def _enter(self, frame: Frame) -> tuple[Iterator[Any], T_co]:
+        """The source's iterator at the recorded item, and this item."""
+        skip = 0 if self._source.moves else (frame.count - 1) * (self._group or 1)
+        items = self._source.enter(frame.mark, skip)
+        if frame.drawn:
+            random_state.restore(frame.drawn)
+        taken = self._take(items)
+        if taken is None:
+            raise Diverged(f"item {frame.count} of a loop of {frame.kind} is not there: has the data changed?")
+        return items, taken[0]
+
+    def _take(self, items: Iterator[Any]) -> tuple[Any] | None:
+        """The next item, or group of items; None at the end."""
+        found = []
+        for _ in range(self._group or 1):
+            try:
+                found.append(next(items))
+            except StopIteration:
+                break
+        if not found:
+            return None
+        return (found[0] if self._group is None else found,)

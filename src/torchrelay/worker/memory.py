@@ -1,0 +1,125 @@
+"""Memory: the bytes of a tensor, to read and to write, without a copy wherever its layout allows.
+
+A dense tensor, in whatever order of dimensions, is one stretch of memory and is used as it lies. Expanded dimensions
+count once. A tensor with gaps is taken piece by piece. What is not in the CPU's memory goes through a small buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import torch
+from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
+
+STAGE = 4 << 20  # bytes of one buffer for what cannot be reached directly
+
+# Where a tensor lies and how it is read: equal for two tensors that are the same memory seen the same way.
+Place = tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
+
+
+def refusal(tensor: torch.Tensor) -> str | None:
+    """Why the bytes of this tensor cannot be carried, with the remedy; None if they can."""
+    if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
+        return "has no shape yet (a lazy module): run one forward pass before join()"
+    plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or isinstance(tensor, torch.nn.Buffer)
+    if not plain or tensor.layout != torch.strided:
+        kind = type(tensor).__name__ if not plain else str(tensor.layout).removeprefix("torch.") + " tensor"
+        return f"is a {kind}: only plain dense tensors are carried; keep it outside, or give it as a plain tensor"
+    if tensor.is_meta:
+        return "is on the meta device and holds no values: materialise it before join()"
+    if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
+        return "is quantized or lazily conjugated: call dequantize(), resolve_conj() or resolve_neg()"
+    if _overlaps(_once(tensor)):
+        return "overlaps itself (as_strided or unfold): clone it"
+    return None
+
+
+def place(tensor: torch.Tensor) -> Place | None:
+    """Where the tensor lies; None for an empty one, which lies nowhere."""
+    if tensor.numel() == 0:
+        return None
+    return (str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), strides(tensor))
+
+
+def strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides in elements, with 0 where a dimension has one element and its stride means nothing."""
+    return tuple(step if size > 1 else 0 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def size(tensor: torch.Tensor) -> int:
+    """How many bytes are carried for this tensor."""
+    once = _once(tensor)
+    return once.numel() * once.element_size()
+
+
+def outgoing(tensor: torch.Tensor) -> Iterator[memoryview]:
+    """The tensor's bytes in a fixed order, as views that keep what they need alive. No copy if dense and on the CPU."""
+    for piece, direct in _pieces(tensor):
+        yield _view(piece if direct else piece.contiguous().cpu().view(-1).view(torch.uint8))
+
+
+def incoming(tensor: torch.Tensor) -> Iterator[tuple[memoryview, Callable[[], None] | None]]:
+    """Where the bytes of `outgoing` belong, in its order, each with what to call when it is filled, if anything."""
+    for piece, direct in _pieces(tensor):
+        if direct:
+            yield _view(piece), None
+        else:
+            stage = torch.empty(piece.shape, dtype=piece.dtype)
+            yield _view(stage.view(-1).view(torch.uint8)), _copier(piece, stage)
+
+
+def _copier(piece: torch.Tensor, stage: torch.Tensor) -> Callable[[], None]:
+    def copy() -> None:
+        piece.copy_(stage)
+
+    return copy
+
+
+def _view(flat: torch.Tensor) -> memoryview:
+    return memoryview(cast(Any, flat.numpy()))
+
+
+def _pieces(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The tensor's memory in order: flat bytes to use directly, or parts of it that must be staged."""
+    ordered = _ordered(_once(tensor.detach()))
+    if ordered.numel() == 0:
+        return
+    if ordered.is_contiguous():
+        flat = ordered.view(-1).view(torch.uint8)
+        if flat.device.type == "cpu":
+            yield flat, True
+        else:
+            yield from ((part, False) for part in torch.split(flat, STAGE))
+    elif ordered.dim() == 1:
+        yield from ((part, False) for part in torch.split(ordered, STAGE // ordered.element_size()))
+    else:
+        for row in ordered:
+            yield from _pieces(row)
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with each expanded dimension cut to the one element it really has."""
+    for dimension, (count, step) in enumerate(zip(tensor.shape, tensor.stride(), strict=True)):
+        if step == 0 and count > 1:
+            tensor = tensor.narrow(dimension, 0, 1)
+    return tensor
+
+
+def _ordered(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor with its dimensions in the order in which they lie in memory, widest first."""
+    if tensor.is_contiguous():
+        return tensor
+    steps = strides(tensor)
+    # Stable: dimensions of one element keep their places, so both ends come to the same order.
+    return tensor.permute(sorted(range(tensor.dim()), key=lambda dimension: -steps[dimension]))
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    """Whether two elements may share memory. Strides that interleave without touching count as overlapping, too."""
+    reach = 0
+    for step, count in sorted((step, count) for count, step in zip(tensor.shape, tensor.stride(), strict=True)):
+        if count > 1 and step <= reach:
+            return True
+        reach += step * (count - 1)
+    return False

@@ -1,0 +1,216 @@
+"""Redo: what it takes to run a call again as if it had never been started.
+
+`mark` at the entry copies what a forward and backward pass change: buffers, gradient scale, generators, learning
+rates. What else changes before the gate is found out by digests, in the first calls and in one of many later: a small
+thing is copied from then on, a large one is refused with the reason. So `rewind` never goes on from a doubtful state.
+
+    mark, probe_entry ... the function ... probe_gate, gate     in each call
+    rewind                                                      after a fault, and again when DDP was renewed
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from torchrelay.errors import Refused
+from torchrelay.worker.carried import CarriedGradients
+from torchrelay.worker.marks import Copied, Draws, HyperParameters, Mark, Modes, Scale, Schedule, Tensors
+from torchrelay.worker.parts import GeneratorPart, ModulePart, StatefulPart
+from torchrelay.worker.probe import Probe
+from torchrelay.worker.state import State, put_gradients
+
+FIRST = 3  # calls that are looked at from the start
+EVERY = 256  # and one of so many after that
+COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
+
+
+class Redo:
+    """The way back to the entry of a call. A run has one for its steps and one for its sections."""
+
+    def __init__(self, state: State, *, sections: bool = False, first: int = FIRST, every: int = EVERY) -> None:
+        """`first`, `every`: which calls are probed: so many from the start, and one of so many after that."""
+        self._state = state
+        self._sections = sections
+        self._first, self._every = first, every
+        self._calls = 0
+        self._probe = Probe(state)
+        self._moving: set[str] | None = None  # buffers that change in a call; None until the first probes are over
+        self._seen_moving: set[str] = set()
+        self._copied: dict[str, Copied] = {}  # parts that are known to change before the gate
+        self._tried: dict[str, Copied] = {}  # small parts that may turn out to; copied while a call is probed
+        self._tried_buffers: list[Mark] = []
+        self._before: dict[str, str] = {}  # digests at the entry of a call that is probed
+        self._carried: CarriedGradients | None = None
+        self._has_gradient: list[bool] = []
+        self._versions: list[int] = []
+        self._rewound = False
+        self._prepare()
+
+    @property
+    def probing(self) -> bool:
+        """Whether the call under way is being looked at, and has not come to its gate."""
+        return self._carried is not None
+
+    def mark(self) -> None:
+        """At the entry of a call: remember all that it may change before its gate."""
+        if self._stale or self._known != self._state.known:
+            self._prepare()
+        for mark in self._marks:
+            mark.mark()
+        self._has_gradient = [parameter.grad is not None for parameter in self._parameters]
+        self._versions = [parameter._version for parameter in self._parameters]
+        self._rewound = False
+
+    def rewind(self) -> None:
+        """Put all back as it was at the last mark. May be called twice, and must be once more when DDP was renewed.
+
+        Raises `Refused` if something has changed of which there is no copy.
+        """
+        written = [] if self._rewound else self._written()
+        with torch.no_grad():
+            for mark in (*self._marks, *self._tried_buffers, *self._tried.values()):
+                mark.rewind()
+        self._rewound = True
+        self._drop_carried()
+        put_gradients(self._parameters, self._has_gradient)
+        if self._before:
+            now = self._probe.look()
+            written = [path for path, digest in self._before.items() if now[path] != digest]
+        if written:
+            raise Refused(
+                f"{written[0]} was changed before the gate of a call that a fault has cut short, and there is no copy",
+                "change it after optimizer.step(), or between the calls",
+            )
+
+    # ------------------------------------------------------------ looking at a call
+
+    def probe_entry(self) -> None:
+        """After `mark`: if this call is to be looked at, remember what everything was."""
+        self._calls += 1
+        self._drop_carried()
+        self._before, self._tried, self._tried_buffers = {}, {}, []
+        if self._calls > self._first and self._calls % self._every:
+            return
+        if self._moving is not None:
+            still = [buffer for name, buffer in self._probe.buffers.items() if name not in self._moving]
+            self._tried_buffers = [Tensors(still)]
+        candidates = [part for part in self._probe.copyable(COPY_LIMIT) if part.path not in self._copied]
+        self._tried = {part.path: Copied(part) for part in candidates}
+        for mark in (*self._tried_buffers, *self._tried.values()):
+            mark.mark()
+        self._before = self._probe.look()
+        # A section makes no update: gradients that lie there are none of its business.
+        self._carried = CarriedGradients([] if self._sections else self._state.parameters())
+
+    def probe_gate(self, optimizer: Optimizer | None = None) -> None:
+        """Before the gate: learn from what has changed since the entry. Raises `Refused` if a redo would be wrong.
+
+        `optimizer`: the one that is about to step, if one is.
+        """
+        if self._carried is None:
+            return
+        groups = optimizer.param_groups if optimizer is not None else []
+        carried = self._carried.close(parameter for group in groups for parameter in group["params"])
+        self._carried = None
+        if carried:
+            raise Refused(
+                f"the gradient of {carried[0]} was not zeroed before this call added to it: sums of gradients are "
+                "carried from one call into the next, and a call that is redone could not tell them",
+                "call optimizer.zero_grad() inside the step, before backward; for gradient accumulation take all "
+                "micro-batches of an update in one call: run.batches(loader, micro_batches=n)",
+            )
+        with self._as_at_entry():
+            now = self._probe.look()
+        self._learn([path for path, digest in self._before.items() if now[path] != digest])
+
+    def _learn(self, changed: list[str]) -> None:
+        for path in changed:
+            del self._before[path]  # rewind() puts it back, and need not compare it
+            if path in self._probe.buffers:
+                self._seen_moving.add(path)
+            elif path in self._tried:
+                self._copied[path] = self._tried[path]
+            elif path not in self._copied and not self._just_found(path):
+                self._refuse(path)
+        self._tried = {path: copied for path, copied in self._tried.items() if path in self._copied}
+        if self._calls >= self._first and self._moving != self._seen_moving:
+            # The first probes are over: only what has been seen to move is copied and kept from now on.
+            self._moving = set(self._seen_moving)
+            self._state.private.settle(self._moving, sections=self._sections)
+            self._stale = True
+        self._stale = self._stale or bool(changed)
+
+    def _refuse(self, path: str) -> None:
+        remedy = f"or keep it below {COPY_LIMIT >> 20} MB: it is then copied at every entry"
+        if path == "save()":
+            path = "what save() returns"
+            remedy = "or pass model= and optimizer= to join() instead of save= and load="
+        raise Refused(
+            f"{path} changes between the entry of a call and its gate, which a redo could not undo",
+            f"change it after optimizer.step(), or between the calls; {remedy}",
+        )
+
+    def _just_found(self, path: str) -> bool:
+        """Whether save() changed in the very call in which an optimizer showed up, so that its entry is not known."""
+        return path == "save()" and self._known != self._state.known
+
+    def _drop_carried(self) -> None:
+        if self._carried is not None:
+            self._carried.close()
+            self._carried = None
+
+    # ------------------------------------------------------------ what is put back
+
+    def _prepare(self) -> None:
+        """Decide what is copied at an entry, from what is known by now."""
+        self._known = self._state.known
+        self._stale = False
+        self._marks = [*self._usual_marks(), *self._copied.values()]
+        self._parameters = [parameter for _, parameter in self._state.parameters()]
+        self._names = [name for name, _ in self._state.parameters()]
+
+    def _usual_marks(self) -> list[Mark]:
+        buffers = self._probe.buffers
+        moving = [buffer for name, buffer in buffers.items() if self._moving is None or name in self._moving]
+        marks: list[Mark] = [Tensors(moving)] if moving else []
+        marks.append(Modes([module for _, module in self._state.modules()]))
+        marks += [HyperParameters(optimizer) for optimizer in self._state.optimizers()]
+        for part in self._state.flat():
+            if isinstance(part, GeneratorPart):
+                marks.append(Draws(part.generator))
+            elif isinstance(part, StatefulPart) and isinstance(part.value, LRScheduler):
+                marks.append(Schedule(part.value))
+            elif isinstance(part, StatefulPart) and isinstance(part.value, GradScaler):
+                marks.append(Scale(part.value))
+        return marks
+
+    def _written(self) -> list[str]:
+        """Parameters that were written to since the mark, as their version counters tell, unless they are copied."""
+        if any(isinstance(self._probe.parts[path], ModulePart) for path in self._copied):
+            return []
+        pairs = zip(self._names, self._parameters, self._versions, strict=True)
+        return [name for name, parameter, version in pairs if parameter._version != version]
+
+    @contextmanager
+    def _as_at_entry(self) -> Iterator[None]:
+        """With save(): let it see what is put back in any case as it was at the entry, and put that right again.
+
+        What save() returns holds buffers and learning rates, too, and would seem to change for their sake.
+        """
+        if not self._state.saves:
+            yield
+            return
+        now = self._usual_marks()
+        for mark in now:
+            mark.mark()
+        for mark in self._marks:
+            mark.rewind()
+        yield
+        for mark in now:
+            mark.rewind()

@@ -1,0 +1,192 @@
+"""Run: what `torchrelay.join()` gives a script under the launcher."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from torchrelay.errors import Refused
+from torchrelay.plain import check_micro_batches
+from torchrelay.protocol.events import WorkerJoined
+from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
+from torchrelay.protocol.orders import CatchUp
+from torchrelay.worker import ddp, transfer
+from torchrelay.worker.agreement import check_agreement
+from torchrelay.worker.calls import Calls, Private, decode_private
+from torchrelay.worker.cursor import Cursor, Record, decode_call, decode_record
+from torchrelay.worker.loaders import source_of
+from torchrelay.worker.loops import Loop
+from torchrelay.worker.session import Session
+from torchrelay.worker.state import State
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+RECORD_S = 60.0  # fetching a record may take
+
+
+class WorkerRun:
+    """A run whose steps and sections are committed by all ranks or by none."""
+
+    def __init__(self, session: Session, calls: Calls, cursor: Cursor) -> None:
+        self._session = session
+        self._calls = calls
+        self._cursor = cursor
+
+    @property
+    def rank(self) -> int:
+        return self._session.rank
+
+    @property
+    def committed(self) -> int:
+        return self._calls.committed.step
+
+    def step(self, function: Callable[P, R]) -> Callable[P, R]:
+        run = self._calls.run
+
+        @functools.wraps(function)
+        def committed_step(*args: P.args, **kwargs: P.kwargs) -> R:
+            result: R = run("step", function, args, kwargs)
+            return result
+
+        return committed_step
+
+    def section(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._calls.run("section", function, args, kwargs)
+        return result
+
+    def epochs(self, count: int) -> Iterable[int]:
+        return self._loop("epochs", range(count))
+
+    def steps(self, count: int) -> Iterable[int]:
+        return self._loop("steps", range(count))
+
+    def batches(self, loader: Any, micro_batches: int = 1) -> Iterable[Any]:
+        check_micro_batches(micro_batches)
+        return self._loop("batches", loader, None if micro_batches == 1 else micro_batches)
+
+    def once(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._session.once(name, function, args, kwargs)
+        return result
+
+    def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
+        return Loop(
+            self._cursor, kind, source_of(items), group=group, length=lambda: len(items),
+            inside_call=lambda: self._calls.inside,
+        )  # fmt: skip
+
+
+class Joining:
+    """The one join() of a worker."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.calls: Calls | None = None  # once the script has joined
+
+    def join(
+        self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
+        save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str = "all",
+    ) -> WorkerRun:  # fmt: skip
+        """See `torchrelay.join`."""
+        session = self._session
+        if self.calls is not None:
+            raise Refused("join() was called twice", "call it once, with all of the state")
+        if not dist.is_initialized():
+            raise Refused(
+                "join() was called without a process group", 'call torch.distributed.init_process_group("gloo") before'
+            )
+        state = State(model, optimizer, extra, save=save, load=load)
+        if state.saves:
+            _watch_living_optimizers(state)
+        _refuse_ddp(state)
+        if not session.newcomer:
+            check_agreement(state, shard)
+        joined = WorkerJoined(worker=session.worker, job=session.job, rank=session.rank, shard=shard)
+        session.link.say(joined)
+        cursor, private = self._catch_up(state) if session.newcomer else (Cursor(), None)
+        self.calls = Calls(session, state, cursor, private)
+        if private is None:
+            session.standing.start(START)
+            session.standing.enter(WorkerPhase.BETWEEN)
+        register_optimizer_step_pre_hook(self._before_update)
+        return WorkerRun(session, self.calls, cursor)
+
+    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        assert self.calls is not None, "the hook is there once the script has joined"
+        self.calls.before_update(optimizer)
+
+    # ------------------------------------------------------------ newcomers
+
+    def _catch_up(self, state: State) -> tuple[Cursor, Private]:
+        """Wait for the point to go to; returns the way there, and what the rank's last holder left.
+
+        Orders are repeated: if no source can give the record, the next order names others.
+        """
+        standing = self._session.standing
+        state.expect()
+        tried: CatchUp | None = None
+
+        def fresh() -> CatchUp | None:
+            order = standing.order(CatchUp)
+            return None if order is tried else order
+
+        while True:
+            order = standing.wait(fresh, None)
+            standing.bring_to(order.point)
+            private = decode_private(order.private)
+            record = decode_record(private.place)
+            if _complete(record) or self._complete(record, order.sources, order.generation, order.point):
+                return Cursor(record), private
+            tried = order
+
+    def _complete(self, record: Record, sources: Any, generation: Generation, point: Point) -> bool:
+        """The lost worker did not live to see its last call return: another rank's result is taken for its own."""
+        session = self._session
+        cancel = session.new_transfer()
+        try:
+            data = transfer.fetch_record(
+                sources, session.welcome.secret, generation, point, timeout_s=RECORD_S, cancel=cancel
+            )
+        except transfer.TransferFailed as error:
+            print(f"torchrelay: the record of {point} did not come: {error}", file=sys.stderr, flush=True)
+            return False
+        theirs, mine = decode_call(data), record.last
+        assert mine is not None, "records end with a call"
+        assert theirs.point == point, f"asked for the call of {point}, got that of {theirs.point}"
+        mine.result = theirs.result
+        return True
+
+
+def _complete(record: Record) -> bool:
+    last = record.last
+    return last is not None and last.result is not None
+
+
+def _watch_living_optimizers(state: State) -> None:
+    """With save() and load() the optimizers are not named: those that are there now are the ones that will step."""
+    gc.collect()
+    found = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)
+    ]  # isinstance would wake lazy objects
+    for optimizer in sorted(found, key=_build_of):
+        state.watch(optimizer)
+
+
+def _build_of(optimizer: Optimizer) -> tuple[str, list[list[tuple[int, ...]]]]:
+    """Sorts optimizers alike on all ranks."""
+    shapes = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+    return type(optimizer).__qualname__, shapes
+
+
+def _refuse_ddp(state: State) -> None:
+    for wrapper in state.ddps():
+        why = ddp.refusal(wrapper)
+        if why is not None:
+            raise Refused(why, "see docs: what is supported")

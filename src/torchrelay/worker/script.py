@@ -1,0 +1,39 @@
+"""Script: running the user's program as Python would, in a process that was there before it."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import os
+import runpy
+import sys
+from types import ModuleType
+from typing import Any
+
+
+class Main(ModuleType):
+    """The script's `__main__`. It lives as long as the process, as Python's does."""
+
+
+def run(argv: list[str]) -> None:
+    """Run ("-m", module, ...) or (script, ...). Raises what the script raises."""
+    if argv[:1] == ["-m"]:
+        sys.argv = argv[1:]
+        runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
+        return
+    path = argv[0]
+    sys.argv = list(argv)
+    if os.path.isdir(path):
+        runpy.run_path(path, run_name="__main__")
+        return
+    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    exec_file(path)
+
+
+def exec_file(path: str) -> None:
+    """Run a file as `__main__`. Raises `FileNotFoundError`, `SyntaxError`, and what the script raises."""
+    loader = importlib.machinery.SourceFileLoader("__main__", path)
+    code: Any = compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    main = Main("__main__")
+    main.__dict__.update(__file__=path, __loader__=loader, __builtins__=sys.modules["builtins"], __package__=None)
+    sys.modules["__main__"] = main
+    exec(code, main.__dict__)

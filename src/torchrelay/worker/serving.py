@@ -1,0 +1,253 @@
+"""Serving: threads of a worker that give its record and its state to other workers of the job.
+
+The state is read straight from the live tensors, so it is published only while the main thread stands still, and
+`withdraw` returns only when nobody reads it any more.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from msgspec import Struct
+from torch import Tensor
+
+from torchrelay.errors import TorchrelayError
+from torchrelay.protocol.ids import Generation, Point
+from torchrelay.wire import trust
+from torchrelay.worker import memory
+from torchrelay.worker.digest import Digest
+from torchrelay.worker.state import State
+from torchrelay.worker.stream import (
+    VERSION,
+    Ask,
+    Challenge,
+    Hello,
+    RefusedAnswer,
+    Serving,
+    Stream,
+    StreamBroken,
+    Waiting,
+    client_context,
+    own,
+    server_context,
+)
+
+log = logging.getLogger(__name__)
+
+RECORD, STATE = "record", "state"
+GREETING_S = 5.0  # how long a stranger may take to prove that it is none
+STALL_S = 10.0  # how long a client may read nothing
+SIGN_OF_LIFE_S = 0.5
+MAX_CLIENTS = 32
+
+
+class _Offer(Struct):
+    """What is published, for one generation and point."""
+
+    generation: Generation
+    point: Point
+    record: Callable[[], bytes] | None = None
+    state: State | None = None
+    manifest: tuple[bytes, list[Tensor]] | None = None  # made when first asked for; the state stands still
+
+
+class StateServer:
+    """Serves one worker's record and state over TCP, on one address of its host only."""
+
+    def __init__(self, secret: bytes, host: str = "127.0.0.1", *, wait_s: float = 60.0) -> None:
+        """`wait_s`: how long a request waits for what is not published yet. Raises `OSError` if it cannot listen."""
+        self._secret = secret
+        self._wait_s = wait_s
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listening = socket.create_server((host, 0), family=family, backlog=MAX_CLIENTS)
+        own(self._listening)
+        port = self._listening.getsockname()[1]
+        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._changed = threading.Condition()
+        self._offer: _Offer | None = None
+        self._readers: set[Stream] = set()
+        self._clients: set[Stream] = set()
+        self._closed = False
+        self._manifest_lock = threading.Lock()
+        threading.Thread(target=self._accept, name="state server", daemon=True).start()
+
+    # ------------------------------------------------------------ for the main thread
+
+    def publish(
+        self,
+        generation: Generation,
+        point: Point,
+        record: Callable[[], bytes] | None = None,
+        state: State | None = None,
+    ) -> None:
+        """Offer the record of a point, or the state at it, or both; what is offered already for the same stays.
+
+        `record` is called in another thread when it is asked for. Another generation or point replaces all, and cuts
+        the transfers of the one before.
+        """
+        with self._changed:
+            offer = self._offer
+            if offer is None or (offer.generation, offer.point) != (generation, point):
+                self._end_readers()
+                offer = self._offer = _Offer(generation, point)
+            offer.record = record or offer.record
+            offer.state = state or offer.state
+            self._changed.notify_all()
+
+    def withdraw(self) -> None:
+        """Offer nothing any more; returns when nobody reads the tensors. A transfer under way is cut."""
+        with self._changed:
+            self._offer = None
+            self._end_readers()
+
+    def close(self) -> None:
+        """Withdraw, stop listening, and let go of all who wait."""
+        self.withdraw()
+        with self._changed:
+            self._closed = True
+            clients = list(self._clients)
+            self._changed.notify_all()
+        for stream in clients:
+            stream.cut()
+        try:
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes accept(); close alone would not
+        except OSError:
+            pass  # closed before
+        self._listening.close()
+
+    def _end_readers(self) -> None:
+        for stream in self._readers:
+            stream.cut()
+        while self._readers:
+            self._changed.wait()
+
+    # ------------------------------------------------------------ threads
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                connected, _ = self._listening.accept()
+            except OSError:
+                if self._closed or self._listening.fileno() < 0:
+                    return
+                time.sleep(0.05)  # out of descriptors, say: others may be closed by then
+                continue
+            with self._changed:
+                full = len(self._clients) >= MAX_CLIENTS or self._closed
+            if full:
+                connected.close()
+                continue
+            try:
+                stream = Stream(connected, stall_s=GREETING_S, deadline=time.monotonic() + GREETING_S)
+            except OSError:
+                connected.close()  # it has hung up already
+                continue
+            with self._changed:
+                self._clients.add(stream)
+            threading.Thread(target=self._serve, args=(stream,), name="state client", daemon=True).start()
+
+    def _serve(self, stream: Stream) -> None:
+        try:
+            generation, ask = self._greet(stream)
+            offer = self._await_offer(stream, generation, ask)
+            with self._reading(stream, offer):
+                self._give(stream, offer, ask.want)
+        except StreamBroken as error:
+            log.debug("a client of the state server left: %s", error)
+        finally:
+            with self._changed:
+                self._clients.discard(stream)
+            stream.close()
+
+    def _greet(self, stream: Stream) -> tuple[Generation, Ask]:
+        """Prove our own knowledge of the secret and check the client's. Raises `StreamBroken` if it has none."""
+        hello = stream.receive()
+        if not isinstance(hello, Hello) or hello.version != VERSION or len(hello.nonce) != trust.NONCE_BYTES:
+            raise StreamBroken("it does not greet as a worker does")
+        nonce = trust.new_nonce()
+        proof = trust.prove(self._secret, hello.nonce, nonce, server_context(hello.generation))
+        stream.send(Challenge(nonce, proof))
+        ask = stream.receive()
+        if not isinstance(ask, Ask) or ask.want not in (RECORD, STATE):
+            raise StreamBroken("it asks for nothing that is known")
+        context = client_context(hello.generation, ask.want, ask.point)
+        if not trust.verify(self._secret, hello.nonce, nonce, context, ask.proof):
+            log.warning("a client of the state server could not prove that it belongs to this job")
+            raise StreamBroken("it does not know the job's secret")
+        return hello.generation, ask
+
+    def _await_offer(self, stream: Stream, generation: Generation, ask: Ask) -> _Offer:
+        """Wait until what is asked for is published. Raises `StreamBroken` if it never will be, having said why."""
+        deadline = time.monotonic() + self._wait_s
+        stream.allow(STALL_S, deadline + STALL_S)
+        while True:
+            with self._changed:
+                offer, why = self._find(generation, ask)
+                if why is None and offer is None and time.monotonic() < deadline and not self._closed:
+                    self._changed.wait(SIGN_OF_LIFE_S)
+                    offer, why = self._find(generation, ask)
+            if offer is not None:
+                return offer
+            if why is None and (self._closed or time.monotonic() >= deadline):
+                wanted = f"the {ask.want} at {ask.point} in generation {generation}"
+                why = f"{wanted} was not published in {self._wait_s:.0f} s"
+            if why is not None:
+                stream.send(RefusedAnswer(why))
+                raise StreamBroken(why)
+            stream.send(Waiting())
+
+    def _find(self, generation: Generation, ask: Ask) -> tuple[_Offer | None, str | None]:
+        """The offer that was asked for; or None, and why it will never come if that is known."""
+        offer = self._offer
+        if offer is None or offer.generation < generation:
+            return None, None
+        if offer.generation > generation:
+            return None, f"generation {generation} is over: this worker is in {offer.generation}"
+        if offer.point != ask.point:
+            return None, f"this worker is at {offer.point}, not at {ask.point}"
+        there = offer.record if ask.want == RECORD else offer.state
+        return (offer if there is not None else None), None
+
+    @contextmanager
+    def _reading(self, stream: Stream, offer: _Offer) -> Iterator[None]:
+        with self._changed:
+            if self._offer is not offer:
+                raise StreamBroken("it was withdrawn")
+            self._readers.add(stream)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._readers.discard(stream)
+                self._changed.notify_all()
+
+    def _give(self, stream: Stream, offer: _Offer, want: str) -> None:
+        """Send what is published, and the digest of what was sent."""
+        try:
+            head, tensors = self._told(offer, want)
+        except (TypeError, ValueError, TorchrelayError) as error:
+            log.error("the %s cannot be served: %s", want, error)
+            stream.send(RefusedAnswer(f"its {want} cannot be told: {error}"))
+            return
+        body = sum(memory.size(tensor) for tensor in tensors)
+        stream.allow(STALL_S, float("inf"))
+        stream.send(Serving(offer.generation, offer.point, len(head), body))
+        digest = Digest()
+        stream.send_views([memoryview(head)], digest)
+        stream.send_views((view for tensor in tensors for view in memory.outgoing(tensor)), digest)
+        stream.send_bytes(digest.raw())
+
+    def _told(self, offer: _Offer, want: str) -> tuple[bytes, list[Tensor]]:
+        if want == RECORD:
+            assert offer.record is not None, "an offer without a record was found for a record"
+            return offer.record(), []
+        assert offer.state is not None, "an offer without a state was found for a state"
+        with self._manifest_lock:  # several may ask at once; telling it once is enough
+            if offer.manifest is None:
+                offer.manifest = offer.state.manifest()
+            return offer.manifest

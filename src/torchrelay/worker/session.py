@@ -1,0 +1,101 @@
+"""Session: what one worker process is made of. There is one for the life of the process."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from torchrelay.errors import Refused
+from torchrelay.protocol.events import OnceRecorded, WorkerStarted
+from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.wire.link import Welcome
+from torchrelay.wire.page import Page
+from torchrelay.worker import groups, values
+from torchrelay.worker.identity import Identity
+from torchrelay.worker.link import Link, Reach
+from torchrelay.worker.standing import Standing
+from torchrelay.worker.transfer import Cancel, StateServer
+
+MAX_ONCE = 1 << 20  # bytes of a result of once(): it stands in the journal
+
+
+@dataclass
+class Session:
+    """This worker, as its parts know one another."""
+
+    worker: WorkerId
+    job: JobId
+    page: Page
+    standing: Standing
+    identity: Identity
+    link: Link
+    welcome: Welcome
+    server: StateServer
+    store: Any  # the rendezvous store that this worker can host; kept alive here
+    transfer: Cancel = field(default_factory=Cancel)  # of the fetch under way, for the control thread
+    done_once: dict[str, bytes] = field(default_factory=dict)
+
+    @property
+    def rank(self) -> Rank:
+        """Our rank; waits until it is known."""
+        return self.identity.rank
+
+    @property
+    def newcomer(self) -> bool:
+        """Whether we take over a rank of a job that is under way; waits until it is known."""
+        return self.identity.wait().newcomer
+
+    def new_transfer(self) -> Cancel:
+        """A handle for the next fetch, which an interrupt will cut."""
+        self.transfer = Cancel()
+        return self.transfer
+
+    def once_by_call(self, name: str, do: Any, *args: Any, **kwargs: Any) -> Any:
+        """`torchrelay.once`."""
+        return self.once(name, do, args, kwargs)
+
+    def once(self, name: str, do: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The result of the first `do(*args, **kwargs)` under this name, by this rank or who held it before."""
+        recorded = self.done_once.get(name, dict(self.identity.wait().once).get(name))
+        if recorded is not None:
+            return values.decode(recorded)
+        value = do(*args, **kwargs)
+        try:
+            encoded = values.encode(value, f"the result of once({name!r})")
+        except TypeError as error:
+            raise Refused(str(error), "return a number, a string, or a list or dict of them") from error
+        if len(encoded) > MAX_ONCE:
+            raise Refused(
+                f"the result of once({name!r}) has {len(encoded):,} bytes, and at most {MAX_ONCE:,} are kept",
+                "return what names it, such as a path",
+            )
+        self.done_once[name] = encoded
+        self.link.say(OnceRecorded(job=self.job, rank=self.rank, name=name, value=encoded))
+        return value
+
+
+def open_session(env: Mapping[str, str]) -> Session:
+    """Call the agent that started this process, and hear its orders from now on.
+
+    `env`: TORCHRELAY_WORKER and its kin. Raises `NotWelcome`.
+    """
+    worker, job = WorkerId(env["TORCHRELAY_WORKER"]), JobId(env["TORCHRELAY_JOB"])
+    page = Page(Path(env["TORCHRELAY_PAGE"]), create=True)
+    standing = Standing(page)
+    logs = env.get("TORCHRELAY_LOGS")
+    identity = Identity(Path(logs) if logs else None)
+    link = Link(Path(env["TORCHRELAY_LINK"]), worker, job, standing, identity)
+    welcome = link.connect()
+    store, store_address = groups.host_store(welcome.host)
+    server = StateServer(welcome.secret, welcome.host)
+    session = Session(worker, job, page, standing, identity, link, welcome, server, store)
+    started = WorkerStarted(
+        worker=worker, node=NodeId(env["TORCHRELAY_NODE"]), slot=int(env["TORCHRELAY_SLOT"]), pid=os.getpid(),
+        address=server.address, store=store_address,
+    )  # fmt: skip
+    link.say(started)
+    link.start(Reach(groups.break_connections, groups.collectives, lambda: session.transfer.cancel()))
+    return session

@@ -1,0 +1,247 @@
+"""Standing: where this worker stands, as main thread and control thread both see it, and what it has promised.
+
+    main thread       enter ... enter_gate ... pass_gate      and at an edge: begin_wiring, hold, go_on
+    control thread    interrupt (the promise), hear (orders)
+
+Passing a gate and reporting exclude each other: both take the lock. A worker that has reported in a generation it is
+not wired in is *poisoned*: it passes no gate until it is ordered to. No torch here, and no socket.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TypeVar
+
+from torchrelay.protocol.ids import Generation, Point, WorkerPhase
+from torchrelay.protocol.orders import Decide, Verdict, WorkerOrder
+from torchrelay.wire.page import Page
+
+O = TypeVar("O", bound=WorkerOrder)  # noqa: E741  an order
+T = TypeVar("T")
+
+
+class OrdersStayedAway(BaseException):
+    """This worker has stood still for longer than its patience, and nobody has told it what to do.
+
+    A BaseException, as scripts that catch errors of their steps must not catch it.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What a worker says when it is interrupted; the fields are those of `WorkerReported`."""
+
+    generation: Generation
+    committed: Point | None
+    phase: WorkerPhase
+    pending: Point | None
+    caught_up: Point | None
+
+
+class Standing:
+    """One worker's standing. What is written under the lock may be read without it, for a hint."""
+
+    def __init__(self, page: Page, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
+        self._page = page
+        self._clock_ns = clock_ns
+        self._changed = threading.Condition(threading.Lock())
+        self._orders: dict[type[WorkerOrder], WorkerOrder] = {}
+        self._report: Report | None = None
+        self._entered_ns = 0
+        self._word_s = time.monotonic()
+        self.wired = Generation(0)  # the generation we are connected in, or were about to connect in
+        self.heard = Generation(0)  # the newest generation we have heard of
+        self.committed: Point | None = None
+        self.caught_up: Point | None = None
+        self.pending: Point | None = None
+        self.phase = WorkerPhase.BOOTING
+        self.waiting = False  # the main thread waits in here
+        self.resting = False  # the main thread is at an edge, and is not connecting
+
+    @property
+    def poisoned(self) -> bool:
+        """Interrupted, and not wired anew since: what is being computed will not be committed."""
+        report = self._report
+        return report is not None and report.generation > self.wired
+
+    @property
+    def reported(self) -> Report | None:
+        """The last report."""
+        return self._report
+
+    @property
+    def blocked(self) -> bool:
+        """Whether the main thread may be in a collective that must be broken.
+
+        Not at an edge: by the time it has been woken by an order, others may have begun to connect to this process.
+        """
+        return self.poisoned and not self.waiting and not self.resting
+
+    # ------------------------------------------------------------ the main thread, while training
+
+    def enter(self, phase: WorkerPhase, pending: Point | None = None) -> None:
+        """Say what the main thread does from now on, and which point it is on the way to commit, if any."""
+        now = self._clock_ns()
+        with self._changed:
+            self.phase, self.pending = phase, pending
+            self.resting = phase in (WorkerPhase.STOPPED, WorkerPhase.FINISHED)
+        if phase in (WorkerPhase.COMPUTING, WorkerPhase.SECTION):
+            self._entered_ns = now
+        self._page.enter(phase, now)
+
+    def enter_gate(self) -> bool:
+        """Go into the gate of the pending point; False if that is forbidden by now."""
+        with self._changed:
+            if self.poisoned:
+                return False
+            self.phase = WorkerPhase.GATE
+        self._page.enter(WorkerPhase.GATE, self._clock_ns())
+        return True
+
+    def pass_gate(self) -> bool:
+        """The gate has completed: commit the pending point. False if the worker has reported before: it must wait."""
+        with self._changed:
+            if self.poisoned:
+                return False
+            self._commit()
+        return True
+
+    def await_verdict(self, patience_s: float | None) -> bool:
+        """In a gate, after the report: True if the pending point is committed by order, False if it is to be redone."""
+
+        def obey() -> bool | None:
+            decided = self.order(Decide)
+            if decided is None:
+                return None
+            if decided.verdict is Verdict.ROLL_FORWARD and decided.point == self.pending:
+                self._commit()
+                return True
+            self.phase, self.pending = WorkerPhase.STOPPED, None
+            return False
+
+        return self.wait(obey, patience_s)
+
+    def _commit(self) -> None:
+        assert self.pending is not None, "only a pending point can be committed"
+        now = self._clock_ns()
+        self.committed, self.pending, self.phase = self.pending, None, WorkerPhase.UPDATING
+        self._page.commit(self.committed, now, now - self._entered_ns)
+        self._page.enter(WorkerPhase.UPDATING, now)
+
+    def start(self, point: Point) -> None:
+        """Hold the state of `point` from now on: at join(), for a worker of the first start."""
+        now = self._clock_ns()
+        with self._changed:
+            self.committed = point
+        self._page.commit(point, now, 0)
+
+    # ------------------------------------------------------------ the main thread, at an edge
+
+    def bring_to(self, point: Point) -> None:
+        """The script is being brought to the edge after `point`: there is no way back from it."""
+        with self._changed:
+            self.caught_up = point
+
+    def begin_wiring(self, generation: Generation) -> bool:
+        """Begin to connect in this generation; False if there is a newer one by now."""
+        with self._changed:
+            if self.heard != generation:
+                return False
+            self.wired = generation
+            self.resting = False
+        return True
+
+    def end_wiring(self) -> None:
+        """Connected, or given up."""
+        self.resting = True
+
+    def hold(self, point: Point, generation: Generation) -> bool:
+        """The state of `point` has arrived, verified; False, and it does not count, if there is a newer generation."""
+        with self._changed:
+            if self.heard != generation:
+                return False
+            self.committed = point
+        self._page.commit(point, self._clock_ns(), 0)
+        return True
+
+    def go_on(self, generation: Generation) -> bool:
+        """Leave the edge; False if there is a newer generation by now."""
+        with self._changed:
+            if self.heard != generation:
+                return False
+            self.phase = WorkerPhase.BETWEEN
+            self.resting = False
+        self._page.enter(WorkerPhase.BETWEEN, self._clock_ns())
+        return True
+
+    def wait(self, find: Callable[[], T | None], patience_s: float | None) -> T:
+        """Wait until `find`, called under the lock, finds something.
+
+        Raises `OrdersStayedAway` when the agent has said nothing for `patience_s` (None: wait for ever).
+        """
+        begin_s = time.monotonic()
+        with self._changed:
+            self.waiting = True
+            try:
+                while True:
+                    found = find()
+                    if found is not None:
+                        return found
+                    since_s = max(begin_s, self._word_s)
+                    left = None if patience_s is None else since_s + patience_s - time.monotonic()
+                    if left is not None and left <= 0:
+                        raise OrdersStayedAway(f"no order for {patience_s:g} s")
+                    self._changed.wait(left)
+            finally:
+                self.waiting = False
+
+    def order(self, kind: type[O]) -> O | None:
+        """The order of this kind in the newest generation, if there is one."""
+        found = self._orders.get(kind)
+        return found if isinstance(found, kind) else None
+
+    def await_poison(self, patience_s: float | None) -> None:
+        """Wait until this worker is interrupted."""
+        self.wait(lambda: True if self.poisoned else None, patience_s)
+
+    # ------------------------------------------------------------ the control thread
+
+    def word(self) -> None:
+        """The agent has said something, whatever it was."""
+        self._word_s = time.monotonic()
+
+    def interrupt(self, generation: Generation) -> Report | None:
+        """Promise to pass no gate, and say where we stand; the same answer again for the same generation.
+
+        None if the generation is older than one we have heard of.
+        """
+        with self._changed:
+            if generation < self.heard:
+                return None
+            self._hear(generation)
+            if self._report is None or self._report.generation < generation:
+                self._report = Report(generation, self.committed, self.phase, self.pending, self.caught_up)
+            self._changed.notify_all()
+            return self._report if self._report.generation == generation else None
+
+    def hear(self, order: WorkerOrder) -> bool:
+        """Keep an order for the main thread; False if it is of an older generation, and dropped."""
+        with self._changed:
+            if order.generation < self.heard:
+                return False
+            self._hear(order.generation)
+            self._orders[type(order)] = order
+            self._changed.notify_all()
+            return True
+
+    def _hear(self, generation: Generation) -> None:
+        if generation > self.heard:
+            self.heard = generation
+            self._orders.clear()
+
+    def beat(self, collectives: int) -> None:
+        """The control thread is alive."""
+        self._page.beat(self._clock_ns(), collectives, self.wired)

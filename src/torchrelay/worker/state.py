@@ -1,0 +1,290 @@
+"""State: all that a rank's replicas share and a newcomer needs, as a tree of tensors and plain values.
+
+`manifest` tells it, `receive` and `commit_received` take another's, `digest` names it. Bytes go from live tensor to
+live tensor; `transfer` moves them. What no replica has (random state, buffers that differ between ranks) is private
+and travels another way: see `private`.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+
+from torchrelay.errors import Refused, StateMismatch
+from torchrelay.worker import ddp, memory, tree
+from torchrelay.worker.digest import Digest
+from torchrelay.worker.landing import Landing
+from torchrelay.worker.parts import (
+    ContainerPart,
+    GeneratorPart,
+    ModulePart,
+    OptimizerPart,
+    Part,
+    check_names,
+    mark_stepped,
+    named_tensors,
+    part_of,
+)
+from torchrelay.worker.private import Private
+from torchrelay.worker.saved import Load, Save, SavedPart
+
+VERSION = 1  # of the manifest; both ends must have the same
+
+Models = torch.nn.Module | Mapping[str, torch.nn.Module] | Sequence[torch.nn.Module] | None
+Optimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None
+
+
+class State:
+    """The state of this rank: made once, by join()."""
+
+    def __init__(
+        self,
+        model: Models = None,
+        optimizer: Optimizers = None,
+        extra: Mapping[str, Any] | None = None,
+        *,
+        save: Save | None = None,
+        load: Load | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """Raises `Refused`, with the remedy, for anything in there that cannot be carried.
+
+        `save`, `load`: the script's own functions, instead of `model` and `optimizer` (see `saved`).
+        `folder`: where the files of save(path) may lie while they are moved.
+        """
+        named = [*_named("model", model, torch.nn.Module), *_named("optimizer", optimizer, Optimizer)]
+        named += [(f"extra[{key!r}]", value) for key, value in (extra or {}).items()]
+        parts = [part_of(value, path) for path, value in named]
+        if (save is None) != (load is None):
+            raise Refused("join() was given one of save and load", "give both, or neither")
+        if save is not None and load is not None:
+            parts.append(SavedPart(save, load, folder))
+        if not parts:
+            raise Refused("join() was given no state", "pass model= and optimizer=, or save= and load=")
+        self._parts: dict[str, Part] = {part.path: part for part in parts}
+        self._watched: list[Optimizer] = []
+        self.known = 0  # how many optimizers were found by their step, so far
+        self._found = _living_ddps() if save is not None and model is None else []
+        self._landing: Landing | None = None
+        self._arrived: dict[str, Any] = {}
+        self._layouts: list[ddp.Layout] | None = None
+        self.saves = save is not None
+        self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
+        self._check()
+
+    # ------------------------------------------------------------ what is in it
+
+    def modules(self) -> list[tuple[str, torch.nn.Module]]:
+        """All modules of the state, DDP unwrapped, with the names they have in messages."""
+        known = [(part.path, part.module) for part in self.flat() if isinstance(part, ModulePart)]
+        return known + [(f"DDP module {at}", wrapper.module) for at, wrapper in enumerate(self._found)]
+
+    def optimizers(self) -> list[Optimizer]:
+        """All optimizers of the state, and those that are only watched."""
+        return [part.optimizer for part in self.flat() if isinstance(part, OptimizerPart)] + self._watched
+
+    def watch(self, optimizer: Optimizer) -> None:
+        """With save() and load(): an optimizer that is known by its step only. Its parameters' gradients count."""
+        if not any(optimizer is known for known in self.optimizers()):
+            self._watched.append(optimizer)
+            self.known += 1
+
+    def parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """Every tensor that has a gradient: parameters of modules and optimizers, each once, in a fixed order."""
+        found: dict[int, tuple[str, torch.Tensor]] = {}
+        for path, module in self.modules():
+            for name, parameter in module.named_parameters():
+                found.setdefault(id(parameter), (f"{path}.{name}", parameter))
+        for at, optimizer in enumerate(self.optimizers()):
+            params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
+            for number, parameter in enumerate(params):
+                found.setdefault(id(parameter), (f"parameter {number} of optimizer {at}", parameter))
+        return list(found.values())
+
+    def ddps(self) -> list[DistributedDataParallel]:
+        """All DDP wrappers of the state, in a fixed order."""
+        given = [part.given for part in self.flat() if isinstance(part, ModulePart)]
+        return list(dict.fromkeys(chain(chain.from_iterable(map(ddp.find, given)), self._found)))
+
+    def parts(self) -> dict[str, Part]:
+        """The parts by their paths, containers not opened."""
+        return dict(self._parts)
+
+    def flat(self) -> Iterator[Part]:
+        """All parts, those inside containers too."""
+        waiting = list(self._parts.values())
+        while waiting:
+            part = waiting.pop(0)
+            yield part
+            if isinstance(part, ContainerPart):
+                waiting[:0] = part.parts()
+
+    # ------------------------------------------------------------ to tell
+
+    def manifest(self) -> tuple[bytes, list[torch.Tensor]]:
+        """The encoded tree, and the tensors it refers to, in order; shared ones once, nothing copied.
+
+        To be called while the main thread stands still, and the tensors to be read before it goes on.
+        """
+        data, tensors = tree.encode(tree.Fields(self._tree(), ddp=self.ddp_layouts()), "state")
+        if any(tensor.is_cuda for tensor in tensors):
+            torch.cuda.synchronize()  # what is queued may still write to them
+        return data, tensors
+
+    def digest(self) -> str:
+        """32 letters over every bit of the state; equal for equal states, whatever order a dict was filled in.
+
+        DDP's buckets are left out: they say how gradients will be summed, which shows in the bits soon enough.
+        """
+        digest = Digest()
+        data, tensors = tree.encode(self._tree(), "state", canonical=True)
+        digest.add(data)
+        for tensor in tensors:
+            digest.add_tensor(tensor)
+        return digest.text()
+
+    def fingerprint(self) -> str:
+        """A name for what was built, not for its values: equal on all ranks that can carry one another's state."""
+        digest = Digest()
+        digest.add("\n".join(self.description()).encode())
+        return digest.text()
+
+    def description(self) -> list[str]:
+        """What the fingerprint is made of, a line for each tensor, optimizer and other part."""
+        lines = [f"{path}: {type(part).__name__}" for path, part in self._parts.items()]
+        for path, module in self.modules():
+            for name, tensor in named_tensors(module):
+                frozen = " frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
+                lines.append(f"{path}.{name}: {list(tensor.shape)} {tensor.dtype} {memory.strides(tensor)}{frozen}")
+        for at, optimizer in enumerate(self.optimizers()):
+            sizes = [len(group["params"]) for group in optimizer.param_groups]
+            lines.append(f"optimizer {at}: {type(optimizer).__qualname__}, groups of {sizes} parameters")
+        return lines
+
+    # ------------------------------------------------------------ to take
+
+    def receive(self, data: bytes | bytearray | memoryview) -> list[torch.Tensor]:
+        """Take another rank's manifest: the tensors, live or new, into which the bytes shall be put, in order.
+
+        May be called again if the bytes do not come. Raises `StateMismatch`, naming the tensor, if the state is not
+        one of what this script has built, and `ValueError` if it is none.
+        """
+        arrived = tree.decode(data)
+        if not isinstance(arrived, dict) or arrived.get("version") != VERSION:
+            raise StateMismatch("the state that arrives was written by another version of torchrelay")
+        self._landing = None  # what a try before this one has allocated is free before we allocate again
+        landing = Landing(self.private.kept())
+        try:
+            check_names("the state", self._parts, arrived["parts"])
+            for path, part in self._parts.items():
+                part.take(arrived["parts"][path], landing)
+            tensors = landing.tensors()
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"the state that arrives is not whole: {error!r}") from error
+        if len(arrived["gradients"]) != len(self.parameters()):
+            raise StateMismatch("the source has another number of parameters")
+        self._landing, self._arrived = landing, arrived
+        return tensors
+
+    def commit_received(self) -> None:
+        """All bytes have landed and their digest is right: load what does not lie in a tensor of the script."""
+        assert self._landing is not None, "receive() comes before commit_received()"
+        self._landing.finish()
+        for part in self._parts.values():
+            part.settle()
+        self._layouts = self._arrived["ddp"]
+        self.put_gradients(self._arrived["gradients"])
+        self._landing, self._arrived = None, {}
+
+    def expect(self) -> None:
+        """For a newcomer, at join(): its script runs on between calls as if it had trained; let no one warn of that."""
+        for optimizer in self.optimizers():
+            mark_stepped(optimizer)
+
+    # ------------------------------------------------------------ gradients, DDP
+
+    def gradients(self) -> bytes:
+        """For each parameter, in order, whether it has a gradient: 1 or 0.
+
+        The values do not travel: at the entry of a call gradients are None or will be zeroed, and `Redo` refuses
+        scripts where they are not. But an optimizer steps a parameter with a gradient of zeros and not one without.
+        """
+        return bytes(parameter.grad is not None for _, parameter in self.parameters())
+
+    def put_gradients(self, there: bytes) -> None:
+        """Make gradients zeros where `there` says 1, and None elsewhere. Also to be called after DDP was renewed."""
+        put_gradients([parameter for _, parameter in self.parameters()], there)
+
+    def ddp_layouts(self) -> list[ddp.Layout]:
+        """For each DDP wrapper, its buckets: those received, until DDP was renewed with them, else its own."""
+        return self._own_layouts() if self._layouts is None else self._layouts
+
+    def forget_received_layouts(self) -> None:
+        """DDP was renewed with the layouts that were received: from now on its own count."""
+        self._layouts = None
+
+    # ------------------------------------------------------------ inside
+
+    def _own_layouts(self) -> list[ddp.Layout]:
+        return [ddp.layout(wrapper) for wrapper in self.ddps()]
+
+    def _tree(self) -> dict[str, Any]:
+        parts = tree.Named((path, part.give()) for path, part in self._parts.items())
+        return tree.Fields(version=VERSION, parts=parts, gradients=self.gradients())
+
+    def _check(self) -> None:
+        """Tell the state once, so that what cannot be carried is refused at join() and not at the first fault."""
+        try:
+            for path, part in self._parts.items():
+                if not isinstance(part, SavedPart):  # may be slow, and collective scripts save at their own times
+                    tree.encode(part.give(), path)
+        except TypeError as error:
+            reason, _, remedy = str(error).partition(": ")
+            raise Refused(reason, remedy or "keep it out of join()") from error
+
+
+def put_gradients(parameters: Sequence[torch.Tensor], there: Sequence[int]) -> None:
+    """Make the gradients of these parameters zeros where `there` is true, and None elsewhere."""
+    for parameter, has in zip(parameters, there, strict=True):
+        if not has:
+            parameter.grad = None
+        elif parameter.grad is not None:
+            parameter.grad.detach().zero_()
+        else:
+            parameter.grad = torch.zeros_like(parameter)
+
+
+def _named(name: str, given: Any, kind: type) -> list[tuple[str, Any]]:
+    """One object, or several in a dict or sequence, with a path for each."""
+    if given is None:
+        return []
+    if isinstance(given, kind):
+        return [(name, given)]
+    if isinstance(given, Mapping):
+        found = [(f"{name}[{key!r}]", value) for key, value in given.items()]
+    elif isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
+        found = [(f"{name}[{at}]", value) for at, value in enumerate(given)]
+    else:
+        found = [(name, given)]
+    for path, value in found:
+        if not isinstance(value, kind):
+            expected = f"torch.{'nn' if kind is torch.nn.Module else 'optim'}.{kind.__name__}"
+            raise Refused(f"{path} is a {type(value).__qualname__}, no {expected}", "pass other objects in extra={...}")
+    return found
+
+
+def _living_ddps() -> list[DistributedDataParallel]:
+    """All DDP wrappers of this process, in an order that is the same on every rank.
+
+    With save() and load() nobody names them to us.
+    """
+    # By type(), not isinstance(): asking a lazy proxy for its class could import half the world.
+    found = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
+    return sorted(found, key=lambda wrapper: [(name, tuple(one.shape)) for name, one in wrapper.named_parameters()])

@@ -1,0 +1,266 @@
+"""Stream: one connection between two workers. Proof of the secret first, then messages and memory, with deadlines.
+
+    client                                                   server
+    Hello(nonce, generation)                          ->
+                                                      <-     Challenge(nonce, proof)
+    Ask(proof, what, point)                           ->
+                                                      <-     Answer: waiting, ..., refused or serving
+                                                      <-     head, then the tensors' bytes, then their digest
+
+Who has proved nothing can make us read 4 KB and wait a few seconds, no more. The stream is proved at its start; it is
+not encrypted, and its digest is no seal: it belongs on a network whose hosts are trusted.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+
+import msgspec
+from msgspec import Struct
+
+from torchrelay.protocol.ids import Generation, Point
+from torchrelay.worker.digest import Digest
+
+VERSION = 1
+SMALL = 4096  # bytes of a message of one who has not proved anything
+CHUNK = 1 << 20  # bytes moved and hashed at once
+_LENGTH = struct.Struct("!I")
+# Of the sockets' buffers, where both ends are on one host: what is under way then stays in the processor's cache, which
+# is worth up to a third. Between hosts the system's own sizing is left alone, as delay needs more.
+_LOCAL_BUFFER = 200_000
+
+View = memoryview
+Filled = Callable[[], None] | None
+
+
+class StreamBroken(ConnectionError):
+    """The connection is of no use any more; the message says why."""
+
+
+class Hello(Struct, frozen=True, tag=True):
+    """The client's first word."""
+
+    version: int
+    generation: Generation
+    nonce: bytes
+
+
+class Challenge(Struct, frozen=True, tag=True):
+    """The server proves that it knows the secret, and asks for the same."""
+
+    nonce: bytes
+    proof: bytes
+
+
+class Ask(Struct, frozen=True, tag=True):
+    """The client proves the same of itself, and says what it wants: "record" or "state"."""
+
+    proof: bytes
+    want: str
+    point: Point
+
+
+class Waiting(Struct, frozen=True, tag=True):
+    """What was asked for is not there yet; said again and again, as a sign of life."""
+
+
+class RefusedAnswer(Struct, frozen=True, tag=True):
+    """It will not be given."""
+
+    reason: str
+
+
+class Serving(Struct, frozen=True, tag=True):
+    """It follows: `head` bytes (the record, or the state's manifest), then `body` bytes of tensors, then the digest."""
+
+    generation: Generation
+    point: Point
+    head: int
+    body: int
+
+
+Message = Hello | Challenge | Ask | Waiting | RefusedAnswer | Serving
+
+
+def server_context(generation: Generation) -> str:
+    """What the server's proof is for."""
+    return f"torchrelay transfer {VERSION} server {generation}"
+
+
+def client_context(generation: Generation, want: str, point: Point) -> str:
+    """What the client's proof is for; the request is part of it."""
+    return f"torchrelay transfer {VERSION} client {generation} {want} {point.step} {point.section}"
+
+
+class Stream:
+    """A connected TCP socket, which it owns. One thread uses it; any thread may `cut` it.
+
+    stall_s     how long no byte may come or go before the peer counts as stalled
+    deadline    monotonic time in seconds after which nothing may take longer
+    """
+
+    def __init__(self, connected: socket.socket, *, stall_s: float, deadline: float) -> None:
+        self._socket = connected
+        self._deadline = deadline
+        self._stall_s = stall_s
+        self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
+        connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if connected.getsockname()[0] == connected.getpeername()[0]:
+            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
+                connected.setsockopt(socket.SOL_SOCKET, option, _LOCAL_BUFFER)
+        connected.settimeout(None)
+        _mine.add(connected)
+        self.allow(stall_s, deadline)
+
+    def allow(self, stall_s: float, deadline: float) -> None:
+        """Set other limits from now on."""
+        self._stall_s, self._deadline = stall_s, deadline
+        # By the kernel and not by Python's timeouts: a whole chunk is then one system call, without a poll before it.
+        limit = max(0.001, min(stall_s, deadline - time.monotonic()))
+        packed = struct.pack("@ll", int(limit), int(limit % 1 * 1_000_000))
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
+
+    # ------------------------------------------------------------ messages
+
+    def send(self, message: Message) -> None:
+        """Send a message. Raises `StreamBroken`."""
+        payload = msgspec.msgpack.encode(message)
+        self.send_bytes(_LENGTH.pack(len(payload)) + payload)
+
+    def receive(self, limit: int = SMALL) -> Message:
+        """The next message, of at most `limit` bytes. Raises `StreamBroken`."""
+        (length,) = _LENGTH.unpack(self.receive_bytes(_LENGTH.size))
+        if length > limit:
+            raise StreamBroken(f"a message of {length} bytes was announced, at most {limit} are read")
+        try:
+            return self._decoder.decode(self.receive_bytes(length))
+        except msgspec.DecodeError as error:
+            raise StreamBroken(f"a message that is none of ours: {error}") from error
+
+    # ------------------------------------------------------------ memory
+
+    def send_bytes(self, data: bytes | View) -> None:
+        """Send all of it."""
+        self._check_time()
+        try:
+            self._socket.sendall(data)
+        except BlockingIOError:
+            raise StreamBroken(f"the peer has not read for {self._stall_s:.1f} s") from None
+        except OSError as error:
+            raise StreamBroken(f"the peer closed the connection: {error.strerror or error}") from error
+
+    def receive_bytes(self, count: int) -> bytearray:
+        """Exactly so many bytes."""
+        data = bytearray(count)
+        self._fill(memoryview(data))
+        return data
+
+    def send_views(self, views: Iterable[View], digest: Digest) -> None:
+        """Send memory as it lies and add it to the digest; small views are gathered first."""
+        for group, _ in _grouped((view, None) for view in views):
+            piece = group[0] if len(group) == 1 else memoryview(b"".join(group))
+            digest.add(piece)
+            self.send_bytes(piece)
+
+    def receive_views(
+        self, views: Iterable[tuple[View, Filled]], digest: Digest, progress: Callable[[int], None]
+    ) -> None:
+        """Fill memory in order, add what it holds then to the digest, and tell how many bytes came."""
+        for group, filled in _grouped(views):
+            if len(group) == 1:
+                self._fill(group[0])
+                digest.add(group[0])
+                count = len(group[0])
+            else:
+                gathered = memoryview(self.receive_bytes(sum(map(len, group))))
+                count = _scatter(gathered, group)
+                for view in group:
+                    digest.add(view)
+            for call in filled:
+                call()
+            progress(count)
+
+    def _fill(self, view: View) -> None:
+        while view:
+            self._check_time()
+            try:
+                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+            except BlockingIOError:
+                raise StreamBroken(f"no byte came for {self._stall_s:.1f} s") from None
+            except OSError as error:
+                raise StreamBroken(f"the connection broke: {error.strerror or error}") from error
+            if count == 0:
+                raise StreamBroken("the peer closed the connection")
+            view = view[count:]
+
+    def _check_time(self) -> None:
+        if time.monotonic() > self._deadline:
+            raise StreamBroken("the time for it is over")
+
+    # ------------------------------------------------------------ the end
+
+    def cut(self) -> None:
+        """From any thread: whoever sends or receives here fails at once. The socket stays until `close`."""
+        try:
+            self._socket.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it is closed already
+
+    def close(self) -> None:
+        """Close it. By the thread that uses it, so that the descriptor's number is not reused under it."""
+        self._socket.close()
+
+
+def _grouped(views: Iterable[tuple[View, Filled]]) -> Iterator[tuple[list[View], list[Callable[[], None]]]]:
+    """The same memory in the same order, in groups of at most `CHUNK` bytes: one slice, or several small views."""
+    group: list[View] = []
+    filled: list[Callable[[], None]] = []
+    size = 0
+    for view, call in views:
+        if group and size + len(view) > CHUNK:
+            yield group, filled
+            group, filled, size = [], [], 0
+        start = 0
+        while len(view) - start > CHUNK:
+            yield [view[start : start + CHUNK]], []
+            start += CHUNK
+        group.append(view[start:])
+        size += len(view) - start
+        if call is not None:
+            filled.append(call)
+    if group:
+        yield group, filled
+
+
+def _scatter(data: View, views: Iterable[View]) -> int:
+    at = 0
+    for view in views:
+        view[:] = data[at : at + len(view)]
+        at += len(view)
+    return at
+
+
+# ---------------------------------------------------------------- forked children
+
+# A child that the script forks (a DataLoader's worker) holds copies of our sockets: a peer would not see them close
+# when the rank ends, and would wait at a port that nobody serves.
+_mine: weakref.WeakSet[socket.socket] = weakref.WeakSet()
+
+
+def own(listening: socket.socket) -> None:
+    """Close this socket, too, in children that are forked."""
+    _mine.add(listening)
+
+
+def _close_in_child() -> None:
+    for one in list(_mine):
+        one.close()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -1,0 +1,260 @@
+"""Transfer: fetch another worker's record or state, and be sure of every bit of it.
+
+State lands in the live tensors; its digest, over what lies there then, is compared with the source's at the end.
+"""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from msgspec import Struct
+from torch import Tensor
+
+from torchrelay.errors import StateMismatch, TorchrelayError
+from torchrelay.protocol.ids import Generation, Point, Rank
+from torchrelay.protocol.orders import Source
+from torchrelay.wire import trust
+from torchrelay.worker import memory
+from torchrelay.worker.digest import SIZE, Digest
+from torchrelay.worker.serving import GREETING_S, RECORD, STATE, StateServer
+from torchrelay.worker.stream import (
+    VERSION,
+    Ask,
+    Challenge,
+    Hello,
+    RefusedAnswer,
+    Serving,
+    Stream,
+    StreamBroken,
+    Waiting,
+    client_context,
+    server_context,
+)
+
+__all__ = ["Cancel", "Received", "StateServer", "TransferCancelled", "TransferFailed", "fetch_record", "fetch_state"]
+
+STALL_S = 5.0  # how long no byte may come from a source before it counts as stalled
+MAX_HEAD = 256 << 20  # bytes of a record, or of a state's plain values
+
+T = TypeVar("T")
+Progress = Callable[[int, int], None]  # bytes that came, bytes in all
+Take = Callable[[Stream, Serving], T]  # what to do with what a source serves
+
+
+class TransferFailed(TorchrelayError):
+    """A source did not deliver.
+
+    mismatch   everything came, but its digest is another than the source's: do not ask this source again
+    """
+
+    def __init__(self, source: Rank, reason: str, mismatch: bool = False) -> None:
+        super().__init__(f"rank {source} did not deliver: {reason}")
+        self.source = source
+        self.reason = reason
+        self.mismatch = mismatch
+
+
+class TransferCancelled(TransferFailed):
+    """We cut it ourselves."""
+
+
+class Received(Struct, frozen=True):
+    """What arrived. `digest`: of all bytes as sent and as landed; `size`: in bytes; `sources`: the ranks it is from."""
+
+    digest: str
+    size: int
+    took_s: float
+    sources: tuple[Rank, ...]
+
+
+class Receiver(Protocol):
+    """Who takes a state: `State`."""
+
+    def receive(self, data: bytes | bytearray | memoryview) -> list[Tensor]:
+        """The tensors that the bytes shall land in, for this manifest."""
+
+    def commit_received(self) -> None:
+        """All bytes have landed and are right."""
+
+
+class Cancel:
+    """A handle for another thread: `cancel()` ends the fetch that was given it, now or when it starts."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stream: Stream | None = None
+        self.cancelled = False
+
+    def cancel(self) -> None:
+        """End it at once. May be called twice."""
+        with self._lock:
+            self.cancelled = True
+            if self._stream is not None:
+                self._stream.cut()
+
+    def attach(self, stream: Stream | None) -> None:
+        """By the fetch: the stream to cut, or None when it is over."""
+        with self._lock:
+            self._stream = stream
+            if stream is not None and self.cancelled:
+                stream.cut()
+
+
+def fetch_record(
+    sources: Sequence[Source],
+    secret: bytes,
+    generation: Generation,
+    point: Point,
+    timeout_s: float = 60.0,
+    *,
+    cancel: Cancel | None = None,
+    stall_s: float = STALL_S,
+) -> bytes:
+    """The record of `point`, from the first source that gives it. Raises `TransferFailed` of the last one tried."""
+
+    def take(stream: Stream, serving: Serving) -> bytes:
+        digest = Digest()
+        head = bytes(_receive_head(stream, serving, digest))
+        _compare(stream, digest)
+        return head
+
+    fetch = _Fetch(secret, generation, point, RECORD, time.monotonic() + timeout_s, stall_s, cancel or Cancel())
+    return fetch.from_any(sources, take)[0]
+
+
+def fetch_state(
+    sources: Sequence[Source],
+    secret: bytes,
+    generation: Generation,
+    point: Point,
+    state: Receiver,
+    *,
+    progress: Progress | None = None,
+    timeout_s: float = 600.0,
+    cancel: Cancel | None = None,
+    stall_s: float = STALL_S,
+) -> Received:
+    """Take the state at `point` from the first source that gives it, into `state`; commit it if its digest is right.
+
+    Raises `TransferFailed`: at once if a digest differs, else of the last source tried. `state` may then be half
+    overwritten, and only another state makes it whole.
+    """
+    start = time.monotonic()
+
+    def take(stream: Stream, serving: Serving) -> tuple[str, int]:
+        digest = Digest()
+        places = state.receive(_receive_head(stream, serving, digest))
+        expected = sum(memory.size(tensor) for tensor in places)
+        if expected != serving.body:
+            raise StreamBroken(f"{serving.body} bytes of tensors were announced where {expected} belong")
+        came = 0
+
+        def count(size: int) -> None:
+            nonlocal came
+            came += size
+            if progress is not None:
+                progress(came, serving.body)
+
+        stream.receive_views((place for tensor in places for place in memory.incoming(tensor)), digest, count)
+        _compare(stream, digest)
+        state.commit_received()
+        return digest.text(), serving.head + serving.body
+
+    fetch = _Fetch(secret, generation, point, STATE, start + timeout_s, stall_s, cancel or Cancel())
+    (digest, size), rank = fetch.from_any(sources, take)
+    return Received(digest, size, time.monotonic() - start, (rank,))
+
+
+class _DigestDiffers(StreamBroken):
+    """All bytes came, and they are others than were sent."""
+
+
+def _receive_head(stream: Stream, serving: Serving, digest: Digest) -> bytearray:
+    if serving.head > MAX_HEAD:
+        raise StreamBroken(f"{serving.head} bytes of plain values are announced, at most {MAX_HEAD} are taken")
+    head = stream.receive_bytes(serving.head)
+    digest.add(head)
+    return head
+
+
+def _compare(stream: Stream, digest: Digest) -> None:
+    theirs = bytes(stream.receive_bytes(SIZE))
+    if theirs != digest.raw():
+        raise _DigestDiffers(f"the digest of what came is {digest.text()}, and {theirs.hex()} was sent")
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """One thing that is wanted, from whichever source."""
+
+    secret: bytes
+    generation: Generation
+    point: Point
+    want: str
+    deadline: float
+    stall_s: float
+    cancel: Cancel
+
+    def from_any(self, sources: Sequence[Source], take: Take[T]) -> tuple[T, Rank]:
+        """The first success, and whose it is. Raises the last failure, or at once what no other source can mend."""
+        if not sources:
+            raise ValueError("nobody to fetch from")
+        for source in sources[:-1]:
+            try:
+                return self.run(source, take), source.rank
+            except TransferFailed as error:
+                if error.mismatch or self.cancel.cancelled or time.monotonic() > self.deadline:
+                    raise
+        return self.run(sources[-1], take), sources[-1].rank
+
+    def run(self, source: Source, take: Take[T]) -> T:
+        """Fetch from this source. Raises `TransferFailed`."""
+        try:
+            stream = self._connect(source)
+            try:
+                self.cancel.attach(stream)
+                return take(stream, self._ask(stream))
+            finally:
+                self.cancel.attach(None)
+                stream.close()
+        except (StreamBroken, StateMismatch, ValueError) as error:
+            if self.cancel.cancelled:
+                raise TransferCancelled(source.rank, "the transfer was cancelled") from error
+            raise TransferFailed(source.rank, str(error), isinstance(error, _DigestDiffers)) from error
+
+    def _connect(self, source: Source) -> Stream:
+        host, _, port = source.address.rpartition(":")
+        left = min(GREETING_S, self.deadline - time.monotonic())
+        if left <= 0 or self.cancel.cancelled:
+            raise StreamBroken("the time for it is over")
+        try:
+            connected = socket.create_connection((host.strip("[]"), int(port)), timeout=left)
+            return Stream(connected, stall_s=self.stall_s, deadline=self.deadline)
+        except OSError as error:
+            raise StreamBroken(f"{source.address} cannot be reached: {error.strerror or error}") from error
+
+    def _ask(self, stream: Stream) -> Serving:
+        """Exchange proofs, ask, and wait until it is served. Raises `StreamBroken`."""
+        nonce = trust.new_nonce()
+        stream.send(Hello(VERSION, self.generation, nonce))
+        challenge = stream.receive()
+        context = server_context(self.generation)
+        if not isinstance(challenge, Challenge) or not trust.verify(
+            self.secret, nonce, challenge.nonce, context, challenge.proof
+        ):
+            raise StreamBroken("it could not prove that it belongs to this job")
+        proof = trust.prove(self.secret, nonce, challenge.nonce, client_context(self.generation, self.want, self.point))
+        stream.send(Ask(proof, self.want, self.point))
+        answer: object = Waiting()
+        while isinstance(answer, Waiting):
+            answer = stream.receive()
+        if isinstance(answer, RefusedAnswer):
+            raise StreamBroken(answer.reason)
+        if not isinstance(answer, Serving) or (answer.generation, answer.point) != (self.generation, self.point):
+            raise StreamBroken(f"it answers with something else than {self.want} {self.point}")
+        return answer

@@ -1,0 +1,88 @@
+"""Values: results of calls, of once(), and positions of loaders, as bytes that another process can read again.
+
+What a value may be is what a state may be: numbers, strings, None, tensors, arrays, and lists, tuples, dicts or sets of
+them (see `tree`). Nothing is pickled.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from torchrelay.worker import memory, tree
+from torchrelay.worker.landing import Landing
+
+_NOTHING = b""  # None, the commonest result
+
+
+class _Packed(Struct, array_like=True):
+    """A tree and the bytes of its tensors."""
+
+    tree: bytes
+    tensors: list[bytes]
+
+
+class _Number(Struct, array_like=True, tag="n"):
+    """A tensor of one element on the CPU: a loss. Worth a shorter way, as every step returns one."""
+
+    dtype: str
+    shape: list[int]
+    data: bytes
+
+
+_decoder = msgspec.msgpack.Decoder(_Packed | None)
+_numbers = msgspec.msgpack.Decoder(_Number)
+_encode = msgspec.msgpack.encode
+_PLAIN = (torch.float32, torch.float64, torch.int64, torch.bool)
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _PLAIN}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def encode(value: Any, path: str) -> bytes:
+    """The value as bytes. Raises `TypeError`, naming the path within it, for what cannot be carried."""
+    if value is None:
+        return _NOTHING
+    if type(value) is torch.Tensor and value.numel() == 1 and value.dtype in _NAMES and value.is_cpu:
+        data = value.detach().numpy().tobytes()
+        return b"n" + _encode(_Number(_NAMES[value.dtype], list(value.shape), data))
+    node, tensors = tree.encode(value, path)
+    return b"t" + _encode(_Packed(node, [b"".join(memory.outgoing(tensor)) for tensor in tensors]))
+
+
+def decode(data: bytes) -> Any:
+    """The value again; tensors are new. Raises `ValueError` for bytes that are none."""
+    if data == _NOTHING:
+        return None
+    try:
+        if data[:1] == b"n":
+            number = _numbers.decode(data[1:])
+            flat = torch.frombuffer(bytearray(number.data), dtype=_DTYPES[number.dtype])
+            return flat.reshape(number.shape)
+        packed = _decoder.decode(data[1:]) if data[:1] == b"t" else None
+    except (msgspec.DecodeError, KeyError, RuntimeError, ValueError) as error:
+        raise ValueError(f"{len(data)} bytes that are no value: {error}") from error
+    if packed is None:
+        raise ValueError(f"{len(data)} bytes that are no value")
+    landing = Landing()
+    value = landing.anyhow(tree.decode(packed.tree), None, "value")
+    places = landing.tensors()
+    if len(places) != len(packed.tensors):
+        raise ValueError("a value with other tensors than it names")
+    for place, given in zip(places, packed.tensors, strict=True):
+        _fill(place, given)
+    landing.finish()
+    return value
+
+
+def _fill(place: torch.Tensor, given: bytes) -> None:
+    if memory.size(place) != len(given):
+        raise ValueError("a value with a tensor that is cut off")
+    at = 0
+    for view, filled in memory.incoming(place):
+        view[:] = given[at : at + len(view)]
+        at += len(view)
+        if filled is not None:
+            filled()

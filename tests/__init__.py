@@ -1,0 +1,1 @@
+"""Tests of torchrelay: pure ones, of processes, of real training, and of the tests themselves."""

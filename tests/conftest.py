@@ -1,0 +1,22 @@
+"""Marks that belong to whole files: what starts processes, or goes through many states, is not for `make quick`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+
+SLOW = frozenset(
+    {
+        "test_agent", "test_agent_deaths", "test_chaos", "test_cli_local_run", "test_cli_run", "test_ddp",
+        "test_exhaustive", "test_forkserver", "test_groups", "test_local_scheduler", "test_orchestrator_process",
+        "test_properties", "test_redo", "test_simulation", "test_transfer",
+    }
+)  # fmt: skip
+
+
+def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
+    """Mark the tests of the files above."""
+    for item in items:
+        if item.path.stem in SLOW:
+            item.add_marker(pytest.mark.slow)

@@ -1,0 +1,192 @@
+"""Killing mutants: each is loaded in place of the real module in a process of its own, and meets all tests in turn.
+
+The fastest come first. A test that fails kills, and so does one that does not end: processor time is limited, so that
+a busy machine kills nobody.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import os
+import resource
+import sys
+from collections.abc import Callable, Sequence
+from types import CodeType, ModuleType
+
+from tests.mutants.making import Mutant
+
+CPU_S = 120
+MEMORY = 3 << 30
+
+
+class Loader(importlib.abc.Loader):
+    """Runs changed code under the name of the real module."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._code = code
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(self._code, module.__dict__)
+
+
+class Finder(importlib.abc.MetaPathFinder):
+    """Gives the mutant to whoever imports the module."""
+
+    def __init__(self, name: str, tree: ast.Module) -> None:
+        self._name = name
+        self._code = compile(tree, f"<mutant of {name}>", "exec")
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        del path, target
+        if fullname != self._name:
+            return None
+        return importlib.util.spec_from_loader(fullname, Loader(self._code))
+
+
+# ---------------------------------------------------------------- killers
+
+
+def tell_transcripts() -> None:
+    from tests.test_transcripts import FILES, retell
+
+    for path in FILES:
+        text = path.read_text()
+        assert retell(text) == text, path.stem
+
+
+def explore_a_start() -> None:
+    from tests.test_exhaustive import explore, from_the_start
+
+    explore(from_the_start(), last_generation=1, limit=3_000)
+
+
+def explore_a_recovery() -> None:
+    from tests import small_world
+    from tests.test_exhaustive import explore
+
+    explore(small_world.beginning(), last_generation=2, limit=3_000)
+
+
+def judge_vitals() -> None:
+    from tests import test_vitals
+
+    run_tests_of(test_vitals)
+
+
+def reach_decisions() -> None:
+    from tests import test_decisions
+
+    run_tests_of(test_decisions)
+
+
+def hear_facts() -> None:
+    from tests import test_budgets, test_facts, test_two_jobs
+
+    for module in (test_facts, test_budgets, test_two_jobs):
+        run_tests_of(module)
+
+
+def run_tests_of(module: ModuleType) -> None:
+    """All tests of a module; each case of those with parameters."""
+    for name, test in list(vars(module).items()):
+        if not name.startswith("test_"):
+            continue
+        marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+        if not marks:
+            test()
+        for mark in marks[:1]:
+            for case in mark.args[1]:
+                test(*(case if isinstance(mark.args[0], tuple) else (case,)))
+
+
+def simulate_some() -> None:
+    simulate(0, 150)
+
+
+def simulate_more() -> None:
+    simulate(150, 1_000)
+
+
+def simulate(first: int, last: int) -> None:
+    from torchrelay.simulation.run import run_seed
+
+    for seed in range(first, last):
+        result = run_seed(seed)
+        assert not result.violation, f"seed {seed}: {result.violation}"
+
+
+def vary_sequences() -> None:
+    from hypothesis import HealthCheck, Phase, given, settings
+
+    from tests.test_properties import MOVES, check
+
+    profile = settings(
+        max_examples=150, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )  # fmt: skip
+    profile(given(MOVES)(check))()
+
+
+KILLERS: dict[str, Callable[[], None]] = {
+    "transcripts": tell_transcripts,
+    "decisions": reach_decisions,
+    "facts": hear_facts,
+    "exhaustive: a start": explore_a_start,
+    "exhaustive: a recovery": explore_a_recovery,
+    "vitals": judge_vitals,
+    "simulation": simulate_some,
+    "properties": vary_sequences,
+    "more simulation": simulate_more,
+}
+
+
+def killer_of(mutant: Mutant | None) -> str:
+    """The first test that notices the mutant (None: the core as it is); empty if none does. Ends this process's use."""
+    if mutant is not None:
+        sys.meta_path.insert(0, Finder(f"torchrelay.protocol.{mutant.module}", mutant.tree()))
+    first = ["vitals"] if mutant is not None and mutant.module == "vitals" else []
+    for name in [*first, *(each for each in KILLERS if each not in first)]:
+        try:
+            KILLERS[name]()
+        except Exception:  # noqa: BLE001  whatever a broken core does, it is noticed
+            return name
+    return ""
+
+
+def in_a_child(mutant: Mutant | None, pipe: int) -> None:
+    """Run the tests in this forked process, and write who killed. Never returns."""
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_S, CPU_S))
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)
+    os.dup2(quiet, 2)
+    try:
+        os.write(pipe, f"+{killer_of(mutant)}".encode())
+    finally:
+        os._exit(0)
+
+
+def fork_for(mutant: Mutant | None) -> tuple[int, int]:
+    """Start the tests of a mutant; returns the child's process id and the pipe on which it tells."""
+    assert not any(name.startswith("torchrelay.protocol") for name in sys.modules), (
+        "the core is loaded in children only"
+    )
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reading)
+        in_a_child(mutant, writing)
+    os.close(writing)
+    return child, reading
+
+
+def told(reading: int) -> str:
+    """What a child that has ended wrote: its killer, or how it ended itself."""
+    with os.fdopen(reading, "rb") as pipe:
+        text = pipe.read().decode()
+    return text.removeprefix("+") if text else "it does not come to an end"

@@ -1,0 +1,257 @@
+"""A DDP script with everything that makes resuming hard, and faults that strike inside it as a plan says.
+
+    torchrelay run --nproc-per-node 4 faulty.py --steps 60 --plan plan.json --marks DIR
+
+The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that is named has committed `step` steps and
+is in `phase` (forward, backward, gate, update, between, section), it does `how` (kill, raise, exit, stop, oom, comm)
+to itself, once per job: a file in --marks named after id and rank remembers it. A fault with "after" is a second one:
+it strikes during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
+"""
+
+import argparse
+import ctypes
+import json
+import os
+import random
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, Dataset, DistributedSampler
+
+import torchrelay
+
+
+class Noisy(Dataset):
+    """Samples with augmentation from all three random generators."""
+
+    def __init__(self, length):
+        generator = torch.Generator().manual_seed(7)
+        self.x = torch.randn(length, 16, generator=generator)
+        self.y = torch.randint(0, 4, (length,), generator=generator)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        shift = random.random() * 0.1 + np.random.rand() * 0.1
+        return self.x[index] + shift + 0.1 * torch.randn(16), self.y[index]
+
+
+class Faults:
+    """The plan, as far as this rank is concerned."""
+
+    def __init__(self, path, marks, rank):
+        self.plan = json.loads(Path(path).read_text()) if path else []
+        self.marks, self.rank = Path(marks), rank
+
+    def begun(self, fault, step):
+        if "after" in fault:
+            return any(self.marks.glob(f"{fault['after']}.rank*"))
+        return fault["step"] == step
+
+    def due(self, step, phase):
+        for fault in self.plan:
+            if fault["phase"] == phase and self.rank in fault["ranks"] and self.begun(fault, step):
+                mark = self.marks / f"{fault['id']}.rank{self.rank}"
+                if fault.get("always") or not mark.exists():
+                    return fault, mark
+        return None
+
+    def strike(self, step, phase):
+        found = self.due(step, phase)
+        if found is None:
+            return
+        fault, mark = found
+        mark.write_text(json.dumps({"pid": os.getpid(), "at_ns": time.monotonic_ns(), **fault}))
+        do(fault["how"], step)
+
+
+def do(how, step):
+    """Break this process."""
+    match how:
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise ValueError(f"a planned exception at step {step}")
+        case "comm":
+            raise RuntimeError(
+                "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
+            )
+        case "exit":
+            os._exit(7)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        case "oom":
+            # What the kernel's OOM killer does to a process: no handler, no unwinding, in an allocation.
+            ctypes.memset(ctypes.create_string_buffer(1 << 20), 1, 1 << 20)
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arguments():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--plan")
+    parser.add_argument("--marks", default=".")
+    parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step")
+    parser.add_argument("--forget", default="", help="leave this out of the state on purpose: rng, cursor")
+    return parser.parse_args()
+
+
+def forget(what):
+    """Sabotage for the tests of the tests: a newcomer that lacks a part of the state."""
+    if what == "rng":
+        from torchrelay.worker import random_state
+
+        random_state.restore = lambda *_: None
+    elif what == "cursor":
+        from torchrelay.worker.loaders import InProcess
+
+        entered = InProcess.enter
+        InProcess.enter = lambda self, mark, _: entered(self, mark, 0)
+
+
+def build(rank):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(16, 64),
+        torch.nn.BatchNorm1d(64),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(64, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 4),
+    )
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-3)
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=10_000)
+    ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
+    torch.manual_seed(100 + rank)
+    random.seed(100 + rank)
+    np.random.seed(100 + rank)
+    return ddp, optimizer, scheduler, ema
+
+
+def second_faults(faults):
+    """Strikes in the middle of a recovery: inside our own library, where a worker can die as well as anywhere."""
+    from torchrelay.worker import groups, run, transfer
+    from torchrelay.worker.edge import Edge
+    from torchrelay.worker.standing import Standing
+
+    places = {
+        "report": (Standing, "interrupt"),
+        "catch up": (run, "decode_record"),
+        "rewire": (groups, "rewire"),
+        "restore": (transfer, "fetch_state"),
+        "resume": (Edge, "_say_resumed"),
+    }
+    for phase, (owner, name) in places.items():
+        if any(fault["phase"] == phase for fault in faults.plan):
+            setattr(owner, name, struck_in(faults, phase, getattr(owner, name)))
+
+
+def struck_in(faults, phase, function):
+    """The function, which meets a fault at its beginning."""
+
+    def wrapped(*args, **kwargs):
+        faults.strike(None, phase)
+        return function(*args, **kwargs)
+
+    return wrapped
+
+
+def gate_watcher(faults, run):
+    """Strikes while the main thread waits in the gate, seen from another thread."""
+
+    def watch():
+        while True:
+            step = run.committed
+            if faults.due(step, "gate") and in_gate():
+                faults.strike(step, "gate")
+            time.sleep(0.0005)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def in_gate():
+    """Whether the main thread's innermost frames are in the gate."""
+    frame = sys._current_frames().get(threading.main_thread().ident)
+    while frame is not None:
+        if frame.f_code.co_filename.endswith("worker/gate.py"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def main():
+    options = arguments()
+    forget(options.forget)
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    model, optimizer, scheduler, ema = build(rank)
+    data = Noisy(800)
+    sampler = DistributedSampler(data, shuffle=True, seed=3)
+    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    faults = Faults(options.plan, options.marks, rank)
+    second_faults(faults)
+    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scheduler": scheduler, "ema": ema})
+    if any(fault["phase"] == "gate" for fault in faults.plan):
+        gate_watcher(faults, run)
+    # After ours, hence past the gate: inside the update.
+    optimizer.register_step_pre_hook(lambda *_: faults.strike(run.committed, "update"))
+    model.module[4].weight.register_hook(lambda *_: faults.strike(run.committed, "backward"))
+
+    @run.step
+    def train_step(batch):
+        x, y = batch
+        optimizer.zero_grad()
+        faults.strike(run.committed, "forward")
+        loss = torch.nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        slow = any(f["phase"] == "gate" and f["step"] == run.committed for f in faults.plan)
+        if slow and faults.due(run.committed, "gate") is None:
+            time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
+        optimizer.step()
+        ema.update_parameters(model.module)
+        return loss.detach()
+
+    def evaluate():
+        faults.strike(run.committed, "section")
+        model.eval()
+        with torch.no_grad():
+            total = model.module(data.x[rank::8]).square().mean()
+        dist.all_reduce(total)
+        model.train()
+        return total.item()
+
+    while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults)
+    dist.destroy_process_group()
+
+
+def while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults):
+    """The loop; epochs are short, so that faults fall on their edges too."""
+    for epoch in run.epochs(10_000):
+        sampler.set_epoch(epoch)
+        for batch in run.batches(loader):
+            if run.committed >= options.steps:
+                return
+            loss = train_step(batch)
+            scheduler.step()
+            faults.strike(run.committed, "between")
+            if run.rank == 0:
+                print(f"step {run.committed} loss {loss.item():.4f}", flush=True)
+            if options.pace:
+                time.sleep(options.pace)
+        value = run.section(evaluate)
+        if run.rank == 0:
+            print(f"epoch {epoch} value {value:.6f}", flush=True)
+
+
+if __name__ == "__main__":
+    main()

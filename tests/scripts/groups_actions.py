@@ -1,0 +1,147 @@
+"""What tests of groups let puppets do; the first argument is the puppet's `Actions`."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import socket
+import threading
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import _functional_collectives as functional
+from torch.distributed import distributed_c10d
+from torch.distributed.device_mesh import init_device_mesh
+
+from tests.scripts.groups_ranks import Actions
+from torchrelay.worker import abandon, sockets
+
+
+def world() -> dist.ProcessGroup:
+    group = dist.group.WORLD
+    assert group is not None
+    return group
+
+
+def gate(_actions: Actions) -> float:
+    """The gate of a step: one int32, straight on the group."""
+    one = torch.ones(1, dtype=torch.int32)
+    work = world().allreduce([one])
+    work.wait()
+    return one.item()
+
+
+def large(_actions: Actions) -> None:
+    dist.all_reduce(torch.zeros(4_000_000))
+
+
+def broadcast(_actions: Actions) -> None:
+    dist.broadcast(torch.zeros(1000), 0)
+
+
+def gather_objects(actions: Actions) -> None:
+    dist.all_gather_object([None] * actions.world_size, {"rank": actions.rank})
+
+
+def barrier(_actions: Actions) -> None:
+    dist.barrier()
+
+
+def receive(_actions: Actions) -> None:
+    dist.recv(torch.zeros(3), 0)
+
+
+def send(_actions: Actions) -> None:
+    dist.send(torch.zeros(8_000_000), 0)  # more than fits into the sockets' buffers
+
+
+def key_of_the_store(_actions: Actions) -> None:
+    distributed_c10d._get_default_store().get("never set")
+
+
+def call_that_nobody_else_ends(_actions: Actions) -> None:
+    abandon.await_unless_broken(threading.Event().wait, 60.0, "waiting for nothing")
+
+
+def start_what_cannot_end(actions: Actions) -> None:
+    """Of two ranks: each waits in its backend's thread for what the other sends, and its main thread goes on."""
+    dist.broadcast(torch.zeros(1), 1 - actions.rank, async_op=True)
+
+
+def make_and_destroy_a_group(actions: Actions) -> None:
+    dist.destroy_process_group(dist.new_group(list(range(actions.world_size))))
+
+
+def timeouts(_actions: Actions) -> float:
+    """The timeout of the default group's backend, in seconds."""
+    backend: Any = world()._get_backend(torch.device("cpu"))
+    timeout: timedelta = backend.options._timeout
+    return timeout.total_seconds()
+
+
+def make_mesh(actions: Actions) -> None:
+    actions.kept["mesh"] = init_device_mesh("cpu", (2, 2), mesh_dim_names=("rows", "columns"))
+
+
+def sums_over_mesh(actions: Actions) -> list[float]:
+    """The ranks' numbers, summed over each dimension: by the groups, and by the functional collectives' names."""
+    mesh = actions.kept["mesh"]
+    sums = []
+    for dimension in ("rows", "columns"):
+        mine = torch.tensor([float(actions.rank)])
+        sums.append(functional.all_reduce(mine, "sum", mesh[dimension].get_group()).item())
+        dist.all_reduce(mine, group=mesh.get_group(dimension))
+        sums.append(mine.item())
+    return sums
+
+
+def monitored_barrier(_actions: Actions) -> None:
+    dist.monitored_barrier(timeout=timedelta(seconds=20))
+
+
+def name_servers(_actions: Actions | None = None) -> int:
+    """How many name servers this thread would ask; its first lookup makes the list."""
+    socket.getaddrinfo("localhost", 1)
+    state = getattr(ctypes.CDLL(None), "__res_state")
+    state.restype = ctypes.POINTER(abandon._Resolver)
+    return int(state().contents.nscount)
+
+
+def waits_for(_actions: Actions, what: str) -> bool:
+    """Whether the main thread waits for a call that can be left behind, of this name."""
+    return any(what in call.what for call in tuple(abandon._waiting))
+
+
+def open_own_sockets(actions: Actions) -> None:
+    """Connections as a script may have: to a server of its own in this process, and a pair."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    here = socket.create_connection(listener.getsockname())
+    there = listener.accept()[0]
+    actions.kept["sockets"] = (listener, here, there, *socket.socketpair())
+
+
+def own_sockets_work(actions: Actions) -> bool:
+    listener, here, there, left, right = actions.kept["sockets"]
+    for one, other in ((here, there), (left, right)):
+        one.sendall(b"?")
+        if other.recv(1) != b"?":
+            return False
+    socket.create_connection(listener.getsockname()).close()
+    listener.accept()[0].close()
+    return True
+
+
+def fork_a_child(_actions: Actions) -> int:
+    """A child as a DataLoader forks it, which outlives its rank."""
+    child = os.fork()
+    if child == 0:
+        signal.pause()
+        os._exit(0)
+    return child
+
+
+def listening(_actions: Actions) -> list[tuple[str, int]]:
+    return sorted(sockets.listening())

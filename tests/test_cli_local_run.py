@@ -1,0 +1,312 @@
+"""`torchrelay run` from start to end, with workers that train nothing: whatever ends, nothing is left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import psutil
+import pytest
+
+from tests.brain import wait_for
+from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.cli.sweep import PrivateFolder, is_alive
+from torchrelay.wire.trust import TrustError
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+ROOT = Path(__file__).parent.parent
+MARK = "TORCHRELAY_TEST_RUN"  # in the environment of every process of a run, and of no other
+
+
+class LocalRun:
+    """A run as a user starts it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_dir = folder / "run"
+        self.mark = uuid4().hex
+        self.process: subprocess.Popen[str] | None = None
+        (folder / "train.py").write_text("")
+
+    def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
+        path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
+        environment = {**os.environ, MARK: self.mark, "PYTHONPATH": path, **environment}
+        command = [sys.executable, "-m", "tests.fake_run", "--run-dir", str(self.run_dir), *words]
+        self.process = subprocess.Popen(
+            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        return self.process
+
+    def end(self, deadline_s: float = 60) -> tuple[int, str, str]:
+        """Its exit code and what it printed; nothing of it may be left."""
+        assert self.process is not None
+        out, err = self.process.communicate(timeout=deadline_s)
+        assert [process.cmdline() for process in self.left()] == []
+        return self.process.returncode, out, err
+
+    def left(self) -> list[psutil.Process]:
+        """Living processes of this run."""
+        found = []
+        for process in psutil.process_iter():
+            try:
+                if is_alive(process) and process.environ().get(MARK) == self.mark:
+                    found.append(process)
+            except psutil.Error:
+                continue  # it has ended meanwhile, or is another user's
+        return found
+
+    def status(self) -> dict[str, Any]:
+        try:
+            return Client.of(self.run_dir).status()
+        except (Away, Denied, TrustError):
+            return {}
+
+    def rank(self, rank: int) -> psutil.Process:
+        ranks = Client.of(self.run_dir).ranks()["ranks"]
+        return psutil.Process(next(row["pid"] for row in ranks if row["rank"] == rank))
+
+    def until_step(self, step: int) -> None:
+        wait_for(f"step {step}", lambda: (self.status().get("step") or 0) >= step, 60)
+
+    def until_spare(self) -> None:
+        wait_for("a warm spare", lambda: self.status().get("spares", {}).get("warm"), 60)
+
+    def orchestrator(self) -> psutil.Process:
+        return psutil.Process(json.loads((self.run_dir / "endpoint.json").read_text())["pid"])
+
+    def agent(self, node: str = "node-0") -> psutil.Process:
+        return next(p for p in self.left() if "torchrelay.agent" in p.cmdline() and node in p.cmdline())
+
+    def ledger(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.run_dir / "ledger.jsonl").read_text().splitlines()]
+
+    def stop_twice(self) -> None:
+        """Ctrl-C, and again when it was heard: two at once could arrive as one."""
+        assert self.process is not None
+        assert self.process.stderr is not None
+        self.process.send_signal(signal.SIGINT)
+        while "stopping" not in self.process.stderr.readline():
+            assert self.process.poll() is None
+        self.process.send_signal(signal.SIGINT)
+
+    def tidy(self) -> None:
+        for process in self.left():
+            process.kill()
+        if self.process is not None:
+            self.process.communicate()
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LocalRun]:
+    run = LocalRun(tmp_path)
+    yield run
+    run.tidy()
+
+
+TWO = ("--nproc-per-node", "2", "--spares", "1", "train.py")
+
+
+class TestEnds:
+    def test_a_run_ends_with_the_scripts_code_and_says_so(self, run: LocalRun) -> None:
+        run.start(*TWO, "5", "0.01")
+        code, out, err = run.end()
+        assert code == 0
+        assert {f"[{rank}] step {step}" for rank in (0, 1) for step in range(1, 6)} <= set(out.splitlines())
+        assert "train ended with 0 after 5 steps; no incident; ledger: torchrelay report" in err
+        assert run.ledger() == []
+
+    def test_quiet_prints_the_last_line_only(self, run: LocalRun) -> None:
+        run.start("--quiet", *TWO, "3", "0.01")
+        code, out, err = run.end()
+        assert (code, out) == (0, "")
+        assert len(err.splitlines()) == 1
+
+    def test_a_reader_that_leaves_does_not_end_training(self, run: LocalRun) -> None:
+        process = run.start(*TWO, "20", "0.05")
+        assert process.stdout is not None
+        process.stdout.readline()
+        process.stdout.close()
+        process.stdout = None
+        code, _, err = run.end()
+        assert code == 0
+        assert "ended with 0 after 20 steps" in err
+        assert "Traceback" not in err
+
+    def test_a_script_that_never_joins_is_told_how(self, run: LocalRun) -> None:
+        run.start(*TWO, "3", "0.01", "never-join")
+        code, _, err = run.end()
+        assert code == 0
+        assert "never called torchrelay.join()" in err
+        assert "run = torchrelay.join(model=model, optimizer=optimizer)" in err
+
+    def test_a_script_that_fails_everywhere_ends_with_its_code(self, run: LocalRun) -> None:
+        run.start(*TWO, "3", "0.01", "exit=7")
+        code, _, err = run.end()
+        assert code == 7
+        assert "ended with 7" in err
+
+    def test_a_module_that_cannot_be_loaded_ends_with_94_and_the_reason(self, run: LocalRun) -> None:
+        run.start(*TWO, "3", "0.01", FAKE_PRELOAD="no_such_module_to_preload")
+        code, _, err = run.end()
+        assert code == 94
+        assert "no_such_module_to_preload" in err
+
+
+class TestFaults:
+    def test_a_killed_worker_is_replaced_and_told_of(self, run: LocalRun) -> None:
+        run.start(*TWO, "60", "0.02")
+        run.until_step(3)
+        run.until_spare()
+        run.rank(1).kill()
+        code, _, err = run.end()
+        assert code == 0
+        assert "I-1: rank 1: SIGKILL" in err
+        assert "I-1 clean in" in err
+        assert "1 incident, resolved clean" in err
+        (line,) = run.ledger()
+        assert (line["cause"], line["resolution"], line["steps_lost"]) == ("SIGKILL", "clean", 0)
+        assert set(line["phases"]) >= {"detect", "interrupt", "agree", "acquire", "rewire", "restore", "resume"}
+
+    def test_without_a_spare_it_waits_says_so_and_ends_with_90(self, run: LocalRun) -> None:
+        run.start("--nproc-per-node", "2", "--no-refill", "--spare-wait", "0.5", "train.py", "500", "0.02")
+        run.until_step(2)
+        run.rank(0).kill()
+        code, _, err = run.end()
+        assert code == 90
+        assert "no spare for rank 0: waiting for one" in err
+
+    def test_a_killed_orchestrator_comes_back_and_training_does_not_notice(self, run: LocalRun) -> None:
+        run.start(*TWO, "100", "0.02")
+        run.until_step(3)
+        run.until_spare()
+        run.orchestrator().kill()
+        wait_for("another orchestrator", lambda: run.status().get("phase") == "running")
+        run.rank(1).kill()
+        code, _, err = run.end()
+        assert code == 0
+        assert "1 incident, resolved clean" in err
+
+    def test_an_orchestrator_that_is_killed_in_the_middle_of_a_recovery_finishes_it(self, run: LocalRun) -> None:
+        run.start(*TWO, "100", "0.02")
+        run.until_step(3)
+        run.until_spare()
+        orchestrator, victim = run.orchestrator(), run.rank(1)
+        victim.kill()
+        orchestrator.kill()
+        code, _, err = run.end()
+        assert code == 0
+        assert "1 incident, resolved clean" in err
+
+    def test_a_killed_agent_comes_back_and_adopts_its_workers(self, run: LocalRun) -> None:
+        run.start("--nodes", "2", "--nproc-per-node", "1", "--spares", "2", "train.py", "150", "0.02")
+        run.until_step(3)
+        run.agent("node-1").kill()
+        code, _, err = run.end()
+        assert code == 0
+        assert "no incident" in err
+
+    def test_an_orchestrator_that_will_not_stay_ends_the_run_with_92(self, run: LocalRun) -> None:
+        process = run.start(*TWO, "5000", "0.02")
+        run.until_step(2)
+        (run.run_dir / "journal.db").rename(run.run_dir / "gone.db")
+        (run.run_dir / "journal.db").write_text("Dear diary" * 999)
+        run.orchestrator().kill()
+        assert process.wait(60) == 92
+        _, _, err = run.end()
+        assert "damaged or not a journal" in err
+
+
+class TestStops:
+    @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+    def test_a_signal_stops_it_in_order(self, run: LocalRun, number: signal.Signals) -> None:
+        process = run.start(*TWO, "5000", "0.02")
+        run.until_step(2)
+        process.send_signal(number)
+        code, _, err = run.end()
+        assert code == 130
+        assert "stopping" in err
+        assert "ended with 130: stopped by the operator" in err
+        assert run.status() == {}
+
+    def test_a_second_signal_kills_at_once_even_what_does_not_listen(self, run: LocalRun) -> None:
+        run.start(*TWO, "5000", "0.02")
+        run.until_step(2)
+        for deaf in (run.rank(0), run.rank(1), run.agent(), run.orchestrator()):
+            deaf.send_signal(signal.SIGSTOP)
+        run.stop_twice()
+        begin = time.monotonic()
+        code, _, err = run.end()
+        assert code == 130
+        assert time.monotonic() - begin < 15
+        assert "Traceback" not in err
+        assert "Unknown child" not in err
+
+    def test_what_a_dead_agent_left_is_found_and_ended(self, run: LocalRun) -> None:
+        run.start(*TWO, "5000", "0.02")
+        run.until_step(2)
+        run.agent().kill()
+        run.stop_twice()
+        assert run.end()[0] == 130
+
+    @pytest.mark.parametrize("after_s", [0.1, 0.3, 0.5, 0.8, 1.1])
+    def test_it_can_be_stopped_while_it_starts(self, run: LocalRun, after_s: float) -> None:
+        process = run.start(*TWO, "5000", "0.02")
+        time.sleep(after_s)  # the moment is the point of the test: anywhere within the start
+        process.send_signal(signal.SIGINT)
+        code, _, err = run.end()
+        assert code in (130, -signal.SIGINT)
+        assert "never retrieved" not in err
+
+    def test_if_it_is_killed_itself_all_else_ends(self, run: LocalRun) -> None:
+        process = run.start(*TWO, "5000", "0.02")
+        run.until_step(2)
+        process.kill()
+        wait_for("the end of everything", lambda: not run.left(), 30)
+
+
+class TestRefusals:
+    def test_a_second_run_on_the_same_folder_is_refused_and_the_first_goes_on(self, run: LocalRun) -> None:
+        first = run.start(*TWO, "100", "0.02")
+        run.until_step(2)
+        run.start(*TWO, "5", "0.01")
+        assert run.process is not None
+        _, err = run.process.communicate(timeout=30)
+        assert run.process.returncode == 94
+        assert "holds a run already" in err
+        run.process = first
+        assert run.end()[0] == 0
+
+    def test_a_port_in_use_is_refused(self, run: LocalRun) -> None:
+        import socket
+
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            run.start("--port", str(taken.getsockname()[1]), *TWO, "5", "0.01")
+            code, _, err = run.end()
+        assert code == 94
+        assert "choose another --port" in err
+
+
+class TestFolders:
+    def test_what_a_killed_run_left_in_memory_is_cleared_by_the_next_and_a_living_ones_is_not(
+        self, tmp_path: Path
+    ) -> None:
+        living = PrivateFolder(tmp_path)
+        dead = tmp_path / "torchrelay-run-dead"
+        dead.mkdir()
+        (dead / "lock").touch()
+        (dead / "page").write_text("x")
+        another = PrivateFolder(tmp_path)
+        assert not dead.exists()
+        assert living.path.exists()
+        for folder in (living, another):
+            folder.remove()
+        assert list(tmp_path.iterdir()) == []

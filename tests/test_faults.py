@@ -1,0 +1,120 @@
+"""Real faults in real workers, inside collectives: the run with faults ends in the same bits as the run without."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import SCRIPTS, Finished, differences, run_job
+from tests.matrix import ALL, SECONDS, Cell, run_cells, run_undisturbed, unclean, verdict
+
+pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(900)]
+
+# Every way to break and every phase at least once, in two jobs; `make soak` goes through all cells.
+FIRST = [
+    Cell("kill", "forward"),
+    Cell("raise", "backward"),
+    Cell("kill", "gate"),
+    Cell("exit", "update"),
+    Cell("oom", "between"),
+    Cell("comm", "backward"),
+    Cell("stop", "backward"),
+]
+SECOND = [Cell("kill", "section"), Cell("raise", "between"), Cell("kill", "update"), *SECONDS]
+
+
+def faulty(*words: str) -> list[str]:
+    return [str(SCRIPTS / "faulty.py"), *words]
+
+
+def planned(work: Path, *faults: dict[str, object]) -> list[str]:
+    """The script's options for a plan."""
+    (work / "marks").mkdir()
+    (work / "plan.json").write_text(json.dumps(faults))
+    return ["--plan", str(work / "plan.json"), "--marks", str(work / "marks")]
+
+
+@pytest.mark.parametrize("cells", [FIRST, SECOND], ids=["first", "second"])
+def test_faults_leave_no_trace_in_the_bits(tmp_path: Path, cells: list[Cell]) -> None:
+    calm = run_undisturbed(tmp_path, "calm", cells, seed=5)
+    done = run_cells(tmp_path, "disturbed", cells, seed=5)
+    assert verdict(done, calm) == []
+    assert len(done.incidents()) >= len(cells)
+
+
+def test_the_covering_subset_meets_every_way_and_every_phase() -> None:
+    cells = FIRST + SECOND
+    assert {cell.how for cell in cells} == {cell.how for cell in ALL}
+    assert {cell.phase for cell in cells} == {cell.phase for cell in ALL}
+    assert set(SECONDS) <= set(cells)
+
+
+def test_two_ranks_lost_at_once_are_one_incident(tmp_path: Path) -> None:
+    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    plan = planned(tmp_path, {"id": "two", "ranks": [1, 3], "step": 6, "phase": "forward", "how": "kill"})
+    flags = ["--nproc-per-node", "4", "--spares", "2"]
+    done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), flags)
+    assert verdict(done, calm) == []
+    assert len(done.incidents()) == 1
+
+
+@pytest.mark.parametrize("forgotten", ["rng", "cursor"])
+def test_leaving_a_part_of_the_state_out_is_noticed(tmp_path: Path, forgotten: str) -> None:
+    script = faulty("--steps", "20", "--forget", forgotten)
+    calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])
+    plan = planned(tmp_path, {"id": "one", "ranks": [2], "step": 8, "phase": "backward", "how": "kill"})
+    done = run_job(tmp_path / "run", [*script, *plan], ["--nproc-per-node", "4", "--spares", "1"])
+    assert differences(done, calm) != []
+
+
+class TestTheScriptsOwnError:
+    """A deterministic error ends the job with the script's code, promptly."""
+
+    def end(self, tmp_path: Path, ranks: list[int], how: str) -> Finished:
+        fault = {"id": "own", "ranks": ranks, "step": 5, "phase": "forward", "how": how, "always": True}
+        script = faulty("--steps", "12", *planned(tmp_path, fault))
+        return run_job(tmp_path / "run", script, ["--nproc-per-node", "4", "--spares", "1"], timeout_s=120)
+
+    def test_on_all_ranks_at_once(self, tmp_path: Path) -> None:
+        done = self.end(tmp_path, [0, 1, 2, 3], "raise")
+        assert done.code == 1
+        assert "a planned exception at step 5" in done.output
+        row = done.incidents()[-1]
+        assert row["resolution"] == "ended"
+        assert not row["eligible"]
+        assert not any("moves to" in text for text in row["story"]), "a spare was spent on it"
+
+    def test_on_the_same_rank_again(self, tmp_path: Path) -> None:
+        done = self.end(tmp_path, [2], "raise")
+        assert done.code == 1
+        assert "two workers that held rank 2" in done.output
+
+
+def test_without_a_spare_the_job_waits_and_says_so(tmp_path: Path) -> None:
+    plan = planned(tmp_path, {"id": "one", "ranks": [1], "step": 5, "phase": "backward", "how": "kill"})
+    flags = ["--nproc-per-node", "4", "--spares", "0", "--no-refill", "--spare-wait", "2"]
+    done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), flags, timeout_s=120)
+    assert done.code == 90
+    assert "no spare for rank 1" in done.output
+
+
+def test_without_a_spare_the_slot_of_the_dead_is_used_again(tmp_path: Path) -> None:
+    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    plan = planned(tmp_path, {"id": "one", "ranks": [1], "step": 5, "phase": "backward", "how": "kill"})
+    done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), ["--nproc-per-node", "4"])
+    assert verdict(done, calm) == []
+
+
+def test_when_all_ranks_are_lost_the_job_starts_from_the_scripts_checkpoint_or_ends(tmp_path: Path) -> None:
+    plan = planned(tmp_path, {"id": "all", "ranks": [0, 1, 2, 3], "step": 5, "phase": "forward", "how": "kill"})
+    done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), ["--nproc-per-node", "4"], timeout_s=120)
+    assert done.code == 91
+    assert "every rank that held state is lost" in done.output
+    for mark in (tmp_path / "marks").iterdir():
+        mark.unlink()
+    flags = ["--nproc-per-node", "4", "--max-restarts", "1"]
+    again = run_job(tmp_path / "again", faulty("--steps", "12", *plan), flags, timeout_s=180)
+    assert again.code == 0
+    assert [row["resolution"] for row in unclean(again)] == ["fell back"]

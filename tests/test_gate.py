@@ -1,0 +1,177 @@
+"""The gate: an all-reduce that everybody has entered, a record that outlives, and a verdict if it is cut short."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+
+from tests.test_standing import FIRST, decide, rewire
+from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.protocol.events import CollectiveFailed, Event
+from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
+from torchrelay.protocol.orders import Verdict
+from torchrelay.wire.page import Page
+from torchrelay.worker.gate import Gate, _wrapped
+from torchrelay.worker.standing import OrdersStayedAway, Standing
+
+WORLD = 4
+
+
+class Group:
+    """All other ranks: does to the flag what their all-reduce would do, and whatever else a test wants meanwhile."""
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], None] = lambda: None
+        self.others = 0  # added to the sum: they are elsewhere
+        self.entered = 0
+
+    def size(self) -> int:
+        return WORLD
+
+    def allreduce(self, flags: list[Any]) -> Group:
+        self.entered += 1
+        self._flag = flags[0]
+        return self
+
+    def wait(self) -> None:
+        self.meanwhile()
+        self._flag.mul_(WORLD).add_(self.others)
+
+
+class Stand:
+    """A gate with all that it touches."""
+
+    def __init__(self, folder: Path) -> None:
+        self.page = Page(folder / "page", create=True)
+        self.standing = Standing(self.page)
+        self.standing.hear(rewire(1))
+        self.standing.begin_wiring(Generation(1))
+        self.standing.start(START)
+        self.said: list[Event] = []
+        self.group = Group()
+        session = SimpleNamespace(
+            page=self.page, standing=self.standing, worker="w", job="j", rank=0, link=SimpleNamespace(say=self.hear),
+            welcome=SimpleNamespace(patience_s=0.2),
+        )  # fmt: skip
+        self.gate = Gate(cast(Any, session), cast(Any, self.group), "cpu")
+        self.then: Callable[[], None] = lambda: None  # when the worker has told of a failure
+
+    def hear(self, event: Event) -> None:
+        self.said.append(event)
+        self.then()
+
+    def enter(self, point: Point = FIRST) -> None:
+        self.standing.enter(WorkerPhase.COMPUTING, point)
+        self.gate.enter(point, lambda: f"record of {point}".encode())
+
+    def interrupt(self, verdict: Verdict, point: Point) -> None:
+        self.standing.interrupt(Generation(2))
+        self.standing.hear(decide(2, verdict, point))
+
+
+@pytest.fixture
+def stand(tmp_path: Path) -> Iterator[Stand]:
+    stand = Stand(tmp_path)
+    yield stand
+    stand.page.close()
+
+
+def broken() -> None:
+    raise RuntimeError("Connection closed by peer [127.0.0.1]:1")
+
+
+def test_it_commits_when_everybody_has_entered(stand: Stand) -> None:
+    for step in (1, 2, 3):
+        stand.enter(Point(step))
+    assert stand.standing.committed == Point(3)
+    assert stand.group.entered == 3
+    assert stand.said == []
+
+
+def test_the_record_is_kept_before_it_is_entered(stand: Stand) -> None:
+    kept: list[Any] = []
+    stand.group.meanwhile = lambda: kept.extend(stand.page.records())
+    stand.enter()
+    assert [(record.point, record.data) for record in kept] == [(Point(1), b"record of 1")]
+
+
+def test_the_phase_is_gate_while_others_are_awaited(stand: Stand) -> None:
+    phases: list[WorkerPhase] = []
+    stand.group.meanwhile = lambda: phases.append(stand.page.status().phase)
+    stand.enter()
+    assert phases == [WorkerPhase.GATE]
+
+
+def test_a_poisoned_attempt_does_not_enter(stand: Stand) -> None:
+    stand.standing.interrupt(Generation(2))
+    for _ in range(2):
+        with pytest.raises(StepInterrupted):
+            stand.enter()
+    assert stand.group.entered == 0
+
+
+class TestAnInterruptInTheGate:
+    def test_rolls_forward_by_order_although_the_collective_failed(self, stand: Stand) -> None:
+        def cut() -> None:
+            stand.interrupt(Verdict.ROLL_FORWARD, Point(1))
+            broken()
+
+        stand.group.meanwhile = cut
+        stand.enter()
+        assert stand.standing.committed == Point(1)
+        assert stand.said == []
+
+    def test_is_redone_by_order_although_the_collective_completed(self, stand: Stand) -> None:
+        stand.group.meanwhile = lambda: stand.interrupt(Verdict.REDO, START)
+        with pytest.raises(StepInterrupted):
+            stand.enter()
+        assert stand.standing.committed == START
+
+    def test_waits_for_its_verdict_no_longer_than_its_patience(self, stand: Stand) -> None:
+        stand.group.meanwhile = lambda: cast(None, stand.standing.interrupt(Generation(2)))
+        with pytest.raises(OrdersStayedAway):
+            stand.enter()
+
+
+class TestAFailureThatNobodyKnowsOf:
+    def test_is_told_once_and_the_interrupt_awaited(self, stand: Stand) -> None:
+        stand.group.meanwhile = broken
+        stand.then = lambda: stand.interrupt(Verdict.REDO, START)
+        with pytest.raises(StepInterrupted):
+            stand.enter()
+        (said,) = stand.said
+        assert isinstance(said, CollectiveFailed)
+        assert said.generation == 1
+        assert "Connection closed by peer" in said.summary
+
+    def test_ends_the_worker_if_nobody_cares(self, stand: Stand) -> None:
+        stand.group.meanwhile = broken
+        with pytest.raises(OrdersStayedAway):
+            stand.enter()
+
+
+@pytest.mark.parametrize("others", [1, -31, 31])
+def test_ranks_at_different_calls_are_found_out(stand: Stand, others: int) -> None:
+    stand.group.others = others
+    with pytest.raises(Refused, match="different calls: this one commits 1"):
+        stand.enter()
+    assert stand.standing.committed == START
+
+
+def test_garbage_after_an_interrupt_is_no_difference(stand: Stand) -> None:
+    def cut() -> None:
+        stand.interrupt(Verdict.REDO, START)
+        stand.group.others = 7
+
+    stand.group.meanwhile = cut
+    with pytest.raises(StepInterrupted):
+        stand.enter()
+
+
+@pytest.mark.parametrize(("value", "held"), [(5, 5), (1 << 31, -(1 << 31)), ((1 << 32) + 3, 3)])
+def test_a_sum_may_wrap_around(value: int, held: int) -> None:
+    assert _wrapped(value) == held

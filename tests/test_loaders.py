@@ -1,0 +1,359 @@
+"""Loaders are entered in the middle: a successor gets the items that the lost worker would have got, to the bit."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+    get_worker_info,
+)
+
+from torchrelay.errors import Refused
+from torchrelay.worker import loader_workers, random_state
+from torchrelay.worker.cursor import Cursor, decode_record
+from torchrelay.worker.loaders import Source, source_of
+from torchrelay.worker.loops import Loop
+
+SIZE = 22
+EPOCHS = 3
+
+
+class Noisy(Dataset[torch.Tensor]):
+    """Samples with augmentation from all three random generators."""
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return index + 0.1 * torch.rand(2, dtype=torch.float64) + 0.1 * random.random() + 0.1 * np.random.rand()
+
+
+class Stream(IterableDataset[torch.Tensor]):
+    """An endless source, cut into epochs, that tells where it is."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        while True:
+            self.at += 1
+            yield torch.full((2,), float(self.at), dtype=torch.float64) + torch.rand(2, dtype=torch.float64)
+            if self.at % SIZE == 0:
+                return
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"at": self.at, "history": torch.arange(self.at)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        assert state["history"].tolist() == list(range(state["at"]))
+        self.at = state["at"]
+
+
+class OwnState:
+    """A loader with a state of its own, as torchdata's StatefulDataLoader has."""
+
+    def __init__(self) -> None:
+        self.at = 0
+
+    def __iter__(self) -> Iterator[float]:
+        while self.at < 9:
+            self.at += 1
+            yield self.at + random.random()
+        self.at = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"at": self.at}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.at = state["at"]
+
+
+class Shards(Sampler[int]):
+    """A sampler of the script, with an order of its own, that also draws from the global generators first."""
+
+    def __iter__(self) -> Iterator[int]:
+        order = list(range(SIZE))
+        random.shuffle(order)
+        yield from order
+
+    def __len__(self) -> int:
+        return SIZE
+
+
+def loader(**options: Any) -> Callable[[], Any]:
+    return lambda: DataLoader(Noisy(), batch_size=4, **options)
+
+
+def sampled(make: Callable[[], Any], **options: Any) -> Callable[[], Any]:
+    return lambda: DataLoader(Noisy(), batch_size=4, sampler=make(), **options)
+
+
+def with_generator() -> Any:
+    return DataLoader(Noisy(), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(5))
+
+
+def sampler_with_generator() -> Any:
+    own = torch.Generator().manual_seed(5)
+    return RandomSampler(range(SIZE), replacement=True, num_samples=100, generator=own)
+
+
+LOADERS: dict[str, Callable[[], Any]] = {
+    "in order": loader(),
+    "drop last": loader(shuffle=True, drop_last=True),
+    "shuffled": loader(shuffle=True),
+    "own generator": with_generator,
+    "replacement": sampled(lambda: RandomSampler(range(SIZE), replacement=True, num_samples=70)),
+    "replacement, own generator": sampled(sampler_with_generator),
+    "weighted": sampled(lambda: WeightedRandomSampler([1.0 + n for n in range(SIZE)], SIZE)),
+    "subset": sampled(lambda: SubsetRandomSampler(range(3, 20))),
+    "distributed": sampled(lambda: DistributedSampler(Noisy(), 2, 1, seed=3)),
+    "own sampler": sampled(Shards),
+    "own batches": lambda: DataLoader(
+        Noisy(), batch_sampler=BatchSampler(SequentialSampler(range(SIZE)), 5, drop_last=False)
+    ),
+    "no batches": lambda: DataLoader(Noisy(), batch_size=None, shuffle=True),
+    "dataset": Noisy,
+    "list": lambda: [f"item {n}" for n in range(7)],
+    "range": lambda: range(3, 30, 4),
+    "tensor": lambda: torch.arange(6.0).reshape(3, 2),
+    "stream": lambda: DataLoader(Stream(), batch_size=4),
+    "own state": OwnState,
+}
+WITH_WORKERS: dict[str, Callable[[], Any]] = {
+    "two workers": loader(shuffle=True, num_workers=2),
+    "persistent workers": loader(num_workers=2, persistent_workers=True, prefetch_factor=3),
+    "distributed, two workers": sampled(lambda: DistributedSampler(Noisy(), 2, 1, seed=3), num_workers=2),
+    "no batches, one worker": lambda: DataLoader(Noisy(), batch_size=None, shuffle=True, num_workers=1),
+}
+
+
+class Life:
+    """A script that trains on a loader for some epochs, and draws random numbers while it trains."""
+
+    def __init__(self, make: Callable[[], Any], group: int, left: tuple[bytes, bytes] | None = None) -> None:
+        self.left = left
+        self.cursor = Cursor(decode_record(left[0]) if left is not None else None)
+        self.items: list[Any] = []  # of the steps this life made
+        self.lives: dict[int, tuple[bytes, bytes]] = {}  # step -> what a successor is given
+        self.loader = make()
+        self.group = group
+
+    def loop(self, kind: str, source: Source, group: int = 1) -> Loop[Any]:
+        return Loop(
+            self.cursor, kind, source, group=None if group == 1 else group, length=lambda: 0, inside_call=lambda: False
+        )
+
+    def run(self) -> Life:
+        for epoch in self.loop("epochs", source_of(range(EPOCHS))):
+            if isinstance(getattr(self.loader, "sampler", None), DistributedSampler):
+                self.loader.sampler.set_epoch(epoch)
+            last = None
+            for item in self.loop("batches", source_of(self.loader), self.group):
+                last = item
+                self.step(item)
+            assert last is not None, "variables of a loop that is over are there"
+        return self
+
+    def step(self, item: Any) -> None:
+        if self.cursor.replaying:
+            self.cursor.replay_call("step")
+            if not self.cursor.replaying and self.left is not None:
+                random_state.restore(self.left[1])
+                self.items.append(item)  # of the point itself: the script holds it, too
+        else:
+            torch.rand(3), random.random(), np.random.rand()
+            self.items.append(item)
+            point = self.cursor.point.after_step()
+            self.cursor.begin_call("step", point).result = b""
+            self.cursor.point = point
+            self.lives[point.step] = (self.cursor.record(), random_state.capture())
+        torch.rand(1)  # the script's own code between steps
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, torch.Tensor):
+        return bool(a.dtype == b.dtype and torch.equal(a, b))
+    if isinstance(a, list):
+        return len(a) == len(b) and all(map(same, a, b))
+    return bool(a == b)
+
+
+def check(make: Callable[[], Any], group: int, steps: Callable[[int], list[int]]) -> None:
+    random_state.restore(START)
+    before = Life(make, group).run()
+    for step in steps(len(before.lives)):
+        torch.manual_seed(step), random.seed(step), np.random.seed(step)
+        after = Life(make, group, before.lives[step]).run()
+        assert same(after.items, before.items[step - 1 :]), f"entered after step {step}"
+        assert after.lives == {at: left for at, left in before.lives.items() if at > step}
+
+
+np.random.seed(0)  # numpy.random is imported when it is first used
+START = random_state.capture()
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_successor_gets_the_same_items_from_every_place(name: str, group: int) -> None:
+    check(LOADERS[name], group, lambda count: list(range(1, count + 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WITH_WORKERS)
+def test_loader_workers_make_the_same_items_from_every_place(name: str) -> None:
+    # The first, some in the middle, those at the edges of epochs, the last.
+    check(WITH_WORKERS[name], 1, lambda count: sorted({1, 2, count // 3, count // 3 + 1, count // 2, count}))
+
+
+# ---------------------------------------------------------------- loader workers
+
+
+@pytest.mark.slow
+def test_epochs_differ_even_if_nothing_is_drawn_in_between() -> None:
+    loader = DataLoader(Noisy(), batch_size=SIZE, num_workers=1, persistent_workers=True)
+    source = source_of(loader)
+    epochs = []
+    for _ in range(2):
+        random_state.restore(START)
+        epochs += list(source.begin(source.mark()))
+    assert not torch.equal(epochs[0], epochs[1])
+
+
+@pytest.mark.slow
+def test_items_differ_from_one_another_and_do_not_depend_on_how_many_workers_there_are() -> None:
+    made = []
+    for workers in (1, 2):
+        random_state.restore(START)
+        source = source_of(DataLoader(Zeros(), batch_size=2, num_workers=workers))
+        made.append(torch.cat(list(source.begin(source.mark()))))
+    assert torch.equal(made[0], made[1])
+    assert len(set(made[0].tolist())) == len(made[0])
+
+
+class Zeros(Dataset[float]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> float:
+        return random.random()
+
+
+class Told(Dataset[int]):
+    """Tells what worker_init_fn has done to it, as scripts have it."""
+
+    own = -1
+
+    def __len__(self) -> int:
+        return 2
+
+    def __getitem__(self, index: int) -> int:
+        return self.own
+
+
+def set_up(worker: int) -> None:
+    info = get_worker_info()
+    assert info is not None
+    info.dataset.own = 100 + worker  # type: ignore[attr-defined]
+
+
+@pytest.mark.slow
+def test_the_scripts_worker_init_fn_sees_its_own_dataset() -> None:
+    source = source_of(DataLoader(Told(), batch_size=1, num_workers=2, worker_init_fn=set_up))
+    assert [int(item) for item in source.begin(source.mark())] == [100, 101]
+
+
+def test_the_seed_of_an_item_reaches_all_generators() -> None:
+    loader_workers.seed(7)
+    first = torch.rand(1).item(), random.random(), np.random.rand()
+    loader_workers.seed(8)
+    second = torch.rand(1).item(), random.random(), np.random.rand()
+    assert all(one != other for one, other in zip(first, second, strict=True))
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+class Greedy(Sampler[int]):
+    """Draws each index from the global generator, when it is asked for it."""
+
+    def __init__(self, quiet: int) -> None:
+        self.quiet = quiet
+
+    def __iter__(self) -> Iterator[int]:
+        for at in range(100):
+            yield 0 if at < self.quiet else random.randrange(SIZE)
+
+    def __len__(self) -> int:
+        return 100
+
+
+class Silent(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        yield from range(3)
+
+
+class OwnWay(DataLoader[torch.Tensor]):
+    def __iter__(self) -> Any:
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: (n for n in range(3)), "nothing tells where it is"),
+        (lambda: {1: 2}, "cannot be entered"),
+        (lambda: Silent(), "cannot be entered"),
+        (lambda: DataLoader(Silent()), "does not tell where it is"),
+        (lambda: DataLoader(Stream(), num_workers=1), "loader workers"),
+        (lambda: OwnWay(Noisy()), "own way"),
+        (lambda: DataLoader(Noisy(), num_workers=1, in_order=False), "no fixed order"),
+    ],
+)
+def test_what_could_not_be_entered_is_refused(make: Callable[[], Any], reason: str) -> None:
+    with pytest.raises(Refused, match=reason):
+        source_of(make())
+
+
+@pytest.mark.parametrize("quiet", [1, 40])
+def test_a_sampler_that_keeps_drawing_is_refused(quiet: int) -> None:
+    source = source_of(DataLoader(Noisy(), batch_size=1, sampler=Greedy(quiet)))
+    with pytest.raises(Refused, match=r"torch\.Generator of its own"):
+        list(source.begin(source.mark()))
+
+
+def test_a_shorter_loader_is_found_out() -> None:
+    life = Life(lambda: [1, 2, 3], 1).run()
+    with pytest.raises(Exception, match=r"item 3 .* is not there"):
+        Life(lambda: [1, 2], 1, life.lives[3]).run()
+
+
+def test_a_loop_inside_a_call_has_no_place_of_its_own() -> None:
+    cursor = Cursor()
+    before = cursor.record()
+    loop: Loop[int] = Loop(
+        cursor, "batches", source_of([1, 2, 3]), group=None, length=lambda: 3, inside_call=lambda: True
+    )
+    assert list(loop) == [1, 2, 3]
+    assert cursor.record() == before
+
+
+def test_a_loop_tells_its_length() -> None:
+    loop: Loop[int] = Loop(
+        Cursor(), "batches", source_of(range(7)), group=3, length=lambda: 7, inside_call=lambda: False
+    )
+    assert len(loop) == len(list(loop)) == 3

@@ -1,0 +1,122 @@
+"""The orchestrator as a process: killed and started again, and refused a start in words."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from tests.brain import listening, spec, start_process, wait_for
+from torchrelay.cli.client import Away, Client, Denied
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+class Brains:
+    """Orchestrator processes; all are ended at the end of the test."""
+
+    def __init__(self, run_dir: Path) -> None:
+        self.run_dir = run_dir
+        self.started: list[subprocess.Popen[str]] = []
+
+    def start(self, *words: str) -> subprocess.Popen[str]:
+        self.started.append(start_process(self.run_dir, *words))
+        return self.started[-1]
+
+    def client(self, *words: str) -> tuple[subprocess.Popen[str], Client]:
+        """A process that listens, and its client."""
+        process = self.start(*words)
+        listening(process, self.run_dir)
+        return process, Client.of(self.run_dir)
+
+
+@pytest.fixture
+def brains(run_dir: Path) -> Iterator[Brains]:
+    brains = Brains(run_dir)
+    yield brains
+    for process in brains.started:
+        process.kill()
+        process.communicate()
+
+
+class TestProcess:
+    def test_killed_at_any_moment_it_comes_back_as_it_was(self, brains: Brains) -> None:
+        process, client = brains.client()
+        client.submit(spec())
+        before = client.status()
+        process.kill()
+        process.wait()
+        with pytest.raises(Away):
+            client.status()
+        _, client = brains.client()
+        assert client.status() == before
+
+    def test_a_second_one_on_the_same_journal_ends_with_94_and_the_first_goes_on(self, brains: Brains) -> None:
+        first, client = brains.client()
+        second = brains.start()
+        told = second.communicate(timeout=30)[1]
+        assert second.returncode == 94
+        assert f"in use by another orchestrator (pid {first.pid})" in told
+        assert len(told.splitlines()) == 1
+        client.submit(spec())
+
+    def test_a_port_in_use_ends_with_94(self, brains: Brains) -> None:
+        with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+            process = brains.start("--port", str(taken.getsockname()[1]))
+            told = process.communicate(timeout=30)[1]
+        assert process.returncode == 94
+        assert "choose another --port" in told
+
+    def test_a_folder_that_cannot_be_written_ends_with_94(self, brains: Brains) -> None:
+        brains.run_dir.write_text("a file where the folder should be")
+        process = brains.start()
+        told = process.communicate(timeout=30)[1]
+        assert process.returncode == 94
+        assert "choose a folder" in told
+
+    def test_a_file_that_is_no_journal_ends_with_94(self, brains: Brains) -> None:
+        brains.run_dir.mkdir()
+        (brains.run_dir / "journal.db").write_text("Dear diary" * 1000)
+        process = brains.start()
+        told = process.communicate(timeout=30)[1]
+        assert process.returncode == 94
+        assert "not a journal" in told
+
+    def test_a_token_that_others_can_read_ends_with_94(self, brains: Brains) -> None:
+        brains.run_dir.mkdir()
+        (brains.run_dir / "token").write_text("trt_known-to-everybody\n")
+        (brains.run_dir / "token").chmod(0o644)
+        process = brains.start()
+        assert "chmod 600" in process.communicate(timeout=30)[1]
+        assert process.returncode == 94
+
+    def test_a_wrong_token_is_denied(self, brains: Brains) -> None:
+        _, client = brains.client()
+        with pytest.raises(Denied, match="wrong or missing token"):
+            Client(client.url, "trt_wrong").status()
+
+    def test_told_to_end_it_ends_with_0(self, brains: Brains) -> None:
+        process, client = brains.client()
+        client.shutdown("the test is over")
+        assert process.wait(30) == 0
+        process, _ = brains.client()
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(30) == 0
+
+    def test_it_listens_on_loopback_only_and_says_no_secret(self, brains: Brains) -> None:
+        _, client = brains.client()
+        assert client.url.startswith("http://127.0.0.1:")
+        token = (brains.run_dir / "token").read_text().strip()
+        log = wait_for("a log", lambda: (brains.run_dir / "logs" / "orchestrator.log").read_text())
+        assert token not in log
+        assert (brains.run_dir / "token").stat().st_mode & 0o077 == 0
+        assert json.loads((brains.run_dir / "endpoint.json").read_text())["url"] == client.url

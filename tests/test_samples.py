@@ -1,0 +1,118 @@
+"""What an agent sees of a worker from outside."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from torchrelay.agent.samples import Sampler, descendants
+from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.wire.page import Page, Status
+
+W = WorkerId("w1")
+DEADLINE_S = 20.0
+
+
+@contextmanager
+def child(life: Callable[[], object]) -> Iterator[int]:
+    """A process that lives like this; killed, with its children, in the end."""
+    pid = os.fork()
+    if pid == 0:
+        os.setpgid(0, 0)
+        life()
+        os._exit(0)
+    try:
+        os.setpgid(pid, pid)  # whoever is first: it must have its group before it is killed
+        yield pid
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+
+
+def until(fact: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not fact():
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def burn() -> None:
+    while True:
+        pass
+
+
+def have_a_child_that_burns() -> None:
+    if os.fork() == 0:
+        burn()
+    signal.pause()
+
+
+def test_before_its_page_is_there_a_worker_is_booting(tmp_path: Path) -> None:
+    sampler = Sampler(tmp_path)
+    sample = sampler.sample(W, os.getpid(), None)
+    assert sample is not None
+    assert (sample.phase, sample.point, sample.generation, sample.process) == (WorkerPhase.BOOTING, None, 0, "R")
+    sampler.path(W).touch()  # the moment between making and sizing it
+    assert sampler.sample(W, os.getpid(), None) is not None
+    with sampler.path(W).open("wb") as file:
+        file.truncate(1 << 22)  # and the one before its header is written
+    assert sampler.sample(W, os.getpid(), None) is not None
+
+
+def test_a_page_is_read_while_it_changes(tmp_path: Path) -> None:
+    sampler = Sampler(tmp_path)
+    page = Page(sampler.path(W), create=True)
+    now = time.monotonic_ns()
+    status = Status(
+        step=7, section=2, phase=WorkerPhase.SECTION, entered_ns=now - 3_000_000_000, committed_ns=now,
+        step_ns=4_500_000, collectives=11, beat_ns=now - 50_000_000, generation=3,
+    )  # fmt: skip
+    page.write_status(status)
+    sample = sampler.sample(W, os.getpid(), Rank(1))
+    assert sample is not None
+    assert (sample.rank, sample.point, sample.phase) == (1, Point(7, 2), WorkerPhase.SECTION)
+    assert (sample.generation, sample.step_ms, sample.collectives) == (Generation(3), 4.5, 11)
+    assert 3000 <= sample.phase_ms < 4000
+    assert 50 <= sample.beat_ms < 1000
+    page.commit(Point(8), now, 1)
+    again = sampler.sample(W, os.getpid(), Rank(1))
+    assert again is not None
+    assert again.point == Point(8)
+    page.close()
+    sampler.remove(W)
+
+
+def test_a_process_that_has_ended_gives_no_sample(tmp_path: Path) -> None:
+    with child(signal.pause) as pid:
+        assert Sampler(tmp_path).sample(W, pid, None) is not None
+    assert Sampler(tmp_path).sample(W, pid, None) is None
+
+
+def test_the_cpu_time_of_children_counts(tmp_path: Path) -> None:
+    sampler = Sampler(tmp_path)
+    with child(have_a_child_that_burns) as pid:
+        until(lambda: len(list(descendants(pid))) == 1)
+
+        def used() -> int:
+            sample = sampler.sample(W, pid, None)
+            assert sample is not None
+            return sample.cpu_ms
+
+        until(lambda: used() >= 100)
+
+
+def test_what_a_worker_left_is_read_and_then_removed(tmp_path: Path) -> None:
+    sampler = Sampler(tmp_path)
+    assert sampler.records(W) == ()
+    page = Page(sampler.path(W), create=True)
+    page.keep(Point(4), b"four")
+    page.keep(Point(5), b"five")
+    page.close()
+    assert [(record.point, record.data) for record in sampler.records(W)] == [(Point(4), b"four"), (Point(5), b"five")]
+    sampler.remove(W)
+    assert list(tmp_path.iterdir()) == []
+    sampler.remove(W)

@@ -1,0 +1,200 @@
+"""The simulator: schedules without a violation, faults everywhere, the same story each time, and checkers that bite."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from torchrelay.protocol import policy, recovery, speech
+from torchrelay.protocol.ids import Point, WorkerPhase
+from torchrelay.simulation import __main__ as command
+from torchrelay.simulation.coverage import ENOUGH, missing
+from torchrelay.simulation.plans import FaultKind, Lack, draw
+from torchrelay.simulation.processes import Process
+from torchrelay.simulation.run import Result, run_seed
+from torchrelay.simulation.script import RankState
+from torchrelay.simulation.training import Training
+from torchrelay.simulation.wiring import Wiring
+
+STORIES = "import sys; from tests.test_simulation import fingerprint; sys.stdout.write(fingerprint(range(25)))"
+
+
+def run_seeds(seeds: range) -> Counter[str]:
+    """Run them all; raises at the first violation."""
+    reached: Counter[str] = Counter()
+    for seed in seeds:
+        result = run_seed(seed)
+        assert not result.violation, f"{result.violation}: python -m torchrelay.simulation --seed {seed} --story"
+        reached.update(result.coverage)
+    return reached
+
+
+def fingerprint(seeds: range) -> str:
+    """A digest of the stories of some seeds."""
+    digest = hashlib.sha256()
+    for seed in seeds:
+        digest.update("\n".join(run_seed(seed, story=True).story).encode())
+    return digest.hexdigest()
+
+
+def test_some_schedules_hold_every_invariant() -> None:
+    run_seeds(range(100))
+
+
+@pytest.mark.slow
+def test_many_schedules_hold_every_invariant_and_reach_everything() -> None:
+    assert missing(run_seeds(range(ENOUGH)), ENOUGH) == []
+
+
+def test_a_seed_tells_the_same_story_each_time() -> None:
+    assert fingerprint(range(5)) == fingerprint(range(5))
+    assert fingerprint(range(5)) != fingerprint(range(1, 6))
+
+
+@pytest.mark.slow
+def test_stories_do_not_depend_on_how_python_hashes() -> None:
+    found = set()
+    for seed in ("0", "1", "31337"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        done = subprocess.run(
+            (sys.executable, "-c", STORIES), env=environment, capture_output=True, text=True, check=True, timeout=120
+        )
+        found.add(done.stdout)
+    assert len(found) == 1
+
+
+def test_plans_differ_in_what_they_know() -> None:
+    plans = [draw(seed) for seed in range(2_000)]
+    assert {strike.kind for plan in plans for strike in plan.strikes} == set(FaultKind)
+    assert {lack for plan in plans for lack in plan.lacks} == set(Lack)
+    assert any(not plan.strikes for plan in plans)
+
+
+# ---------------------------------------------------------------- the checkers bite
+
+
+def first_violation(limit: int = 600) -> str:
+    """The first violation that some seed shows."""
+    return next((result.violation for seed in range(limit) if (result := run_seed(seed)).violation), "")
+
+
+def passing_the_gate_after_the_report(patch: pytest.MonkeyPatch) -> None:
+    real = Training.verdict
+
+    def verdict(self: Training) -> Any:
+        if self.interrupted and self.process.phase is WorkerPhase.GATE:
+            return True
+        return (yield from real(self))
+
+    patch.setattr(Training, "verdict", verdict)
+
+
+def keeping_the_random_state_of_an_attempt(patch: pytest.MonkeyPatch) -> None:
+    def call(self: Training) -> Any:
+        while True:
+            if self.interrupted:
+                yield from self.stand()
+            before = self.state
+            if (yield from self.attempt()):
+                return
+            self.state = RankState(before.model, hash((before.random, 3)))
+
+    patch.setattr(Training, "call", call)
+
+
+def a_page_that_keeps_nothing(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Process, "keep", lambda *_: None)
+
+
+def going_back_behind_what_was_committed(patch: pytest.MonkeyPatch) -> None:
+    def choose(seats: Any, decided: Point | None = None) -> tuple[Point | None, str]:
+        del decided
+        held = [seat.report.committed for seat in seats.values() if seat.report is not None]
+        return min((point for point in held if point is not None), default=None), "the oldest"
+
+    patch.setattr(recovery, "choose_target", choose)
+
+
+def sources_that_hold_another_shard(patch: pytest.MonkeyPatch) -> None:
+    def choose(seats: Any, rank: Any, point: Any, *, tried: bool = False) -> Any:
+        del tried
+        return tuple(other for other, seat in seats.items() if other != rank and seat.holds == point)
+
+    for module in (policy, recovery, speech):
+        patch.setattr(module, "choose_sources", choose)
+
+
+def orders_to_resume_that_are_not_given(patch: pytest.MonkeyPatch) -> None:
+    real = speech.seat_orders
+    patch.setattr(
+        speech, "seat_orders",
+        lambda *given: (order for order in real(*given) if type(order).__name__ != "Resume"),
+    )  # fmt: skip
+
+
+def collectives_of_different_calls(patch: pytest.MonkeyPatch) -> None:
+    real = Wiring.enter
+
+    def enter(self: Wiring, process: Process, rank: Any, kind: Any, value: int) -> None:
+        real(self, process, rank, (kind[0], kind[1], rank), value)  # type: ignore[arg-type]  # on purpose
+
+    patch.setattr(Wiring, "enter", enter)
+
+
+@pytest.mark.parametrize(
+    ("broken", "told"),
+    [
+        (passing_the_gate_after_the_report, "after its report"),
+        (keeping_the_random_state_of_an_attempt, "another state than the undisturbed run"),
+        (a_page_that_keeps_nothing, "the world knows no cause"),
+        (going_back_behind_what_was_committed, ""),
+        (sources_that_hold_another_shard, "another shard"),
+        (orders_to_resume_that_are_not_given, ""),
+        (collectives_of_different_calls, "while others are in"),
+    ],
+    ids=lambda value: value.__name__ if callable(value) else "",
+)
+def test_a_broken_world_is_noticed(
+    broken: Callable[[pytest.MonkeyPatch], None], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(monkeypatch)
+    violation = first_violation()
+    assert violation
+    assert told in violation
+
+
+# ---------------------------------------------------------------- the command
+
+
+def command_line(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["simulation", *words])
+    return command.main()
+
+
+def test_one_seed_tells_its_story(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command_line(monkeypatch, "--seed", "7", "--story") == 0
+    told = capsys.readouterr().out
+    assert "heard JobSubmitted" in told
+    assert "no violation" in told
+    assert "replay: python -m torchrelay.simulation --seed 7 --story" in told
+
+
+def test_a_violation_fails_the_command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def fail(seed: int, *, story: bool = False) -> Result:
+        return Result(seed, violation="two owners", story=["a line"] if story else [])
+
+    monkeypatch.setattr(command, "run_seed", fail)
+    assert command_line(monkeypatch, "--seed", "9") == 1
+    assert "VIOLATION: two owners" in capsys.readouterr().out
+
+
+def test_nothing_to_run_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        command_line(monkeypatch, "--seeds", "0")

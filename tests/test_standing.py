@@ -1,0 +1,266 @@
+"""A report is a promise: passing a gate and reporting exclude each other, and then only orders move a worker."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from torchrelay.protocol.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.orders import Decide, Resume, Rewire, Verdict
+from torchrelay.wire.page import Page
+from torchrelay.worker.standing import OrdersStayedAway, Report, Standing
+
+WHO = {"node": NodeId("n"), "worker": WorkerId("w"), "job": JobId("j"), "rank": Rank(0)}
+
+
+FIRST = Point(1)
+
+
+def decide(generation: int, verdict: Verdict, point: Point) -> Decide:
+    return Decide(**WHO, generation=Generation(generation), verdict=verdict, point=point)  # type: ignore[arg-type]
+
+
+def rewire(generation: int) -> Rewire:
+    return Rewire(**WHO, generation=Generation(generation), store="s:1")  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Iterator[Page]:
+    page = Page(tmp_path / "page", create=True)
+    yield page
+    page.close()
+
+
+@pytest.fixture
+def standing(page: Page) -> Standing:
+    """A worker that trains in generation 1 and has committed nothing."""
+    standing = Standing(page)
+    standing.hear(rewire(1))
+    assert standing.begin_wiring(Generation(1))
+    standing.start(START)
+    return standing
+
+
+def compute(standing: Standing, point: Point = FIRST) -> None:
+    standing.enter(WorkerPhase.COMPUTING, point)
+
+
+class TestTheGate:
+    def test_it_commits(self, standing: Standing, page: Page) -> None:
+        compute(standing)
+        assert standing.enter_gate()
+        assert standing.pass_gate()
+        assert (standing.committed, standing.pending, standing.phase) == (Point(1), None, WorkerPhase.UPDATING)
+        assert (page.status().step, page.status().phase) == (1, WorkerPhase.UPDATING)
+
+    def test_it_is_closed_to_who_has_reported(self, standing: Standing) -> None:
+        compute(standing)
+        report = standing.interrupt(Generation(2))
+        assert report == Report(Generation(2), START, WorkerPhase.COMPUTING, Point(1), None)
+        assert not standing.enter_gate()
+        assert standing.committed == START
+
+    def test_who_reports_in_it_does_not_pass(self, standing: Standing) -> None:
+        compute(standing)
+        assert standing.enter_gate()
+        report = standing.interrupt(Generation(2))
+        assert report == Report(Generation(2), START, WorkerPhase.GATE, Point(1), None)
+        assert not standing.pass_gate()
+        assert standing.committed == START
+
+    def test_who_has_passed_reports_the_new_point(self, standing: Standing) -> None:
+        compute(standing)
+        standing.enter_gate()
+        standing.pass_gate()
+        assert standing.interrupt(Generation(2)) == Report(Generation(2), Point(1), WorkerPhase.UPDATING, None, None)
+
+    @pytest.mark.parametrize("round_", range(20))
+    def test_of_a_report_and_a_commit_at_the_same_time_one_comes_first(self, standing: Standing, round_: int) -> None:
+        compute(standing, Point(round_ + 1))
+        standing.enter_gate()
+        together = threading.Barrier(2)
+        passed: list[bool] = []
+
+        def main_thread() -> None:
+            together.wait()
+            passed.append(standing.pass_gate())
+
+        thread = threading.Thread(target=main_thread)
+        thread.start()
+        together.wait()
+        report = standing.interrupt(Generation(2))
+        thread.join()
+        assert report is not None
+        assert (report.committed == Point(round_ + 1)) == passed[0]
+
+
+class TestTheVerdict:
+    def in_gate(self, standing: Standing) -> None:
+        compute(standing)
+        standing.enter_gate()
+        standing.interrupt(Generation(2))
+
+    def test_roll_forward_commits(self, standing: Standing) -> None:
+        self.in_gate(standing)
+        standing.hear(decide(2, Verdict.ROLL_FORWARD, Point(1)))
+        assert standing.await_verdict(1)
+        assert standing.committed == Point(1)
+
+    @pytest.mark.parametrize(
+        ("verdict", "point"), [(Verdict.REDO, START), (Verdict.ROLL_FORWARD, Point(0, 1)), (Verdict.REDO, Point(1))]
+    )
+    def test_anything_else_does_not(self, standing: Standing, verdict: Verdict, point: Point) -> None:
+        self.in_gate(standing)
+        standing.hear(decide(2, verdict, point))
+        assert not standing.await_verdict(1)
+        assert (standing.committed, standing.pending) == (START, None)
+
+    def test_one_of_an_older_generation_does_not_count(self, standing: Standing) -> None:
+        self.in_gate(standing)
+        standing.hear(decide(2, Verdict.ROLL_FORWARD, Point(1)))
+        standing.interrupt(Generation(3))
+        assert not standing.hear(decide(2, Verdict.ROLL_FORWARD, Point(1)))
+        with pytest.raises(OrdersStayedAway):
+            standing.await_verdict(0.05)
+        assert standing.committed == START
+
+    def test_after_a_redo_a_further_report_tells_of_no_gate(self, standing: Standing) -> None:
+        self.in_gate(standing)
+        standing.hear(decide(2, Verdict.REDO, START))
+        standing.await_verdict(1)
+        assert standing.interrupt(Generation(3)) == Report(Generation(3), START, WorkerPhase.STOPPED, None, None)
+
+    def test_after_a_roll_forward_a_further_report_tells_of_the_commit(self, standing: Standing) -> None:
+        self.in_gate(standing)
+        standing.hear(decide(2, Verdict.ROLL_FORWARD, Point(1)))
+        standing.await_verdict(1)
+        assert standing.interrupt(Generation(3)) == Report(Generation(3), Point(1), WorkerPhase.UPDATING, None, None)
+
+
+class TestReports:
+    def test_the_same_question_has_the_same_answer(self, standing: Standing) -> None:
+        compute(standing)
+        first = standing.interrupt(Generation(2))
+        standing.enter(WorkerPhase.STOPPED)
+        assert standing.interrupt(Generation(2)) == first
+
+    def test_an_older_question_has_none(self, standing: Standing) -> None:
+        standing.interrupt(Generation(3))
+        assert standing.interrupt(Generation(2)) is None
+
+    def test_wiring_in_the_generation_ends_the_promise(self, standing: Standing) -> None:
+        compute(standing)
+        standing.interrupt(Generation(2))
+        assert standing.poisoned
+        assert standing.begin_wiring(Generation(2))
+        assert not standing.poisoned
+        compute(standing)
+        assert standing.enter_gate()
+        assert standing.pass_gate()
+
+    def test_a_newcomer_says_where_it_has_been_brought(self, page: Page) -> None:
+        standing = Standing(page)
+        standing.bring_to(Point(7))
+        assert standing.interrupt(Generation(4)) == Report(
+            Generation(4), None, WorkerPhase.BOOTING, None, Point(7)
+        )  # fmt: skip
+        assert page.status().step == -1
+
+
+class TestOrders:
+    def test_a_newer_generation_sweeps_the_older_orders_away(self, standing: Standing) -> None:
+        standing.hear(decide(2, Verdict.REDO, START))
+        standing.hear(rewire(3))
+        assert standing.order(Decide) is None
+        assert standing.order(Rewire) == rewire(3)
+
+    def test_an_older_order_is_dropped(self, standing: Standing) -> None:
+        standing.interrupt(Generation(3))
+        assert not standing.hear(rewire(2))
+        assert standing.order(Rewire) is None
+
+    @pytest.mark.parametrize("act", ["begin_wiring", "hold", "go_on"])
+    def test_nothing_is_done_for_a_generation_that_is_over(self, standing: Standing, act: str) -> None:
+        standing.hear(rewire(2))
+        standing.interrupt(Generation(3))
+        done = {
+            "begin_wiring": lambda: standing.begin_wiring(Generation(2)),
+            "hold": lambda: standing.hold(Point(9), Generation(2)),
+            "go_on": lambda: standing.go_on(Generation(2)),
+        }[act]()
+        assert not done
+        assert (standing.wired, standing.committed, standing.phase) == (1, START, WorkerPhase.BOOTING)
+
+    def test_who_waits_is_woken_by_an_order(self, standing: Standing) -> None:
+        found: list[Resume] = []
+        order = Resume(**WHO, generation=Generation(1), point=None)  # type: ignore[arg-type]
+        thread = threading.Thread(target=lambda: found.append(standing.wait(lambda: standing.order(Resume), 10)))
+        thread.start()
+        standing.hear(order)
+        thread.join(10)
+        assert found == [order]
+
+    def test_patience_begins_with_the_wait_and_with_every_word(self, standing: Standing) -> None:
+        now = threading.Event()
+        ended: list[str] = []
+
+        def wait() -> None:
+            try:
+                standing.wait(lambda: None, 0.3)
+            except OrdersStayedAway:
+                ended.append("away")
+            now.set()
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        for _ in range(10):
+            assert not now.wait(0.06)
+            standing.word()
+        assert now.wait(10)
+        thread.join()
+        assert ended == ["away"]
+
+
+class TestWhatIsBroken:
+    """Connections are cut as long as the main thread may wait in them, and not when others connect anew."""
+
+    def test_who_computes_may_be_blocked(self, standing: Standing) -> None:
+        compute(standing)
+        assert not standing.blocked
+        standing.interrupt(Generation(2))
+        assert standing.blocked
+
+    def test_who_stands_at_the_edge_is_not_even_when_an_order_has_woken_it(self, standing: Standing) -> None:
+        compute(standing)
+        standing.interrupt(Generation(2))
+        standing.enter(WorkerPhase.STOPPED)
+        standing.hear(rewire(2))
+        standing.wait(lambda: standing.order(Rewire), 1)
+        assert standing.poisoned
+        assert not standing.blocked
+
+    def test_who_connects_is_when_it_is_interrupted_again(self, standing: Standing) -> None:
+        standing.enter(WorkerPhase.STOPPED)
+        standing.hear(rewire(2))
+        standing.begin_wiring(Generation(2))
+        standing.interrupt(Generation(3))
+        assert standing.blocked
+        standing.end_wiring()
+        assert not standing.blocked
+
+    def test_who_rolls_forward_is_in_what_follows(self, standing: Standing) -> None:
+        compute(standing)
+        standing.enter_gate()
+        standing.interrupt(Generation(2))
+        standing.hear(decide(2, Verdict.ROLL_FORWARD, Point(1)))
+        standing.await_verdict(1)
+        assert standing.blocked
+
+
+def test_the_page_tells_the_generation_and_the_collectives(standing: Standing, page: Page) -> None:
+    standing.beat(12)
+    assert (page.status().collectives, page.status().generation) == (12, 1)
+    assert page.status().beat_ns > 0
