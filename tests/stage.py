@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from torchrelay.agent.forkserver import reseed
 from torchrelay.protocol.cluster import EMPTY, advance, orders
 from torchrelay.protocol.events import (
     Event,
@@ -59,6 +60,7 @@ def become_worker(env: Mapping[str, str], argv: Sequence[str], log: str) -> None
     multiprocessing.set_start_method(None, force=True)  # its parent's would be inherited
     sys.argv = list(argv)
     sys.path.insert(0, os.getcwd())
+    reseed()
     from torchrelay.worker.main import run_worker
 
     run_worker()
