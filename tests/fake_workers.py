@@ -15,7 +15,7 @@ from torchrelay.protocol.ids import JobId, NodeId, Point, Rank, WorkerId, Worker
 from torchrelay.protocol.orders import Assign, Interrupt, Leave, Order
 from torchrelay.wire.codec import encode
 from torchrelay.wire.framing import Closed, FrameSocket
-from torchrelay.wire.link import Welcome, decode_to_worker
+from torchrelay.wire.link import Attended, Welcome, decode_to_worker
 from torchrelay.wire.page import Page
 
 PATIENCE_S = 60.0  # longer than any test waits for an end
@@ -162,6 +162,9 @@ class FakeWorker:
                 continue
             assert data is not None, "forgotten by its test"
             order = decode_to_worker(data)
+            if isinstance(order, Attended):
+                print("attended", flush=True)
+                continue
             assert isinstance(order, Order)
             print("ordered", type(order).__name__, flush=True)
             self.obey(link, order)

@@ -38,7 +38,7 @@ from torchrelay.protocol.orders import Fence, Order, StartWorker, WorkerOrder
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.launch import PRELOAD
-from torchrelay.wire.link import Welcome, decode_from_worker
+from torchrelay.wire.link import Attended, Welcome, decode_from_worker
 from torchrelay.wire.page import Page, Status
 
 JOB, NODE = JobId("staged"), NodeId("node-0")
@@ -114,6 +114,7 @@ class Stage:
         self.events: list[Event] = []
         self.orders: list[WorkerOrder] = []
         self.deaf: Callable[[Event], bool] = lambda _: False  # events that get lost on their way
+        self.attending = True  # whether workers are told that the orchestrator is there
         self.hold: Callable[[Order], bool] = lambda _: False  # orders that are not to be passed on
         self._sockets = Path(f"/dev/shm/torchrelay-stage-{os.getpid()}-{secrets.token_hex(3)}")
         self._sockets.mkdir(mode=0o700)
@@ -254,6 +255,10 @@ class Stage:
         again = now - self._repeated >= self.repeat_s
         if again:
             self._repeated = now
+            if self.attending:
+                for linked in self.actors.values():
+                    if linked.link is not None:
+                        self._tell(linked, encode(Attended()))
         for order in sorted(orders(self.cluster), key=repr):
             match order:
                 case StartWorker():
@@ -272,10 +277,14 @@ class Stage:
         if again or actor.said.get(type(order)) != order:
             actor.said[type(order)] = order
             self.orders.append(order)
-            try:
-                actor.link.send(encode(order), 1.0)
-            except (Closed, TimeoutError):
-                pass  # its end will be seen
+            self._tell(actor, encode(order))
+
+    def _tell(self, actor: Actor, message: bytes) -> None:
+        assert actor.link is not None
+        try:
+            actor.link.send(message, 1.0)
+        except (Closed, TimeoutError):
+            pass  # its end will be seen
 
     def _start(self, order: StartWorker) -> None:
         if order.worker in self.actors:

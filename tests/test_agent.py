@@ -23,6 +23,7 @@ from torchrelay.protocol.ids import NodeId, Point, WorkerId, WorkerPhase
 from torchrelay.protocol.orders import Leave, StartWorker
 from torchrelay.wire.channel import Ack
 from torchrelay.wire.framing import Closed, FrameSocket
+from torchrelay.wire.link import ATTENDED_S
 
 
 def numbers_after(text: str, word: str) -> list[int]:
@@ -291,6 +292,23 @@ async def test_the_welcome_brings_the_secret_and_the_patience(stage: Stage) -> N
     await stage.start("w1")
     await stage.says("w1", f"welcome w1 {len(SECRET)} 11.0 127.0.0.1")
     assert (stage.sockets / NODE / "link").stat().st_mode & 0o077 == 0
+
+
+@on_stage("work")
+async def test_workers_are_told_that_the_orchestrator_is_there_while_it_is(stage: Stage) -> None:
+    def told() -> int:
+        return (stage.logs / "w1.log").read_text().count("attended")
+
+    await stage.start("w1")
+    await stage.says("w1", "attended")
+    await until(lambda: told() >= 2, "told twice")
+    await stage.conductor.close()
+    await until(lambda: "lost the orchestrator" in stage.agent_log(), "the agent knows")
+    before, begin = told(), time.monotonic()
+    await until(lambda: time.monotonic() - begin > 2 * ATTENDED_S, "two more would have come")
+    assert told() == before
+    await stage.conductor.open()
+    await until(lambda: told() > before, "told again")
 
 
 @on_stage("work")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import signal
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -200,10 +201,49 @@ def test_a_worker_that_nobody_orders_any_more_ends_with_92(manners: Make) -> Non
     stage.kill(1)
     stage.until(lambda: stage.of(WorkerReported), "the survivor has reported")
     # The stage says nothing more at all, as if agent and orchestrator were away.
-    stage.hold = lambda _: True
+    stage.hold, stage.attending = (lambda _: True), False
     survivor.process.join(20)
     assert survivor.process.exitcode == 92
-    assert "no order for 1 s: this worker ends" in stage.log("rank-0")
+    assert "no sign of the orchestrator for 1 s: this worker ends" in stage.log("rank-0")
+
+
+def test_a_spare_that_hears_nothing_of_an_orchestrator_ends_with_92(manners: Make) -> None:
+    stage = manners("paced", spares=1, patience_s=1.0)
+    stage.until(lambda: stage.step() >= 2, "training")
+    holders = {seat.worker for seat in stage.job.seats.values()}
+    (spare,) = (actor for actor in stage.actors.values() if actor.worker not in holders)
+    stage.attending = False
+    spare.process.join(20)
+    assert spare.process.exitcode == 92
+
+
+def test_who_has_finished_and_hears_nothing_of_an_orchestrator_ends_with_92(manners: Make, tmp_path: Path) -> None:
+    stage = manners("paced", spares=0, patience_s=1.0)
+    stage.hold = lambda order: type(order).__name__ == "Leave"
+    stage.until(lambda: stage.step() >= 2, "training")
+    (tmp_path / "enough").touch()
+    stage.until(lambda: len({event.worker for event in stage.of(WorkerFinished)}) == 2, "both have finished")
+    stage.attending = False
+    stage.hold = lambda _: True
+    for actor in stage.actors.values():
+        actor.process.join(20)
+        assert actor.process.exitcode == 92
+
+
+def test_a_survivor_waits_longer_than_its_patience_while_the_orchestrator_is_there(
+    manners: Make, tmp_path: Path
+) -> None:
+    stage = manners("paced", spares=1, patience_s=1.0)
+    stage.repeat_s = 0.2
+    stage.until(lambda: stage.step() >= 2, "training")
+    stage.hold = lambda order: type(order).__name__ == "Rewire"  # as if there were no spare yet
+    stage.kill(1)
+    stage.until(lambda: stage.of(WorkerReported), "the survivor has reported")
+    begin = time.monotonic()
+    stage.until(lambda: time.monotonic() - begin > 2.5, "more than twice its patience has gone by")
+    stage.hold = lambda _: False
+    stage.until(lambda: stage.job.incidents and stage.job.phase is JobPhase.RUNNING, "recovered")
+    finish(stage, tmp_path)
 
 
 def test_orders_that_come_again_and_again_are_obeyed_once(manners: Make, tmp_path: Path) -> None:

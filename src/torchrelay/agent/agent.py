@@ -28,7 +28,7 @@ from torchrelay.protocol.orders import AnyOrder, Fence, StartWorker, WorkerOrder
 from torchrelay.protocol.vitals import Beat
 from torchrelay.wire.channel import Attach, Attached, JobTerms, OrderFrame, Shutdown, ToAgent
 from torchrelay.wire.launch import Launch
-from torchrelay.wire.link import FromWorker, Welcome
+from torchrelay.wire.link import ATTENDED_S, FromWorker, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,7 @@ class Agent:
         await self.links.open()
         hearing = asyncio.create_task(self.processes.run())
         talking = asyncio.create_task(self.uplink.run())
+        attending = asyncio.create_task(self._attend())
         try:
             await asyncio.wait((hearing, talking, self._stop), return_when=asyncio.FIRST_COMPLETED)
             order, code = self._why(hearing, talking)
@@ -96,9 +97,9 @@ class Agent:
             await self._end_workers(order, hearing)
             await self.uplink.flush(FLUSH_S)
         finally:
-            for task in (hearing, talking):
+            for task in (hearing, talking, attending):
                 task.cancel()
-            await asyncio.gather(hearing, talking, return_exceptions=True)
+            await asyncio.gather(hearing, talking, attending, return_exceptions=True)
             await self.processes.close()
             await self.links.close()
         return code
@@ -197,6 +198,13 @@ class Agent:
                 self.stop(reason, grace_s)
             case _:
                 logger.warning("the orchestrator said %s out of turn", type(message).__name__)
+
+    async def _attend(self) -> None:
+        """As long as the orchestrator is there, whoever waits for its orders waits on."""
+        while True:
+            await asyncio.sleep(ATTENDED_S)
+            if self.uplink.connected:
+                self.links.attend()
 
     def _agree(self, terms: JobTerms) -> None:
         """Take a job's terms; the newest count."""

@@ -18,7 +18,7 @@ from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.orders import Assign, WorkerOrder
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, frame, read_frame, write_frame
-from torchrelay.wire.link import FromWorker, Welcome, decode_from_worker
+from torchrelay.wire.link import Attended, FromWorker, Welcome, decode_from_worker
 
 logger = logging.getLogger(__name__)
 
@@ -26,6 +26,7 @@ logger = logging.getLogger(__name__)
 KNOWN_WITHIN_S = 5.0
 # Orders to a worker that does not read (it is stopped) are dropped beyond this; they are repeated anyway.
 MAX_UNREAD = 4 << 20
+_ATTENDED = frame(encode(Attended()))
 
 
 @dataclass
@@ -96,6 +97,13 @@ class Links:
             known.rank = order.rank
         link.writer.write(frame(encode(order)))
         return True
+
+    def attend(self) -> None:
+        """Tell all workers that the orchestrator is there."""
+        for link in self._links.values():
+            # One that does not read has not forgotten the last time either.
+            if link.welcomed and not link.writer.is_closing() and not link.writer.transport.get_write_buffer_size():
+                link.writer.write(_ATTENDED)
 
     def rank_of(self, worker: WorkerId) -> Rank | None:
         known = self._known.get(worker)

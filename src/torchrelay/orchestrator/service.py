@@ -313,9 +313,7 @@ class Orchestrator:
     def terms(self, spec: JobSpec) -> JobTerms:
         """What agents must know of a job. Each job has a secret of its own."""
         secret = hashlib.blake2b(spec.job.encode(), key=bytes.fromhex(self._secret), digest_size=32).digest()
-        # A survivor hears nothing while the job waits for a spare: it must not take that for an orchestrator's death.
-        waits_ms = spec.spare_wait_ms + spec.ready_ms + spec.rewire_ms + spec.restore_ms
-        return JobTerms(spec=spec, secret=secret, patience_s=self.patience_s + waits_ms / 1000)
+        return JobTerms(spec=spec, secret=secret, patience_s=self.patience_s)
 
     def all_terms(self) -> tuple[JobTerms, ...]:
         return tuple(self.terms(job.spec) for job in self.cluster.jobs.values())

@@ -2,7 +2,8 @@
 
 The worker connects to `TORCHRELAY_LINK`; the agent knows it by its process id. Then:
 
-    agent  -> worker   Welcome, once per connection; after it, orders (`AnyOrder`)
+    agent  -> worker   Welcome, once per connection; after it, orders (`AnyOrder`), and while the agent is connected to
+                       the orchestrator, Attended every `ATTENDED_S` seconds
     worker -> agent    WorkerStarted, once per connection; then again those of WorkerWarm and WorkerJoined that hold;
                        after them, events (`FromWorker`) as they come
 
@@ -39,6 +40,8 @@ from torchrelay.protocol.ids import JobId, NodeId, WorkerId
 from torchrelay.protocol.orders import AnyOrder
 from torchrelay.wire.codec import Codec
 
+ATTENDED_S = 2.0
+
 
 class Welcome(Struct, frozen=True, tag=True, kw_only=True):
     """What a worker must know that may not stand in its environment, and where it is."""
@@ -49,7 +52,7 @@ class Welcome(Struct, frozen=True, tag=True, kw_only=True):
     slot: int
     host: str  # the address this node's workers listen on
     secret: bytes  # the job's: proves to other workers that one belongs to it
-    patience_s: float  # how long a stopped worker waits for orders before it ends with exit code 92
+    patience_s: float  # how long a worker that needs orders waits for a sign of the orchestrator; then it ends with 92
     logs: str  # folder of the run's log files
     world_size: int = 0
     nproc_per_node: int = 0
@@ -58,7 +61,11 @@ class Welcome(Struct, frozen=True, tag=True, kw_only=True):
         return f"Welcome(job={self.job!r}, worker={self.worker!r}, node={self.node!r}, slot={self.slot})"  # no secret
 
 
-ToWorker = Welcome | AnyOrder
+class Attended(Struct, frozen=True, tag=True):
+    """The orchestrator is there, and has nothing to say: whoever waits for an order may go on waiting."""
+
+
+ToWorker = Welcome | Attended | AnyOrder
 
 # What a worker may say: only of itself. (OnceRecorded names its rank instead.)
 FromWorker = (

@@ -20,6 +20,13 @@ from torchrelay.protocol.orders import Assign
 NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
 
 
+LOOK_S = 1.0  # between two looks at whether waiting makes sense
+
+
+def _nothing() -> None:
+    pass
+
+
 class Identity:
     """Which rank this worker is, once it is known."""
 
@@ -29,21 +36,28 @@ class Identity:
         self._known = threading.Event()
         self._becoming = threading.Lock()
         self.assigned: Assign | None = None
+        self.asked: Callable[[], None] = _nothing  # called once: the script asks for its rank for the first time
+        self.wait_on: Callable[[], None] = _nothing  # called now and then while the rank is waited for; raises to end
 
     @property
     def known(self) -> bool:
         return self._known.is_set()
 
     def wait(self) -> Assign:
-        """Wait, as long as it takes: a spare may be one for days."""
-        self._known.wait()
+        """Wait, as long as `wait_on` allows: a spare may be one for days."""
+        asked, self.asked = self.asked, _nothing
+        asked()
+        while not self._known.wait(LOOK_S):
+            self.wait_on()
         assert self.assigned is not None, "what is known is there"
         return self.assigned
 
     @property
     def rank(self) -> Rank:
         """Our rank; waits until it is known."""
-        return self.wait().rank
+        known = self.assigned if self.known else self.wait()
+        assert known is not None, "what is known is there"
+        return known.rank
 
     def assign(self, order: Assign) -> None:
         """Become this rank: environment and log file first, then whoever waits goes on. Twice is as good as once."""

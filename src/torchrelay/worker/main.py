@@ -1,7 +1,7 @@
 """Main: what a worker process does, from its fork to its end.
 
-link up, rehearse        a spare is warm
-run the script           it waits for its rank where it asks for it
+link up, rehearse
+run the script           it waits for its rank where it asks for it: now a spare is warm
 end                      stand at the last edge, serve the state until all ranks may leave
 """
 
@@ -53,8 +53,9 @@ def run_worker() -> None:
     joining = Joining(session)
     torchrelay._join, torchrelay._once = joining.join, session.once_by_call
     wiring.install(session)
+    # A spare is warm when its script has come to the question which rank it is: imports are behind it by then.
+    session.identity.asked = lambda: session.link.say(WorkerWarm(worker=session.worker))
     session.identity.let_environment_wait()
-    session.link.say(WorkerWarm(worker=session.worker))
     code = run_script(session, joining, argv)
     if code:
         leave(code)
@@ -110,7 +111,7 @@ def finish(session: Session, joining: Joining) -> int:
             leave = standing.order(Leave)
             return leave if leave is not None else (True if standing.poisoned else None)
 
-        found = standing.wait(next_thing, None)
+        found = standing.wait(next_thing, session.welcome.patience_s)
         if isinstance(found, Leave):
             return found.code
         if calls is None:

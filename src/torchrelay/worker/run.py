@@ -138,7 +138,7 @@ class Joining:
             return None if order is tried else order
 
         while True:
-            order = standing.wait(fresh, None)
+            order = standing.wait(fresh, self._session.welcome.patience_s)
             standing.bring_to(order.point)
             private = decode_private(order.private)
             record = decode_record(private.place)

@@ -91,6 +91,7 @@ def open_session(env: Mapping[str, str]) -> Session:
     welcome = link.connect()
     store, store_address = groups.host_store(welcome.host)
     server = StateServer(welcome.secret, welcome.host)
+    identity.wait_on = lambda: standing.have_patience(welcome.patience_s)
     session = Session(worker, job, page, standing, identity, link, welcome, server, store)
     started = WorkerStarted(
         worker=worker, node=NodeId(env["TORCHRELAY_NODE"]), slot=int(env["TORCHRELAY_SLOT"]), pid=os.getpid(),

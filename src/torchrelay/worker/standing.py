@@ -22,6 +22,8 @@ from torchrelay.wire.page import Page
 O = TypeVar("O", bound=WorkerOrder)  # noqa: E741  an order
 T = TypeVar("T")
 
+_AWAY = "no sign of the orchestrator for {:g} s"
+
 
 class OrdersStayedAway(BaseException):
     """This worker has stood still for longer than its patience, and nobody has told it what to do.
@@ -193,10 +195,15 @@ class Standing:
                     since_s = max(begin_s, self._word_s)
                     left = None if patience_s is None else since_s + patience_s - time.monotonic()
                     if left is not None and left <= 0:
-                        raise OrdersStayedAway(f"no order for {patience_s:g} s")
+                        raise OrdersStayedAway(_AWAY.format(patience_s))
                     self._changed.wait(left)
             finally:
                 self.waiting = False
+
+    def have_patience(self, patience_s: float) -> None:
+        """Raises `OrdersStayedAway` when the agent has said nothing for `patience_s`."""
+        if time.monotonic() - self._word_s > patience_s:
+            raise OrdersStayedAway(_AWAY.format(patience_s))
 
     def order(self, kind: type[O]) -> O | None:
         """The order of this kind in the newest generation, if there is one."""
