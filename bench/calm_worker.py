@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchrelay
 
 WIDTH = 64
-STEP_S = 0.1  # a step mostly sleeps, so that an hour of it disturbs nobody
+STEP_S = 0.25  # a step mostly sleeps, so that an hour of it disturbs nobody
 SLOW_DATA = 101  # every so many steps, for so many seconds
 SLOW_DATA_S = 4.0
 
@@ -67,7 +67,6 @@ def main() -> None:
         train_step(torch.randn(16, WIDTH))
         if number % 500 == 499:
             run.section(evaluate)
-            told.write_text(str(number + 1))
         if rank == 0 and time.monotonic() - saved > options.save_every_s:
             torch.save(model.state_dict(), Path(options.folder, "checkpoint.pt"))
             time.sleep(options.save_s)  # a file system that is slow today
@@ -75,8 +74,10 @@ def main() -> None:
             with Path(options.folder, "saves").open("a") as file:
                 file.write("x")
         # All leave together: when rank 0 says so.
-        if number % 50 == 49 and run.section(over, end):
-            break
+        if number % 50 == 49:
+            told.write_text(str(number + 1))
+            if run.section(over, end):
+                break
     dist.destroy_process_group()
 
 
