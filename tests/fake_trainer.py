@@ -111,8 +111,7 @@ class Trainer:
 
     def commit(self, point: Point) -> None:
         self.point = point
-        self.page.commit(point, time.monotonic_ns(), int(self.step_s * 1e9))
-        self.page.enter(WorkerPhase.COMPUTING, time.monotonic_ns())
+        self.page.commit(point, WorkerPhase.COMPUTING, time.monotonic_ns(), int(self.step_s * 1e9))
         print("step", point.step, flush=True)
         if point.step >= self.steps:
             self.finish()
@@ -195,7 +194,7 @@ class Trainer:
         if point is None and self.point is None:
             self.point = START
             self.link.send(encode(WorkerJoined(worker=self.me, job=self.job, rank=self.assigned.rank)))
-            self.page.commit(START, time.monotonic_ns(), 0)
+            self.page.commit(START, WorkerPhase.BETWEEN, time.monotonic_ns(), 0)
         assert self.point is not None
         self.entered = self.point.step
         struct.pack_into("<q", self.gates, 8 * self.assigned.rank, self.entered)

@@ -175,8 +175,7 @@ class FakeWorker:
                 self.rank = rank
                 now = time.monotonic_ns()
                 self.page.beat(now, 7, generation)
-                self.page.enter(WorkerPhase.COMPUTING, now)
-                self.page.commit(Point(3), now, 12_000_000)
+                self.page.commit(Point(3), WorkerPhase.COMPUTING, now, 12_000_000)
                 self.page.keep(Point(3), b"private three")
                 self.page.keep(Point(4), b"private four")
                 if "silent" not in sys.argv:

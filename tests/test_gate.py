@@ -66,7 +66,7 @@ class Stand:
 
     def enter(self, point: Point = FIRST) -> None:
         self.standing.enter(WorkerPhase.COMPUTING, point)
-        self.gate.enter(point, lambda: f"record of {point}".encode())
+        self.gate.enter(point, f"record of {point}".encode())
 
     def interrupt(self, verdict: Verdict, point: Point) -> None:
         self.standing.interrupt(Generation(2))

@@ -78,10 +78,10 @@ def test_a_page_is_read_while_it_changes(tmp_path: Path) -> None:
     assert (sample.generation, sample.step_ms, sample.collectives) == (Generation(3), 4.5, 11)
     assert 3000 <= sample.phase_ms < 4000
     assert 50 <= sample.beat_ms < 1000
-    page.commit(Point(8), now, 1)
+    page.commit(Point(8), WorkerPhase.UPDATING, now, 1)
     again = sampler.sample(W, os.getpid(), Rank(1))
     assert again is not None
-    assert again.point == Point(8)
+    assert (again.point, again.phase) == (Point(8), WorkerPhase.UPDATING)
     page.close()
     sampler.remove(W)
 

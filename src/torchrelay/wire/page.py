@@ -4,14 +4,15 @@ The worker writes its step, phase and private state (RNG, loader position) into 
 page lives in memory that outlives the worker, so the private state survives a SIGKILL. Layout, little endian:
 
     0      header   u64 magic, then Status (below) as fixed u64/f64 fields
-    4096   slot 0   u64 sequence, i64 step, i64 section, u64 length, then the private record's bytes
+    4096   slot 0   u64 sequence, i64 step, i64 section, u64 length, u64 length of the supplement, then the private
+                    record's bytes, then those of its supplement
     4096+S slot 1   the same, and so on
 
-A slot is valid when its sequence is even and not 0: the writer makes it odd, writes, and makes it even again. Slots
-take turns. A point is written twice, at its gate and again with the call's result; a worker that is in a gate may
-still be taken back to the point before the last one it has committed. So four slots hold all that can be asked for. A
-call that is redone writes its point again, however often: then in place of that point's older record, so that the
-points before it stay.
+A slot is valid when its sequence is even and not 0: the writer makes it odd, writes, and makes it even again. The
+supplement (what is known when the call has returned) is added to a valid slot: its bytes first, then its length. Slots
+take turns; a worker that is in a gate may still be taken back to the point before the last one it has committed, so
+four slots hold all that can be asked for. A call that is redone writes its point again, however often: then in place of
+that point's older record, so that the points before it stay.
 """
 
 from __future__ import annotations
@@ -30,7 +31,12 @@ MAGIC = 0x31_59_41_4C_45_52_54  # "TRELAY1"
 HEADER = 4096
 SLOT = 1 << 20  # bytes of one slot; the file is sparse, only what is written takes memory
 SLOTS = 4
-_SLOT_HEAD = struct.Struct("<QqqQ")
+_SLOT_HEAD = struct.Struct("<QqqQQ")
+_SUPPLEMENT_AT = 32  # of the supplement's length in the slot's head
+_WORD = struct.Struct("<Q")
+_ENTER = struct.Struct("<qq")
+_COMMIT = struct.Struct("<qqqqqq")
+_BEAT = struct.Struct("<qqq")
 _STATUS = struct.Struct("<Qqqqqqqqqq")
 _PHASES = tuple(WorkerPhase)
 
@@ -55,6 +61,10 @@ class PageFull(ValueError):
     """The private record is larger than a slot."""
 
 
+def _full(size: int) -> PageFull:
+    return PageFull(f"{size} bytes of private state, at most {MAX_RECORD} fit")
+
+
 class Page:
     """One worker's page. The worker opens it with `create=True` and writes; its agent opens and reads it."""
 
@@ -71,6 +81,7 @@ class Page:
         self._points: list[Point | None] = [None] * SLOTS  # what each slot holds
         self._ages = [0] * SLOTS  # its sequence
         self._sequence = 0
+        self._start = self._end = HEADER + _SLOT_HEAD.size  # of the record kept last: its slot, and its end
         if create:
             blank = Status(
                 step=-1, section=0, phase=WorkerPhase.BOOTING, entered_ns=0, committed_ns=0, step_ns=0,
@@ -88,16 +99,15 @@ class Page:
 
     def enter(self, phase: WorkerPhase, now_ns: int) -> None:
         """The main thread enters a phase."""
-        struct.pack_into("<qq", self._map, 24, _PHASES.index(phase), now_ns)
+        _ENTER.pack_into(self._map, 24, _PHASES.index(phase), now_ns)
 
-    def commit(self, point: Point, now_ns: int, step_ns: int) -> None:
-        """A point is committed."""
-        struct.pack_into("<qq", self._map, 8, point.step, point.section)
-        struct.pack_into("<qq", self._map, 40, now_ns, step_ns)
+    def commit(self, point: Point, phase: WorkerPhase, now_ns: int, step_ns: int) -> None:
+        """A point is committed, and the main thread enters the phase that follows."""
+        _COMMIT.pack_into(self._map, 8, point.step, point.section, _PHASES.index(phase), now_ns, now_ns, step_ns)
 
     def beat(self, now_ns: int, collectives: int, generation: int) -> None:
         """The control thread is alive."""
-        struct.pack_into("<qqq", self._map, 56, collectives, now_ns, generation)
+        _BEAT.pack_into(self._map, 56, collectives, now_ns, generation)
 
     def status(self) -> Status:
         """Read the status. Fields may be of two adjacent moments; each alone is whole."""
@@ -115,29 +125,44 @@ class Page:
 
     def keep(self, point: Point, data: bytes) -> None:
         """Keep the private record of `point`; those of the last points stay whole. Raises `PageFull`."""
-        if len(data) > MAX_RECORD:
-            raise PageFull(f"{len(data)} bytes of private state, at most {MAX_RECORD} fit")
+        size = len(data)
+        if size > MAX_RECORD:
+            raise _full(size)
         slot = self._slot_for(point)
         start = HEADER + slot * SLOT
         self._sequence += 2
-        _SLOT_HEAD.pack_into(self._map, start, self._sequence - 1, point.step, point.section, len(data))
-        self._map[start + _SLOT_HEAD.size : start + _SLOT_HEAD.size + len(data)] = data
-        struct.pack_into("<Q", self._map, start, self._sequence)
+        _SLOT_HEAD.pack_into(self._map, start, self._sequence - 1, point.step, point.section, size, 0)
+        begin = start + _SLOT_HEAD.size
+        self._map[begin : begin + size] = data
+        _WORD.pack_into(self._map, start, self._sequence)
         self._points[slot], self._ages[slot] = point, self._sequence
+        self._start, self._end = start, begin + size
+
+    def supplement(self, data: bytes) -> None:
+        """Add to the record that was kept last: readers get this behind it. Once for each. Raises `PageFull`."""
+        end = self._end + len(data)
+        if end > self._start + SLOT:
+            raise _full(end - self._start - _SLOT_HEAD.size)
+        self._map[self._end : end] = data
+        _WORD.pack_into(self._map, self._start + _SUPPLEMENT_AT, len(data))
 
     def _slot_for(self, point: Point) -> int:
         """The slot to write: the oldest of all, or the older of two that this point has already."""
+        ages = self._ages
+        oldest = ages.index(min(ages))
+        if point not in self._points:
+            return oldest
         same = [slot for slot in range(SLOTS) if self._points[slot] == point]
-        return min(same if len(same) >= 2 else range(SLOTS), key=self._ages.__getitem__)
+        return min(same, key=ages.__getitem__) if len(same) >= 2 else oldest
 
     def records(self) -> tuple[PrivateRecord, ...]:
         """The newest whole record of each point, older points first. Called when the writer has ended."""
         found: list[tuple[int, PrivateRecord]] = []
         for slot in range(SLOTS):
             start = HEADER + slot * SLOT
-            sequence, step, section, length = _SLOT_HEAD.unpack_from(self._map, start)
-            if sequence and sequence % 2 == 0 and length <= MAX_RECORD:
-                data = self._map[start + _SLOT_HEAD.size : start + _SLOT_HEAD.size + length]
+            sequence, step, section, length, more = _SLOT_HEAD.unpack_from(self._map, start)
+            if sequence and sequence % 2 == 0 and length + more <= MAX_RECORD:
+                data = self._map[start + _SLOT_HEAD.size : start + _SLOT_HEAD.size + length + more]
                 found.append((sequence, PrivateRecord(Point(step, section), bytes(data))))
         newest = {record.point: record for _, record in sorted(found, key=lambda pair: pair[0])}
         return tuple(newest[point] for point in sorted(newest))

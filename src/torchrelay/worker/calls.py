@@ -14,8 +14,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import msgspec
-from msgspec import Struct
 from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared
@@ -28,6 +26,7 @@ from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.gate import Gate, world
 from torchrelay.worker.proof import Proof
+from torchrelay.worker.record import AtGate, AtReturn, Private, encode_gate, encode_return
 from torchrelay.worker.redo import Redo
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
@@ -37,37 +36,16 @@ FIRST, EVERY = 3, 64  # calls of which it is checked that nothing but local work
 MAX_RESULT = 256 << 10  # bytes of a call's result
 
 
-class Private(Struct, array_like=True):
-    """A rank's private record: what no replica has."""
-
-    rng: bytes  # as it is when the call returns
-    state: bytes  # see `private`
-    place: bytes  # see `cursor`
-    returned: bool  # written when the call had returned; else at its gate
-    late: dict[str, str] | None  # see `late`; None as long as it is not known
-
-
-_decode_private = msgspec.msgpack.Decoder(Private)
-
-
-def decode_private(data: bytes) -> Private:
-    """Raises `ValueError` for bytes that are none."""
-    try:
-        return _decode_private.decode(data)
-    except msgspec.DecodeError as error:
-        raise ValueError(f"{len(data)} bytes that are no private record: {error}") from error
-
-
 class Attempt:
     """One run of a call's function."""
 
     __slots__ = ("call", "collectives", "kind", "passed", "private", "rng", "rng_at_gate")
 
-    def __init__(self, kind: str, rng: bytes) -> None:
+    def __init__(self, kind: str, rng: random_state.Seen) -> None:
         self.kind = kind
         self.rng = rng  # at the entry
         self.rng_at_gate = b""
-        self.private = b""  # the private state at the gate
+        self.private = b""  # the private state at the gate, as it was kept
         self.passed = False
         self.call: places.Call | None = None
         self.collectives = 0  # at the gate
@@ -151,9 +129,9 @@ class Calls:
         redo.probe_entry()
         for wrapper in self._wrappers:
             ddp.mark(wrapper)
-        attempt = self._attempt = Attempt(kind, random_state.capture())
+        attempt = self._attempt = Attempt(kind, random_state.look())
         if self._proof is not None:
-            self._proof.note(attempt.rng)
+            self._proof.note(random_state.pack(attempt.rng))
         step = kind == "step"
         self._standing.enter(WorkerPhase.COMPUTING if step else WorkerPhase.SECTION, self._pending(kind))
         return attempt
@@ -168,7 +146,7 @@ class Calls:
         if attempt.call is not None:
             self._cursor.drop_call(attempt.call)
         redo.rewind()
-        random_state.restore(attempt.rng)
+        random_state.restore(random_state.pack(attempt.rng))
         self._edge.stop()
 
     # ------------------------------------------------------------ the gate
@@ -195,7 +173,7 @@ class Calls:
             self._pass_gate(attempt, optimizer)
 
     def _is_ours(self, optimizer: Optimizer) -> bool:
-        return any(optimizer is known for known in self._state.optimizers())
+        return self._state.has_optimizer(optimizer)
 
     def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None) -> None:
         """Commit, or raise `StepInterrupted`."""
@@ -209,7 +187,7 @@ class Calls:
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
         try:
-            self._gate.enter(pending, lambda: self._record(attempt))
+            self._gate.enter(pending, self._record(attempt))
         except PageFull as error:
             raise _too_large(error) from error
         attempt.passed = True
@@ -219,12 +197,14 @@ class Calls:
             attempt.collectives = groups.collectives()
 
     def _record(self, attempt: Attempt) -> bytes:
-        """What outlives this process: as of the gate, and again when the call has returned."""
+        """What outlives this process, as of the gate."""
+        attempt.private = self._state.private.record()
+        return encode_gate(AtGate(attempt.rng_at_gate, attempt.private, self._cursor.record(), self._late))
+
+    def _at_return(self, attempt: Attempt, result: bytes) -> bytes:
+        """What has become known since the gate, when the call has returned."""
         state = self._state.private.record()
-        if not attempt.passed:
-            attempt.private = state
-        private = Private(attempt.rng_at_gate, state, self._cursor.record(), attempt.passed, self._late)
-        return msgspec.msgpack.encode(private)
+        return encode_return(AtReturn(result, state if state != attempt.private else None, self._late))
 
     def _checked(self) -> bool:
         return self._count < FIRST or self._count % EVERY == 0
@@ -241,7 +221,7 @@ class Calls:
         assert attempt.call is not None, "a committed call is in the record"
         attempt.call.result = self._encode(attempt.kind, value)
         try:
-            self._session.page.keep(self._cursor.point, self._record(attempt))
+            self._session.page.supplement(self._at_return(attempt, attempt.call.result))
         except PageFull as error:
             raise _too_large(error) from error
         self._standing.enter(WorkerPhase.BETWEEN)

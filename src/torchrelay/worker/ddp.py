@@ -44,9 +44,9 @@ class _Built:
     names: dict[int, str]
 
 
+_SYNC = "_torchrelay_sync"  # where a wrapper carries what `mark` remembers
 _built: weakref.WeakKeyDictionary[DistributedDataParallel, _Built] = weakref.WeakKeyDictionary()
 _buckets: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[bool, list[list[int]]]] = weakref.WeakKeyDictionary()
-_sync: weakref.WeakKeyDictionary[DistributedDataParallel, bool] = weakref.WeakKeyDictionary()
 
 
 def find(model: torch.nn.Module) -> list[DistributedDataParallel]:
@@ -110,7 +110,7 @@ def mark(ddp: DistributedDataParallel) -> None:
     Whether the next forward broadcasts the buffers depends on the forward before (one under `no_sync` or without
     gradients switches it off). It must be the same on all ranks, or they wait for one another for ever.
     """
-    _sync[ddp] = ddp.require_forward_param_sync
+    vars(ddp)[_SYNC] = ddp.require_forward_param_sync  # around Module.__setattr__, which costs microseconds
 
 
 def settle(ddp: DistributedDataParallel) -> bool:
@@ -145,7 +145,7 @@ def layout(ddp: DistributedDataParallel) -> Layout:
     return Layout(
         buckets=[list(bucket) for bucket in known[1]],
         settled=settled,
-        sync_buffers=_sync.get(ddp, ddp.require_forward_param_sync),
+        sync_buffers=vars(ddp).get(_SYNC, ddp.require_forward_param_sync),
     )
 
 
@@ -191,7 +191,7 @@ def renew(ddp: DistributedDataParallel, layout: Layout) -> None:
         _dictate(ddp, layout["buckets"])
     ddp._has_rebuilt_buckets = layout["settled"]
     ddp.require_forward_param_sync = layout["sync_buffers"]
-    _sync[ddp] = layout["sync_buffers"]
+    vars(ddp)[_SYNC] = layout["sync_buffers"]
     _buckets[ddp] = (layout["settled"], [list(bucket) for bucket in layout["buckets"]])
 
 

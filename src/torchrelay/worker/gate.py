@@ -9,8 +9,6 @@ Its completion on any rank means that every rank had entered it, so that every r
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -34,23 +32,28 @@ class Gate:
         # Made once: what lies between backward and the update should be little.
         self._flag = torch.zeros(1, dtype=torch.int32, device=device)
         self._flags = [self._flag]
+        self._cell = self._flag.numpy() if device == "cpu" else None  # the same memory: sooner read and written
         self._size = group.size()
 
-    def enter(self, pending: Point, record: Callable[[], bytes]) -> None:
-        """Commit `pending`, or raise `StepInterrupted`. `record` gives the private record that is kept first.
+    def enter(self, pending: Point, record: bytes) -> None:
+        """Commit `pending`, or raise `StepInterrupted`. `record`: the private record, which is kept first.
 
         Raises `Refused` if another rank is in the gate of another point.
         """
-        self._session.page.keep(pending, record())
+        self._session.page.keep(pending, record)
         standing = self._standing
         if not standing.enter_gate():
             raise StepInterrupted
         # Ranks of one job go through the same gates. A sum tells if one of them has taken another way.
         mark = (pending.step * 31 + pending.section) % MARKS + 1
-        self._flag.fill_(mark)
+        cell = self._cell
+        if cell is not None:
+            cell[0] = mark
+        else:
+            self._flag.fill_(mark)
         try:
             self._group.allreduce(self._flags).wait()
-            total = self._flag.item()  # on a GPU this is the host's wait
+            total = self._flag.item() if cell is None else cell[0]  # on a GPU this is the host's wait
         except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
             self.broken(error)
         else:

@@ -35,6 +35,7 @@ _OBJECT_HEAD = object.__basicsize__  # reference count and type: they change wit
 
 _PythonState = tuple[bytes, float | None]  # the words, the kept gauss
 _NumpyState = tuple[bytes, int, bool, float]  # the key, the position in it, whether a gauss is kept, and which
+Seen = tuple[torch.Tensor, _PythonState, _NumpyState | None, list[bytes]]
 
 
 def capture() -> bytes:
@@ -43,16 +44,23 @@ def capture() -> bytes:
     NumPy's legacy global generator is taken once `numpy.random` is imported. About 10 KB. Raises `Refused` if it was
     replaced by one that is not MT19937.
     """
-    torch_state = torch.default_generator.get_state().numpy().tobytes()
-    words, python_gauss = _python.state()
+    return pack(look())
+
+
+def look() -> Seen:
+    """The same, not put together yet: `pack` makes the record of it, now or later."""
     numpy_random = sys.modules.get("numpy.random.mtrand")
-    if numpy_random is None:
-        key, position, has_gauss, gauss = b"", 0, False, 0.0
-    else:
-        key, position, has_gauss, gauss = _numpy_watch(numpy_random).state()
-    devices = _cuda_states()
+    numpy_state = None if numpy_random is None else _numpy_watch(numpy_random).state()
+    return torch.default_generator.get_state(), _python.state(), numpy_state, _cuda_states()
+
+
+def pack(seen: Seen) -> bytes:
+    """The record of what `look` has seen."""
+    torch_tensor, (words, python_gauss), numpy_state, devices = seen
+    torch_state: bytes = torch_tensor.numpy().tobytes()
+    key, position, has_gauss, gauss = (b"", 0, False, 0.0) if numpy_state is None else numpy_state
     head = _HEAD.pack(
-        _MAGIC, len(torch_state), len(devices), python_gauss is not None, numpy_random is not None, has_gauss, position,
+        _MAGIC, len(torch_state), len(devices), python_gauss is not None, numpy_state is not None, has_gauss, position,
         python_gauss or 0.0, gauss,
     )  # fmt: skip
     return b"".join((head, torch_state, words, key, *devices))
@@ -124,7 +132,12 @@ def _cuda_states() -> list[bytes]:
 
 def _body(thing: object, size: int) -> bytes:
     """The memory of an object of CPython behind its head: for comparing with itself only, never to be interpreted."""
-    return ctypes.string_at(id(thing) + _OBJECT_HEAD, size - _OBJECT_HEAD)
+    return bytes(_window(id(thing) + _OBJECT_HEAD, size - _OBJECT_HEAD).raw)
+
+
+def _window(address: int, size: int) -> Any:
+    """Memory whose `raw` is a copy of it as it is then."""
+    return (ctypes.c_char * size).from_address(address)
 
 
 class _PythonWatch:
@@ -133,11 +146,12 @@ class _PythonWatch:
     def __init__(self, generator: random.Random) -> None:
         self._generator = generator
         self._size = random.Random.__base__.__basicsize__  # type: ignore[union-attr]  # _random.Random: the words
+        self._body = _window(id(generator) + _OBJECT_HEAD, self._size - _OBJECT_HEAD) if _python_body_tells else None
         self._seen = b""
         self._state: _PythonState = (b"", None)
 
     def state(self) -> _PythonState:
-        seen = _body(self._generator, self._size) if _python_body_tells else b""
+        seen: bytes = self._body.raw if self._body is not None and _python_body_tells else b""
         # The kept gauss is an attribute beside the words, and may change without them.
         if not seen or seen != self._seen or self._generator.gauss_next is not self._state[1]:  # type: ignore[attr-defined]
             _, words, gauss = self._generator.getstate()
@@ -171,21 +185,22 @@ class _NumpyWatch:
 
     def __init__(self, generator: Any) -> None:
         self._generator = generator
-        self._size = type(generator).__basicsize__
+        self._body = _window(id(generator) + _OBJECT_HEAD, type(generator).__basicsize__ - _OBJECT_HEAD)
         self._seen = b""
         self._gauss = (False, 0.0)
-        self._words_at = _words_at(generator)
+        self._words = _window(_words_at(generator), _NUMPY_WORDS.size)
         self._memory_tells = _check_numpy_memory(type(generator))
 
     def state(self) -> _NumpyState:
         if not self._memory_tells:
             return _asked(self._generator)
-        body = _body(self._generator, self._size)
+        body: bytes = self._body.raw
         if body != self._seen:
-            self._words_at = _words_at(self._generator)  # the bit generator may be another one by now
+            # The bit generator may be another one by now.
+            self._words = _window(_words_at(self._generator), _NUMPY_WORDS.size)
             self._gauss = _asked(self._generator)[2:]
             self._seen = body
-        key, position = _split_words(ctypes.string_at(self._words_at, _NUMPY_WORDS.size))
+        key, position = _NUMPY_WORDS.unpack(self._words.raw)
         return key, position, *self._gauss
 
 

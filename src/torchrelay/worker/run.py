@@ -19,10 +19,11 @@ from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import CatchUp
 from torchrelay.worker import ddp, transfer
 from torchrelay.worker.agreement import check_agreement
-from torchrelay.worker.calls import Calls, Private, decode_private
+from torchrelay.worker.calls import Calls
 from torchrelay.worker.cursor import Cursor, Record, decode_call, decode_record
 from torchrelay.worker.loaders import source_of
 from torchrelay.worker.loops import Loop
+from torchrelay.worker.record import Private, decode_private
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
@@ -142,6 +143,8 @@ class Joining:
             standing.bring_to(order.point)
             private = decode_private(order.private)
             record = decode_record(private.place)
+            assert record.last is not None, "records end with a call"
+            record.last.result = private.result
             if _complete(record) or self._complete(record, order.sources, order.generation, order.point):
                 return Cursor(record), private
             tried = order

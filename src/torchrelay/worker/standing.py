@@ -130,15 +130,13 @@ class Standing:
         assert self.pending is not None, "only a pending point can be committed"
         now = self._clock_ns()
         self.committed, self.pending, self.phase = self.pending, None, WorkerPhase.UPDATING
-        self._page.commit(self.committed, now, now - self._entered_ns)
-        self._page.enter(WorkerPhase.UPDATING, now)
+        self._page.commit(self.committed, WorkerPhase.UPDATING, now, now - self._entered_ns)
 
     def start(self, point: Point) -> None:
         """Hold the state of `point` from now on: at join(), for a worker of the first start."""
-        now = self._clock_ns()
         with self._changed:
             self.committed = point
-        self._page.commit(point, now, 0)
+        self._page.commit(point, self.phase, self._clock_ns(), 0)
 
     # ------------------------------------------------------------ the main thread, at an edge
 
@@ -166,7 +164,7 @@ class Standing:
             if self.heard != generation:
                 return False
             self.committed = point
-        self._page.commit(point, self._clock_ns(), 0)
+        self._page.commit(point, self.phase, self._clock_ns(), 0)
         return True
 
     def go_on(self, generation: Generation) -> bool:

@@ -25,16 +25,12 @@ class _Packed(Struct, array_like=True):
     tensors: list[bytes]
 
 
-class _Number(Struct, array_like=True, tag="n"):
-    """A tensor of one element on the CPU: a loss. Worth a shorter way, as every step returns one."""
-
-    dtype: str
-    shape: list[int]
-    data: bytes
-
-
 _decoder = msgspec.msgpack.Decoder(_Packed | None)
-_numbers = msgspec.msgpack.Decoder(_Number)
+# A tensor of one element on the CPU is a loss. Worth a shorter way, as every step returns one: b"n", the length of its
+# kind, its kind, its bytes. Kinds are few, and are encoded once.
+_Kind = tuple[str, tuple[int, ...]]  # dtype, shape
+_kinds = msgspec.msgpack.Decoder(_Kind)
+_heads: dict[tuple[torch.dtype, torch.Size], bytes] = {}
 _encode = msgspec.msgpack.encode
 _PLAIN = (torch.float32, torch.float64, torch.int64, torch.bool)
 _NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _PLAIN}
@@ -46,8 +42,14 @@ def encode(value: Any, path: str) -> bytes:
     if value is None:
         return _NOTHING
     if type(value) is torch.Tensor and value.numel() == 1 and value.dtype in _NAMES and value.is_cpu:
-        data = value.detach().numpy().tobytes()
-        return b"n" + _encode(_Number(_NAMES[value.dtype], list(value.shape), data))
+        key = (value.dtype, value.shape)
+        head = _heads.get(key)
+        if head is None:
+            kind = _encode((_NAMES[value.dtype], tuple(value.shape)))
+            head = _heads[key] = b"n" + bytes((len(kind),)) + kind
+        flat = value.detach() if value.requires_grad else value
+        data: bytes = flat.numpy().tobytes()
+        return head + data
     node, tensors = tree.encode(value, path)
     return b"t" + _encode(_Packed(node, [b"".join(memory.outgoing(tensor)) for tensor in tensors]))
 
@@ -58,11 +60,11 @@ def decode(data: bytes) -> Any:
         return None
     try:
         if data[:1] == b"n":
-            number = _numbers.decode(data[1:])
-            flat = torch.frombuffer(bytearray(number.data), dtype=_DTYPES[number.dtype])
-            return flat.reshape(number.shape)
+            dtype, shape = _kinds.decode(data[2 : 2 + data[1]])
+            flat = torch.frombuffer(bytearray(data[2 + data[1] :]), dtype=_DTYPES[dtype])
+            return flat.reshape(shape)
         packed = _decoder.decode(data[1:]) if data[:1] == b"t" else None
-    except (msgspec.DecodeError, KeyError, RuntimeError, ValueError) as error:
+    except (msgspec.DecodeError, IndexError, KeyError, RuntimeError, ValueError) as error:
         raise ValueError(f"{len(data)} bytes that are no value: {error}") from error
     if packed is None:
         raise ValueError(f"{len(data)} bytes that are no value")
