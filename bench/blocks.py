@@ -23,6 +23,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True, help="steps of a block")
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--folder", required=True, help="where orders come from and times go to")
+    parser.add_argument("--bare", action="store_true", help="one bare all-reduce of 4 bytes before each update")
     return parser.parse_args()
 
 
@@ -32,14 +33,20 @@ def wait_for_block(folder: Path, block: int) -> None:
         time.sleep(0.002)
 
 
-def bare_all_reduce(times: int) -> int:
-    """Nanoseconds of one all-reduce of 4 bytes, mean of a row of them."""
-    flag = torch.ones(1, dtype=torch.int32)
+def all_reduce(flag: torch.Tensor) -> int:
+    """A bare all-reduce of 4 bytes, and a look at its result."""
     group = dist.group.WORLD
     assert group is not None, "the process group is there"
+    group.allreduce([flag]).wait()
+    return int(flag.item())
+
+
+def all_reduces_in_a_row(times: int) -> int:
+    """Nanoseconds of one bare all-reduce, mean of a row of them."""
+    flag = torch.ones(1, dtype=torch.int32)
     begin = time.monotonic_ns()
     for _ in range(times):
-        group.allreduce([flag]).wait()
+        all_reduce(flag)
     return (time.monotonic_ns() - begin) // times
 
 
@@ -51,11 +58,15 @@ def main() -> None:
     x = torch.randn(64 if width > 64 else 8, width)
     run = torchrelay.join(model=model, optimizer=optimizer)
 
+    flag = torch.ones(1, dtype=torch.int32)
+
     @run.step
     def train_step(x: torch.Tensor) -> torch.Tensor:
         optimizer.zero_grad()
         loss: torch.Tensor = model(x).square().mean()
         loss.backward()  # type: ignore[no-untyped-call]
+        if options.bare:
+            all_reduce(flag)
         optimizer.step()
         return loss.detach()
 
@@ -70,7 +81,7 @@ def main() -> None:
             next(steps)
             train_step(x)
         took = time.monotonic_ns() - begin
-        out.write(json.dumps([block, took / options.steps, bare_all_reduce(50)]) + "\n")
+        out.write(json.dumps([block, took / options.steps, all_reduces_in_a_row(50)]) + "\n")
     dist.destroy_process_group()
 
 

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import platform
-import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from importlib.metadata import version
@@ -31,14 +30,18 @@ def machine() -> dict[str, object]:
     }
 
 
-def upper_bound_of_mean(values: Sequence[float]) -> float:
-    """The upper 95 % bound (one-sided) of the mean, from Student's t; for more than 30 values the normal's 1.645."""
-    if len(values) < 2:
-        return values[0] if values else float("nan")
-    one_sided = {1: 6.314, 2: 2.920, 3: 2.353, 4: 2.132, 5: 2.015, 6: 1.943, 7: 1.895, 8: 1.860, 9: 1.833, 10: 1.812}
-    freedom = len(values) - 1
-    t = one_sided.get(freedom, 1.753 if freedom < 16 else 1.699 if freedom < 30 else 1.645)
-    return statistics.mean(values) + t * statistics.stdev(values) / math.sqrt(len(values))
+def upper_bound_of_median(values: Sequence[float]) -> float:
+    """The upper 95 % bound (one-sided) of the median, by order statistics: no assumption on how the values scatter.
+
+    For n values it is the k-th smallest, with the smallest k for which P(Binomial(n, 1/2) < k) is at least 0.95.
+    """
+    ordered = sorted(values)
+    below = 0.0
+    for k in range(len(ordered)):
+        below += math.comb(len(ordered), k) / 2 ** len(ordered)
+        if below >= 0.95:
+            return ordered[k]
+    return ordered[-1] if ordered else float("nan")
 
 
 def progress(text: str) -> None:

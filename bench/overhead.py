@@ -2,9 +2,13 @@
 
     make bench NAME=overhead
 
-step_time_ratio_4m   upper 95 % bound of the paired differences, as a ratio to the plain step
+step_time_ratio_4m   upper 95 % bound of the median of the paired differences, as a ratio to the plain step
 cpu_time_ratio_4m    the same of CPU time, of the whole process tree: workers, agent, orchestrator against torchrun
-tiny_added_over_allreduce   what a step of a tiny model takes longer, over one bare all-reduce of 4 bytes
+tiny_added_over_allreduce   what a step of a tiny model takes longer, over what one bare all-reduce of 4 bytes in the
+                     same place of a plain step adds to it (medians of paired differences)
+
+Three jobs take turns: torchrelay, torchrun, and torchrun with that bare all-reduce before each update. Shown beside it:
+an all-reduce in a row of many (allreduce_in_a_row_us), which costs less than one that wakes up waiting ranks.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ from pathlib import Path
 
 import psutil
 
-from figures import finish, progress, upper_bound_of_mean
+from figures import finish, progress, upper_bound_of_median
 from steps import wait_for
 
 HERE = Path(__file__).parent
@@ -74,7 +78,7 @@ def start(name: str, work: Path, size: str, steps: int, blocks: int) -> Side:
     folder = work / f"{name}-{size}"
     folder.mkdir()
     script = [str(HERE / "blocks.py"), "--size", size, "--steps", str(steps), "--blocks", str(blocks)]
-    script += ["--folder", str(folder)]
+    script += ["--folder", str(folder), *(["--bare"] if name == "bare" else [])]
     if name == "torchrelay":
         words = ["-m", "torchrelay.cli.main", "run", "--nproc-per-node", str(RANKS), "--quiet"]
         words += ["--run-dir", str(work / f"run-{size}")]
@@ -86,59 +90,78 @@ def start(name: str, work: Path, size: str, steps: int, blocks: int) -> Side:
     return Side(name, process, folder)
 
 
-def compare(work: Path, size: str, steps: int, blocks: int) -> dict[str, list[float]]:
-    """Both jobs in turns; lists of paired figures, one per block (the first is a warm-up and left out)."""
-    ours, plain = (start(name, work, size, steps, blocks) for name in ("torchrelay", "torchrun"))
-    pairs: dict[str, list[float]] = {"ours": [], "plain": [], "cpu_ours": [], "cpu_plain": [], "allreduce": []}
+NAMES = ("torchrelay", "torchrun", "bare")
+
+
+@dataclass
+class Figures:
+    """What one job took: one value per block."""
+
+    step_s: list[float]
+    allreduce_s: list[float]
+    cpu_s: list[float]
+
+
+def compare(work: Path, size: str, steps: int, blocks: int) -> dict[str, Figures]:
+    """The jobs in turns; the first block is a warm-up and left out."""
+    sides = {name: start(name, work, size, steps, blocks) for name in NAMES}
+    found = {name: Figures([], [], []) for name in NAMES}
     try:
         for block in range(blocks):
             # Who goes first changes from block to block, so that drift favours nobody.
-            order = (ours, plain) if block % 2 else (plain, ours)
-            took = {side.name: side.run_block(block) for side in order}
+            for name in (*NAMES[block % 3 :], *NAMES[: block % 3]):
+                step_s, allreduce_s, cpu_s = sides[name].run_block(block)
+                if block:
+                    found[name].step_s.append(step_s)
+                    found[name].allreduce_s.append(allreduce_s)
+                    found[name].cpu_s.append(cpu_s)
             progress(f"{size}: block {block + 1} of {blocks}")
-            if block == 0:
-                continue
-            pairs["ours"].append(took["torchrelay"][0])
-            pairs["plain"].append(took["torchrun"][0])
-            pairs["allreduce"].append(took["torchrun"][1])
-            pairs["cpu_ours"].append(took["torchrelay"][2])
-            pairs["cpu_plain"].append(took["torchrun"][2])
-        for side in (ours, plain):
+        for side in sides.values():
             side.process.wait(60)
     finally:
-        for side in (ours, plain):
+        for side in sides.values():
             if side.process.poll() is None:
                 side.process.terminate()
                 side.process.wait(30)
-    return pairs
+    return found
 
 
 def ratio_bound(ours: list[float], plain: list[float]) -> float:
-    """1 + the upper 95 % bound of the paired differences over the plain median."""
-    differences = [a - b for a, b in zip(ours, plain, strict=True)]
-    return 1 + upper_bound_of_mean(differences) / statistics.median(plain)
+    """1 + the upper 95 % bound of the paired differences' median over the plain median."""
+    return 1 + upper_bound_of_median(differences(ours, plain)) / statistics.median(plain)
+
+
+def differences(ours: list[float], plain: list[float]) -> list[float]:
+    return [a - b for a, b in zip(ours, plain, strict=True)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--blocks", type=int, default=31)
+    parser.add_argument("--blocks", type=int, default=41)
     parser.add_argument("--steps", type=int, default=10)
-    parser.add_argument("--tiny-steps", type=int, default=200)
+    parser.add_argument("--tiny-steps", type=int, default=100)
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
     try:
         big = compare(work, "4m", options.steps, options.blocks)
         tiny = compare(work, "tiny", options.tiny_steps, options.blocks)
-        added = statistics.median(a - b for a, b in zip(tiny["ours"], tiny["plain"], strict=True))
+        plain = big["torchrun"]
+        tiny_s = {name: statistics.median(tiny[name].step_s) for name in NAMES}
+        added, bare = (
+            statistics.median(differences(tiny[name].step_s, tiny["torchrun"].step_s))
+            for name in ("torchrelay", "bare")
+        )
         figures = {
-            "step_time_ratio_4m": ratio_bound(big["ours"], big["plain"]),
-            "cpu_time_ratio_4m": ratio_bound(big["cpu_ours"], big["cpu_plain"]),
-            "tiny_added_over_allreduce": added / statistics.median(tiny["allreduce"]),
-            "step_4m_plain_s": statistics.median(big["plain"]),
-            "step_4m_ours_s": statistics.median(big["ours"]),
-            "step_tiny_plain_us": 1e6 * statistics.median(tiny["plain"]),
-            "step_tiny_ours_us": 1e6 * statistics.median(tiny["ours"]),
-            "allreduce_4_bytes_us": 1e6 * statistics.median(tiny["allreduce"]),
+            "step_time_ratio_4m": ratio_bound(big["torchrelay"].step_s, plain.step_s),
+            "cpu_time_ratio_4m": ratio_bound(big["torchrelay"].cpu_s, plain.cpu_s),
+            "tiny_added_over_allreduce": added / bare,
+            "bare_step_time_ratio_4m": ratio_bound(big["bare"].step_s, plain.step_s),
+            "step_4m_plain_s": statistics.median(plain.step_s),
+            "step_4m_ours_s": statistics.median(big["torchrelay"].step_s),
+            "step_tiny_plain_us": 1e6 * tiny_s["torchrun"],
+            "step_tiny_bare_us": 1e6 * tiny_s["bare"],
+            "step_tiny_ours_us": 1e6 * tiny_s["torchrelay"],
+            "allreduce_in_a_row_us": 1e6 * statistics.median(tiny["torchrun"].allreduce_s),
         }
         finish("overhead", figures, blocks=options.blocks)
     finally:
