@@ -12,7 +12,7 @@ from torchrelay.protocol.ending import REFUSED, STOPPED
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.incident import Mark, Resolution
 from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.policy import DYING_MS
+from torchrelay.protocol.policy import DYING_MS, ENDING_MS
 from torchrelay.protocol.roster import Life
 from torchrelay.protocol.state import KEPT_RECORDS
 
@@ -433,3 +433,63 @@ def test_without_a_job_there_is_nothing_to_do() -> None:
     cluster = advance(EMPTY, ev.NodeJoined(node=NODE, incarnation="a", slots=3), 0)
     assert orders(cluster) == frozenset()
     assert Stand().records(NOBODY) == ()
+
+
+def test_who_hangs_on_its_way_out_and_cannot_be_ended_keeps_nobody() -> None:
+    story = running(ranks=2)
+    stuck = story.holder(1)
+    story.hear(say(story, ev.WorkerFinished, 0), say(story, ev.WorkerFinished, 1))
+    story.lose(story.holder(0), code=0)
+    story.hear(ev.WorkerHung(worker=stuck, evidence="stopped in the kernel"))
+    assert story.job.outcome is not None
+    story.wait(ENDING_MS)
+    assert story.job.phase is JobPhase.ENDED
+    assert story.job.outcome.code == 0
+
+
+def test_a_fenced_worker_that_was_never_heard_of_may_just_be_starting() -> None:
+    story = submitted(ranks=2, spares=0, slots=2)
+    story.hear(ev.JobCancelled(job=JOB, reason="Ctrl-C"))
+    fenced = {order.worker for order in story.orders() if isinstance(order, od.Fence)}
+    assert len(fenced) == 2
+    story.hear(
+        ev.NodeJoined(node=NODE, incarnation="second", slots=2)
+    )  # its agent has asked for them, but knows no pid
+    assert {order.worker for order in story.orders() if isinstance(order, od.Fence)} == fenced
+    for worker in fenced:
+        story.hear(ev.WorkerExited(worker=worker, node=NODE, cause="unknown here"))
+    assert story.job.phase is JobPhase.ENDED
+
+
+def test_the_first_wait_of_a_job_begins_with_its_submission() -> None:
+    story = Story()
+    story.now_ms = 5_000
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=1, nproc_per_node=1)))
+    assert story.job.phase_ms == 5_000
+
+
+def test_the_cause_of_a_loss_is_what_the_lost_worker_has_raised_and_nobody_else() -> None:
+    story = running()
+    story.hear(raised(story, 0, summary="rank 0's trouble", fatal=False))
+    story.lose(story.holder(1), signal=SIGKILL)
+    assert "trouble" not in story.job.incidents[-1].faults[0].cause
+    story = running()
+    story.hear(raised(story, 1, summary="rank 1's trouble"))
+    story.lose(story.holder(1), code=5)
+    assert story.job.incidents[-1].faults[0].cause.startswith("rank 1's trouble; ")
+
+
+def test_an_exception_that_was_caught_has_no_exit_code() -> None:
+    story = running()
+    story.hear(raised(story, 1, fatal=False), raised(story, 1, point=NEXT))
+    story.lose(story.holder(1), code=5)
+    assert [entry.code for entry in story.job.raised] == [None, 5]
+
+
+def test_what_is_raised_and_ends_after_the_operators_stop_does_not_change_the_outcome() -> None:
+    story = running(ranks=2)
+    first = story.holder(0)
+    story.hear(raised(story, 0), raised(story, 1), ev.JobCancelled(job=JOB, reason="Ctrl-C"))
+    story.lose(first, code=5)
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == STOPPED

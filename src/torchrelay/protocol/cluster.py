@@ -49,7 +49,9 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
     alive = {seen.worker for seen in event.workers}
     for worker in list(cluster.workers.values()):
         absent = worker.node == event.node and worker.worker not in alive
-        if absent and worker.life is not Life.STARTING:
+        # Of one that was never heard of it is not known whether it is being started just now: it is ordered to start,
+        # or fenced, until the node tells of it.
+        if absent and worker.pid:
             cause = "was gone when its node's agent came back"
             cluster = lose(cluster, worker.worker, cause=cause, detector="agent", ended=True)
     for seen in event.workers:
@@ -61,7 +63,7 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
 def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
     """A node is given up: what ran there counts as ended, and is fenced should the node return."""
     node = cluster.nodes.get(event.node)
-    if node is None or node.incarnation != event.incarnation or not node.alive:
+    if node is None or node.incarnation != event.incarnation:
         return cluster
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, alive=False)))
     for worker in [w for w in cluster.workers.values() if w.node == event.node]:
@@ -102,17 +104,17 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     known = cluster.workers.get(event.worker)
     if known is None:
         return replace(cluster, strays=cluster.strays.drop(event.worker))
-    job = cluster.jobs.get(known.job)
-    if job is not None and event.code:
+    job = cluster.jobs[known.job]
+    if event.code:
         raised = tuple(
             replace(entry, code=event.code) if entry.worker == event.worker and entry.fatal else entry
             for entry in job.raised
         )
         cluster = cluster.with_job(replace(job, raised=raised, last_code=event.code))
-    if job is not None and event.signal:
-        cluster = cluster.with_job(replace(cluster.jobs[known.job], last_code=128 + event.signal))
+    if event.signal:
+        cluster = cluster.with_job(replace(job, last_code=128 + event.signal))
     cause, detector = exit_text(event), "agent: process exit"
-    told = [entry.summary for entry in (job.raised if job is not None else ()) if entry.worker == event.worker]
+    told = [entry.summary for entry in job.raised if entry.worker == event.worker]
     if told:
         cause, detector = f"{told[-1]}; {cause}", "worker: exception"
     cluster = lose(
@@ -126,7 +128,7 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     """An exception: refused scripts and undeclared collectives end or fall back; others wait for their process."""
     found = seated(cluster, event.worker)
     known = cluster.workers.get(event.worker)
-    if known is None or known.life is Life.FENCING or known.job not in cluster.jobs:
+    if known is None or known.life is Life.FENCING:
         return cluster
     job = cluster.jobs[known.job]
     if over(job) or any((entry.worker, entry.fatal) == (event.worker, event.fatal) for entry in job.raised):
@@ -148,8 +150,8 @@ def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
 
     The end waits until one of them has ended, for its exit code.
     """
-    job = cluster.jobs.get(job_id)
-    if job is None or over(job):
+    job = cluster.jobs[job_id]
+    if over(job):
         return cluster
     for entry in job.raised:
         same = [

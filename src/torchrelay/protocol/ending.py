@@ -129,7 +129,9 @@ def collect(cluster: Cluster, job_id: JobId) -> Cluster:
     """When the last process of an ending or finishing job is gone, it has ended."""
     job = cluster.jobs[job_id]
     left = [worker for worker in cluster.of_job(job_id) if cluster.reaches(worker)]
-    if job.phase is JobPhase.FINISHING and not any(w.rank is not None for w in left):
+    # All ranks have finished: one that hangs on its way out, and may be beyond SIGKILL, has nothing more to give.
+    leaving = [worker for worker in left if worker.rank is not None and worker.life is not Life.FENCING]
+    if job.phase is JobPhase.FINISHING and not leaving:
         return end(cluster, job, 0, "the script ended with 0 on every rank")
     if job.phase is JobPhase.ENDING and (not left or cluster.now_ms - job.phase_ms >= ENDING_MS):
         assert job.outcome is not None, "a job that is ending has an outcome"

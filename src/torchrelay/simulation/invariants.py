@@ -84,14 +84,18 @@ class Checker:
         del why
         self.victims.add(process.id)
         self.disturbed = True
-        trained = [each for each in self._sound() if has_trained(each)]
+        self.weigh_shard(process)
+        if not any(has_trained(each) for each in self._sound()):
+            self.start_hit()
+
+    def weigh_shard(self, process: Process) -> None:
+        """Whether a part of the state is gone with this process."""
         # A record in the page may be of a gate that was passed: nobody can tell any more.
         if process.rank is not None and (has_trained(process) or process.page):
-            shard = self.world.script.shards[process.rank]
-            if not any(self.world.script.shards[each.training.rank] == shard for each in trained):
+            shards = self.world.script.shards
+            trained = [each for each in self._sound() if has_trained(each)]
+            if not any(shards[each.training.rank] == shards[process.rank] for each in trained):
                 self.causes.add(Cause.NO_REPLICA)
-        if not trained:
-            self.start_hit()
 
     def start_hit(self) -> None:
         """A start is hit before anything was committed."""
@@ -161,6 +165,8 @@ class Checker:
         job = self.world.job
         self.fenced.setdefault(worker, job.generation if job is not None else Generation(0))
         process = self.world.processes.get(worker)
+        if process is not None and worker in self.victims:
+            self.weigh_shard(process)  # it may have woken up and trained on before it was found to hang
         if process is None or not process.alive or worker in self.victims or self._must_lose():
             return
         if has_trained(process) and not self.world.over:
