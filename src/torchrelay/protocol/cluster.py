@@ -185,9 +185,6 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
 
 
 def worker_hung(cluster: Cluster, event: ev.WorkerHung) -> Cluster:
-    known = cluster.workers.get(event.worker)
-    if known is None or known.life is Life.FENCING:
-        return cluster
     return lose(
         cluster, event.worker, cause=event.evidence, detector="hang", ended=False, age_ms=event.age_ms
     )  # fmt: skip

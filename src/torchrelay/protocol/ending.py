@@ -33,15 +33,15 @@ def lose(
     known = cluster.workers.get(worker)
     if known is None:
         return cluster
-    job = cluster.jobs.get(known.job)
-    holder = job.rank_of(worker) if job is not None else None
-    if job is not None and known.rank is not None and private:
+    job = cluster.jobs[known.job]
+    holder = job.rank_of(worker)
+    if known.rank is not None:
         job = job.with_seat(known.rank, keep_private(job.seats[known.rank], private))
         cluster = cluster.with_job(job)
     if known.life is not Life.FENCING:  # one that was fenced has had its strike, or was ended without a fault
         cluster = cluster.strike(known)
     cluster = cluster.forget(worker) if ended else cluster.fence(worker)
-    if job is None or holder is None or over(job):
+    if holder is None or over(job):
         return cluster
     fault = Fault(cause, detector, cluster.now_ms - age_ms, holder, worker, known.node)
     return react(cluster, job, holder, fault)
@@ -64,7 +64,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
         case JobPhase.RUNNING | JobPhase.AGREEING | JobPhase.PREPARING | JobPhase.REWIRING | JobPhase.RESUMING:
             return interrupt(cluster, job, fault.cause)
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
-            return cluster.with_job(job)
+            raise AssertionError("nobody misses a rank of a job that is over")
 
 
 def interrupt(cluster: Cluster, job: Job, reason: str) -> Cluster:
@@ -117,7 +117,7 @@ def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> 
 
 def end(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
     """The job ends with this code; its processes are ended."""
-    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None, broken=None)
+    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None)
     job = job.enter(JobPhase.ENDING, cluster.now_ms, f"ends with {code}: {reason}")
     job = job.close(Resolution.ENDED, cluster.now_ms, eligible=eligible)
     for worker in cluster.of_job(job.spec.job):
@@ -128,7 +128,7 @@ def end(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = 
 def collect(cluster: Cluster, job_id: JobId) -> Cluster:
     """When the last process of an ending or finishing job is gone, it has ended."""
     job = cluster.jobs[job_id]
-    left = [worker for worker in cluster.of_job(job_id) if cluster.reaches(worker)]
+    left = cluster.of_job(job_id)
     # All ranks have finished: one that hangs on its way out, and may be beyond SIGKILL, has nothing more to give.
     leaving = [worker for worker in left if worker.rank is not None and worker.life is not Life.FENCING]
     if job.phase is JobPhase.FINISHING and not leaving:
