@@ -46,7 +46,7 @@ def changes(story: Story, *events: ev.Event) -> bool:
         ),
         ev.OnceRecorded(job=JobId("other"), rank=Rank(0), name="n", value=b"v"),
         ev.WorkerResumed(job=JobId("other"), generation=Generation(1), worker=NOBODY, rank=Rank(0)),
-        ev.WorkerResumed(job=JOB, generation=Generation(1), worker=NOBODY, rank=Rank(9)),
+        ev.WorkerFinished(job=JOB, generation=Generation(1), worker=NOBODY, rank=Rank(9)),
         ev.Tick(),
     ],
     ids=lambda event: type(event).__name__,

@@ -5,4 +5,10 @@ A line whose mutant is killed, or is not made any more, fails too.
 
 from __future__ import annotations
 
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT: dict[str, str] = {
+    "cluster:module: 10000 to 20001": "a bound that no sound core comes near",
+    "placing:seat_all: any((seat.worker is not None for seat in job.seats.values())) by all": (
+        "at a start all ranks have a holder or none has: all are given at once, and a loss takes all away"
+    ),
+    "roster:Seat: 0 to 1": "compared with the generation of an interruption only, which is 2 at least",
+}

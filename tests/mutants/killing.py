@@ -85,9 +85,9 @@ def reach_decisions() -> None:
 
 
 def hear_facts() -> None:
-    from tests import test_budgets, test_facts, test_two_jobs
+    from tests import test_budgets, test_details, test_facts, test_two_jobs
 
-    for module in (test_facts, test_budgets, test_two_jobs):
+    for module in (test_facts, test_details, test_budgets, test_two_jobs):
         run_tests_of(module)
 
 

@@ -70,7 +70,7 @@ class Incident:
     @property
     def cause(self) -> str:
         """What went wrong first."""
-        return self.faults[0].cause if self.faults else ""
+        return self.faults[0].cause
 
     def mark(self, mark: Mark, now_ms: int) -> Incident:
         """The last time wins: a second fault starts the phases after it anew."""

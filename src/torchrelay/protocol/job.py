@@ -47,7 +47,7 @@ class Raised:
     signature: str
     summary: str
     at_ms: int
-    fatal: bool = True
+    fatal: bool  # False: its process was interrupted anyway and stays
     code: int | None = None
 
 
@@ -57,8 +57,8 @@ class Job:
 
     spec: JobSpec
     seats: Table[Rank, Seat]
+    phase_ms: int  # when the phase was entered
     phase: JobPhase = JobPhase.STARTING
-    phase_ms: int = 0  # when the phase was entered
     generation: Generation = Generation(1)
     target: Point | None = None  # the point this generation starts from; None: the first wiring
     why: str = "waiting for nodes"
@@ -124,5 +124,5 @@ class Job:
         incident = self.open_incident
         if incident is None:
             return self
-        closed = replace(incident, resolution=resolution, eligible=incident.eligible and eligible)
+        closed = replace(incident, resolution=resolution, eligible=eligible)
         return self.with_incident(closed.tell(now_ms, f"resolved: {resolution}"))

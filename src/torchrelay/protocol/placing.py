@@ -68,10 +68,10 @@ def seat_all(cluster: Cluster, job: Job) -> Cluster:
     if len(able) < len(job.seats):
         why = f"{len(job.seats)} ranks need as many workers; there are {len(able)}: waiting for places"
         return wait_for_room(cluster, job, why)
-    for rank, worker in zip(sorted(job.seats), able, strict=False):
-        cluster = cluster.with_worker(replace(worker, rank=Rank(rank)))
-        seat = replace(job.seats[rank], worker=worker.worker, assigned_in=job.generation, assigned_ms=cluster.now_ms)
-        job = job.with_seat(rank, seat)
+    for number, worker in enumerate(able[: len(job.seats)]):
+        rank = Rank(number)
+        cluster = cluster.with_worker(replace(worker, rank=rank))
+        job = job.with_seat(rank, replace(job.seats[rank], worker=worker.worker))
     return cluster.with_job(replace(job, waiting_ms=None, why="workers are starting"))
 
 

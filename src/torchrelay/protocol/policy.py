@@ -86,7 +86,7 @@ def judge_report(seat: Seat, target: Point) -> Verdict | None:
     return None
 
 
-def slot_order(spec: JobSpec, node: NodeId, slot: int) -> tuple[bool, tuple[tuple[int, int, str], ...], int]:
+def slot_order(spec: JobSpec, node: NodeId, slot: int) -> tuple[bool, tuple[tuple[bool, int | str], ...], int]:
     """Ranks fill the first nproc_per_node slots of each node; what is beyond them is for spares."""
     return slot >= spec.nproc_per_node, natural(node), slot
 

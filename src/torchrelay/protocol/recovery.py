@@ -305,9 +305,6 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
         if now - job.phase_ms >= job.spec.rewire_ms:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster
-    for seat in job.seats.values():
-        if seat.worker is not None and not cluster.workers[seat.worker].trained:
-            cluster = cluster.with_worker(replace(cluster.workers[seat.worker], trained=True))
     seats = Table((rank, replace(seat, newcomer=False, distrusted=frozenset())) for rank, seat in job.seats.items())
     # What was raised in the wake of this fault, and did not end its worker, is settled by now.
     raised = tuple(entry for entry in job.raised if entry.fatal)

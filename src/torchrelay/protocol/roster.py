@@ -43,7 +43,6 @@ class Worker:
     address: str = ""
     store: str = ""
     rank: Rank | None = None  # the rank it holds, or held until it was fenced
-    trained: bool = False  # it has taken part in a running generation
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +50,7 @@ class Seat:
     """What is known of a rank's holder. The second half is forgotten with each generation."""
 
     worker: WorkerId | None = None
-    assigned_in: Generation = Generation(0)
+    assigned_in: Generation = Generation(0)  # in which it took the rank as a newcomer
     assigned_ms: int = 0
     newcomer: bool = False  # holds no state until it is restored
     joined: bool = False
@@ -75,7 +74,7 @@ class Seat:
         return None
 
 
-def natural(name: str) -> tuple[tuple[int, int, str], ...]:
-    """A sort key under which node-2 comes before node-10."""
+def natural(name: str) -> tuple[tuple[bool, int | str], ...]:
+    """A sort key under which node-2 comes before node-10, and numbers come before names."""
     parts = re.findall(r"\d+|\D+", name)
-    return tuple((0, int(part), "") if part.isdigit() else (1, 0, part) for part in parts)
+    return tuple((not part.isdecimal(), int(part) if part.isdecimal() else part) for part in parts)
