@@ -6,7 +6,7 @@ import pytest
 
 from torchrelay.worker.record import AtGate, AtReturn, Private, decode_private, encode_gate, encode_return
 
-GATE = encode_gate(AtGate(b"rng", b"then", b"place", None))
+GATE = b"".join(encode_gate([b"r", b"ng"], AtGate(b"then", b"place", None)))
 RETURN = encode_return(AtReturn(b"result", b"now", {"a": "b"}))
 
 

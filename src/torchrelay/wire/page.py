@@ -123,20 +123,25 @@ class Page:
 
     # ------------------------------------------------------------ private records
 
-    def keep(self, point: Point, data: bytes) -> None:
-        """Keep the private record of `point`; those of the last points stay whole. Raises `PageFull`."""
-        size = len(data)
+    def keep(self, point: Point, *parts: bytes | memoryview) -> None:
+        """Keep the private record of `point`, which is these parts in a row; those of the last points stay whole.
+
+        Raises `PageFull`.
+        """
+        size = sum(map(len, parts))
         if size > MAX_RECORD:
             raise _full(size)
         slot = self._slot_for(point)
         start = HEADER + slot * SLOT
         self._sequence += 2
         _SLOT_HEAD.pack_into(self._map, start, self._sequence - 1, point.step, point.section, size, 0)
-        begin = start + _SLOT_HEAD.size
-        self._map[begin : begin + size] = data
+        end = start + _SLOT_HEAD.size
+        for part in parts:
+            begin, end = end, end + len(part)
+            self._map[begin:end] = part
         _WORD.pack_into(self._map, start, self._sequence)
         self._points[slot], self._ages[slot] = point, self._sequence
-        self._start, self._end = start, begin + size
+        self._start, self._end = start, end
 
     def supplement(self, data: bytes) -> None:
         """Add to the record that was kept last: readers get this behind it. Once for each. Raises `PageFull`."""

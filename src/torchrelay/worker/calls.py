@@ -44,7 +44,7 @@ class Attempt:
     def __init__(self, kind: str, rng: random_state.Seen) -> None:
         self.kind = kind
         self.rng = rng  # at the entry
-        self.rng_at_gate = b""
+        self.rng_at_gate: random_state.Seen | None = None
         self.private = b""  # the private state at the gate, as it was kept
         self.passed = False
         self.call: places.Call | None = None
@@ -182,12 +182,12 @@ class Calls:
         self._redo[attempt.kind].probe_gate(optimizer)
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
         self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
-        attempt.rng_at_gate = random_state.capture()
+        attempt.rng_at_gate = random_state.look()
         pending = self._pending(attempt.kind)
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
         try:
-            self._gate.enter(pending, self._record(attempt))
+            self._gate.enter(pending, *self._record(attempt, attempt.rng_at_gate))
         except PageFull as error:
             raise _too_large(error) from error
         attempt.passed = True
@@ -196,10 +196,10 @@ class Calls:
         if self._checked():
             attempt.collectives = groups.collectives()
 
-    def _record(self, attempt: Attempt) -> bytes:
+    def _record(self, attempt: Attempt, rng: random_state.Seen) -> tuple[bytes | memoryview, ...]:
         """What outlives this process, as of the gate."""
         attempt.private = self._state.private.record()
-        return encode_gate(AtGate(attempt.rng_at_gate, attempt.private, self._cursor.record(), self._late))
+        return encode_gate(random_state.parts(rng), AtGate(attempt.private, self._cursor.record(), self._late))
 
     def _at_return(self, attempt: Attempt, result: bytes) -> bytes:
         """What has become known since the gate, when the call has returned."""
@@ -245,7 +245,8 @@ class Calls:
                 "a step communicates after its first optimizer.step()",
                 "move that communication before optimizer.step(), or into run.section()",
             )
-        if random_state.capture() != attempt.rng_at_gate:
+        assert attempt.rng_at_gate is not None, "it has been in the gate"
+        if random_state.capture() != random_state.pack(attempt.rng_at_gate):
             raise Refused(
                 "a step draws random numbers after its first optimizer.step()",
                 "draw them before optimizer.step(), or after the step",

@@ -35,12 +35,12 @@ class Gate:
         self._cell = self._flag.numpy() if device == "cpu" else None  # the same memory: sooner read and written
         self._size = group.size()
 
-    def enter(self, pending: Point, record: bytes) -> None:
-        """Commit `pending`, or raise `StepInterrupted`. `record`: the private record, which is kept first.
+    def enter(self, pending: Point, *record: bytes | memoryview) -> None:
+        """Commit `pending`, or raise `StepInterrupted`. `record`: the parts of the private record, which is kept first.
 
         Raises `Refused` if another rank is in the gate of another point.
         """
-        self._session.page.keep(pending, record)
+        self._session.page.keep(pending, *record)
         standing = self._standing
         if not standing.enter_gate():
             raise StepInterrupted

@@ -56,14 +56,19 @@ def look() -> Seen:
 
 def pack(seen: Seen) -> bytes:
     """The record of what `look` has seen."""
+    return b"".join(parts(seen))
+
+
+def parts(seen: Seen) -> tuple[bytes | memoryview, ...]:
+    """The same in parts, which need not be put together to be written one after the other."""
     torch_tensor, (words, python_gauss), numpy_state, devices = seen
-    torch_state: bytes = torch_tensor.numpy().tobytes()
+    torch_state = torch_tensor.numpy().data
     key, position, has_gauss, gauss = (b"", 0, False, 0.0) if numpy_state is None else numpy_state
     head = _HEAD.pack(
         _MAGIC, len(torch_state), len(devices), python_gauss is not None, numpy_state is not None, has_gauss, position,
         python_gauss or 0.0, gauss,
     )  # fmt: skip
-    return b"".join((head, torch_state, words, key, *devices))
+    return head, torch_state, words, key, *devices
 
 
 def restore(data: bytes) -> None:

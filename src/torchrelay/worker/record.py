@@ -1,25 +1,26 @@
 """Record: a rank's private record, which no replica has. Written at a call's gate, supplemented when it has returned.
 
-    u32 length of the first part, then the parts: `AtGate`, and `AtReturn` if the worker lived to see the return
+    u32 length of the random state, u32 length of the next, the random state, `AtGate`, and `AtReturn` if the worker
+    lived to see the return
 
-The parts are written apart since most of a record is random state, which is the same at both moments.
+The two are written apart since most of a record is random state, which is the same at both moments.
 """
 
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import msgspec
 from msgspec import Struct
 
-_LENGTH = struct.Struct("<I")
+_HEAD = struct.Struct("<II")
 
 
 class AtGate(Struct, array_like=True):
     """What is known at the gate."""
 
-    rng: bytes  # as it is when the call returns, too: nothing after the gate may draw
     state: bytes  # see `private`
     place: bytes  # see `cursor`
     late: dict[str, str] | None  # see `late`; None as long as it is not known
@@ -37,7 +38,7 @@ class AtReturn(Struct, array_like=True):
 class Private:
     """A whole record."""
 
-    rng: bytes
+    rng: bytes  # as it is when the call returns, too: nothing after the gate may draw
     state: bytes
     place: bytes
     late: dict[str, str] | None
@@ -53,27 +54,29 @@ _at_gate = msgspec.msgpack.Decoder(AtGate)
 _at_return = msgspec.msgpack.Decoder(AtReturn)
 
 
-def encode_gate(part: AtGate) -> bytes:
-    """The record's first part."""
-    data = msgspec.msgpack.encode(part)
-    return _LENGTH.pack(len(data)) + data
+def encode_gate(rng: Sequence[bytes | memoryview], gate: AtGate) -> tuple[bytes | memoryview, ...]:
+    """The record at the gate, in parts to be written one after the other. `rng`: see `random_state.parts`."""
+    data = msgspec.msgpack.encode(gate)
+    return _HEAD.pack(sum(map(len, rng)), len(data)), *rng, data
 
 
 def encode_return(part: AtReturn) -> bytes:
-    """The record's second part, to be put behind the first."""
+    """What is to be put behind the record at the gate."""
     return msgspec.msgpack.encode(part)
 
 
 def decode_private(data: bytes) -> Private:
     """Raises `ValueError` for bytes that are no record."""
     try:
-        (length,) = _LENGTH.unpack_from(data)
-        end = _LENGTH.size + length
-        gate = _at_gate.decode(data[_LENGTH.size : end])
+        rng_size, size = _HEAD.unpack_from(data)
+        begin = _HEAD.size + rng_size
+        end = begin + size
+        rng = data[_HEAD.size : begin]
+        gate = _at_gate.decode(data[begin:end])
         if len(data) <= end:
-            return Private(gate.rng, gate.state, gate.place, gate.late, None)
+            return Private(rng, gate.state, gate.place, gate.late, None)
         back = _at_return.decode(data[end:])
     except (msgspec.DecodeError, struct.error) as error:
         raise ValueError(f"{len(data)} bytes that are no private record: {error}") from error
     state = gate.state if back.state is None else back.state
-    return Private(gate.rng, state, gate.place, back.late, back.result)
+    return Private(rng, state, gate.place, back.late, back.result)

@@ -93,8 +93,9 @@ class Redo:
     def probe_entry(self) -> None:
         """After `mark`: if this call is to be looked at, remember what everything was."""
         self._calls += 1
-        self._drop_carried()
-        self._before, self._tried, self._tried_buffers = {}, {}, []
+        if self._carried is not None or self._before:
+            self._drop_carried()
+            self._before, self._tried, self._tried_buffers = {}, {}, []
         if self._calls > self._first and self._calls % self._every:
             return
         if self._moving is not None:

@@ -6,6 +6,7 @@ them (see `tree`). Nothing is pickled.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import msgspec
@@ -30,10 +31,10 @@ _decoder = msgspec.msgpack.Decoder(_Packed | None)
 # kind, its kind, its bytes. Kinds are few, and are encoded once.
 _Kind = tuple[str, tuple[int, ...]]  # dtype, shape
 _kinds = msgspec.msgpack.Decoder(_Kind)
-_heads: dict[tuple[torch.dtype, torch.Size], bytes] = {}
+_heads: dict[tuple[torch.dtype, torch.Size], tuple[bytes, struct.Struct]] = {}
 _encode = msgspec.msgpack.encode
-_PLAIN = (torch.float32, torch.float64, torch.int64, torch.bool)
-_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _PLAIN}
+_FORMATS = {torch.float32: "f", torch.float64: "d", torch.int64: "q", torch.bool: "?"}
+_NAMES = {dtype: str(dtype).removeprefix("torch.") for dtype in _FORMATS}
 _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 
 
@@ -43,13 +44,12 @@ def encode(value: Any, path: str) -> bytes:
         return _NOTHING
     if type(value) is torch.Tensor and value.numel() == 1 and value.dtype in _NAMES and value.is_cpu:
         key = (value.dtype, value.shape)
-        head = _heads.get(key)
-        if head is None:
+        found = _heads.get(key)
+        if found is None:
             kind = _encode((_NAMES[value.dtype], tuple(value.shape)))
-            head = _heads[key] = b"n" + bytes((len(kind),)) + kind
-        flat = value.detach() if value.requires_grad else value
-        data: bytes = flat.numpy().tobytes()
-        return head + data
+            head = b"n" + bytes((len(kind),)) + kind
+            found = _heads[key] = head, struct.Struct(f"={_FORMATS[value.dtype]}")
+        return found[0] + found[1].pack(value.item())
     node, tensors = tree.encode(value, path)
     return b"t" + _encode(_Packed(node, [b"".join(memory.outgoing(tensor)) for tensor in tensors]))
 
