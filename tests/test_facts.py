@@ -14,7 +14,6 @@ from torchrelay.protocol.incident import Mark, Resolution
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.policy import DYING_MS, ENDING_MS
 from torchrelay.protocol.roster import Life
-from torchrelay.protocol.state import KEPT_RECORDS
 
 HERE, NEXT = Point(3), Point(4)
 NODE, NOBODY = NodeId("node-0"), WorkerId("nobody")
@@ -164,7 +163,7 @@ def test_what_holders_left_is_kept_newest_last_and_once_a_point() -> None:
     records = tuple(ev.PrivateRecord(point, private(point)) for point in points)
     story.hear(ev.WorkerHung(worker=worker, evidence="stopped"))
     story.hear(ev.WorkerExited(worker=worker, node=NODE, private=records))
-    assert [record.point for record in story.job.seats[Rank(1)].private] == list(points[-KEPT_RECORDS:])
+    assert [record.point for record in story.job.seats[Rank(1)].private] == list(points[-4:])
     story.lose(story.holder(1))
     newer = (ev.PrivateRecord(Point(6), b"newer"),)
     story.hear(ev.WorkerExited(worker=story.holder(1), node=NODE, private=newer))

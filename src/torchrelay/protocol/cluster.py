@@ -79,7 +79,7 @@ def worker_started(cluster: Cluster, event: ev.WorkerStarted) -> Cluster:
     known = cluster.workers.get(event.worker)
     if known is None:
         return replace(cluster, strays=cluster.strays.put(event.worker, event.node))
-    if known.life is Life.FENCING or known.pid == event.pid:
+    if known.life is not Life.STARTING:
         return cluster
     return cluster.with_worker(started(known, event, cluster.now_ms))
 

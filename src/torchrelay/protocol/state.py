@@ -36,11 +36,7 @@ class Cluster:
 
     def spares(self, job: JobId) -> list[Worker]:
         """Workers of a job without a rank, wherever they are in their start."""
-        return [w for w in self.of_job(job) if w.rank is None and w.life is not Life.FENCING and self.reaches(w)]
-
-    def reaches(self, worker: Worker) -> bool:
-        node = self.nodes.get(worker.node)
-        return node is not None and node.alive
+        return [w for w in self.of_job(job) if w.rank is None and w.life is not Life.FENCING]
 
     def still_held(self, job: JobId, rank: Rank) -> bool:
         """Whether a former holder of the rank may still run: its end has not been seen."""
@@ -67,7 +63,7 @@ class Cluster:
 
     def forget(self, worker: WorkerId) -> Cluster:
         """The worker has ended, or its node is lost."""
-        return replace(self, workers=self.workers.drop(worker), strays=self.strays.drop(worker))
+        return replace(self, workers=self.workers.drop(worker))
 
     def strike(self, worker: Worker) -> Cluster:
         """Remember that a slot lost its worker."""
@@ -94,15 +90,16 @@ def seated(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:
     known = cluster.workers.get(worker)
     if known is None:
         return None
-    job = cluster.jobs.get(known.job)
-    rank = job.rank_of(worker) if job is not None else None
-    return (job, rank) if job is not None and rank is not None else None
+    job = cluster.jobs[known.job]
+    rank = job.rank_of(worker)
+    return (job, rank) if rank is not None else None
 
 
 def started(worker: Worker, event: WorkerStarted, now_ms: int) -> Worker:
     """The worker, with what is known of it once its link is up."""
-    life = Life.STARTED if worker.life is Life.STARTING else worker.life
-    return replace(worker, life=life, pid=event.pid, address=event.address, store=event.store, since_ms=now_ms)
+    return replace(
+        worker, life=Life.STARTED, pid=event.pid, address=event.address, store=event.store, since_ms=now_ms
+    )  # fmt: skip
 
 
 def exit_text(event: WorkerExited) -> str:
