@@ -153,6 +153,7 @@ def test_a_survivor_redoes_or_rolls_forward_or_cannot_come() -> None:
     assert judge_report(reported(HERE, COMPUTING, NEXT), NEXT) is None
     assert judge_report(reported(HERE, GATE, NEXT), Point(9)) is None
     assert judge_report(reported(None), HERE) is None
+    assert judge_report(reported(None, GATE, HERE), HERE) is None
     assert judge_report(Seat(), HERE) is None
 
 

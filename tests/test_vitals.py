@@ -91,29 +91,6 @@ class Ward:
         self.set(rank, phase=phase)
 
 
-def test_an_hour_of_steps_with_saves_evaluation_and_compilation_raises_no_alarm() -> None:
-    ward = Ward()
-    # Before the first commit the script compiles, one rank far longer than the others.
-    for rank in range(RANKS):
-        ward.set(rank, point=Point(0), step_ms=0.0)
-    ward.wait_for(2, phase=WorkerPhase.COMPUTING)
-    ward.live(300_000, busy=(2,))
-    hour = ward.now_ms + 3_600_000
-    while ward.now_ms < hour:
-        for _ in range(200):
-            ward.step()
-        # Rank 0 saves for 20 s, outside any section, using the disk only; the others wait in the next step.
-        ward.wait_for(0, phase=WorkerPhase.BETWEEN)
-        ward.live(20_000)
-        # All evaluate, and one of them is late by half a minute in a declared section.
-        ward.wait_for(3, phase=WorkerPhase.SECTION)
-        ward.live(30_000)
-        # A new shape: one rank compiles for a minute.
-        ward.wait_for(1, phase=WorkerPhase.COMPUTING)
-        ward.live(60_000, busy=(1,))
-    assert ward.alarms == []
-
-
 def test_a_worker_stopped_by_a_signal_is_found_in_seconds() -> None:
     ward = Ward()
     ward.step()
@@ -209,3 +186,29 @@ def test_pulses_of_workers_that_ended_are_forgotten() -> None:
     gone = ward.samples[Rank(0)].worker
     cluster = replace(ward.cluster, workers=ward.cluster.workers.drop(gone))
     assert WorkerId(gone) not in forget(ward.vitals, cluster).pulses
+
+
+# The longest last.
+
+
+def test_an_hour_of_steps_with_saves_evaluation_and_compilation_raises_no_alarm() -> None:
+    ward = Ward()
+    # Before the first commit the script compiles, one rank far longer than the others.
+    for rank in range(RANKS):
+        ward.set(rank, point=Point(0), step_ms=0.0)
+    ward.wait_for(2, phase=WorkerPhase.COMPUTING)
+    ward.live(300_000, busy=(2,))
+    hour = ward.now_ms + 3_600_000
+    while ward.now_ms < hour:
+        for _ in range(200):
+            ward.step()
+        # Rank 0 saves for 20 s, outside any section, using the disk only; the others wait in the next step.
+        ward.wait_for(0, phase=WorkerPhase.BETWEEN)
+        ward.live(20_000)
+        # All evaluate, and one of them is late by half a minute in a declared section.
+        ward.wait_for(3, phase=WorkerPhase.SECTION)
+        ward.live(30_000)
+        # A new shape: one rank compiles for a minute.
+        ward.wait_for(1, phase=WorkerPhase.COMPUTING)
+        ward.live(60_000, busy=(1,))
+    assert ward.alarms == []

@@ -24,11 +24,11 @@ def choose_spare(spares: Iterable[Worker], rank: Rank, *, near: NodeId | None) -
 
     A spare that is still starting is taken too: it has a head start over one that is not there.
     """
-    order = {Life.WARM: 0, Life.STARTED: 1, Life.STARTING: 2}
+    order = (Life.WARM, Life.STARTED, Life.STARTING)
     able = [spare for spare in spares if spare.life in order]
     if not able:
         return None, f"no spare for rank {rank}: waiting for one"
-    best = min(able, key=lambda spare: (order[spare.life], spare.node != near, natural(spare.worker)))
+    best = min(able, key=lambda spare: (order.index(spare.life), spare.node != near, natural(spare.worker)))
     return best, f"rank {rank} moves to {best.life} spare {best.worker} on {best.node}"
 
 
