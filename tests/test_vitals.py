@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import cache
+from typing import Any
 
 import msgspec
 import pytest
@@ -11,7 +13,22 @@ from torchrelay.protocol import events as ev
 from torchrelay.protocol.cluster import EMPTY, Cluster, advance
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.vitals import BEAT_MS, Beat, Sample, Vitals, forget, hear, judge
+from torchrelay.protocol.roster import Life
+from torchrelay.protocol.table import Table
+from torchrelay.protocol.vitals import (
+    BEAT_MS,
+    FRESH_MS,
+    Beat,
+    Pulse,
+    Sample,
+    Vitals,
+    feel,
+    forget,
+    hear,
+    judge,
+    judge_worker,
+    patience,
+)
 
 JOB, NODE = JobId("job"), NodeId("node-0")
 RANKS = 4
@@ -186,6 +203,148 @@ def test_pulses_of_workers_that_ended_are_forgotten() -> None:
     gone = ward.samples[Rank(0)].worker
     cluster = replace(ward.cluster, workers=ward.cluster.workers.drop(gone))
     assert WorkerId(gone) not in forget(ward.vitals, cluster).pulses
+
+
+# ---------------------------------------------------------------- at the limits
+
+NOW = 10_000_000
+SPARE = 99
+
+
+@cache
+def cluster() -> Cluster:
+    return running()
+
+
+def pulse(
+    rank: int = 1, *, still: int = 0, stopped: int | None = None, heard: int = 0, used: int = 0, **fields: Any
+) -> Pulse:
+    """A pulse of a rank's holder, or of the spare; ages in ms before now."""
+    workers = {seat: worker.worker for worker in cluster().workers.values() for seat in [worker.rank]}
+    worker = workers[None if rank == SPARE else Rank(rank)]
+    given: dict[str, Any] = {
+        "worker": worker, "rank": Rank(rank), "generation": Generation(1), "point": Point(10),
+        "phase": WorkerPhase.COMPUTING, "phase_ms": 0, "step_ms": 100.0, "collectives": 100, "beat_ms": 50,
+        "process": "S", "cpu_ms": 5_000 + used,
+    }  # fmt: skip
+    since = None if stopped is None else NOW - stopped
+    return Pulse(Sample(**(given | fields)), NOW - heard, NOW - still, 5_000, since)
+
+
+def evidence(one: Pulse, *others: Pulse, **job: Any) -> str:
+    """Why the first of these hangs, in this job; empty if it does not."""
+    vitals = Vitals(pulses=Table((each.sample.worker, each) for each in (one, *others)))
+    return judge_worker(vitals, replace(cluster().jobs[JOB], **job), one, NOW)
+
+
+def ahead(rank: int, **fields: Any) -> Pulse:
+    return pulse(rank, collectives=101, **fields)
+
+
+STOPPED_LIMITS = [(100.0, 1_500), (1_000.0, 5_000), (1e6, 30_000)]
+
+
+def test_patience_is_as_said() -> None:
+    for step, limit in STOPPED_LIMITS:
+        assert patience(pulse(stopped=1, step_ms=step), NOW)[0] == limit
+    assert patience(pulse(phase=WorkerPhase.SECTION), NOW)[0] is None
+    assert patience(pulse(phase=WorkerPhase.BETWEEN), NOW)[0] == 1_800_000
+    for phase in (WorkerPhase.COMPUTING, WorkerPhase.GATE, WorkerPhase.UPDATING):
+        for step, limit in ((0.0, 600_000), (100.0, 10_000), (1_000.0, 20_000), (1e6, 600_000)):
+            assert patience(pulse(phase=phase, still=1_000, used=50, step_ms=step), NOW)[0] == limit
+        for step, limit in ((0.0, 3_600_000), (100.0, 120_000), (2_000.0, 200_000), (1e6, 3_600_000)):
+            assert patience(pulse(phase=phase, still=1_000, used=51, step_ms=step), NOW)[0] == limit
+
+
+def test_a_stopped_spare_is_in_the_way_whatever_the_others_do() -> None:
+    others = [pulse(rank) for rank in range(RANKS)]
+    for step, limit in STOPPED_LIMITS:
+        assert evidence(pulse(SPARE, stopped=limit - 1, step_ms=step), *others) == ""
+        assert evidence(pulse(SPARE, stopped=limit, step_ms=step), *others) == (
+            f"stopped for {limit / 1000:.1f} s (patience {limit / 1000:.1f} s)"
+        )
+    assert evidence(pulse(SPARE, still=9_000_000), *others) == ""
+
+
+def test_in_which_phases_a_stopped_holder_is_in_the_way() -> None:
+    found = {phase for phase in JobPhase if evidence(pulse(stopped=1_500), phase=phase)}
+    assert found == set(JobPhase) - {JobPhase.RUNNING, JobPhase.ENDING, JobPhase.ENDED}
+    waiting = [ahead(rank, still=60_000) for rank in (0, 2, 3)]
+    assert evidence(pulse(still=60_000), *waiting) != ""
+    assert evidence(pulse(still=60_000), *waiting, phase=JobPhase.ENDING) == ""
+    assert evidence(pulse(still=60_000), *waiting, phase=JobPhase.AGREEING) == ""
+
+
+def test_who_is_stopped_while_others_have_finished_keeps_them() -> None:
+    seats = cluster().jobs[JOB].seats
+    seats = seats.put(Rank(0), replace(seats[Rank(0)], finished=True))
+    assert evidence(pulse(stopped=1_500), seats=seats) != ""
+    assert evidence(pulse(stopped=1_499), seats=seats) == ""
+    assert evidence(pulse(stopped=1_500, phase=WorkerPhase.FINISHED), seats=seats) == ""
+    assert evidence(pulse(stopped=1_500)) == ""
+
+
+def test_the_wait_counts_from_the_first_who_waits_and_from_its_own_last_move() -> None:
+    assert evidence(pulse(still=10_000), ahead(0, still=10_000), ahead(2, still=0)).startswith(
+        "standing still for 10.0"
+    )
+    assert evidence(pulse(still=9_999), ahead(0, still=10_000)) == ""
+    assert evidence(pulse(still=10_000), ahead(0, still=9_999)) == ""
+    assert evidence(pulse(still=10_000), pulse(0, still=10_000)) == ""
+    assert evidence(pulse(still=9_000_000, phase=WorkerPhase.SECTION), ahead(0, still=9_000_000)) == ""
+
+
+def test_a_stopped_worker_that_others_wait_for_is_found_though_one_moves() -> None:
+    assert evidence(pulse(still=2_000, stopped=2_000), ahead(0, still=2_000), *map(pulse, (2, 3))) != ""
+
+
+def test_only_fresh_samples_of_this_generation_tell_who_waits() -> None:
+    one = pulse(still=20_000)
+    assert evidence(one, ahead(0, still=20_000, heard=FRESH_MS)) != ""
+    assert evidence(one, ahead(0, still=20_000, heard=FRESH_MS + 1)) == ""
+    assert evidence(one, ahead(0, still=20_000, generation=Generation(0))) == ""
+    assert evidence(one, ahead(SPARE, still=20_000)) == ""
+    assert evidence(pulse(still=20_000, generation=Generation(0)), ahead(0, still=20_000)) == ""
+
+
+def test_a_standstill_of_all_is_one_only_if_all_are_known_to_stand() -> None:
+    one = pulse(still=2_000, stopped=2_000)
+    two = [pulse(rank, still=2_000) for rank in (0, 2)]
+    assert evidence(one, *two, pulse(3, still=1_500, heard=FRESH_MS)).startswith("stopped by a signal for 1.5 s")
+    assert evidence(one, *two, pulse(3, still=1_499)) == ""
+    assert evidence(one, *two, pulse(3, still=2_000, heard=FRESH_MS + 1)) == ""
+    assert evidence(one, *two, pulse(3, still=2_000, generation=Generation(0))) == ""
+    assert evidence(one, *two, pulse(3, still=2_000, collectives=99)) == ""
+    assert evidence(one, *two, pulse(SPARE, still=2_000)) == ""
+
+
+def test_whatever_moves_ends_a_standstill() -> None:
+    before = pulse(still=5_000)
+    assert feel(before, before.sample, NOW).still_ms == NOW - 5_000
+    moves: tuple[dict[str, Any], ...] = (
+        {"point": Point(11)}, {"phase": WorkerPhase.GATE}, {"generation": Generation(2)}, {"collectives": 101},
+    )  # fmt: skip
+    for fields in moves:
+        assert feel(before, pulse(**fields).sample, NOW).still_ms == NOW
+
+
+def test_a_hang_is_dated_by_its_last_move_and_told_once_it_is_to_be_ended_no_more() -> None:
+    spare = pulse(SPARE, still=70_000, stopped=60_000, heard=FRESH_MS)
+    vitals = Vitals(pulses=Table({spare.sample.worker: spare}))
+    (hung,) = judge(vitals, cluster(), NOW)
+    assert isinstance(hung, ev.WorkerHung)
+    assert hung.age_ms == 70_000
+    assert judge(vitals, cluster(), NOW + 1) == ()
+    fenced = advance(cluster(), hung, 0)
+    assert fenced.workers[spare.sample.worker].life is Life.FENCING
+    assert judge(vitals, fenced, NOW) == ()
+
+
+def test_a_node_is_lost_once_and_only_if_it_was_heard() -> None:
+    assert judge(Vitals(), cluster(), NOW) == ()
+    vitals = Vitals(heard=Table({(NODE, "a"): 0}))
+    (lost,) = judge(vitals, cluster(), NOW)
+    assert judge(vitals, advance(cluster(), lost, 0), NOW) == ()
 
 
 # The longest last.

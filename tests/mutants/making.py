@@ -72,7 +72,9 @@ Place = tuple[str, ast.AST, ast.AST | None, str, int | None]
 
 
 def places(node: ast.AST, where: str, parent: ast.AST | None, field: str, index: int | None) -> Iterator[Place]:
-    """All nodes of code, with their place. Annotations, docstrings, texts and assertions are no code to us."""
+    """All nodes of code, with their place. Annotations, docstrings, texts, assertions and the makings of a
+    class are no code to us.
+    """
     if isinstance(node, ast.FunctionDef | ast.ClassDef):
         where = f"{where}.{node.name}".lstrip(".")
     if isinstance(node, ast.Assert | ast.Raise | ast.JoinedStr | ast.Import | ast.ImportFrom | ast.arguments):
@@ -80,6 +82,8 @@ def places(node: ast.AST, where: str, parent: ast.AST | None, field: str, index:
     yield where or "module", node, parent, field, index
     for name, value in ast.iter_fields(node):
         if name in ("annotation", "returns", "decorator_list", "bases", "type_params"):
+            continue
+        if name == "keywords" and isinstance(node, ast.ClassDef):
             continue
         if isinstance(value, ast.AST):
             yield from places(value, where, node, name, None)

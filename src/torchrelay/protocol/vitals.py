@@ -95,7 +95,7 @@ def hear(vitals: Vitals, beat: Beat, now_ms: int) -> Vitals:
 def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
     """The pulse after a sample."""
     stopped = sample.process in ("T", "t")
-    since = before.stopped_ms if before is not None and stopped else None
+    since = before.stopped_ms if before is not None else None
     stopped_ms = (since if since is not None else now_ms) if stopped else None
     if before is None or place_of(before.sample) != place_of(sample):
         return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms)
@@ -118,10 +118,9 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
             found.append(NodeLost(node=node.node, incarnation=node.incarnation, reason=reason))
     for worker in cluster.workers.values():
         pulse = vitals.pulses.get(worker.worker)
-        job = cluster.jobs.get(worker.job)
-        if job is None or pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms > FRESH_MS:
+        if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms > FRESH_MS:
             continue
-        evidence = judge_worker(vitals, job, pulse, now_ms)
+        evidence = judge_worker(vitals, cluster.jobs[worker.job], pulse, now_ms)
         if evidence:
             age = now_ms - pulse.still_ms
             found.append(WorkerHung(worker=worker.worker, evidence=evidence, age_ms=age))
@@ -133,12 +132,12 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
     sample = pulse.sample
     if job.rank_of(sample.worker) is None or job.phase in STANDING:
         # Nobody trains: only what the kernel has stopped is in the way (a spare too: it could not take a rank).
-        return stopped_too_long(pulse, clamp(5 * sample.step_ms, 1_500, 30_000), now_ms)
+        return stopped_too_long(pulse, now_ms)
     if job.phase is not JobPhase.RUNNING:
         return ""
     if any(seat.finished for seat in job.seats.values()) and sample.phase is not WorkerPhase.FINISHED:
         # Who has finished enters no collective any more, and waits for all others to finish.
-        stopped = stopped_too_long(pulse, clamp(5 * sample.step_ms, 1_500, 30_000), now_ms)
+        stopped = stopped_too_long(pulse, now_ms)
         if stopped:
             return stopped
     waited = waited_for(vitals, job, pulse, now_ms)
@@ -152,26 +151,31 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
     return f"{how} for {waited / 1000:.1f} s while others wait for it (patience {limit / 1000:.1f} s)"
 
 
-def stopped_too_long(pulse: Pulse, limit: float, now_ms: int) -> str:
+def stopped_too_long(pulse: Pulse, now_ms: int) -> str:
+    limit = stopped_limit(pulse.sample)
     if pulse.stopped_ms is None or now_ms - pulse.stopped_ms < limit:
         return ""
     return f"stopped for {(now_ms - pulse.stopped_ms) / 1000:.1f} s (patience {limit / 1000:.1f} s)"
 
 
+def fresh(vitals: Vitals, job: Job, now_ms: int) -> list[Pulse]:
+    """The pulses of the job's holders that tell of now and of this generation."""
+    holders = {seat.worker for seat in job.seats.values()}
+    return [
+        pulse
+        for worker, pulse in vitals.pulses.items()
+        if worker in holders
+        if pulse.sample.generation == job.generation
+        if now_ms - pulse.heard_ms <= FRESH_MS
+    ]
+
+
 def waited_for(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> float | None:
     """How long others have waited for this worker, in ms: they are ahead of it in collectives, and all stand still."""
-    since = []
-    for seat in job.seats.values():
-        other = vitals.pulses.get(seat.worker) if seat.worker is not None else None
-        if other is None or other.sample.worker == pulse.sample.worker:
-            continue
-        if other.sample.generation != job.generation or now_ms - other.heard_ms > FRESH_MS:
-            continue
-        if other.sample.collectives > pulse.sample.collectives:
-            since.append(other.still_ms)
-    if not since or pulse.sample.generation != job.generation:
+    ahead = [other for other in fresh(vitals, job, now_ms) if other.sample.collectives > pulse.sample.collectives]
+    if not ahead or pulse.sample.generation != job.generation:
         return None
-    return now_ms - max(pulse.still_ms, min(since))
+    return now_ms - max(pulse.still_ms, min(other.still_ms for other in ahead))
 
 
 def all_still(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> float | None:
@@ -179,15 +183,12 @@ def all_still(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> float | No
 
     None if somebody is behind it, who may be the one that all wait for, or if somebody's sample is old.
     """
-    still = pulse.still_ms
-    for seat in job.seats.values():
-        other = vitals.pulses.get(seat.worker) if seat.worker is not None else None
-        if other is None or other.sample.generation != job.generation or now_ms - other.heard_ms > FRESH_MS:
-            return None
-        if other.sample.collectives < pulse.sample.collectives:
-            return None
-        still = max(still, other.still_ms)
-    return now_ms - still
+    everybody = fresh(vitals, job, now_ms)
+    if len(everybody) < len(job.seats):
+        return None
+    if any(other.sample.collectives < pulse.sample.collectives for other in everybody):
+        return None
+    return now_ms - max(other.still_ms for other in everybody)
 
 
 def patience(pulse: Pulse, now_ms: int) -> tuple[float | None, str]:
@@ -195,7 +196,7 @@ def patience(pulse: Pulse, now_ms: int) -> tuple[float | None, str]:
     sample = pulse.sample
     step = sample.step_ms
     if pulse.stopped_ms is not None:
-        return clamp(5 * step, 1_500, 30_000), "stopped by a signal"
+        return stopped_limit(sample), "stopped by a signal"
     if sample.phase is WorkerPhase.SECTION:
         return None, "in a section"
     if sample.phase not in (WorkerPhase.COMPUTING, WorkerPhase.GATE, WorkerPhase.UPDATING):
@@ -205,6 +206,11 @@ def patience(pulse: Pulse, now_ms: int) -> tuple[float | None, str]:
     if busy:
         return (clamp(100 * step, 120_000, 3_600_000) if step else 3_600_000), "computing without an end"
     return (clamp(20 * step, 10_000, 600_000) if step else 600_000), "standing still"
+
+
+def stopped_limit(sample: Sample) -> float:
+    """How long the kernel may have a worker stopped, in ms."""
+    return clamp(5 * sample.step_ms, 1_500, 30_000)
 
 
 def clamp(value: float, low: float, high: float) -> float:
