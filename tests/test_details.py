@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from tests.telling import JOB, Story, running, say, submitted
+from tests.telling import JOB, Story, raised, running, say, submitted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import NodeId, Point, Rank
+from torchrelay.protocol.ending import NO_STATE
+from torchrelay.protocol.ids import START, NodeId, Point, Rank
+from torchrelay.protocol.incident import Mark
 from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.policy import DYING_MS
 from torchrelay.protocol.roster import natural
 from torchrelay.protocol.table import Table
 
@@ -77,6 +80,129 @@ def test_a_survivor_has_as_long_to_the_edge_as_was_agreed() -> None:
     assert (story.job.phase, story.job.generation) == (JobPhase.PREPARING, 2)
     story.wait(1)
     assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, 3)
+
+
+def test_who_does_not_come_to_the_edge_is_found_though_another_rank_is_vacant() -> None:
+    story = running(ranks=2, spares=0, refill=False, ready_ms=1_000)
+    story.lose(story.holder(0), signal=SIGKILL)
+    story.answer((od.Interrupt,))
+    late = story.holder(1)
+    story.wait(1_000)
+    assert late in [order.worker for order in story.orders() if isinstance(order, od.Fence)]
+
+
+def test_leaving_takes_as_long_as_was_agreed_from_the_moment_all_have_finished() -> None:
+    story = running(ready_ms=1_000)
+    story.wait(900)
+    story.hear(*(say(story, ev.WorkerFinished, rank) for rank in (0, 1)))
+    story.wait(999)
+    assert not any(isinstance(order, od.Fence) for order in story.orders())
+    story.wait(1)
+    assert [order.worker for order in story.orders() if isinstance(order, od.Fence)] != []
+
+
+def test_one_who_raised_and_is_gone_does_not_hide_another_who_raised_and_stays() -> None:
+    story = running()
+    story.hear(raised(story, 1))
+    story.lose(story.holder(1), code=5)
+    story.wait(300)
+    story.settle()
+    story.train(NEXT)
+    story.hear(raised(story, 0, signature="other", point=NEXT))
+    story.wait(DYING_MS)
+    assert story.job.incidents[-1].faults[0].cause == "raised and did not end: E"
+
+
+def test_what_was_raised_in_the_wake_of_a_fault_is_settled_when_training_goes_on() -> None:
+    story = running()
+    story.hear(raised(story, 0, signature="echo", fatal=False), raised(story, 1))
+    story.lose(story.holder(1), code=5)
+    story.wait(300)
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+    assert [entry.rank for entry in story.job.raised] == [1]
+
+
+def test_a_wait_for_a_spare_that_is_over_does_not_count_for_the_next() -> None:
+    story = running(spares=0, refill=False, spare_wait_ms=1_000)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.answer((od.Interrupt,))
+    assert story.job.waiting_ms == 0
+    story.hear(ev.NodeJoined(node=NodeId("node-1"), incarnation="a", slots=1))
+    assert story.job.waiting_ms is None
+    story.wait(10)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.wait(990)
+    assert (story.job.waiting_ms, story.job.outcome) == (10, None)
+
+
+def test_ranks_count_as_given_away_when_the_last_of_them_is() -> None:
+    story = running(ranks=3, spares=1, refill=False)
+    first, second = story.holder(1), story.holder(2)
+    for worker in (first, second):
+        story.hear(ev.WorkerHung(worker=worker, evidence="stopped"))
+    story.lose(first)
+    assert [story.job.seats[Rank(rank)].worker is None for rank in (1, 2)] == [False, True]
+    assert Mark.ACQUIRED not in story.job.incidents[-1].marks
+
+
+def test_a_rank_stays_on_its_own_node_whatever_else_was_lost_since() -> None:
+    story = Story()
+    for node in ("node-0", "node-1"):
+        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=4))
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=4, nproc_per_node=2, nodes=2, spares=4)))
+    story.settle()
+    story.train(HERE)
+    assert [story.holder(rank)[:6] for rank in range(4)] == ["node-0", "node-0", "node-1", "node-1"]
+    story.hear(raised(story, 0))
+    story.lose(story.holder(0), code=5)
+    story.lose(story.holder(2), signal=SIGKILL)
+    story.wait(250)
+    assert [story.holder(rank)[:6] for rank in (0, 2)] == ["node-0", "node-1"]
+
+
+# ---------------------------------------------------------------- when all state is lost
+
+
+def test_once_something_was_decided_the_loss_of_all_ranks_is_no_start_like_the_first() -> None:
+    story = running()
+    story.hear(say(story, ev.CollectiveFailed, 0, summary="reset"))
+    story.wait(1_000)
+    story.settle()
+    assert (story.job.phase, story.job.generation) == (JobPhase.RUNNING, 2)
+    story.hear(ev.NodeLost(node=NODE, incarnation="a", reason="silence"))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == NO_STATE
+
+
+def test_what_lost_ranks_left_tells_whether_anything_was_committed() -> None:
+    for points, phase in (((START, Point(0, 1)), JobPhase.ENDING), ((START,), JobPhase.STARTING)):
+        story = running(spares=2)
+        for worker in (story.holder(0), story.holder(1)):
+            records = tuple(ev.PrivateRecord(point, b"private") for point in points)
+            story.hear(ev.WorkerExited(worker=worker, node=NODE, signal=SIGKILL, private=records))
+        story.answer((od.Interrupt,))
+        assert story.job.phase is phase
+
+
+def test_a_shard_that_nobody_holds_is_lost_though_another_newcomers_is_not_known_yet() -> None:
+    story = running(ranks=3, spares=2)
+    story.hear(*(say(story, ev.WorkerJoined, rank, shard=shard) for rank, shard in enumerate(("left", "right", ""))))
+    for rank in (0, 2):
+        story.lose(story.holder(rank), signal=SIGKILL)
+    story.answer((od.Interrupt,))
+    assert story.job.outcome is not None
+    assert story.job.outcome.reason == "no replica holds the shard of rank 0"
+
+
+# ---------------------------------------------------------------- orders
+
+
+def test_who_waits_for_the_first_wiring_is_asked_no_more() -> None:
+    story = submitted()
+    story.answer((od.StartWorker,))
+    story.hear(say(story, ev.WorkerReady, 0, point=None))
+    assert [order.rank for order in story.orders() if isinstance(order, od.Assign)] == [1]
 
 
 # ---------------------------------------------------------------- tables

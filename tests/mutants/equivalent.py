@@ -10,5 +10,9 @@ EQUIVALENT: dict[str, str] = {
     "placing:seat_all: any((seat.worker is not None for seat in job.seats.values())) by all": (
         "at a start all ranks have a holder or none has: all are given at once, and a loss takes all away"
     ),
+    "speech:job_orders: always cluster.workers.get(seat.worker)": "nobody is named None; it is said for the types",
+    "speech:prepare_orders: record is not None and sources without record is not None": (
+        "without a record the job falls back before anything is ordered; it is said for the types"
+    ),
     "roster:Seat: 0 to 1": "compared with the generation of an interruption only, which is 2 at least",
 }

@@ -43,7 +43,10 @@ def job_cancelled(cluster: Cluster, event: ev.JobCancelled) -> Cluster:
 
 
 def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
-    """An agent is back, or new. Workers we count on and it does not have are lost; those we don't know are strays."""
+    """An agent is back, or new. Workers we count on and it does not have are lost; those we don't know are strays.
+
+    What the lost ones have left in their pages comes when the agent reports their ends: they are fenced until then.
+    """
     node = Node(event.node, event.incarnation, event.slots)
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, node))
     alive = {seen.worker for seen in event.workers}
@@ -53,7 +56,7 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
         # or fenced, until the node tells of it.
         if absent and worker.pid:
             cause = "was gone when its node's agent came back"
-            cluster = lose(cluster, worker.worker, cause=cause, detector="agent", ended=True)
+            cluster = lose(cluster, worker.worker, cause=cause, detector="agent", ended=False)
     for seen in event.workers:
         if seen.worker not in cluster.workers:
             cluster = replace(cluster, strays=cluster.strays.put(seen.worker, event.node))
@@ -68,7 +71,7 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, alive=False)))
     for worker in [w for w in cluster.workers.values() if w.node == event.node]:
         cause = f"its node {event.node} is lost: {event.reason}"
-        cluster = lose(cluster, worker.worker, cause=cause, detector="heartbeat", ended=True)
+        cluster = lose(cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True)
     return cluster
 
 

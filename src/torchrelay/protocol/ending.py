@@ -27,16 +27,23 @@ def lose(
     detector: str,
     ended: bool,
     private: tuple[PrivateRecord, ...] = (),
+    unread: bool = False,
     age_ms: int = 0,
 ) -> Cluster:
-    """A worker is lost: vacate its seat, make sure that it ends, and let its job react."""
+    """A worker is lost: vacate its seat, make sure that it ends, and let its job react.
+
+    `unread`: its page is lost with it, so that nobody can tell what it had committed.
+    """
     known = cluster.workers.get(worker)
     if known is None:
         return cluster
     job = cluster.jobs[known.job]
     holder = job.rank_of(worker)
     if known.rank is not None:
-        job = job.with_seat(known.rank, keep_private(job.seats[known.rank], private))
+        seat = job.seats[known.rank]
+        # To take the job for one that has committed nothing would be to begin anew, and not to say so.
+        job = replace(job, trained=job.trained or (unread and seat.joined))
+        job = job.with_seat(known.rank, keep_private(seat, private))
         cluster = cluster.with_job(job)
     if known.life is not Life.FENCING:  # one that was fenced has had its strike, or was ended without a fault
         cluster = cluster.strike(known)

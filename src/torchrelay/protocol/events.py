@@ -136,7 +136,7 @@ class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
-    """A worker process ended. `private` is what its shared page held: at most the last two points."""
+    """A worker process ended. `private` is what its shared page held: the last points, at most four."""
 
     worker: WorkerId
     node: NodeId

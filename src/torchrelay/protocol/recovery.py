@@ -80,8 +80,6 @@ def see_off(cluster: Cluster, job: Job) -> Cluster:
 def acquire(cluster: Cluster, job: Job) -> Cluster | None:
     """Give each vacant rank to a spare, once its former holder is known to have ended. None if nothing changed."""
     vacant = [rank for rank, seat in sorted(job.seats.items()) if seat.worker is None]
-    if not vacant:
-        return None if job.waiting_ms is None else cluster.with_job(replace(job, waiting_ms=None))
     for rank in vacant:
         stuck = undying(cluster, job, rank)
         if stuck:
@@ -96,10 +94,9 @@ def acquire(cluster: Cluster, job: Job) -> Cluster | None:
 
 
 def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
-    """Why the rank cannot be given away for long: a former holder does not end, whatever is done. Else empty."""
+    """Why a vacant rank cannot be given away for long: a former holder does not end, whatever is done. Else empty."""
     for worker in cluster.of_job(job.spec.job):
-        overdue = worker.life is Life.FENCING and cluster.now_ms - worker.since_ms >= DYING_MS
-        if overdue and worker.rank == rank:
+        if worker.rank == rank and cluster.now_ms - worker.since_ms >= DYING_MS:
             return f"rank {rank}'s last holder {worker.worker} cannot be ended: waiting"
     return ""
 
@@ -111,9 +108,10 @@ def held_back(cluster: Cluster, job: Job, rank: Rank) -> bool:
 
 
 def last_node(job: Job, rank: Rank) -> NodeId | None:
+    """Where the rank was until it was lost."""
     incident = job.open_incident
-    faults = incident.faults if incident is not None else ()
-    return next((fault.node for fault in reversed(faults) if fault.rank == rank), None)
+    assert incident is not None, "a rank is vacant in an incident only"
+    return next((fault.node for fault in reversed(incident.faults) if fault.rank == rank), None)
 
 
 def take(cluster: Cluster, job: Job, rank: Rank, worker: WorkerId) -> Cluster:
@@ -154,7 +152,8 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     now = cluster.now_ms
     owing = [seat for _, seat in sorted(job.seats.items()) if owes_report(cluster, job, seat)]
     for seat in owing:
-        if now - job.phase_ms >= job.spec.report_ms and seat.worker is not None:
+        if now - job.phase_ms >= job.spec.report_ms:
+            assert seat.worker is not None, "a vacant seat owes nothing"
             cause = f"did not report within {job.spec.report_ms / 1000:g} s of the interrupt"
             return lose(cluster, seat.worker, cause=cause, detector="report deadline", ended=False)
     if owing:
@@ -168,7 +167,8 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
         return start_again(cluster, job, "nothing was committed yet")
     for rank, seat in sorted(job.seats.items()):
         misplaced = unable(seat, target)
-        if misplaced and seat.worker is not None:
+        if misplaced:
+            assert seat.worker is not None, "what a lost holder reported is forgotten"
             return lose(cluster, seat.worker, cause=misplaced, detector=f"report of rank {rank}", ended=False)
     return decide(cluster, job, target, reason)
 
@@ -256,7 +256,8 @@ def store_host(job: Job) -> Rank:
 
 
 def restored(job: Job, seat: Seat) -> bool:
-    return job.target is None or seat.holds == job.target
+    """Whether its holder has the state of the target; at the first wiring there is neither."""
+    return seat.holds == job.target
 
 
 def rewire(cluster: Cluster, job: Job) -> Cluster:
@@ -266,10 +267,12 @@ def rewire(cluster: Cluster, job: Job) -> Cluster:
     if all(seat.rewired and restored(job, seat) for seat in seats):
         return cluster.with_job(job.enter(JobPhase.RESUMING, now, "all connected and restored"))
     for rank, seat in sorted(job.seats.items()):
-        target = job.target
-        if target is None or seat.holds == target or choose_sources(job.seats, rank, target):
+        if restored(job, seat):
             continue
-        if choose_sources(job.seats, rank, target, tried=True):
+        assert job.target is not None, "at the first wiring nobody has anything to restore"
+        if choose_sources(job.seats, rank, job.target):
+            continue
+        if choose_sources(job.seats, rank, job.target, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return fall_back(cluster, job, f"rank {rank}'s state could not be had, verified, from any replica")
     limit = job.spec.rewire_ms

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TypedDict
 
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
-from torchrelay.protocol.job import RECOVERING, Job, JobPhase
+from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.orders import (
     Assign,
     CatchUp,
@@ -53,7 +53,7 @@ def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Work
     """What one holder is to do. A phase of the job is a set of orders to its seats."""
     if job.phase is JobPhase.STARTING and not seat.ready and not seat.finished:
         yield assign(job, rank, seat, worker)
-    if job.phase in RECOVERING and seat.newcomer and not seat.ready:
+    if seat.newcomer and not seat.ready:
         yield assign(job, rank, seat, worker)
     match job.phase:
         case JobPhase.AGREEING:
@@ -116,10 +116,12 @@ def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: W
 
 def rewire_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
     """Connect, and fetch the state if it is not there; both may be asked for at the same time."""
-    host = job.seats[store_host(job)].worker
-    if not seat.rewired and host is not None:
+    if not seat.rewired:
+        host = job.seats[store_host(job)].worker
+        assert host is not None, "all ranks are held while they connect"
         yield Rewire(**to(job, worker), rank=rank, store=cluster.workers[host].store)
-    if not restored(job, seat) and job.target is not None:
+    if not restored(job, seat):
+        assert job.target is not None, "at the first wiring nobody has anything to restore"
         sources = source_list(cluster, job, rank)
         yield Restore(**to(job, worker), rank=rank, point=job.target, sources=sources)
 

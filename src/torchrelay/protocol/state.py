@@ -11,7 +11,7 @@ from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.roster import Life, Node, Seat, Worker
 from torchrelay.protocol.table import Table
 
-# Private records kept of one rank: its last two points, of up to two holders.
+# Private records kept of one rank: the newest of its former holders, of whom one leaves four at most.
 KEPT_RECORDS = 4
 
 
