@@ -6,7 +6,7 @@ from tests.telling import JOB, Story, raised, running, say, submitted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ending import NO_STATE
-from torchrelay.protocol.ids import START, NodeId, Point, Rank
+from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Mark
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.policy import DYING_MS
@@ -193,6 +193,29 @@ def test_a_shard_that_nobody_holds_is_lost_though_another_newcomers_is_not_known
     story.answer((od.Interrupt,))
     assert story.job.outcome is not None
     assert story.job.outcome.reason == "no replica holds the shard of rank 0"
+
+
+# ---------------------------------------------------------------- answers
+
+
+def test_answers_of_another_generation_or_of_somebody_else_change_nothing() -> None:
+    story = running()
+    story.lose(story.holder(1), signal=SIGKILL)
+    while story.job.phase is not JobPhase.REWIRING:
+        story.answer()
+    before = story.cluster
+    for fields in ({"generation": Generation(1)}, {"worker": WorkerId("nobody")}):
+        story.hear(say(story, ev.WorkerRewired, 1, **fields))
+        story.hear(say(story, ev.RewireFailed, 1, reason="late", **fields))
+        story.hear(say(story, ev.RestoreFailed, 1, source=Rank(0), reason="late", **fields))
+    assert story.cluster == before
+
+
+def test_the_code_of_an_exit_belongs_to_what_its_own_process_raised() -> None:
+    story = running(ranks=3)
+    story.hear(raised(story, 0, signature="one"), raised(story, 1, signature="other"))
+    story.lose(story.holder(1), code=5)
+    assert [entry.code for entry in story.job.raised] == [None, 5]
 
 
 # ---------------------------------------------------------------- orders
