@@ -175,6 +175,23 @@ def test_once_something_was_decided_the_loss_of_all_ranks_is_no_start_like_the_f
     assert story.job.outcome.code == NO_STATE
 
 
+def test_a_node_that_is_lost_with_its_pages_takes_with_it_what_was_committed() -> None:
+    story = running()
+    story.hear(ev.NodeLost(node=NODE, incarnation="a", reason="silence"))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == NO_STATE
+
+
+def test_a_node_that_is_lost_before_anybody_joined_takes_nothing_with_it() -> None:
+    story = submitted()
+    while story.job.phase is not JobPhase.RESUMING:
+        story.answer()
+    story.hear(*(say(story, ev.WorkerResumed, rank) for rank in (0, 1)))
+    assert story.job.phase is JobPhase.RUNNING
+    story.hear(ev.NodeLost(node=NODE, incarnation="a", reason="silence"))
+    assert (story.job.phase, story.job.starts) == (JobPhase.STARTING, 1)
+
+
 def test_what_lost_ranks_left_tells_whether_anything_was_committed() -> None:
     for points, phase in (((START, Point(0, 1)), JobPhase.ENDING), ((START,), JobPhase.STARTING)):
         story = running(spares=2)
