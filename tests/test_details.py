@@ -40,6 +40,24 @@ def test_a_wait_for_places_that_is_over_does_not_count_for_the_next() -> None:
     assert story.job.phase is JobPhase.RUNNING
 
 
+def test_once_started_a_job_starts_again_on_the_nodes_that_are_left() -> None:
+    story = Story()
+    for node in ("node-0", "node-1"):
+        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=2))
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2)))
+    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
+    story.settle()
+    assert (story.job.phase, story.job.starts) == (JobPhase.RUNNING, 1)
+
+
+def test_who_is_lost_at_the_first_wiring_makes_all_start_again() -> None:
+    story = submitted()
+    while story.job.phase is not JobPhase.REWIRING:
+        story.answer()
+    story.lose(story.holder(1), signal=SIGKILL)
+    assert (story.job.phase, story.job.starts, story.job.generation) == (JobPhase.STARTING, 1, 2)
+
+
 def test_a_name_may_have_digits_that_are_no_numbers() -> None:
     assert sorted(["node-²", "node-10", "node-2"], key=natural) == ["node-2", "node-10", "node-²"]
 
