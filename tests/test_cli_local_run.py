@@ -281,7 +281,7 @@ class TestRefusals:
         assert run.process is not None
         _, err = run.process.communicate(timeout=30)
         assert run.process.returncode == 94
-        assert "holds a run already" in err
+        assert "holds a run that is under way" in err
         run.process = first
         assert run.end()[0] == 0
 

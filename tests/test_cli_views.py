@@ -217,13 +217,16 @@ class TestFindingTheRun:
     def test_the_newest_is_meant_if_none_is_named(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         for age, name in ((20, "newer"), (90, "older")):
-            journal = tmp_path / "torchrelay-runs" / name / "journal.db"
-            journal.parent.mkdir(parents=True)
-            journal.write_text("")
-            os.utime(journal, (time.time() - age, time.time() - age))
+            run = tmp_path / "torchrelay-runs" / name
+            run.mkdir(parents=True)
+            for file in ("journal.db", "job.json"):
+                (run / file).write_text("")
+                os.utime(run / file, (time.time() - age, time.time() - age))
         assert find_run(None).name == "newer"
-        (tmp_path / "torchrelay-runs" / "older" / "journal.db-wal").write_text("just now")
-        assert find_run(None).name == "older"
+        # Whoever reads a journal touches its files.
+        for file in ("journal.db", "journal.db-wal"):
+            (tmp_path / "torchrelay-runs" / "older" / file).write_text("")
+        assert find_run(None).name == "newer"
 
     def test_without_a_run_it_is_said_how_to_start_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)

@@ -55,6 +55,7 @@ class Stand:
         self.group = Group()
         session = SimpleNamespace(
             page=self.page, standing=self.standing, worker="w", job="j", rank=0, link=SimpleNamespace(say=self.hear),
+            identity=SimpleNamespace(known=True),
             welcome=SimpleNamespace(patience_s=0.2),
         )  # fmt: skip
         self.gate = Gate(cast(Any, session), cast(Any, self.group), "cpu")

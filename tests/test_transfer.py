@@ -295,18 +295,28 @@ def test_a_stranger_is_sent_away_soon(server: StateServer, monkeypatch: pytest.M
     assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT) == b"still here"
 
 
-def test_strangers_are_not_let_in_without_end(server: StateServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "MAX_CLIENTS", 3)
+def test_strangers_are_not_let_in_without_end_and_keep_nobody_out(
+    server: StateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_STRANGERS", 3)
     host, port = server.address.rsplit(":", 1)
     with ExitStack() as stack:
         several = [stack.enter_context(socket.create_connection((host, int(port)), timeout=0.5)) for _ in range(8)]
-        turned_away = 0
-        for one in several:
-            try:
-                turned_away += one.recv(1) == b""
-            except TimeoutError:
-                pass  # one that was let in, and is waited for
-        assert turned_away == 5
+        for one in several[:5]:
+            assert one.recv(1) == b"", "the oldest goes when there is one more"
+        server.publish(NOW, AT, record=lambda: b"still here")
+        assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT) == b"still here"
+        with pytest.raises(TimeoutError):
+            several[-1].recv(1)  # one that was let in, and is waited for
+
+
+def test_no_more_clients_are_served_than_a_worker_can_bear(
+    server: StateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(serving, "MAX_CLIENTS", 0)
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=5) as one:
+        assert one.recv(1) == b""
 
 
 def test_the_server_listens_on_the_given_address_only(server: StateServer) -> None:

@@ -16,6 +16,7 @@ from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.roster import Life
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.vitals import (
+    ASTRAY_MS,
     BEAT_MS,
     FRESH_MS,
     Beat,
@@ -105,6 +106,8 @@ class Ward:
         for other in range(RANKS):
             if other != rank:
                 self.set(other, collectives=self.samples[Rank(other)].collectives + 1)
+                if phase is WorkerPhase.SECTION:
+                    self.set(other, phase=WorkerPhase.GATE)  # of the same section
         self.set(rank, phase=phase)
 
 
@@ -168,6 +171,9 @@ def test_a_worker_that_computes_without_an_end_is_found_too_but_later() -> None:
 def test_nobody_hangs_for_whom_nobody_waits(phase: WorkerPhase) -> None:
     ward = Ward()
     ward.set(1, phase=phase)
+    if phase is WorkerPhase.SECTION:
+        for rank in (0, 2, 3):
+            ward.set(rank, phase=phase)
     assert ward.live(4_000_000) == []
 
 
@@ -367,7 +373,40 @@ def test_an_hour_of_steps_with_saves_evaluation_and_compilation_raises_no_alarm(
         # All evaluate, and one of them is late by half a minute in a declared section.
         ward.wait_for(3, phase=WorkerPhase.SECTION)
         ward.live(30_000)
+        ward.step()
         # A new shape: one rank compiles for a minute.
         ward.wait_for(1, phase=WorkerPhase.COMPUTING)
         ward.live(60_000, busy=(1,))
     assert ward.alarms == []
+
+
+def test_ranks_that_stand_at_different_calls_have_strayed() -> None:
+    ward = Ward()
+    for rank in (0, 1, 3):
+        ward.set(rank, phase=WorkerPhase.SECTION)
+    assert ward.live(ASTRAY_MS) == []
+    (event,) = set(ward.live(BEAT_MS))
+    assert isinstance(event, ev.WorkerRaised)
+    assert (event.rank, event.kind, event.point) == (2, "undeclared", Point(10))
+    assert "after 10 rank 2 goes on with a step, and rank 0 with a section" in event.summary
+    cluster = advance(ward.cluster, event, ward.now_ms)
+    outcome = cluster.jobs[JOB].outcome
+    assert outcome is not None
+    assert (outcome.code, outcome.reason) == (91, event.summary)
+
+
+def test_ranks_at_different_points_or_on_the_move_have_not_strayed() -> None:
+    ward = Ward()
+    for rank in (0, 1, 3):
+        ward.set(rank, phase=WorkerPhase.SECTION, point=Point(9))
+    assert not any(isinstance(event, ev.WorkerRaised) for event in ward.live(2 * ASTRAY_MS))
+    ward = Ward()
+    for rank in range(4):
+        ward.set(rank, phase=WorkerPhase.SECTION, point=None)
+    ward.set(2, phase=WorkerPhase.COMPUTING)
+    assert not any(isinstance(event, ev.WorkerRaised) for event in ward.live(2 * ASTRAY_MS))
+    ward = Ward()
+    for beat in range(2 * ASTRAY_MS // BEAT_MS):
+        for rank in (0, 1, 3):
+            ward.set(rank, phase=WorkerPhase.SECTION, collectives=100 + beat)
+        assert ward.live(BEAT_MS) == []

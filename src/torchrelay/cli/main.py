@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 from torchrelay.cli.show import Output
@@ -23,6 +24,7 @@ VERBS = {
 def parser() -> argparse.ArgumentParser:
     """The command line, but for `run`, whose words are torchrun's and the script's."""
     parser = argparse.ArgumentParser(prog="torchrelay", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action="version", version=f"torchrelay {version('torchrelay')}")
     verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
     made = {
         name: verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from torchrelay.cli.runs import FOLDER, NotPossible
 from torchrelay.orchestrator.endpoint import JOURNAL
+from torchrelay.orchestrator.journal import is_written
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import JobId
 from torchrelay.wire.launch import Launch
@@ -176,6 +177,8 @@ def name_of(given: argparse.Namespace) -> tuple[Path, JobId]:
 def take_folder(run_dir: Path, log_dir: Path | None) -> None:
     """Make the run's folder. One that holds a run already is refused."""
     if (run_dir / JOURNAL).exists():
+        if is_written(run_dir / JOURNAL):
+            raise NotPossible(f"{run_dir} holds a run that is under way: use another --run-dir or --job", CANNOT_START)
         raise NotPossible(f"{run_dir} holds a run already: use another --run-dir or --job, or remove it", CANNOT_START)
     try:
         run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -8,6 +8,7 @@ from typing import Protocol
 from torchrelay.cli.client import Away, Client
 from torchrelay.orchestrator.endpoint import JOURNAL
 from torchrelay.orchestrator.views import Incidents, IncidentView, JobStatus, Ranks
+from torchrelay.wire.launch import FILE as LAUNCH
 
 FOLDER = Path("torchrelay-runs")
 
@@ -39,12 +40,13 @@ def find_run(run_dir: Path | None) -> Path:
     runs = [journal.parent for journal in FOLDER.glob(f"*/{JOURNAL}")]
     if not runs:
         raise NotPossible(f"no run under ./{FOLDER}: start one with `torchrelay run`, or name one with --run-dir", 2)
-    return max(runs, key=last_written)
+    return max(runs, key=begun)
 
 
-def last_written(run_dir: Path) -> float:
-    """When a run's journal was last written to: what is new stands in its write-ahead log first."""
-    return max(path.stat().st_mtime for path in run_dir.glob(f"{JOURNAL}*"))
+def begun(run_dir: Path) -> float:
+    """When a run was begun: what to run is written once. (Its journal's files change when somebody reads them.)"""
+    launch = run_dir / LAUNCH
+    return (launch if launch.exists() else run_dir / JOURNAL).stat().st_mtime
 
 
 def look(run_dir: Path | None) -> tuple[Source, str]:

@@ -177,6 +177,21 @@ def read_history(path: Path) -> History:
 # ---------------------------------------------------------------- opening
 
 
+def is_written(path: Path) -> bool:
+    """Whether an orchestrator is writing this journal now."""
+    try:
+        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(descriptor)
+    return False
+
+
 def _take_lock(path: Path) -> int:
     """The descriptor that holds the lock. The kernel lets go of it when the process ends, however it ends."""
     lock = path.with_name(path.name + ".lock")

@@ -270,7 +270,9 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
     if incident is not None:
         sources = tuple(sorted({*incident.sources, *event.sources}))
         incident = replace(incident, sources=sources, size=incident.size + event.size, digest=event.digest)
-        text = f"rank {event.rank} restored from {event.sources}: {event.size} bytes, digest {event.digest} equal"
+        ranks = "rank" if len(event.sources) == 1 else "ranks"
+        source = f"{ranks} {', '.join(map(str, event.sources))}"
+        text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
         job = job.with_incident(incident.tell(cluster.now_ms, text))
     return cluster.with_job(job)
 

@@ -10,6 +10,9 @@ signal inside one, and nobody moves.
     computing, using CPU (compiling?)      100 steps, 2 min to 1 h; before the first commit 1 h
     between steps (saving, logging)        30 min
     in a declared section                  none: sections may take as long as they need
+
+Ranks that have committed the same point are all on the way to the same next call. If one computes a step and another
+is in a section, and neither moves, the script has taken different ways on them, and none of them will ever get on.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from dataclasses import dataclass, replace
 
 from msgspec import Struct
 
-from torchrelay.protocol.events import Event, NodeLost, WorkerHung
+from torchrelay.protocol.events import Event, NodeLost, WorkerHung, WorkerRaised
 from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.roster import Life
@@ -57,6 +60,9 @@ BEAT_MS = 250
 SILENT_BEATS = 60
 # A sample older than this says nothing about now.
 FRESH_MS = 4 * BEAT_MS
+# Calls that commit nothing as long as this, at different calls of the script, never will.
+ASTRAY_MS = 5_000
+CALLS = {WorkerPhase.COMPUTING: "a step", WorkerPhase.SECTION: "a section"}
 # Less than this share of one core counts as using no CPU time.
 IDLE_SHARE = 0.05
 
@@ -124,7 +130,37 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
         if evidence:
             age = now_ms - pulse.still_ms
             found.append(WorkerHung(worker=worker.worker, evidence=evidence, age_ms=age))
+    for job in cluster.jobs.values():
+        if job.phase is JobPhase.RUNNING:
+            found.extend(judge_ways(vitals, job, now_ms))
     return tuple(found)
+
+
+def judge_ways(vitals: Vitals, job: Job, now_ms: int) -> tuple[Event, ...]:
+    """The rank that has strayed, if ranks stand still at different calls after the same point."""
+    still: dict[Point, dict[WorkerPhase, list[Sample]]] = {}
+    for pulse in fresh(vitals, job, now_ms):
+        sample = pulse.sample
+        if sample.phase in CALLS and sample.point is not None and now_ms - pulse.still_ms >= ASTRAY_MS:
+            still.setdefault(sample.point, {}).setdefault(sample.phase, []).append(sample)
+    for point, ways in still.items():
+        if len(ways) > 1:
+            few, many = sorted(ways.values(), key=len)
+            return (strayed(job, point, few[0], many[0]),)
+    return ()
+
+
+def strayed(job: Job, point: Point, one: Sample, other: Sample) -> Event:
+    assert one.rank is not None, "it holds a seat"
+    summary = (
+        f"after {point} rank {one.rank} goes on with {CALLS[one.phase]}, and rank {other.rank} with "
+        f"{CALLS[other.phase]}: the script has taken different ways. Let its way depend on run.committed and on "
+        "results of calls, not on counters of its own such as enumerate()"
+    )
+    return WorkerRaised(
+        worker=one.worker, job=job.spec.job, rank=one.rank, point=point, kind="undeclared", signature="strayed",
+        summary=summary,
+    )  # fmt: skip
 
 
 def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:

@@ -13,7 +13,7 @@ from msgspec import Struct
 from torchrelay.protocol.events import AnyEvent
 from torchrelay.protocol.orders import AnyOrder
 
-MAX_MESSAGE = 64 << 20  # bytes; the largest message is a worker's end with its private state: about 2 MiB
+MAX_MESSAGE = 64 << 20  # bytes; the largest message is a worker's end with its private state: up to 4 MiB
 T = TypeVar("T")
 
 _encoder = msgspec.msgpack.Encoder()

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from torchrelay.errors import Refused, StateMismatch, Undeclared
-from torchrelay.protocol.events import WorkerRaised
+from torchrelay.protocol.events import CollectiveFailed, WorkerRaised
 from torchrelay.worker.session import Session
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
@@ -65,6 +65,17 @@ def tell_raised(session: Session, error: BaseException, *, fatal: bool, kind: st
         signature=signature_of(error), summary=summary, fatal=fatal,
     )  # fmt: skip
     session.link.say(raised)
+
+
+def tell_failed(session: Session, error: BaseException) -> None:
+    """Tell the core that a collective of this worker has failed. Nothing if this worker holds no rank yet."""
+    if not session.identity.known:
+        return
+    failed = CollectiveFailed(
+        worker=session.worker, job=session.job, rank=session.rank, generation=session.standing.wired,
+        summary=f"{type(error).__name__}: {_first_line(error)[:200]}",
+    )  # fmt: skip
+    session.link.say(failed)
 
 
 def kind_of(error: BaseException) -> str:

@@ -70,6 +70,7 @@ class Calls:
         self._attempt: Attempt | None = None
         self._count = 0
         self._late = private.late if private is not None else None
+        self._half_done: str | None = None  # an exception has left a call after its gate
         self._strayed: str | None = None  # an exception has left a call, and the script has gone on
         self._tail: NoCollectives | None = None  # of a newcomer, between its last recorded call and the edge
 
@@ -91,6 +92,11 @@ class Calls:
             raise Refused(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section")
         if self._cursor.replaying:
             return self._replay(kind)
+        if self._half_done is not None:
+            raise RuntimeError(
+                f"a {self._half_done} after its optimizer.step(), and the script went on: what it has updated by then "
+                "nobody can tell. Let the exception leave the script, raise it earlier, or return a flag instead"
+            )
         self.stand_still()
         while True:
             attempt = self._begin(kind)
@@ -258,6 +264,8 @@ class Calls:
 
     def _to_be_redone(self, attempt: Attempt, error: BaseException) -> bool:
         """Whether the call is to be run again after this exception; if not, it leaves the call."""
+        if attempt.passed and isinstance(error, Exception):
+            self._half_done = f"{attempt.kind} raised {type(error).__name__}"
         if attempt.passed or isinstance(error, TorchrelayError):
             return False
         if isinstance(error, StepInterrupted):

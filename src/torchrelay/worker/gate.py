@@ -14,8 +14,8 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchrelay.errors import Refused, StepInterrupted
-from torchrelay.protocol.events import CollectiveFailed
 from torchrelay.protocol.ids import Point
+from torchrelay.worker.blame import tell_failed
 from torchrelay.worker.session import Session
 
 MARKS = 1 << 16
@@ -73,14 +73,8 @@ class Gate:
         standing = self._standing
         if standing.poisoned:
             return
-        session = self._session
-        text = (str(error).splitlines() or [""])[0][:200]
-        failed = CollectiveFailed(
-            worker=session.worker, job=session.job, rank=session.rank, generation=standing.wired,
-            summary=f"{type(error).__name__}: {text}",
-        )  # fmt: skip
-        session.link.say(failed)
-        standing.await_poison(session.welcome.patience_s)
+        tell_failed(self._session, error)
+        standing.await_poison(self._session.welcome.patience_s)
 
 
 def world() -> tuple[dist.ProcessGroup, str]:

@@ -22,7 +22,7 @@ from torchrelay.protocol.events import WorkerFinished, WorkerWarm
 from torchrelay.protocol.ids import WorkerPhase
 from torchrelay.protocol.orders import Leave
 from torchrelay.worker import groups, rehearsal, script, wiring
-from torchrelay.worker.blame import kind_of, print_for_people, tell_raised
+from torchrelay.worker.blame import kind_of, print_for_people, tell_failed, tell_raised
 from torchrelay.worker.link import EXIT_DEFECT, NotWelcome
 from torchrelay.worker.run import Joining
 from torchrelay.worker.session import Session, open_session
@@ -111,7 +111,7 @@ def finish(session: Session, joining: Joining) -> int:
             leave = standing.order(Leave)
             return leave if leave is not None else (True if standing.poisoned else None)
 
-        found = standing.wait(next_thing, session.welcome.patience_s)
+        found = standing.wait(next_thing, None)
         if isinstance(found, Leave):
             return found.code
         if calls is None:
@@ -129,9 +129,14 @@ def fail(session: Session, joining: Joining, error: BaseException) -> int:
     """An exception has left the script. Returns the exit code."""
     standing = session.standing
     cut = any(groups.is_collective_error(one) for one in chain_of(error))
-    if standing.committed is None and (cut or standing.poisoned) and not isinstance(error, TorchrelayError):
-        # A fault before join(): whose it is, others know. This worker cannot go on, and must not be blamed.
+    # Who is not connected yet cannot feel what has hit others.
+    echo = cut or (standing.poisoned and standing.wired > 0)
+    if standing.committed is None and echo and not isinstance(error, TorchrelayError):
+        # A fault before join(): whose it is, others know, or nobody; then all start again. This worker cannot go on,
+        # and must not be blamed.
         print_for_people(error)
+        if cut and not standing.poisoned:
+            tell_failed(session, error)
         try:
             park(session)
         except OrdersStayedAway:

@@ -44,6 +44,7 @@ GREETING_S = 5.0  # how long a stranger may take to prove that it is none
 STALL_S = 10.0  # how long a client may read nothing
 SIGN_OF_LIFE_S = 0.5
 MAX_CLIENTS = 32
+MAX_STRANGERS = 32  # that have not proved themselves yet; the oldest goes when there is one more
 
 
 class _Offer(Struct):
@@ -72,6 +73,8 @@ class StateServer:
         self._offer: _Offer | None = None
         self._readers: set[Stream] = set()
         self._clients: set[Stream] = set()
+        self._strangers: dict[int, Stream] = {}  # those that have not proved themselves yet, oldest first
+        self._proved = 0  # how many have
         self._closed = False
         self._manifest_lock = threading.Lock()
         threading.Thread(target=self._accept, name="state server", daemon=True).start()
@@ -138,7 +141,9 @@ class StateServer:
                 time.sleep(0.05)  # out of descriptors, say: others may be closed by then
                 continue
             with self._changed:
-                full = len(self._clients) >= MAX_CLIENTS or self._closed
+                full = self._proved >= MAX_CLIENTS or self._closed
+                if not full and len(self._strangers) >= MAX_STRANGERS:
+                    self._strangers.pop(next(iter(self._strangers))).cut()
             if full:
                 connected.close()
                 continue
@@ -149,20 +154,34 @@ class StateServer:
                 continue
             with self._changed:
                 self._clients.add(stream)
+                self._strangers[id(stream)] = stream
             threading.Thread(target=self._serve, args=(stream,), name="state client", daemon=True).start()
 
     def _serve(self, stream: Stream) -> None:
         try:
             generation, ask = self._greet(stream)
-            offer = self._await_offer(stream, generation, ask)
-            with self._reading(stream, offer):
-                self._give(stream, offer, ask.want)
+            with self._proven(stream):
+                offer = self._await_offer(stream, generation, ask)
+                with self._reading(stream, offer):
+                    self._give(stream, offer, ask.want)
         except StreamBroken as error:
             log.debug("a client of the state server left: %s", error)
         finally:
             with self._changed:
                 self._clients.discard(stream)
+                self._strangers.pop(id(stream), None)
             stream.close()
+
+    @contextmanager
+    def _proven(self, stream: Stream) -> Iterator[None]:
+        with self._changed:
+            self._strangers.pop(id(stream), None)
+            self._proved += 1
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._proved -= 1
 
     def _greet(self, stream: Stream) -> tuple[Generation, Ask]:
         """Prove our own knowledge of the secret and check the client's. Raises `StreamBroken` if it has none."""
