@@ -370,6 +370,7 @@ def test_an_hour_of_steps_with_saves_evaluation_and_compilation_raises_no_alarm(
         # Rank 0 saves for 20 s, outside any section, using the disk only; the others wait in the next step.
         ward.wait_for(0, phase=WorkerPhase.BETWEEN)
         ward.live(20_000)
+        ward.step()
         # All evaluate, and one of them is late by half a minute in a declared section.
         ward.wait_for(3, phase=WorkerPhase.SECTION)
         ward.live(30_000)

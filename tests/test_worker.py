@@ -217,19 +217,6 @@ def test_a_spare_that_hears_nothing_of_an_orchestrator_ends_with_92(manners: Mak
     assert spare.process.exitcode == 92
 
 
-def test_who_has_finished_and_hears_nothing_of_an_orchestrator_ends_with_92(manners: Make, tmp_path: Path) -> None:
-    stage = manners("paced", spares=0, patience_s=1.0)
-    stage.hold = lambda order: type(order).__name__ == "Leave"
-    stage.until(lambda: stage.step() >= 2, "training")
-    (tmp_path / "enough").touch()
-    stage.until(lambda: len({event.worker for event in stage.of(WorkerFinished)}) == 2, "both have finished")
-    stage.attending = False
-    stage.hold = lambda _: True
-    for actor in stage.actors.values():
-        actor.process.join(20)
-        assert actor.process.exitcode == 92
-
-
 def test_a_survivor_waits_longer_than_its_patience_while_the_orchestrator_is_there(
     manners: Make, tmp_path: Path
 ) -> None:

@@ -264,7 +264,7 @@ class Calls:
 
     def _to_be_redone(self, attempt: Attempt, error: BaseException) -> bool:
         """Whether the call is to be run again after this exception; if not, it leaves the call."""
-        if attempt.passed and isinstance(error, Exception):
+        if attempt.passed and isinstance(error, Exception) and not isinstance(error, TorchrelayError):
             self._half_done = f"{attempt.kind} raised {type(error).__name__}"
         if attempt.passed or isinstance(error, TorchrelayError):
             return False
