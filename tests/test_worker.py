@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import SCRIPTS
+from tests.jobs import SCRIPTS, run_job
 from tests.stage import Stage
-from torchrelay.protocol.events import WorkerFinished, WorkerRaised, WorkerReported, WorkerStarted
+from torchrelay.protocol.events import CollectiveFailed, WorkerFinished, WorkerRaised, WorkerReported, WorkerStarted
 from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import JobPhase
 
@@ -114,6 +114,27 @@ def test_an_error_that_all_ranks_catch_is_nobodys_affair(manners: Make) -> None:
     assert stage.end() == 0, stage.all_logs()
     assert "skipped\ncommitted 6" in stage.log("rank-0")
     assert stage.job.incidents == ()
+
+
+def test_a_step_that_was_left_in_the_middle_of_its_update_is_not_gone_on_from(manners: Make) -> None:
+    stage = manners("caught_after_update", spares=0)
+    assert stage.end() == 1, stage.all_logs()
+    assert "caught" in stage.log("rank-0")
+    assert "raised ValueError after its optimizer.step(), and the script went on" in reason(stage)
+
+
+def test_a_collective_that_fails_before_join_without_a_loss_ends_the_job(manners: Make) -> None:
+    stage = manners("cut_before_join", spares=0, collective_grace_ms=100)
+    assert stage.end() != 0
+    assert {event.rank for event in stage.of(CollectiveFailed)} == {0, 1}
+    assert "starts ended before anything was committed" in reason(stage)
+
+
+def test_a_script_that_takes_another_way_on_a_newcomer_is_found_out(tmp_path: Path) -> None:
+    script = [str(SCRIPTS / "manners.py"), "strays", "--marks", str(tmp_path)]
+    job = run_job(tmp_path / "run", script, ["--nproc-per-node", "2", "--spares", "1"], timeout_s=90)
+    assert job.code == 91
+    assert "the script has taken different ways. Let its way depend on run.committed" in job.output
 
 
 def test_exit_codes_of_the_script_are_its_own(manners: Make) -> None:

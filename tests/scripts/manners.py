@@ -164,6 +164,37 @@ def caught_error():
     print(f"committed {run.committed}")
 
 
+def caught_after_update():
+    """All ranks catch an error that leaves their step after its update, and go on."""
+    model, optimizer, run = joined()
+
+    def after():
+        raise ValueError("not finite")
+
+    step = step_of(run, model, optimizer, after=after)
+    for _ in run.steps(7):
+        try:
+            step()
+        except ValueError:
+            print("caught", flush=True)
+
+
+def cut_before_join():
+    """A collective fails on all ranks before join(), and nobody is lost."""
+    dist.barrier()
+    raise RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1ms for recv operation")
+
+
+def strays():
+    """Its way depends on a counter of its own, which a newcomer's script has not counted."""
+    model, optimizer, run = joined()
+    step = step_of(run, model, optimizer, lambda: kill_rank_1_at(run, 5))
+    for at, _ in enumerate(run.steps(40)):
+        step()
+        if at % 10 == 9:
+            run.section(dist.barrier)
+
+
 def exits():
     _, _, run = joined()
     run.section(dist.barrier)
