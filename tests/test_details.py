@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from tests.telling import JOB, Story, raised, running, say, submitted
+from tests.telling import JOB, Story, answers, raised, running, say, submitted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ending import NO_STATE
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Mark
 from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.policy import DYING_MS
+from torchrelay.protocol.policy import DYING_MS, UNJOINED_MS
 from torchrelay.protocol.roster import natural
 from torchrelay.protocol.table import Table
 
@@ -269,3 +269,29 @@ def test_who_waits_for_the_first_wiring_is_asked_no_more() -> None:
 def test_a_table_is_equal_to_tables_only() -> None:
     assert Table({1: 2}) == Table([(1, 2)])
     assert Table({1: 2}) != {1: 2}
+
+
+def test_a_script_that_never_joins_is_not_started_again_after_a_while() -> None:
+    for waited, phase in ((UNJOINED_MS - 1, JobPhase.AGREEING), (UNJOINED_MS, JobPhase.ENDING)):
+        story = wired()
+        story.wait(waited)
+        story.lose(story.holder(1), signal=SIGKILL)
+        assert story.job.phase is phase
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 137
+    assert "has not called join() in 10 minutes" in story.job.outcome.reason
+    for joined in (0, 1):
+        story = wired()
+        story.hear(say(story, ev.WorkerJoined, joined))
+        story.wait(UNJOINED_MS)
+        story.lose(story.holder(1), signal=SIGKILL)
+        assert story.job.phase is JobPhase.AGREEING
+
+
+def wired() -> Story:
+    """A job whose ranks are connected, and have not joined."""
+    story = submitted(spares=0)
+    while story.job.phase is not JobPhase.RUNNING:
+        story.hear(*(answer for order in story.orders() for answer in answers(order, story.stands)
+                     if not isinstance(answer, ev.WorkerJoined)))  # fmt: skip
+    return story

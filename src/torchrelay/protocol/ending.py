@@ -8,7 +8,7 @@ from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Resolution
 from torchrelay.protocol.job import Job, JobPhase, Outcome
-from torchrelay.protocol.policy import ENDING_MS, GENERATION_BUDGET, START_BUDGET
+from torchrelay.protocol.policy import ENDING_MS, GENERATION_BUDGET, START_BUDGET, UNJOINED_MS
 from torchrelay.protocol.roster import Life, Seat
 from torchrelay.protocol.state import Cluster, keep_private, over, vacate
 from torchrelay.protocol.table import Table
@@ -68,10 +68,19 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
             # Nobody counts on a newcomer that is not at the edge yet: the next spare takes its place. One that was
             # restored in an earlier generation is a survivor like others.
             return cluster.with_job(job.tell(now, f"rank {rank}'s newcomer is replaced"))
+        case JobPhase.RUNNING if unprotected(cluster, job, seat):
+            why = f"the script has not called join() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
+            return fall_back(cluster, job, why, job.last_code)
         case JobPhase.RUNNING | JobPhase.AGREEING | JobPhase.PREPARING | JobPhase.REWIRING | JobPhase.RESUMING:
             return interrupt(cluster, job, fault.cause)
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")
+
+
+def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
+    """Whether this script trains without us: to start it again would be to do in silence what it has done before."""
+    joined = job.trained or lost.joined or any(seat.joined for seat in job.seats.values())
+    return not joined and cluster.now_ms - job.phase_ms >= UNJOINED_MS
 
 
 def interrupt(cluster: Cluster, job: Job, reason: str) -> Cluster:
