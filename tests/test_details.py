@@ -30,6 +30,17 @@ def test_ranks_take_the_first_slots_of_all_nodes() -> None:
     assert [(worker.node, worker.slot) for worker in held] == [("node-2", 0), ("node-10", 0)]
 
 
+def test_a_node_that_comes_first_does_not_take_the_ranks_of_those_that_follow() -> None:
+    story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=4, nproc_per_node=2, nodes=2, spares=2)))
+    for number in (0, 1):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=4))
+    held = [story.cluster.workers[story.holder(rank)] for rank in range(4)]
+    assert [(worker.node, worker.slot) for worker in held] == [
+        ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1)
+    ]  # fmt: skip
+
+
 def test_a_wait_for_places_that_is_over_does_not_count_for_the_next() -> None:
     story = submitted(slots=1, spares=0, spare_wait_ms=1_000)
     story.wait(10)

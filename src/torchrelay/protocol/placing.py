@@ -26,12 +26,14 @@ def place(cluster: Cluster, job_id: JobId) -> Cluster:
 
 def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
     """Slots of living nodes without a process, that may be used, in the order in which ranks fill them."""
+    # Until all nodes are there, each gets no more than its share: the first would take all ranks.
+    limit = job.spec.nproc_per_node if awaits_nodes(cluster, job) else None
     taken = {(worker.node, worker.slot) for worker in cluster.workers.values()}
     free = [
         (node.node, slot)
         for node in cluster.nodes.values()
         if node.alive
-        for slot in range(node.slots)
+        for slot in range(node.slots if limit is None else min(limit, node.slots))
         if (node.node, slot) not in taken
         and not cordoned(job.spec, cluster.strikes.get((node.node, slot), ()), cluster.now_ms)
     ]
@@ -54,6 +56,12 @@ def fill_slots(cluster: Cluster, job: Job) -> Cluster:
     return cluster
 
 
+def awaits_nodes(cluster: Cluster, job: Job) -> bool:
+    """Whether a job that starts for the first time has fewer nodes than it was submitted for."""
+    first = job.phase is JobPhase.STARTING and job.starts == 0 and job.restarts == 0
+    return first and sum(node.alive for node in cluster.nodes.values()) < job.spec.nodes
+
+
 def seat_all(cluster: Cluster, job: Job) -> Cluster:
     """At a start: when all nodes are there and enough workers, every rank gets its worker at once."""
     if any(seat.worker is not None for seat in job.seats.values()):
@@ -61,8 +69,7 @@ def seat_all(cluster: Cluster, job: Job) -> Cluster:
     ending = [worker.worker for worker in cluster.of_job(job.spec.job) if worker.life is Life.FENCING]
     if ending:  # two holders of one rank, though of two histories, could still write the same files
         return wait_for_room(cluster, job, f"waiting for the end of {', '.join(sorted(ending))}")
-    alive = sum(node.alive for node in cluster.nodes.values())
-    if alive < job.spec.nodes and job.starts == 0 and job.restarts == 0:
+    if awaits_nodes(cluster, job):
         return cluster
     able = sorted(cluster.spares(job.spec.job), key=lambda w: (*slot_order(job.spec, w.node, w.slot), w.worker))
     if len(able) < len(job.seats):
