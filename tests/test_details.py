@@ -41,6 +41,17 @@ def test_a_node_that_comes_first_does_not_take_the_ranks_of_those_that_follow() 
     ]  # fmt: skip
 
 
+def test_when_a_node_is_lost_the_others_give_all_their_slots() -> None:
+    story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, spares=0)))
+    for number in (0, 1):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=3))
+    story.settle()
+    story.train(HERE)
+    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silent"))
+    assert [order.slot for order in story.orders() if isinstance(order, od.StartWorker)] == [1]
+
+
 def test_a_wait_for_places_that_is_over_does_not_count_for_the_next() -> None:
     story = submitted(slots=1, spares=0, spare_wait_ms=1_000)
     story.wait(10)
@@ -302,6 +313,7 @@ def test_a_script_that_never_joins_is_not_started_again_after_a_while() -> None:
 def wired() -> Story:
     """A job whose ranks are connected, and have not joined."""
     story = submitted(spares=0)
+    story.wait(1_000)
     while story.job.phase is not JobPhase.RUNNING:
         story.hear(*(answer for order in story.orders() for answer in answers(order, story.stands)
                      if not isinstance(answer, ev.WorkerJoined)))  # fmt: skip

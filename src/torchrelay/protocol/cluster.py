@@ -270,8 +270,7 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
     if incident is not None:
         sources = tuple(sorted({*incident.sources, *event.sources}))
         incident = replace(incident, sources=sources, size=incident.size + event.size, digest=event.digest)
-        ranks = "rank" if len(event.sources) == 1 else "ranks"
-        source = f"{ranks} {', '.join(map(str, event.sources))}"
+        source = ", ".join(f"rank {rank}" for rank in event.sources)
         text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
         job = job.with_incident(incident.tell(cluster.now_ms, text))
     return cluster.with_job(job)

@@ -79,7 +79,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
 
 def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
     """Whether this script trains without us: to start it again would be to do in silence what it has done before."""
-    joined = job.trained or lost.joined or any(seat.joined for seat in job.seats.values())
+    joined = lost.joined or any(seat.joined for seat in job.seats.values())
     return not joined and cluster.now_ms - job.phase_ms >= UNJOINED_MS
 
 
