@@ -135,6 +135,17 @@ def running(point: Point = Point(3), **fields: Any) -> Story:
     return story
 
 
+def after_an_error(point: Point) -> Story:
+    """A job in which the holder of rank 1 has raised, ended and been replaced; all compute the step after `point`."""
+    story = running()
+    story.hear(raised(story, 1))
+    story.lose(story.holder(1), code=5)
+    story.wait(300)
+    story.settle()
+    story.train(point)
+    return story
+
+
 def place_of(order: od.Order) -> tuple[int, str]:
     """Orders in the order of a recovery, then by worker."""
     kinds = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.telling import JOB, Story, answers, raised, running, say, submitted
+from tests.telling import JOB, Story, after_an_error, answers, raised, running, say, submitted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ending import NO_STATE
@@ -142,12 +142,7 @@ def test_leaving_takes_as_long_as_was_agreed_from_the_moment_all_have_finished()
 
 
 def test_one_who_raised_and_is_gone_does_not_hide_another_who_raised_and_stays() -> None:
-    story = running()
-    story.hear(raised(story, 1))
-    story.lose(story.holder(1), code=5)
-    story.wait(300)
-    story.settle()
-    story.train(NEXT)
+    story = after_an_error(NEXT)
     story.hear(raised(story, 0, signature="other", point=NEXT))
     story.wait(DYING_MS)
     assert story.job.incidents[-1].faults[0].cause == "raised and did not end: E"

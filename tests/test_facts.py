@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.telling import JOB, Stand, Story, private, raised, running, say, submitted
+from tests.telling import JOB, Stand, Story, after_an_error, private, raised, running, say, submitted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.cluster import EMPTY, advance, orders
@@ -302,12 +302,7 @@ def test_an_exception_of_an_interrupted_worker_does_not_end_it() -> None:
 
 
 def test_an_old_exception_of_a_worker_that_has_gone_holds_nobody() -> None:
-    story = running()
-    story.hear(raised(story, 1))
-    story.lose(story.holder(1), code=5)
-    story.wait(300)
-    story.settle()
-    story.train(NEXT)
+    story = after_an_error(NEXT)
     story.wait(10 * DYING_MS)
     assert story.job.phase is JobPhase.RUNNING
 

@@ -19,9 +19,7 @@ EMPTY = re.compile(r"(^|_)(utils?|helpers?|managers?|misc|common|stuff|base|hand
 LONG_FUNCTIONS: dict[str, str] = {
     "examples/train_gpt.py:main": "a training script is read from the top to the bottom, as its users write theirs",
 }
-LONG_FILES: dict[str, str] = {
-    "tests/test_groups.py": "one set of processes and their fixture serves all of its tests",
-}
+LONG_FILES: dict[str, str] = {}
 EMPTY_NAMES: dict[str, str] = {}
 
 
