@@ -6,6 +6,8 @@ Answers belong to a generation: an answer of another generation than the job's c
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from msgspec import Struct
 
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
@@ -29,6 +31,14 @@ class Answer(Event, frozen=True, tag=True, kw_only=True):
 
 
 # ---------------------------------------------------------------- what comes with events
+
+
+class Effect(StrEnum):
+    """What a taint does to the place it lies on; the words are those of Kubernetes."""
+
+    PREFER_NO_SCHEDULE = "PreferNoSchedule"  # taken last
+    NO_SCHEDULE = "NoSchedule"  # nothing new is put there; what runs there stays
+    NO_EXECUTE = "NoExecute"  # what runs there moves away
 
 
 class JobSpec(Struct, frozen=True, kw_only=True):
@@ -59,6 +69,12 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     restore_ms: int = 600_000
     # A failed collective without any lost worker: how long the cause may take to show.
     collective_grace_ms: int = 1_000
+    # Planned and pre-emptive moves of ranks within an hour; 0: none at all, less than 0: no limit.
+    moves_per_hour: int = 60
+    # How long a place is taken last, after a fault of it was repaired. Doubled by each further fault within a month.
+    probation_ms: int = 604_800_000
+    # Whether ranks move back, by themselves, to the node they began on when its probation is over.
+    return_home: bool = False
 
 
 class PrivateRecord(Struct, frozen=True):
@@ -109,6 +125,62 @@ class NodeLost(Fact, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class TaintSet(Fact, frozen=True, tag=True, kw_only=True):
+    """A node, or one slot of it, should be left, or not be used. One taint of a key lies on a place: again replaces it."""
+
+    node: NodeId
+    slot: int | None = None  # None: the whole node
+    key: str
+    value: str = ""
+    effect: Effect = Effect.NO_EXECUTE
+    reason: str = ""
+    source: str  # who says so: a detector, an operator
+    ttl_ms: int | None = None  # how long it lies; None: until it is cleared
+    planned: bool = False  # a wish, not a warning: what moves, moves all at once or not at all
+
+
+class TaintCleared(Fact, frozen=True, tag=True, kw_only=True):
+    """`healed`: its cause is gone without a repair (the taint was a mistake): no probation follows."""
+
+    node: NodeId
+    slot: int | None = None
+    key: str
+    source: str
+    healed: bool = False
+
+
+class MoveAsked(Fact, frozen=True, tag=True, kw_only=True):
+    """An operator wants these ranks somewhere else, together; `to` a node, or wherever there is room."""
+
+    job: JobId
+    ranks: tuple[Rank, ...]
+    to: NodeId | None = None
+    reason: str
+    source: str
+
+
+class MoveWithdrawn(Fact, frozen=True, tag=True, kw_only=True):
+    """What was asked for with `MoveAsked` is not wanted any more, for these ranks."""
+
+    job: JobId
+    ranks: tuple[Rank, ...]
+    source: str
+
+
+class FreezeSet(Fact, frozen=True, tag=True, kw_only=True):
+    """Look on only. A move that has not cut over goes back, one that has is finished; faults end the job as without us.
+
+    Several may hold a freeze (a file, an operator): each lifts its own.
+    """
+
+    source: str
+    reason: str = ""
+
+
+class FreezeCleared(Fact, frozen=True, tag=True, kw_only=True):
+    source: str
+
+
 class WorkerStarted(Fact, frozen=True, tag=True, kw_only=True):
     """A worker process runs in a slot and its link to the agent is up."""
 
@@ -124,6 +196,13 @@ class WorkerWarm(Fact, frozen=True, tag=True, kw_only=True):
     """A spare has done all that can be done before it knows its rank."""
 
     worker: WorkerId
+
+
+class WorkerPrepared(Fact, frozen=True, tag=True, kw_only=True):
+    """The target of a move has built all that it can, has rehearsed, and waits for the place it is to go to."""
+
+    worker: WorkerId
+    note: str = ""  # what was rehearsed and how long it took, or why it was not, in words
 
 
 class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
@@ -200,7 +279,8 @@ class Tick(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerReported(Answer, frozen=True, tag=True, kw_only=True):
-    """Where a worker stands, after an interrupt. A promise: it passes no gate until it is ordered to.
+    """Where a worker stands. A promise: after an interrupt it passes no gate until it is ordered to; after a halt it
+    begins no call behind the one it is in.
 
     committed   the last point this worker committed; None if it holds no state (a newcomer not yet restored)
     caught_up   for a newcomer without state: the point its script has been brought to, else None
@@ -214,9 +294,21 @@ class WorkerReported(Answer, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerReady(Answer, frozen=True, tag=True, kw_only=True):
-    """Stopped at the edge after `point` (None: before join, to be wired for the first time), nothing in flight."""
+    """Stopped at the edge after `point` (None: before join, to be wired for the first time), nothing in flight.
+
+    `private`: this rank's private record of `point`, if it was asked to hand over.
+    """
 
     point: Point | None
+    private: bytes = b""
+
+
+class RecordKept(Answer, frozen=True, tag=True, kw_only=True):
+    """A buddy's copy of the private record of `ward` at `point`; empty if there is none."""
+
+    ward: Rank
+    point: Point
+    private: bytes
 
 
 class WorkerRewired(Answer, frozen=True, tag=True, kw_only=True):
@@ -256,8 +348,15 @@ AnyEvent = (
     | JobCancelled
     | NodeJoined
     | NodeLost
+    | TaintSet
+    | TaintCleared
+    | MoveAsked
+    | MoveWithdrawn
+    | FreezeSet
+    | FreezeCleared
     | WorkerStarted
     | WorkerWarm
+    | WorkerPrepared
     | WorkerJoined
     | WorkerExited
     | WorkerRaised
@@ -267,6 +366,7 @@ AnyEvent = (
     | Tick
     | WorkerReported
     | WorkerReady
+    | RecordKept
     | WorkerRewired
     | RewireFailed
     | StateRestored

@@ -31,6 +31,7 @@ class Verdict(StrEnum):
 
     REDO = "redo"
     ROLL_FORWARD = "roll forward"
+    GO_ON = "go on"  # nothing is wrong: commit what it takes to stand after the boundary
 
 
 class Source(Struct, frozen=True):
@@ -61,7 +62,11 @@ class Fence(Order, frozen=True, tag=True, kw_only=True):
 
 
 class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Take this rank. `newcomer`: the job is already trained to some point; `restarts`: starts of the whole job."""
+    """Take this rank. `newcomer`: the job is already trained to some point; `restarts`: starts of the whole job.
+
+    `examples`: for the target of a move, who trains now and can show what a step is called with. While training goes
+    on there is time to rehearse.
+    """
 
     rank: Rank
     world_size: int
@@ -69,6 +74,7 @@ class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
     newcomer: bool
     restarts: int = 0
     once: tuple[tuple[str, bytes], ...] = ()
+    examples: tuple[Source, ...] = ()
 
 
 class Interrupt(WorkerOrder, frozen=True, tag=True, kw_only=True):
@@ -78,11 +84,30 @@ class Interrupt(WorkerOrder, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class Halt(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Nothing is wrong. Report, finish the call that is under way, and begin none after it until told how far to go."""
+
+    rank: Rank
+    reason: str
+
+
 class Decide(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """The verdict: reach `point` (rolling forward if in that gate), and stop at the edge after it."""
+    """The verdict: reach `point` (rolling forward if in that gate), and stop at the edge after it.
+
+    `hand_over`: say what a successor needs, too (`WorkerReady.private`).
+    """
 
     rank: Rank
     verdict: Verdict
+    point: Point
+    hand_over: bool = False
+
+
+class Recall(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Hand out the private record of a lost rank that this worker keeps as its buddy."""
+
+    rank: Rank
+    ward: Rank
     point: Point
 
 
@@ -96,10 +121,15 @@ class CatchUp(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 class Rewire(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Connect all groups anew through the store at `store` (host:port), which its owner hosts for this generation."""
+    """Connect all groups anew through the store at `store` (host:port), which its owner hosts for this generation.
+
+    `buddies` keep a copy of this rank's private record from now on, and this rank one of each of its `wards`.
+    """
 
     rank: Rank
     store: str
+    buddies: tuple[Rank, ...] = ()
+    wards: tuple[Rank, ...] = ()
 
 
 class Restore(WorkerOrder, frozen=True, tag=True, kw_only=True):
@@ -111,7 +141,7 @@ class Restore(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 class Resume(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Train on from `point` (None: go on with the script, first wiring)."""
+    """Train on from `point` (None: go on with the script; first wiring, or a halt that is called off)."""
 
     rank: Rank
     point: Point | None
@@ -123,4 +153,17 @@ class Leave(WorkerOrder, frozen=True, tag=True, kw_only=True):
     code: int
 
 
-AnyOrder = StartWorker | Fence | Assign | Interrupt | Decide | CatchUp | Rewire | Restore | Resume | Leave
+AnyOrder = (
+    StartWorker
+    | Fence
+    | Assign
+    | Interrupt
+    | Halt
+    | Decide
+    | Recall
+    | CatchUp
+    | Rewire
+    | Restore
+    | Resume
+    | Leave
+)
