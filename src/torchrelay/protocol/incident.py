@@ -16,6 +16,7 @@ class Resolution(StrEnum):
     CLEAN = "clean"  # nothing was lost
     RESTARTED = "restarted"  # before the first commit: nothing was there to be lost
     FELL_BACK = "fell back"  # the job started again from the script's own checkpoint
+    CALLED_OFF = "called off"  # a move that did not take place: nothing was lost, nobody connected anew
     ENDED = "ended"  # the job ended, as it would have without us
 
 
@@ -26,8 +27,10 @@ class Mark(StrEnum):
     HEARD = "heard"  # the core heard of it
     INTERRUPTED = "interrupted"  # the first survivor has reported
     AGREED = "agreed"  # all survivors have reported
+    STOOD = "stood"  # a move: the first worker stands at the boundary; the pause begins
     ACQUIRED = "acquired"  # every rank has a holder
     READY = "ready"  # everybody stands at the edge
+    CUTOVER = "cutover"  # a move: the targets hold their ranks
     REWIRED = "rewired"
     RESTORED = "restored"
     RESUMED = "resumed"
@@ -62,6 +65,8 @@ class Incident:
     digest: str = ""
     eligible: bool = True  # False: a user's error or an operator's stop, listed but not counted
     resolution: Resolution = Resolution.OPEN
+    kind: str = "unplanned"  # or planned, pre-emptive
+    move: int | None = None  # the number of the move that made it, or that it came into
 
     @property
     def name(self) -> str:

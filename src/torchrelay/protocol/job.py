@@ -8,6 +8,7 @@ from enum import StrEnum
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
+from torchrelay.protocol.moves import Move, Request
 from torchrelay.protocol.roster import Seat
 from torchrelay.protocol.table import Table
 
@@ -17,6 +18,9 @@ class JobPhase(StrEnum):
 
     STARTING = "starting"  # workers come up; nothing is wired
     RUNNING = "running"
+    QUIESCING = "quiescing"  # a move: all are asked how far they are, and begin nothing new
+    HALTING = "halting"  # on the way to the boundary; targets are brought there
+    RELEASING = "releasing"  # the move is called off: all go on as before
     AGREEING = "agreeing"  # interrupted: survivors report where they stand
     PREPARING = "preparing"  # verdict given: survivors go to the edge, newcomers are brought there
     REWIRING = "rewiring"  # all stand at the edge: connect, and restore who holds no state
@@ -26,6 +30,8 @@ class JobPhase(StrEnum):
     ENDED = "ended"
 
 
+# A move that has not cut over: everybody trains, or stands at the boundary, in connections that nobody has touched.
+MOVING = frozenset({JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.RELEASING})
 RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.REWIRING, JobPhase.RESUMING})
 
 
@@ -71,8 +77,16 @@ class Job:
     raised: tuple[Raised, ...] = ()
     last_code: int = 1
     once: Table[tuple[Rank, str], bytes] = Table()
+    requests: Table[Rank, Request] = Table()  # moves that operators want
+    moves: tuple[Move, ...] = ()  # the newest last; at most one is open
+    moved: int = 0  # moves named so far
+    cutovers: tuple[int, ...] = ()  # when ranks were moved within the last hour
     incidents: tuple[Incident, ...] = ()
     outcome: Outcome | None = None
+
+    @property
+    def open_move(self) -> Move | None:
+        return self.moves[-1] if self.moves and self.moves[-1].open else None
 
     @property
     def open_incident(self) -> Incident | None:

@@ -43,6 +43,9 @@ class Worker:
     address: str = ""
     store: str = ""
     rank: Rank | None = None  # the rank it holds, or held until it was fenced
+    heir: Rank | None = None  # the rank it will take: the target of a move
+    prepared: bool = False  # a target that has built, and rehearsed, all that it can
+    note: str = ""  # what it said about its rehearsal
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +59,19 @@ class Seat:
     joined: bool = False
     shard: str = ""  # which part of the state it holds; unknown until a holder has joined
     finished: bool = False
+    home: NodeId | None = None  # the node it was given at the start
     private: tuple[PrivateRecord, ...] = ()  # what former holders of this rank left
     distrusted: frozenset[Rank] = frozenset()  # sources whose digest differed
     holds: Point | None = None  # the newest point known to be in its memory
+    leaver: WorkerId | None = None  # who held it before a move: stands at the boundary and serves until all train
 
     report: WorkerReported | None = None
     ready: bool = False
     rewired: bool = False
     resumed: bool = False
     failed: frozenset[Rank] = frozenset()  # sources that did not deliver in this generation
+    serves: bool = False  # stood at the target when this generation was agreed on, so its state can be had
+    asked_buddies: frozenset[Rank] = frozenset()  # who said that it has no copy of this rank's record
 
     def record_of(self, point: Point) -> PrivateRecord | None:
         """The private record that a former holder left of this point."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from torchrelay.protocol.events import PrivateRecord, WorkerExited, WorkerStarted
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.moves import Taint, TaintId
 from torchrelay.protocol.roster import Life, Node, Seat, Worker
 from torchrelay.protocol.table import Table
 
@@ -28,6 +29,10 @@ class Cluster:
     # When the slots lost workers, as (node, slot) -> times.
     strikes: Table[tuple[NodeId, int], tuple[int, ...]] = Table()
     born: int = 0  # workers named so far
+    taints: Table[TaintId, Taint] = Table()
+    # When nodes, or slots of them, failed or were tainted for a fault; None as slot: the whole node.
+    failures: Table[tuple[NodeId, int | None], tuple[int, ...]] = Table()
+    freezes: Table[str, str] = Table()  # who holds a freeze -> why
 
     # ------------------------------------------------------------ looking
 
