@@ -195,14 +195,6 @@ def test_old_samples_say_nothing() -> None:
     assert judge(ward.vitals, ward.cluster, ward.now_ms + 10_000) == ()
 
 
-def test_a_silent_node_is_lost_and_one_that_beats_is_not() -> None:
-    ward = Ward()
-    ward.live(1_000)
-    assert judge(ward.vitals, ward.cluster, ward.now_ms + 14_000) == ()
-    lost = judge(ward.vitals, ward.cluster, ward.now_ms + 15_000)
-    assert [type(event) for event in lost] == [ev.NodeLost]
-
-
 def test_pulses_of_workers_that_ended_are_forgotten() -> None:
     ward = Ward()
     ward.live(BEAT_MS)
@@ -344,13 +336,6 @@ def test_a_hang_is_dated_by_its_last_move_and_told_once_it_is_to_be_ended_no_mor
     fenced = advance(cluster(), hung, 0)
     assert fenced.workers[spare.sample.worker].life is Life.FENCING
     assert judge(vitals, fenced, NOW) == ()
-
-
-def test_a_node_is_lost_once_and_only_if_it_was_heard() -> None:
-    assert judge(Vitals(), cluster(), NOW) == ()
-    vitals = Vitals(heard=Table({(NODE, "a"): 0}))
-    (lost,) = judge(vitals, cluster(), NOW)
-    assert judge(vitals, advance(cluster(), lost, 0), NOW) == ()
 
 
 # The longest last.

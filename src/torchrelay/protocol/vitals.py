@@ -13,6 +13,18 @@ signal inside one, and nobody moves.
 
 Ranks that have committed the same point are all on the way to the same next call. If one computes a step and another
 is in a section, and neither moves, the script has taken different ways on them, and none of them will ever get on.
+
+A node is lost after a silence that its own beats set:
+
+    limit = clamp(4 x the longest gap between its beats in the last 5 to 10 minutes, 6 s, 30 s)
+
+It counts from its last beat, or from when a rank on another node last committed a point of a job that has ranks on
+this one, whichever is later: each gate needs all ranks, so whoever passes one proves that the silent node's workers
+live, and that only its agent cannot be heard. (Steps longer than the limit prove nothing in time.)
+
+If all nodes are silent at once, it is the orchestrator that hears nothing (its network, or the one machine is busy),
+and nobody could take over anyway: none is lost before 60 s. When the first is heard again, the silence counts as a gap
+between the beats of each: the others have up to 30 s from then to come back.
 """
 
 from __future__ import annotations
@@ -23,8 +35,8 @@ from msgspec import Struct
 
 from torchrelay.protocol.events import Event, NodeLost, WorkerHung, WorkerRaised
 from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import RECOVERING, Job, JobPhase
-from torchrelay.protocol.roster import Life
+from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase
+from torchrelay.protocol.roster import Life, Node
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
 
@@ -53,11 +65,18 @@ class Beat(Struct, frozen=True, tag=True, kw_only=True):
     samples: tuple[Sample, ...] = ()
 
 
-# Phases in which nobody trains.
-STANDING = RECOVERING | {JobPhase.STARTING, JobPhase.FINISHING}
-# A node is lost after this many silent beats of BEAT_MS.
+# Phases in which nobody trains, or all are about to stand: only what the kernel has stopped is in the way.
+STANDING = RECOVERING | MOVING | {JobPhase.STARTING, JobPhase.FINISHING}
 BEAT_MS = 250
-SILENT_BEATS = 60
+# A silent node is lost after this many of the longest gaps between its beats, but not before and not after:
+SILENT_GAPS = 4
+LEAST_SILENCE_MS = 6_000
+MOST_SILENCE_MS = 30_000
+# Gaps are remembered for this long, and at most for twice as long.
+GAPS_MS = 300_000
+# If all are silent for so long, nobody is lost before they have been for this long.
+ALL_SILENT_MS = 2_000
+DEAF_MS = 60_000
 # A sample older than this says nothing about now.
 FRESH_MS = 4 * BEAT_MS
 # Calls that commit nothing as long as this, at different calls of the script, never will.
@@ -76,6 +95,58 @@ class Pulse:
     still_ms: int  # when point, phase, generation or collectives last changed
     still_cpu_ms: int  # its CPU time then
     stopped_ms: int | None = None  # since when the kernel has had it stopped
+    advanced_ms: int | None = None  # when it was last seen to have committed a further point in its generation
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """The longest gaps between a node's beats: in this span of `GAPS_MS`, and in the one before it."""
+
+    since_ms: int
+    gap_ms: int = 0
+    before_ms: int = 0
+
+    def note(self, gap_ms: int, now_ms: int) -> Rhythm:
+        """After a beat that came so long after the last one."""
+        spans = (now_ms - self.since_ms) // GAPS_MS
+        if spans == 0:
+            return self if gap_ms <= self.gap_ms else replace(self, gap_ms=gap_ms)
+        return Rhythm(now_ms, gap_ms, self.gap_ms if spans == 1 else 0)
+
+    @property
+    def longest_ms(self) -> int:
+        return max(self.gap_ms, self.before_ms)
+
+    @property
+    def limit_ms(self) -> int:
+        """The silence after which the node is lost."""
+        return int(clamp(SILENT_GAPS * self.longest_ms, LEAST_SILENCE_MS, MOST_SILENCE_MS))
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """A node that has not been heard of late.
+
+    lost_in_ms   how long it has left if nothing is heard of it; 0: it is lost
+    advanced_ms  how long ago ranks on other nodes committed a point together with ranks on this one, if they did
+                 since its last beat: its workers live
+    """
+
+    node: NodeId
+    silent_ms: int
+    limit_ms: int
+    lost_in_ms: int
+    advanced_ms: int | None = None
+    all_silent: bool = False
+
+    def __str__(self) -> str:
+        """For people: "silent for 12.0 s, but its ranks train on"."""
+        told = f"silent for {self.silent_ms / 1000:.1f} s"
+        if self.all_silent:
+            return f"{told}, and so are all: it may be the orchestrator that hears nothing"
+        if self.advanced_ms is not None and self.lost_in_ms > 0:
+            return f"{told}, but its ranks train on"
+        return f"{told} (limit {self.limit_ms / 1000:.1f} s)"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +155,7 @@ class Vitals:
 
     heard: Table[tuple[NodeId, str], int] = Table()
     pulses: Table[WorkerId, Pulse] = Table()
+    rhythms: Table[NodeId, Rhythm] = Table()
 
 
 def place_of(sample: Sample) -> tuple[object, ...]:
@@ -92,10 +164,26 @@ def place_of(sample: Sample) -> tuple[object, ...]:
 
 def hear(vitals: Vitals, beat: Beat, now_ms: int) -> Vitals:
     """Take in a beat."""
+    vitals = end_deafness(vitals, now_ms)
     pulses = dict(vitals.pulses)
     for sample in beat.samples:
         pulses[sample.worker] = feel(pulses.get(sample.worker), sample, now_ms)
-    return replace(vitals, heard=vitals.heard.put((beat.node, beat.incarnation), now_ms), pulses=Table(pulses))
+    # An agent that was started anew has no gap before its first beat.
+    gap = now_ms - vitals.heard.get((beat.node, beat.incarnation), now_ms)
+    rhythm = vitals.rhythms.get(beat.node, Rhythm(now_ms)).note(gap, now_ms)
+    return replace(
+        vitals, heard=vitals.heard.put((beat.node, beat.incarnation), now_ms), pulses=Table(pulses),
+        rhythms=vitals.rhythms.put(beat.node, rhythm),
+    )  # fmt: skip
+
+
+def end_deafness(vitals: Vitals, now_ms: int) -> Vitals:
+    """Somebody is heard after nobody was for as long as would lose a node: for all of them silence counts from now."""
+    gap = now_ms - max(vitals.heard.values(), default=now_ms)
+    if gap < min((rhythm.limit_ms for rhythm in vitals.rhythms.values()), default=LEAST_SILENCE_MS):
+        return vitals
+    rhythms = Table((node, rhythm.note(gap, now_ms)) for node, rhythm in vitals.rhythms.items())
+    return replace(vitals, heard=Table((key, now_ms) for key in vitals.heard), rhythms=rhythms)
 
 
 def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
@@ -103,9 +191,19 @@ def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
     stopped = sample.process in ("T", "t")
     since = before.stopped_ms if before is not None else None
     stopped_ms = (since if since is not None else now_ms) if stopped else None
-    if before is None or place_of(before.sample) != place_of(sample):
+    if before is None:
         return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms)
-    return Pulse(sample, now_ms, before.still_ms, before.still_cpu_ms, stopped_ms)
+    advanced_ms = now_ms if advanced(before.sample, sample) else before.advanced_ms
+    if place_of(before.sample) != place_of(sample):
+        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, advanced_ms)
+    return Pulse(sample, now_ms, before.still_ms, before.still_cpu_ms, stopped_ms, advanced_ms)
+
+
+def advanced(before: Sample, now: Sample) -> bool:
+    """Whether a worker has passed a gate between two samples. (A state that was restored came through none.)"""
+    if before.point is None or now.point is None or before.generation != now.generation:
+        return False
+    return now.point > before.point
 
 
 def forget(vitals: Vitals, cluster: Cluster) -> Vitals:
@@ -118,9 +216,9 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
     """The facts that follow from silence and standstill. The same ones again until the cluster has heard them."""
     found: list[Event] = []
     for node in cluster.nodes.values():
-        heard = vitals.heard.get((node.node, node.incarnation))
-        if node.alive and heard is not None and now_ms - heard >= SILENT_BEATS * BEAT_MS:
-            reason = f"no beat for {(now_ms - heard) / 1000:.1f} s"
+        silence = silence_of(vitals, cluster, node, now_ms)
+        if silence is not None and silence.lost_in_ms == 0:
+            reason = f"no beat for {silence.silent_ms / 1000:.1f} s (limit {silence.limit_ms / 1000:.1f} s)"
             found.append(NodeLost(node=node.node, incarnation=node.incarnation, reason=reason))
     for worker in cluster.workers.values():
         pulse = vitals.pulses.get(worker.worker)
@@ -134,6 +232,50 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
         if job.phase is JobPhase.RUNNING:
             found.extend(judge_ways(vitals, job, now_ms))
     return tuple(found)
+
+
+# ---------------------------------------------------------------- silence
+
+
+def silence_of(vitals: Vitals, cluster: Cluster, node: Node, now_ms: int) -> Silence | None:
+    """How it stands with a node that is not heard; None if it is, or if there is nothing to wait for."""
+    heard = vitals.heard.get((node.node, node.incarnation))
+    if not node.alive or heard is None or now_ms - heard < FRESH_MS:
+        return None
+    limit = vitals.rhythms.get(node.node, Rhythm(now_ms)).limit_ms
+    proof = last_proof(vitals, cluster, node.node)
+    proof = proof if proof is not None and proof > heard else None
+    deaf = all_silent(vitals, cluster, now_ms)
+    until = max(heard + limit, (proof or 0) + limit, heard + DEAF_MS if deaf else 0)
+    return Silence(
+        node.node, now_ms - heard, limit, max(0, until - now_ms), None if proof is None else now_ms - proof, deaf
+    )  # fmt: skip
+
+
+def last_proof(vitals: Vitals, cluster: Cluster, node: NodeId) -> int | None:
+    """When ranks on other nodes last passed a gate of a running job that has ranks on this node."""
+    times: list[int] = []
+    for job in cluster.jobs.values():
+        holders = [seat.worker for seat in job.seats.values()]
+        here = {worker for worker in holders if worker is not None and node_of(cluster, worker) == node}
+        if here and (job.phase is JobPhase.RUNNING or job.phase in MOVING):
+            others = [vitals.pulses.get(worker) for worker in holders if worker is not None and worker not in here]
+            times += [pulse.advanced_ms for pulse in others if pulse is not None and pulse.advanced_ms is not None]
+    return max(times, default=None)
+
+
+def node_of(cluster: Cluster, worker: WorkerId) -> NodeId | None:
+    known = cluster.workers.get(worker)
+    return known.node if known is not None else None
+
+
+def all_silent(vitals: Vitals, cluster: Cluster, now_ms: int) -> bool:
+    """Whether no living node has been heard of late."""
+    living = [vitals.heard.get((node.node, node.incarnation)) for node in cluster.nodes.values() if node.alive]
+    return all(heard is not None and now_ms - heard >= ALL_SILENT_MS for heard in living)
+
+
+# ---------------------------------------------------------------- hangs
 
 
 def judge_ways(vitals: Vitals, job: Job, now_ms: int) -> tuple[Event, ...]:
