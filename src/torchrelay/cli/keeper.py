@@ -23,9 +23,10 @@ DEFECT = 95
 class Keeper:
     """Starts an orchestrator, and starts it again on the same port and journal whenever it ends unasked."""
 
-    def __init__(self, run_dir: Path, port: int) -> None:
+    def __init__(self, run_dir: Path, port: int, host: str = "127.0.0.1") -> None:
         self._run_dir = run_dir
         self._port = port
+        self._host = host
         self._process: asyncio.subprocess.Process | None = None
         self._wanted = True
         self.endpoint: Endpoint | None = None
@@ -86,9 +87,10 @@ class Keeper:
     async def _launch(self) -> asyncio.subprocess.Process:
         port = self._port if self.endpoint is None else int(self.endpoint.url.rpartition(":")[2])
         command = [sys.executable, "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
+        command += ["--host", self._host, "--port", str(port)]
         with self._words_file().open("wb") as words:
             return await asyncio.create_subprocess_exec(
-                *command, "--port", str(port), stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words,
+                *command, stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words,
                 start_new_session=True, preexec_fn=tethered(),
             )  # fmt: skip
 

@@ -231,6 +231,7 @@ class LocalScheduler:
             if not agent.wanted:
                 return
             agent.process = await self._launch(agent.node, agent.slots)
+            self._note()
             self._announce(NodeReturned(node=agent.node))
 
     async def _stop(self, agent: Agent, *, grace_s: float) -> None:
@@ -259,7 +260,8 @@ class LocalScheduler:
     def _view(self) -> ClusterView:
         held = {node: grant.grant for grant in self._pool.grants for node in grant.nodes}
         nodes = [
-            NodeView(node=node, slots=agent.slots, grant=held.get(node)) for node, agent in self._pool.agents.items()
+            NodeView(node=node, slots=agent.slots, grant=held.get(node), agent_pid=agent.process.pid)
+            for node, agent in self._pool.agents.items()
         ]
         nodes += [NodeView(node=node, slots=slots) for node, slots in self._pool.idle.items()]
         grants = tuple(grant for grant in self._pool.grants if grant.nodes)

@@ -52,6 +52,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     health: Health = Health.HEALTHY
     reason: str = ""  # why it is not healthy
     grant: str | None = None  # whose it is now; None if idle
+    agent_pid: int | None = None  # its agent's process, if that runs on the scheduler's own machine
 
 
 class Grant(Struct, frozen=True, kw_only=True):

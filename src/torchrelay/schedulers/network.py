@@ -1,0 +1,270 @@
+"""Network: virtual nodes with a link of their own each, so that it can be cut for real (root, Linux, iproute2).
+
+    bridge tr<tag> (198.18.x.1: the orchestrator)
+      ├── tr<tag>n0 ── eth0 (198.18.x.10) in the network namespace torchrelay-<tag>-node-0: its agent and workers
+      └── tr<tag>n1 ── eth0 (198.18.x.11) in torchrelay-<tag>-node-1
+
+A node whose link is down is, for all others, a node without power: nothing is closed, no FIN and no RST comes, while
+its processes live on. The namespaces hold nothing else: nodes reach one another and the bridge, not the world outside.
+Files, and what goes through them (unix sockets, shared memory), stay shared.
+
+The tag comes from the run's folder. A lock tells whether the run lives: what a killed run left is removed by the next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from msgspec import Struct
+
+from torchrelay.protocol.ids import NodeId
+from torchrelay.schedulers.port import SchedulerError
+
+RECORD = "network.json"
+LOCKS = Path("/run/torchrelay-networks")
+NAMESPACES = Path("/run/netns")
+PREFIX = "torchrelay-"
+# For tests between networks (RFC 2544): no real network should have it. A run takes one of its 512 /24.
+FIRST_NET = (198, 18)
+NETS = 512
+FIRST_NODE = 10
+MOST_NODES = 240
+TOOLS = ("ip", "nsenter")
+# An address of the link layer that nobody has: what is sent to it is lost without a word.
+NOBODY = "02:00:00:00:00:01"
+
+
+class NodeLink(Struct, frozen=True, kw_only=True):
+    """A virtual node's way to the others."""
+
+    node: NodeId
+    namespace: str
+    interface: str  # the end outside: down, and the node is cut off
+    address: str
+
+
+class Network(Struct, frozen=True, kw_only=True):
+    """The network of one run, as `RUN_DIR/network.json` tells it."""
+
+    tag: str
+    bridge: str
+    address: str  # of the bridge, where the orchestrator listens
+    nodes: tuple[NodeLink, ...]
+
+    def link(self, node: NodeId) -> NodeLink:
+        """Raises `SchedulerError` for a node that has none."""
+        for link in self.nodes:
+            if link.node == node:
+                return link
+        raise SchedulerError(f"{node} has no link of its own; there are {', '.join(one.node for one in self.nodes)}")
+
+
+def obstacle() -> str:
+    """Why this machine cannot give nodes a network of their own; empty if it can."""
+    if os.geteuid() != 0:
+        return "network namespaces need root: run it as root, or leave --isolate out"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing:
+        packages = {"ip": "iproute2", "nsenter": "util-linux"}
+        return f"`{missing[0]}` is not here: install {packages[missing[0]]}, or leave --isolate out"
+    return ""
+
+
+def plan_network(run_dir: Path, nodes: Iterable[NodeId], subnet: int) -> Network:
+    """Names and addresses, without doing anything. `subnet`: which of the `NETS`."""
+    tag = hashlib.blake2b(os.fsencode(run_dir.absolute()), digest_size=3).hexdigest()
+    first, second = FIRST_NET[0], FIRST_NET[1] + subnet // 256
+    base = f"{first}.{second}.{subnet % 256}"
+    links = tuple(
+        NodeLink(
+            node=node, namespace=f"{PREFIX}{tag}-{node}", interface=f"tr{tag}n{place}",
+            address=f"{base}.{FIRST_NODE + place}",
+        )
+        for place, node in enumerate(nodes)
+    )  # fmt: skip
+    if len(links) > MOST_NODES:
+        raise SchedulerError(f"{len(links)} isolated nodes: there is room for {MOST_NODES}")
+    return Network(tag=tag, bridge=f"tr{tag}", address=f"{base}.1", nodes=links)
+
+
+@dataclass
+class Isolation:
+    """A network that stands, and the lock that keeps it."""
+
+    network: Network
+    lock: int
+
+    @classmethod
+    def open(cls, run_dir: Path, nodes: Iterable[NodeId]) -> Isolation:
+        """Build it. Raises `SchedulerError` with what `ip` said."""
+        clear_leftovers()
+        with taking_turns():
+            network = plan_network(run_dir, nodes, free_subnet(run_dir))
+            lock = take_lock(network.tag)
+            if lock is None:
+                raise SchedulerError(f"another run in {run_dir} has its network already")
+            try:
+                dismantle(network.tag)
+                build(network)
+            except SchedulerError:
+                dismantle(network.tag)
+                release(network.tag, lock)
+                raise
+        return cls(network, lock)
+
+    def command(self, node: NodeId, command: list[str]) -> list[str]:
+        """The command as it runs on this node: in its network namespace, and else as it is."""
+        return ["nsenter", f"--net={NAMESPACES / self.network.link(node).namespace}", "--", *command]
+
+    def close(self) -> None:
+        """Take it down."""
+        dismantle(self.network.tag)
+        release(self.network.tag, self.lock)
+
+
+# ---------------------------------------------------------------- building
+
+
+def build(network: Network) -> None:
+    lines = [
+        f"link add {network.bridge} type bridge forward_delay 0 stp_state 0",
+        f"addr add {network.address}/24 dev {network.bridge}",
+        f"link set {network.bridge} up",
+    ]
+    for link in network.nodes:
+        ip("netns", "add", link.namespace)
+        lines += [
+            f"link add {link.interface} type veth peer name eth0 netns {link.namespace}",
+            f"link set {link.interface} master {network.bridge} up",
+        ]
+    ip("-batch", "-", words="\n".join(lines))
+    for link in network.nodes:
+        inside = [f"addr add {link.address}/24 dev eth0", "link set eth0 up", "link set lo up"]
+        ip("-n", link.namespace, "-batch", "-", words="\n".join(inside))
+
+
+def dismantle(tag: str) -> None:
+    """Remove all that bears the tag, processes included: they are of a run that is over."""
+    for name in sorted(namespaces(tag)):
+        for pid in ip("netns", "pids", name).split():
+            try:
+                os.kill(int(pid), signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+        ip("netns", "del", name)
+    # Without its namespace a veth goes when the last process in it is gone: the end here takes it at once.
+    ours = [name for name in interfaces() if name == f"tr{tag}" or name.startswith(f"tr{tag}n")]
+    for name in sorted(ours, reverse=True):
+        if name in interfaces():
+            ip("link", "del", name)
+
+
+def namespaces(tag: str) -> list[str]:
+    found = NAMESPACES.iterdir() if NAMESPACES.is_dir() else ()
+    return [path.name for path in found if path.name.startswith(f"{PREFIX}{tag}-")]
+
+
+def interfaces() -> list[str]:
+    return [path.name for path in Path("/sys/class/net").iterdir()]
+
+
+def free_subnet(run_dir: Path) -> int:
+    """The first that no interface here has, from one on that the folder names."""
+    taken = ip("-o", "-4", "addr", "show")
+    start = int.from_bytes(hashlib.blake2b(os.fsencode(run_dir.absolute()), digest_size=2).digest()) % NETS
+    for step in range(NETS):
+        subnet = (start + step) % NETS
+        if f" {FIRST_NET[0]}.{FIRST_NET[1] + subnet // 256}.{subnet % 256}." not in taken:
+            return subnet
+    raise SchedulerError("all subnets of 198.18.0.0/15 are taken")
+
+
+def ip(*words: str, **given: str) -> str:
+    """Run `ip`; `words=` goes to its standard input. Raises `SchedulerError` with what it said."""
+    done = subprocess.run(["ip", *words], input=given.get("words"), capture_output=True, text=True, timeout=30)
+    if done.returncode != 0:
+        said = " ".join(done.stderr.split()) or f"exit code {done.returncode}"
+        raise SchedulerError(f"`ip {' '.join(words)}` failed: {said}")
+    return done.stdout
+
+
+# ---------------------------------------------------------------- locks
+
+
+@contextmanager
+def taking_turns() -> Iterator[None]:
+    """One run at a time looks for a subnet and takes it."""
+    LOCKS.mkdir(mode=0o700, exist_ok=True)
+    turn = os.open(LOCKS / "turn", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(turn, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(turn)
+
+
+def take_lock(tag: str) -> int | None:
+    """The run's lock, or None if a living run has it."""
+    lock = os.open(LOCKS / f"{tag}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(lock)
+        return None
+    return lock
+
+
+def release(tag: str, lock: int) -> None:
+    (LOCKS / f"{tag}.lock").unlink(missing_ok=True)
+    os.close(lock)
+
+
+def clear_leftovers() -> None:
+    """Remove the networks of runs that were killed."""
+    with taking_turns():
+        for path in sorted(LOCKS.glob("*.lock")):
+            lock = take_lock(path.stem)
+            if lock is not None:
+                dismantle(path.stem)
+                release(path.stem, lock)
+
+
+# ---------------------------------------------------------------- faults of links
+
+
+def cut(network: Network, node: NodeId) -> None:
+    """The node's link is down: to all others it is as if it had no power."""
+    ip("link", "set", network.link(node).interface, "down")
+
+
+def mend(network: Network, node: NodeId) -> None:
+    """The link is up again."""
+    ip("link", "set", network.link(node).interface, "up")
+
+
+def is_cut(network: Network, node: NodeId) -> bool:
+    return "state DOWN" in ip("link", "show", network.link(node).interface)
+
+
+def part(network: Network, node: NodeId) -> None:
+    """The node and the orchestrator lose each other's packets, in both directions; workers reach one another still."""
+    link = network.link(node)
+    lost = ("lladdr", NOBODY, "nud", "permanent")
+    ip("-n", link.namespace, "neigh", "replace", network.address, *lost, "dev", "eth0")
+    ip("neigh", "replace", link.address, *lost, "dev", network.bridge)
+
+
+def rejoin(network: Network, node: NodeId) -> None:
+    """They find each other again."""
+    link = network.link(node)
+    ip("-n", link.namespace, "neigh", "del", network.address, "dev", "eth0")
+    ip("neigh", "del", link.address, "dev", network.bridge)
