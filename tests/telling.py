@@ -28,6 +28,7 @@ class Stand:
     pending: Point | None = None
     caught_up: Point | None = None
     shard: str = "all"
+    keeps: bool = False  # copies of its wards' records
 
     def records(self, _: WorkerId) -> tuple[ev.PrivateRecord, ...]:
         """What its page holds: the point it committed last, and that of the gate it is in."""
@@ -149,8 +150,8 @@ def after_an_error(point: Point) -> Story:
 def place_of(order: od.Order) -> tuple[int, str]:
     """Orders in the order of a recovery, then by worker."""
     kinds = (
-        od.Fence, od.StartWorker, od.Assign, od.Interrupt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume,
-        od.Leave,
+        od.Fence, od.StartWorker, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp, od.Rewire,
+        od.Restore, od.Resume, od.Leave,
     )  # fmt: skip
     return kinds.index(type(order)), getattr(order, "worker", "")
 
@@ -186,12 +187,17 @@ def worker_answers(order: Any, stands: dict[WorkerId, Stand]) -> tuple[ev.Event,
     joined = ev.WorkerJoined(worker=order.worker, job=order.job, rank=who["rank"], shard=stand.shard)
     match order:
         case od.Assign(newcomer=newcomer):
+            if order.examples:
+                return joined, ev.WorkerPrepared(worker=order.worker, note="rehearsed a step")
             return (joined,) if newcomer else (ev.WorkerReady(**who, point=None),)
-        case od.Interrupt():
+        case od.Interrupt() | od.Halt():
             return (report(who, stand),)
         case od.Decide(point=point):
             stands[order.worker] = replace(stand, committed=point, phase=WorkerPhase.STOPPED, pending=None)
-            return (ev.WorkerReady(**who, point=point),)
+            return (ev.WorkerReady(**who, point=point, private=private(point) if order.hand_over else b""),)
+        case od.Recall(ward=ward, point=point):
+            kept = private(point) if stand.keeps else b""
+            return (ev.RecordKept(**who, ward=ward, point=point, private=kept),)
         case od.CatchUp(point=point):
             stands[order.worker] = replace(stand, caught_up=point, phase=WorkerPhase.STOPPED)
             return (ev.WorkerReady(**who, point=point),)

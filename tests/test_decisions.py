@@ -29,7 +29,9 @@ def reported(committed: Point | None, phase: WorkerPhase = COMPUTING, pending: P
         job=JOB, generation=Generation(2), worker=WorkerId("w"), rank=Rank(0), committed=committed, phase=phase,
         pending=pending,
     )  # fmt: skip
-    return Seat(worker=WorkerId("w"), shard="all", report=report, holds=committed)
+    return Seat(
+        worker=WorkerId("w"), shard="all", report=report, holds=committed, serves=committed is not None
+    )  # fmt: skip
 
 
 def seats(*them: Seat) -> dict[Rank, Seat]:
@@ -88,7 +90,7 @@ def test_a_source_holds_the_same_shard_at_the_point_and_reported_it() -> None:
     assert choose_sources(seats(good), Rank(0), HERE) == ()
     assert choose_sources(seats(lost, reported(NEXT)), Rank(0), HERE) == ()
     assert choose_sources(seats(lost, replace(good, holds=None)), Rank(0), HERE) == ()
-    assert choose_sources(seats(lost, replace(good, report=None)), Rank(0), HERE) == ()
+    assert choose_sources(seats(lost, replace(good, serves=False)), Rank(0), HERE) == ()
     assert choose_sources(seats(lost, replace(good, shard="left")), Rank(0), HERE) == ()
 
 

@@ -19,7 +19,10 @@ from torchrelay.protocol.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.roster import Life, Seat
 from torchrelay.simulation.invariants import check_together
 
-STARTING, RUNNING, AGREEING, PREPARING, REWIRING, RESUMING, FINISHING, ENDING, ENDED = JobPhase
+(
+    STARTING, RUNNING, QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, REWIRING, RESUMING, FINISHING, ENDING,
+    ENDED,
+) = JobPhase  # fmt: skip
 
 # One event moves a job as far as what is known allows, so a step may pass over phases; what is not here never happens.
 AFTER: dict[JobPhase, set[JobPhase]] = {

@@ -11,17 +11,28 @@ from dataclasses import replace
 from typing import Any
 
 from torchrelay.protocol import events as ev
+from torchrelay.protocol.boundary import with_move
 from torchrelay.protocol.ending import REFUSED, STOPPED, collect, end, fall_back, interrupt, lose
 from torchrelay.protocol.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Mark
-from torchrelay.protocol.job import Job, JobPhase, Raised
+from torchrelay.protocol.job import MOVING, Job, JobPhase, Raised
+from torchrelay.protocol.migration import migrate, move_asked, move_withdrawn, worker_prepared
 from torchrelay.protocol.orders import Order
 from torchrelay.protocol.placing import place
 from torchrelay.protocol.recovery import progress, try_again
 from torchrelay.protocol.roster import Life, Node, Seat
 from torchrelay.protocol.speech import standing_orders
-from torchrelay.protocol.state import Cluster, exit_text, over, seated, started
+from torchrelay.protocol.state import Cluster, exit_text, keep_private, over, seated, started
 from torchrelay.protocol.table import Table
+from torchrelay.protocol.taints import (
+    expire,
+    freeze_cleared,
+    freeze_set,
+    put_on_probation,
+    remember,
+    taint_cleared,
+    taint_set,
+)
 
 EMPTY = Cluster()
 
@@ -48,7 +59,10 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
     What the lost ones have left in their pages comes when the agent reports their ends: they are fenced until then.
     """
     node = Node(event.node, event.incarnation, event.slots)
+    before = cluster.nodes.get(event.node)
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, node))
+    if before is not None and not before.alive:
+        cluster = put_on_probation(cluster, event.node, None, "the node was lost")
     alive = {seen.worker for seen in event.workers}
     for worker in list(cluster.workers.values()):
         absent = worker.node == event.node and worker.worker not in alive
@@ -68,7 +82,10 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
     node = cluster.nodes.get(event.node)
     if node is None or node.incarnation != event.incarnation:
         return cluster
+    if not node.alive:
+        return cluster
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, alive=False)))
+    cluster = remember(cluster, event.node, None)
     for worker in [w for w in cluster.workers.values() if w.node == event.node]:
         cause = f"its node {event.node} is lost: {event.reason}"
         cluster = lose(cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True)
@@ -97,7 +114,10 @@ def worker_warm(cluster: Cluster, event: ev.WorkerWarm) -> Cluster:
 def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
     found = seated(cluster, event.worker)
     if found is None:
-        return cluster
+        known = cluster.workers.get(event.worker)
+        if known is None or known.heir is None:
+            return cluster
+        return cluster.with_worker(replace(known, shard=event.shard))
     job, rank = found
     return cluster.with_job(job.with_seat(rank, replace(job.seats[rank], joined=True, shard=event.shard)))
 
@@ -108,6 +128,8 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     if known is None:
         return replace(cluster, strays=cluster.strays.drop(event.worker))
     job = cluster.jobs[known.job]
+    if known.heir is not None:  # how a target ends says nothing about the job, which is well
+        return lose(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
     if event.code:
         raised = tuple(
             replace(entry, code=event.code) if entry.worker == event.worker and entry.fatal else entry
@@ -134,6 +156,12 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     if known is None or known.life is Life.FENCING:
         return cluster
     job = cluster.jobs[known.job]
+    if known.heir is not None:
+        move = job.open_move
+        if move is None:
+            return cluster
+        text = f"target {known.worker} of rank {known.heir} raised: {event.summary}"
+        return cluster.with_job(with_move(job, move.tell(cluster.now_ms, text)))
     if over(job) or any((entry.worker, entry.fatal) == (event.worker, event.fatal) for entry in job.raised):
         return cluster
     now = cluster.now_ms
@@ -177,10 +205,14 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
     It is said once, and may be heard before the last worker has said that it resumed.
     """
     found = seated(cluster, event.worker)
-    if found is None or found[0].generation != event.generation:
+    if found is None:
         return cluster
     job, rank = found
-    if job.phase not in (JobPhase.RESUMING, JobPhase.RUNNING) or job.broken is not None:
+    # For a move a new generation begins in the old connections: who has not heard of it yet speaks of the one before.
+    known = (job.generation, job.generation - 1) if job.phase in MOVING else (job.generation,)
+    if event.generation not in known or job.broken is not None:
+        return cluster
+    if job.phase not in MOVING | {JobPhase.RESUMING, JobPhase.RUNNING}:
         return cluster
     now = cluster.now_ms
     fault = Fault(f"its collective failed: {event.summary}", "collective", now, rank, event.worker)
@@ -222,7 +254,7 @@ def answering(cluster: Cluster, event: ev.Answer, *phases: JobPhase) -> tuple[Jo
 
 
 def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
-    found = answering(cluster, event, JobPhase.AGREEING)
+    found = answering(cluster, event, JobPhase.AGREEING, JobPhase.QUIESCING)
     if found is None or found[1].report is not None:
         return cluster
     job, seat = found
@@ -232,12 +264,50 @@ def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
 
 
 def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
-    """At the edge, after the target; at the first wiring, before join()."""
+    """At the edge, after the target; at the first wiring, before join(); for a move, after the boundary."""
+    job = cluster.jobs.get(event.job)
+    if job is not None and job.phase is JobPhase.HALTING:
+        return stood_at_boundary(cluster, job, event)
     found = answering(cluster, event, JobPhase.STARTING, JobPhase.PREPARING)
     if found is None or event.point != found[0].target:
         return cluster
     job, seat = found
     return cluster.with_job(job.with_seat(event.rank, replace(seat, ready=True)))
+
+
+def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Cluster:
+    """A holder stands after the boundary, and hands over if it leaves; or a target was brought there."""
+    known = cluster.workers.get(event.worker)
+    if known is None or job.generation != event.generation or event.point != job.boundary:
+        return cluster
+    if known.heir == event.rank and known.life is not Life.FENCING:
+        return cluster.with_worker(replace(known, brought=event.point))
+    found = answering(cluster, event, JobPhase.HALTING)
+    if found is None or found[1].ready:
+        return cluster
+    seat = replace(found[1], ready=True)
+    if event.private and event.point is not None:
+        seat = keep_private(seat, [ev.PrivateRecord(event.point, event.private)])
+    if not any(other.ready for other in job.seats.values()):
+        job = job.mark(Mark.STOOD, cluster.now_ms)
+    return cluster.with_job(job.with_seat(event.rank, seat))
+
+
+def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
+    """A buddy has a copy of a lost rank's record, or none."""
+    found = answering(cluster, event, JobPhase.PREPARING)
+    ward = None if found is None else found[0].seats.get(event.ward)
+    if found is None or ward is None or event.point != found[0].target:
+        return cluster
+    job = found[0]
+    if not event.private:
+        asked = replace(ward, asked_buddies=ward.asked_buddies | {event.rank})
+        return cluster.with_job(job.with_seat(event.ward, asked))
+    if ward.record_of(event.point) is not None:
+        return cluster
+    text = f"rank {event.rank} has kept rank {event.ward}'s private record of {event.point}"
+    ward = keep_private(ward, [ev.PrivateRecord(event.point, event.private)])
+    return cluster.with_job(job.with_seat(event.ward, ward).tell(cluster.now_ms, text))
 
 
 def worker_rewired(cluster: Cluster, event: ev.WorkerRewired) -> Cluster:
@@ -290,7 +360,7 @@ def restore_failed(cluster: Cluster, event: ev.RestoreFailed) -> Cluster:
 
 
 def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
-    found = answering(cluster, event, JobPhase.RESUMING)
+    found = answering(cluster, event, JobPhase.RESUMING, JobPhase.RELEASING)
     if found is None:
         return cluster
     job, seat = found
@@ -299,7 +369,9 @@ def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
 
 def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     """The script ended with 0. It may have finished in any phase: the answer also proves that it had resumed."""
-    found = answering(cluster, event, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESUMING)
+    found = answering(
+        cluster, event, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESUMING, JobPhase.RELEASING
+    )  # fmt: skip
     if found is None:
         return cluster
     job, seat = found
@@ -317,6 +389,13 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.JobCancelled: job_cancelled,
     ev.NodeJoined: node_joined,
     ev.NodeLost: node_lost,
+    ev.TaintSet: taint_set,
+    ev.TaintCleared: taint_cleared,
+    ev.FreezeSet: freeze_set,
+    ev.FreezeCleared: freeze_cleared,
+    ev.MoveAsked: move_asked,
+    ev.MoveWithdrawn: move_withdrawn,
+    ev.WorkerPrepared: worker_prepared,
     ev.WorkerStarted: worker_started,
     ev.WorkerWarm: worker_warm,
     ev.WorkerJoined: worker_joined,
@@ -328,6 +407,7 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.Tick: tick,
     ev.WorkerReported: worker_reported,
     ev.WorkerReady: worker_ready,
+    ev.RecordKept: record_kept,
     ev.WorkerRewired: worker_rewired,
     ev.RewireFailed: rewire_failed,
     ev.StateRestored: state_restored,
@@ -350,8 +430,10 @@ def settle(cluster: Cluster) -> Cluster:
     """Make every move that is due now, until none is left."""
     for _ in range(MOVES):
         before = cluster
+        cluster = expire(cluster)
         for job_id in sorted(cluster.jobs):
             cluster = place(cluster, job_id)
+            cluster = migrate(cluster, job_id)
             cluster = progress(cluster, cluster.jobs[job_id])
             cluster = collect(cluster, job_id)
         if cluster == before:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchrelay.protocol.boundary import give_back, renew, with_move
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Resolution
-from torchrelay.protocol.job import Job, JobPhase, Outcome
+from torchrelay.protocol.job import MOVING, Job, JobPhase, Outcome
+from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import ENDING_MS, GENERATION_BUDGET, START_BUDGET, UNJOINED_MS
 from torchrelay.protocol.roster import Life, Seat
 from torchrelay.protocol.state import Cluster, keep_private, over, vacate
@@ -41,6 +43,8 @@ def lose(
     holder = job.rank_of(worker)
     if known.rank is not None:
         seat = job.seats[known.rank]
+        if seat.leaver == worker:
+            seat = replace(seat, leaver=None)
         # To take the job for one that has committed nothing would be to begin anew, and not to say so.
         job = replace(job, trained=job.trained or (unread and seat.joined))
         job = job.with_seat(known.rank, keep_private(seat, private))
@@ -58,23 +62,34 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     """A rank has lost its holder."""
     now = cluster.now_ms
     seat = job.seats[rank]
-    job = job.with_seat(rank, vacate(seat)).suffer(fault, now)
+    job = job.suffer(fault, now)
+    job = give_back(cluster, job, rank) or job.with_seat(rank, vacate(seat))
+    if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
+        return fall_back(cluster, job, f"frozen, so nothing is done about it: {fault.cause}", job.last_code)
     match job.phase:
         case JobPhase.STARTING:
             return start_again(cluster, job, "a worker was lost before anything was committed")
         case JobPhase.REWIRING if job.target is None:
             return start_again(cluster, job, "a worker was lost before anything was committed")
-        case JobPhase.AGREEING | JobPhase.PREPARING if seat.newcomer and not seat.ready and seat.holds is None:
+        case JobPhase.AGREEING | JobPhase.PREPARING if expendable(job, rank, seat):
             # Nobody counts on a newcomer that is not at the edge yet: the next spare takes its place. One that was
             # restored in an earlier generation is a survivor like others.
             return cluster.with_job(job.tell(now, f"rank {rank}'s newcomer is replaced"))
         case JobPhase.RUNNING if unprotected(cluster, job, seat):
             why = f"the script has not called join() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
             return fall_back(cluster, job, why, job.last_code)
-        case JobPhase.RUNNING | JobPhase.AGREEING | JobPhase.PREPARING | JobPhase.REWIRING | JobPhase.RESUMING:
-            return interrupt(cluster, job, fault.cause)
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")
+        case _:
+            return interrupt(cluster, job, fault.cause)
+
+
+def expendable(job: Job, rank: Rank, seat: Seat) -> bool:
+    """Whether a lost holder was a newcomer on whom nobody counts yet, and whom the next spare replaces.
+
+    One that was restored in an earlier generation is a survivor like others; a leaver that took its rank back is one.
+    """
+    return seat.newcomer and not seat.ready and seat.holds is None and job.seats[rank].worker is None
 
 
 def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
@@ -86,16 +101,28 @@ def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
 def interrupt(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """A new generation: survivors stop and report where they stand."""
     fruitless = job.fruitless + 1
-    seats = Table(
-        (rank, replace(seat, report=None, ready=False, rewired=False, resumed=False, failed=frozenset()))
-        for rank, seat in job.seats.items()
-    )
-    job = replace(job, seats=seats, generation=Generation(job.generation + 1), fruitless=fruitless, broken=None)
+    job = replace(renew(pause_move(job, cluster.now_ms)), fruitless=fruitless)
     if fruitless >= GENERATION_BUDGET:
         why = f"{fruitless} generations in a row committed nothing"
         return fall_back(cluster, job, why, job.last_code)
     why = f"generation {job.generation}: survivors are asked where they stand ({reason})"
     return cluster.with_job(job.enter(JobPhase.AGREEING, cluster.now_ms, why))
+
+
+def pause_move(job: Job, now_ms: int) -> Job:
+    """A fault has come into a move: it goes on, if it is wanted still, when the fault is dealt with."""
+    move = job.open_move
+    if move is None or move.state not in (MoveState.STOPPING, MoveState.MOVING):
+        return job
+    if move.state is MoveState.STOPPING:
+        return with_move(job, move.enter(MoveState.PREPARING, now_ms, "a fault has come first: recovery"))
+    return with_move(job, move.tell(now_ms, "a fault has come into it: recovery"))
+
+
+def drop_move(job: Job, now_ms: int, why: str) -> Job:
+    """No move outlives its workers."""
+    move = job.open_move
+    return job if move is None else with_move(job, move.close(MoveState.CALLED_OFF, now_ms, why))
 
 
 def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: bool = False) -> Cluster:
@@ -106,8 +133,10 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:
             cluster = cluster.fence(worker.worker).disown(worker.worker)
+        elif worker.heir is not None:
+            cluster = cluster.fence(worker.worker)
     job = replace(
-        job,
+        drop_move(job, cluster.now_ms, f"all workers start again: {reason}"),
         seats=Table((rank, Seat()) for rank in job.seats),
         generation=Generation(job.generation + 1),
         target=None,
@@ -116,6 +145,8 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
         restarts=job.restarts + 1 if from_checkpoint else job.restarts,
         waiting_ms=None,
         broken=None,
+        boundary=None,
+        requests=Table(),
         fruitless=0,
     )
     resolution = Resolution.FELL_BACK if from_checkpoint else Resolution.RESTARTED
@@ -133,7 +164,8 @@ def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> 
 
 def end(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
     """The job ends with this code; its processes are ended."""
-    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None)
+    job = drop_move(job, cluster.now_ms, f"the job ends with {code}: {reason}")
+    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None, requests=Table())
     job = job.enter(JobPhase.ENDING, cluster.now_ms, f"ends with {code}: {reason}")
     job = job.close(Resolution.ENDED, cluster.now_ms, eligible=eligible)
     for worker in cluster.of_job(job.spec.job):

@@ -126,7 +126,7 @@ class NodeLost(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class TaintSet(Fact, frozen=True, tag=True, kw_only=True):
-    """A node, or one slot of it, should be left, or not be used. One taint of a key lies on a place: again replaces it."""
+    """A node, or one slot of it, should be left, or not be used. A place has one taint of a key: again replaces it."""
 
     node: NodeId
     slot: int | None = None  # None: the whole node

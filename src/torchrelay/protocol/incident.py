@@ -77,6 +77,12 @@ class Incident:
         """What went wrong first."""
         return self.faults[0].cause
 
+    def suffer(self, fault: Fault) -> Incident:
+        """With one more fault. A fault that comes into a move makes it an unplanned interruption, and is its cause."""
+        if self.kind == "unplanned" or fault.detector == f"move M-{self.move}":
+            return replace(self, faults=(*self.faults, fault))
+        return replace(self, faults=(fault, *self.faults), kind="unplanned")
+
     def mark(self, mark: Mark, now_ms: int) -> Incident:
         """The last time wins: a second fault starts the phases after it anew."""
         return replace(self, marks=self.marks.put(mark, now_ms))

@@ -67,6 +67,7 @@ class Job:
     phase: JobPhase = JobPhase.STARTING
     generation: Generation = Generation(1)
     target: Point | None = None  # the point this generation starts from; None: the first wiring
+    boundary: Point | None = None  # the point after which all stop for a move; meant for this generation or the next
     why: str = "waiting for nodes"
     trained: bool = False  # something was committed since the last start of all workers
     starts: int = 0  # starts of all workers in a row that committed nothing
@@ -122,7 +123,7 @@ class Job:
             job = replace(job, incidents=(*job.incidents, incident))
         where = f" on {fault.node}" if fault.node else ""
         who = f"rank {fault.rank} ({fault.worker}{where}): " if fault.rank is not None else ""
-        incident = replace(incident, faults=(*incident.faults, fault))
+        incident = incident.suffer(fault)
         return job.with_incident(incident.tell(now_ms, f"{who}{fault.cause}"))
 
     def tell(self, now_ms: int, text: str) -> Job:

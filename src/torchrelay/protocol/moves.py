@@ -84,6 +84,8 @@ class Move:
     reason: str
     asked_ms: int
     state: MoveState = MoveState.WAITING
+    leavers: Table[Rank, WorkerId] = Table()  # who held the ranks when it was asked for
+    to: Table[Rank, NodeId] = Table()  # where those want to go that do not go just anywhere
     targets: Table[Rank, WorkerId] = Table()
     tries: int = 0  # targets and boundaries that came to nothing
     again_ms: int = 0  # not before this time

@@ -154,16 +154,5 @@ class Leave(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 AnyOrder = (
-    StartWorker
-    | Fence
-    | Assign
-    | Interrupt
-    | Halt
-    | Decide
-    | Recall
-    | CatchUp
-    | Rewire
-    | Restore
-    | Resume
-    | Leave
+    StartWorker | Fence | Assign | Interrupt | Halt | Decide | Recall | CatchUp | Rewire | Restore | Resume | Leave
 )

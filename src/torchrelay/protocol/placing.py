@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from torchrelay.protocol.ending import NO_SPARE, end
+from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import RECOVERING, Job, JobPhase
+from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import cordoned, slot_order
-from torchrelay.protocol.roster import Life, Worker
+from torchrelay.protocol.roster import Life, Worker, natural
 from torchrelay.protocol.state import Cluster, over
+from torchrelay.protocol.taints import closed, effect_on, taken_last
 
 
 def place(cluster: Cluster, job_id: JobId) -> Cluster:
@@ -17,7 +20,7 @@ def place(cluster: Cluster, job_id: JobId) -> Cluster:
     job = cluster.jobs[job_id]
     if over(job):
         return cluster
-    cluster = fill_slots(cluster, job)
+    cluster = fill_slots(clear_out(cluster, job), job)
     if job.phase is JobPhase.STARTING:
         cluster = seat_all(cluster, cluster.jobs[job_id])
         cluster = wire_first(cluster, cluster.jobs[job_id])
@@ -36,8 +39,9 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
         for slot in range(node.slots if limit is None else min(limit, node.slots))
         if (node.node, slot) not in taken
         and not cordoned(job.spec, cluster.strikes.get((node.node, slot), ()), cluster.now_ms)
+        and not closed(cluster, node.node, slot)
     ]
-    return sorted(free, key=lambda place: slot_order(job.spec, *place))
+    return sorted(free, key=lambda place: (taken_last(cluster, *place), *slot_order(job.spec, *place)))
 
 
 def fill_slots(cluster: Cluster, job: Job) -> Cluster:
@@ -46,13 +50,50 @@ def fill_slots(cluster: Cluster, job: Job) -> Cluster:
     Starting a spare takes a core for a while. During a recovery the survivors have better uses for it, so spares are
     filled up again when training goes on.
     """
-    vacant = sum(seat.worker is None for seat in job.seats.values())
-    wanted = vacant if job.phase in RECOVERING else vacant + job.spec.spares
-    missing = wanted - len(cluster.spares(job.spec.job))
-    for node, slot in free_slots(cluster, job)[: max(0, missing)]:
+    missing = spares_wanted(job) - len(usable_spares(cluster, job))
+    free = free_slots(cluster, job)
+    # Where a rank wants to go to a certain node, a spare elsewhere does not help.
+    places = [next(place for place in free if place[0] == node) for node in asked_nodes(cluster, job, free)]
+    others = [place for place in free if place not in places]
+    for node, slot in places + others[: max(0, missing - len(places))]:
         name = WorkerId(f"{node}.{slot}.{cluster.born}")
         worker = Worker(name, node, slot, job.spec.job, Life.STARTING, cluster.now_ms)
         cluster = replace(cluster.with_worker(worker), born=cluster.born + 1)
+    return cluster
+
+
+def spares_wanted(job: Job) -> int:
+    """How many workers without a rank there should be now."""
+    vacant = sum(seat.worker is None for seat in job.seats.values())
+    move = job.open_move
+    if job.phase in RECOVERING:
+        return vacant
+    if move is None or move.state is MoveState.WAITING:
+        return vacant + job.spec.spares
+    # Spares are filled up again after the move: starting them takes from those who train.
+    return vacant + sum(rank not in move.targets for rank in move.ranks)
+
+
+def usable_spares(cluster: Cluster, job: Job) -> list[Worker]:
+    """Spares that can be given a rank where they are. Those on a closed place are of no use."""
+    return [spare for spare in cluster.spares(job.spec.job) if not closed(cluster, spare.node, spare.slot)]
+
+
+def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> list[NodeId]:
+    """Nodes with a free slot to which an open move wants to go, and where no spare is."""
+    move = job.open_move
+    if move is None or move.state is not MoveState.PREPARING:
+        return []
+    named = {move.to[rank] for rank in move.ranks if rank in move.to and rank not in move.targets}
+    there = {spare.node for spare in cluster.spares(job.spec.job)}
+    return sorted(named & {node for node, _ in free} - there, key=natural)
+
+
+def clear_out(cluster: Cluster, job: Job) -> Cluster:
+    """End the spares on places that are to be left: they have nothing to lose."""
+    for spare in cluster.spares(job.spec.job):
+        if effect_on(cluster, spare.node, spare.slot) is Effect.NO_EXECUTE:
+            cluster = cluster.fence(spare.worker)
     return cluster
 
 
@@ -71,14 +112,17 @@ def seat_all(cluster: Cluster, job: Job) -> Cluster:
         return wait_for_room(cluster, job, f"waiting for the end of {', '.join(sorted(ending))}")
     if awaits_nodes(cluster, job):
         return cluster
-    able = sorted(cluster.spares(job.spec.job), key=lambda w: (*slot_order(job.spec, w.node, w.slot), w.worker))
+    able = sorted(
+        usable_spares(cluster, job),
+        key=lambda w: (taken_last(cluster, w.node, w.slot), *slot_order(job.spec, w.node, w.slot), w.worker),
+    )
     if len(able) < len(job.seats):
         why = f"{len(job.seats)} ranks need as many workers; there are {len(able)}: waiting for places"
         return wait_for_room(cluster, job, why)
     for number, worker in enumerate(able[: len(job.seats)]):
         rank = Rank(number)
         cluster = cluster.with_worker(replace(worker, rank=rank))
-        job = job.with_seat(rank, replace(job.seats[rank], worker=worker.worker))
+        job = job.with_seat(rank, replace(job.seats[rank], worker=worker.worker, home=worker.node))
     return cluster.with_job(replace(job, waiting_ms=None, why="workers are starting"))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import START, NodeId, Point, Rank, WorkerPhase
@@ -21,17 +21,27 @@ UNJOINED_MS = 600_000
 ENDING_MS = 60_000
 
 
-def choose_spare(spares: Iterable[Worker], rank: Rank, *, near: NodeId | None) -> tuple[Worker | None, str]:
+def choose_spare(
+    spares: Iterable[Worker], rank: Rank, *, near: NodeId | None, last: Callable[[Worker], bool] = lambda _: False
+) -> tuple[Worker | None, str]:
     """The spare for a rank: warm before started before starting, then on the node it leaves, then by name.
 
-    A spare that is still starting is taken too: it has a head start over one that is not there.
+    A spare that is still starting is taken too: it has a head start over one that is not there. `last`: whether its
+    place is to be used last; a warm one there still comes before one that has to start.
     """
     order = (Life.WARM, Life.STARTED, Life.STARTING)
     able = [spare for spare in spares if spare.life in order]
     if not able:
         return None, f"no spare for rank {rank}: waiting for one"
-    best = min(able, key=lambda spare: (order.index(spare.life), spare.node != near, natural(spare.worker)))
-    return best, f"rank {rank} moves to {best.life} spare {best.worker} on {best.node}"
+    best = min(
+        able,
+        key=lambda spare: (
+            spare.life is not Life.WARM, last(spare), order.index(spare.life), spare.node != near,
+            natural(spare.worker),
+        ),
+    )  # fmt: skip
+    why = ", though its place is to be used last" if last(best) else ""
+    return best, f"rank {rank} moves to {best.life} spare {best.worker} on {best.node}{why}"
 
 
 def choose_sources(seats: Mapping[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False) -> tuple[Rank, ...]:
@@ -48,7 +58,7 @@ def choose_sources(seats: Mapping[Rank, Seat], rank: Rank, point: Point, *, trie
         for other, candidate in sorted(seats.items())
         if other != rank
         and candidate.holds == point
-        and (tried or judge_report(candidate, point) is not None)
+        and (tried or candidate.serves)
         and candidate.shard == seat.shard != ""
         and other not in seat.distrusted
         and (tried or other not in seat.failed)

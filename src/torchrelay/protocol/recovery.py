@@ -13,15 +13,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from torchrelay.protocol.boundary import finish_move, halting, quiescing, release_leavers, releasing, with_move
 from torchrelay.protocol.ending import NO_SPARE, fall_back, interrupt, lose, start_again
-from torchrelay.protocol.ids import START, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Mark, Resolution
 from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.orders import Verdict
+from torchrelay.protocol.placing import usable_spares
 from torchrelay.protocol.policy import DYING_MS, choose_sources, choose_spare, choose_target, judge_report
-from torchrelay.protocol.roster import Life, Seat
+from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
+from torchrelay.protocol.taints import closed, taken_last
 
 
 def progress(cluster: Cluster, job: Job) -> Cluster:
@@ -29,6 +33,8 @@ def progress(cluster: Cluster, job: Job) -> Cluster:
     match job.phase:
         case JobPhase.RUNNING:
             return watch_running(cluster, job)
+        case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
+            return watch_move(cluster, job)
         case JobPhase.AGREEING:
             return acquire(cluster, job) or agree(cluster, job)
         case JobPhase.PREPARING:
@@ -55,6 +61,19 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
             cause = f"raised and did not end: {raised.summary}"
             return lose(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
     return cluster
+
+
+def watch_move(cluster: Cluster, job: Job) -> Cluster:
+    """A job that stops, or goes on, for a move. Connections are alive, so they can break."""
+    if job.broken is not None:
+        return mend(cluster, job, job.broken)
+    match job.phase:
+        case JobPhase.QUIESCING:
+            return quiescing(cluster, job)
+        case JobPhase.HALTING:
+            return halting(cluster, job)
+        case _:
+            return releasing(cluster, job) or try_again(cluster, job, "not everybody went on in time")
 
 
 def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
@@ -86,11 +105,63 @@ def acquire(cluster: Cluster, job: Job) -> Cluster | None:
             return wait_for_spare(cluster, job, stuck)
         if cluster.still_held(job.spec.job, rank) or held_back(cluster, job, rank):
             continue
-        spare, reason = choose_spare(cluster.spares(job.spec.job), rank, near=last_node(job, rank))
+        heir = heir_of(cluster, job, rank)
+        if heir is not None:
+            return inherit(cluster, job, rank, heir)
+        spare, reason = choose_spare(
+            usable_spares(cluster, job), rank, near=last_node(job, rank),
+            last=lambda worker: taken_last(cluster, worker.node, worker.slot),
+        )  # fmt: skip
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
-        return wait_for_spare(cluster, job, reason)
+        return give_way(cluster, job, rank) or wait_for_spare(cluster, job, reason)
     return None
+
+
+def heir_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
+    """The target that a move has appointed for this rank, if it can be used."""
+    move = job.open_move
+    worker = None if move is None else cluster.workers.get(move.targets.get(rank, WorkerId("")))
+    if worker is None or worker.life is Life.FENCING or closed(cluster, worker.node, worker.slot):
+        return None
+    return worker
+
+
+def inherit(cluster: Cluster, job: Job, rank: Rank, heir: Worker) -> Cluster:
+    """The rank's holder was lost while its target was being prepared: that is the best of all spares.
+
+    One that is prepared may have been told where to go: it is asked how far it was brought, like a survivor.
+    """
+    move = job.open_move
+    assert move is not None, "a move has appointed it"
+    text = f"rank {rank} moves to {heir.worker} on {heir.node}, the target of {move.name}"
+    job = with_move(job, replace(move, targets=move.targets.drop(rank))).tell(cluster.now_ms, text)
+    cluster = cluster.with_worker(replace(heir, heir=None))
+    cluster = take(cluster, job, rank, heir.worker)
+    if not heir.prepared:
+        return cluster
+    job = cluster.jobs[job.spec.job]
+    seat = replace(
+        job.seats[rank], assigned_in=Generation(job.generation - 1), joined=True,
+        shard=heir.shard or job.seats[rank].shard,
+    )  # fmt: skip
+    return cluster.with_job(job.with_seat(rank, seat))
+
+
+def give_way(cluster: Cluster, job: Job, rank: Rank) -> Cluster | None:
+    """A rank is lost and there is no spare: targets of a move, whose ranks are well, make room. None if there are none.
+
+    A target has taken on the identity of its rank, and can have no other: a new worker is started in its place.
+    """
+    move = job.open_move
+    targets = [] if move is None else [t for t in move.targets.values() if t in cluster.workers]
+    if move is None or not targets:
+        return None
+    for target in targets:
+        cluster = cluster.fence(target)
+    text = f"gives way: rank {rank} is lost, and there is no other room"
+    move = replace(move, targets=Table()).enter(MoveState.WAITING, cluster.now_ms, text)
+    return cluster.with_job(with_move(job, move).tell(cluster.now_ms, f"{move.name} {text}"))
 
 
 def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
@@ -200,7 +271,11 @@ def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
         verdict = judge_report(seat, target)
         if verdict is not None:
             verdicts[rank] = verdict
-        job = job.with_seat(rank, replace(seat, holds=target if verdict is not None else None))
+        stands = verdict is not None
+        job = job.with_seat(rank, replace(seat, holds=target if stands else None, serves=stands))
+    if target != job.boundary:  # what the leavers of a move have is of the past
+        cluster = release_leavers(cluster, job)
+        job = replace(cluster.jobs[job.spec.job], boundary=None)
     forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
     text = f"redo the step after {target}"
     if forward:
@@ -224,8 +299,9 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     for rank, seat in sorted(job.seats.items()):
         if seat.holds is None and not cluster.still_held(job.spec.job, rank):
             if seat.record_of(target) is None:
-                return fall_back(cluster, job, f"rank {rank}'s private state at {target} is lost")
-            if shards_known(job, rank) and not choose_sources(job.seats, rank, target):
+                if not buddies_to_ask(job, rank) or now - job.phase_ms >= job.spec.report_ms:
+                    return fall_back(cluster, job, f"rank {rank}'s private state at {target} is lost")
+            elif shards_known(job, rank) and not sources_of(cluster, job, rank):
                 return fall_back(cluster, job, f"no replica holds the shard of rank {rank}")
     for _, seat in sorted(job.seats.items()):
         since = max(job.phase_ms, seat.assigned_ms)
@@ -236,6 +312,31 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
         job = job.mark(Mark.READY, now)
         return cluster.with_job(job.enter(JobPhase.REWIRING, now, f"all ranks stand after {target}"))
     return cluster
+
+
+def buddies_to_ask(job: Job, rank: Rank) -> list[Rank]:
+    """Survivors that may have a copy of this rank's record, and have not said that they have none."""
+    return [
+        other
+        for other, seat in sorted(job.seats.items())
+        if seat.holds is not None and other not in job.seats[rank].asked_buddies
+    ]
+
+
+def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
+    """Who can give this rank its state: its own leaver first, then replicas."""
+    assert job.target is not None, "state is fetched for a target"
+    seat = job.seats[rank]
+    found: list[tuple[Rank, Worker]] = []
+    leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
+    mistrusted = rank in seat.distrusted or (rank in seat.failed and not tried)
+    if leaver is not None and leaver.life is not Life.FENCING and not mistrusted and job.target == job.boundary:
+        found.append((rank, leaver))
+    for other in choose_sources(job.seats, rank, job.target, tried=tried):
+        holder = job.seats[other].worker
+        if holder is not None:
+            found.append((other, cluster.workers[holder]))
+    return found
 
 
 def shards_known(job: Job, rank: Rank) -> bool:
@@ -269,10 +370,9 @@ def rewire(cluster: Cluster, job: Job) -> Cluster:
     for rank, seat in sorted(job.seats.items()):
         if restored(job, seat):
             continue
-        assert job.target is not None, "at the first wiring nobody has anything to restore"
-        if choose_sources(job.seats, rank, job.target):
+        if sources_of(cluster, job, rank):
             continue
-        if choose_sources(job.seats, rank, job.target, tried=True):
+        if sources_of(cluster, job, rank, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return fall_back(cluster, job, f"rank {rank}'s state could not be had, verified, from any replica")
     limit = job.spec.rewire_ms
@@ -313,5 +413,5 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     raised = tuple(entry for entry in job.raised if entry.fatal)
     job = replace(job, seats=seats, raised=raised).mark(Mark.RESUMED, now)
     why = "training" if job.target is None else f"training on after {job.target}"
-    job = job.enter(JobPhase.RUNNING, now, why)
-    return cluster.with_job(job.close(Resolution.CLEAN, now))
+    job = replace(job, boundary=None).enter(JobPhase.RUNNING, now, why)
+    return finish_move(cluster, job.close(Resolution.CLEAN, now))

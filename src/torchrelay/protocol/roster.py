@@ -46,6 +46,8 @@ class Worker:
     heir: Rank | None = None  # the rank it will take: the target of a move
     prepared: bool = False  # a target that has built, and rehearsed, all that it can
     note: str = ""  # what it said about its rehearsal
+    shard: str = ""  # which part of the state a target has joined with
+    brought: Point | None = None  # the boundary at which a target stands
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,8 +40,8 @@ class Cluster:
         return [worker for worker in self.workers.values() if worker.job == job]
 
     def spares(self, job: JobId) -> list[Worker]:
-        """Workers of a job without a rank, wherever they are in their start."""
-        return [w for w in self.of_job(job) if w.rank is None and w.life is not Life.FENCING]
+        """Workers of a job without a rank, wherever they are in their start; not those that a move has appointed."""
+        return [w for w in self.of_job(job) if w.rank is None and w.heir is None and w.life is not Life.FENCING]
 
     def still_held(self, job: JobId, rank: Rank) -> bool:
         """Whether a former holder of the rank may still run: its end has not been seen."""
@@ -87,7 +87,9 @@ def keep_private(seat: Seat, records: Iterable[PrivateRecord]) -> Seat:
 
 def vacate(seat: Seat) -> Seat:
     """The seat without its holder; which shard belongs to it, and what former holders left, stays."""
-    return Seat(shard=seat.shard, private=seat.private, distrusted=seat.distrusted)
+    return Seat(
+        shard=seat.shard, home=seat.home, private=seat.private, distrusted=seat.distrusted, leaver=seat.leaver
+    )  # fmt: skip
 
 
 def seated(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:

@@ -374,5 +374,7 @@ TOGETHER = frozenset(
         frozenset({od.Assign, od.CatchUp}),
         frozenset({od.Assign, od.Decide}),  # a newcomer that was restored, and is interrupted before it resumed
         frozenset({od.Rewire, od.Restore}),
+        frozenset({od.Decide, od.Recall}),
+        frozenset({od.Assign, od.Decide, od.Recall}),
     }
 )

@@ -1,0 +1,411 @@
+"""Migration: which ranks should be elsewhere, and bringing up targets for them while training goes on.
+
+    wishes     read off the state: taints with NoExecute, what operators asked for, the way home
+    a move     WAITING until there is room and leave to act; PREPARING until every target is prepared; then the boundary
+
+`migrate` is called after every event and makes one change at a time, like `progress`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from torchrelay.protocol import events as ev
+from torchrelay.protocol.boundary import HOUR_MS, REST_MS, TRIES, call_off, quiesce
+from torchrelay.protocol.events import Effect
+from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.moves import Move, MoveKind, MoveState, Request
+from torchrelay.protocol.placing import free_slots
+from torchrelay.protocol.policy import choose_spare
+from torchrelay.protocol.roster import Life, Worker
+from torchrelay.protocol.state import Cluster, over
+from torchrelay.protocol.table import Table
+from torchrelay.protocol.taints import closed, on_slot, taken_last
+
+KEPT_MOVES = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Why a rank should be elsewhere."""
+
+    kind: MoveKind
+    reason: str
+    source: str
+    to: NodeId | None = None
+    group: str = ""  # planned wishes of one group are fulfilled together
+
+
+# ---------------------------------------------------------------- facts
+
+
+def move_asked(cluster: Cluster, event: ev.MoveAsked) -> Cluster:
+    """Keep the wish with the worker that holds the rank now; ranks that are where they should be need none."""
+    job = cluster.jobs.get(event.job)
+    if job is None or over(job):
+        return cluster
+    group = 1 + max((request.group for request in job.requests.values()), default=job.moved)
+    requests = job.requests
+    for rank in event.ranks:
+        seat = job.seats.get(rank)
+        if seat is None or seat.worker is None or cluster.workers[seat.worker].node == event.to:
+            continue
+        request = Request(rank, seat.worker, event.to, event.reason, event.source, group)
+        before = requests.get(rank)
+        if before is None or replace(before, group=group) != request:
+            requests = requests.put(rank, request)
+    return cluster.with_job(replace(job, requests=requests))
+
+
+def move_withdrawn(cluster: Cluster, event: ev.MoveWithdrawn) -> Cluster:
+    job = cluster.jobs.get(event.job)
+    if job is None:
+        return cluster
+    requests = job.requests
+    for rank in event.ranks:
+        requests = requests.drop(rank)
+    return cluster.with_job(replace(job, requests=requests))
+
+
+def worker_prepared(cluster: Cluster, event: ev.WorkerPrepared) -> Cluster:
+    known = cluster.workers.get(event.worker)
+    if known is None or known.heir is None or known.life is Life.FENCING or known.prepared:
+        return cluster
+    cluster = cluster.with_worker(replace(known, prepared=True, note=event.note))
+    job = cluster.jobs[known.job]
+    move = job.open_move
+    if move is None:
+        return cluster
+    text = f"target {known.worker} of rank {known.heir} is prepared" + (f": {event.note}" if event.note else "")
+    return with_move(cluster, job, move.tell(cluster.now_ms, text))
+
+
+# ---------------------------------------------------------------- wishes
+
+
+def wishes(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
+    """The ranks that should be elsewhere, each with the strongest reason."""
+    found: dict[Rank, Wish] = {}
+    for rank, seat in sorted(job.seats.items()):
+        worker = None if seat.worker is None else cluster.workers.get(seat.worker)
+        if worker is None:
+            continue
+        wish = tainted(cluster, worker) or asked(job, rank, worker) or homesick(cluster, job, worker, seat.home)
+        if wish is not None:
+            found[rank] = wish
+    return found
+
+
+def tainted(cluster: Cluster, worker: Worker) -> Wish | None:
+    """The wish that taints on a worker's place lead to: a warning before a plan."""
+    lying = [t for t in on_slot(cluster, worker.node, worker.slot) if t.effect is Effect.NO_EXECUTE]
+    if not lying:
+        return None
+    first = min(lying, key=lambda taint: (taint.planned, taint.since_ms, taint.key))
+    kind = MoveKind.PLANNED if first.planned else MoveKind.PRE_EMPTIVE
+    reason = f"{first.place} is tainted {first.key}" + (f": {first.reason}" if first.reason else "")
+    return Wish(kind, reason, first.source, group=f"taint {first.node}")
+
+
+def asked(job: Job, rank: Rank, worker: Worker) -> Wish | None:
+    request = job.requests.get(rank)
+    if request is None or request.worker != worker.worker:
+        return None
+    return Wish(MoveKind.PLANNED, request.reason, request.source, request.to, f"request {request.group}")
+
+
+def homesick(cluster: Cluster, job: Job, worker: Worker, home: NodeId | None) -> Wish | None:
+    """A rank moves back when the node it began on is alive and nothing is held against it any more."""
+    if not job.spec.return_home or home is None or worker.node == home:
+        return None
+    node = cluster.nodes.get(home)
+    if node is None or not node.alive or any(taint.node == home for taint in cluster.taints.values()):
+        return None
+    if not room_for(cluster, job, home):
+        return None
+    return Wish(MoveKind.PLANNED, f"returns home to {home}", "torchrelay", home, f"home {home}")
+
+
+# ---------------------------------------------------------------- room
+
+
+def able_spares(cluster: Cluster, job: Job, to: NodeId | None) -> list[Worker]:
+    """Spares that may take a rank, on one node or anywhere."""
+    return [
+        spare
+        for spare in cluster.spares(job.spec.job)
+        if to in (None, spare.node) and not closed(cluster, spare.node, spare.slot) and cluster.nodes[spare.node].alive
+    ]
+
+
+def room_for(cluster: Cluster, job: Job, to: NodeId | None) -> int:
+    """How many ranks could be taken in: by spares, and by workers that could be started in free slots."""
+    free = [node for node, _ in free_slots(cluster, job) if to in (None, node)]
+    return len(able_spares(cluster, job, to)) + len(free)
+
+
+def fit(cluster: Cluster, job: Job, ranks: Sequence[Rank], wanted: dict[Rank, Wish]) -> list[Rank]:
+    """Of these ranks, those for which there is room, all of them taken together."""
+    named: dict[NodeId, int] = {}
+    taken: list[Rank] = []
+    total = room_for(cluster, job, None)
+    for rank in sorted(ranks, key=lambda one: (wanted[one].to is None, one)):
+        to = wanted[rank].to
+        if len(taken) >= total or (to is not None and named.get(to, 0) >= room_for(cluster, job, to)):
+            continue
+        if to is not None:
+            named[to] = named.get(to, 0) + 1
+        taken.append(rank)
+    return sorted(taken)
+
+
+# ---------------------------------------------------------------- one change at a time
+
+
+def migrate(cluster: Cluster, job_id: JobId) -> Cluster:
+    """One change, if one is due; the same cluster if not."""
+    job = forget_fulfilled(cluster.jobs[job_id])
+    cluster = cluster.with_job(job)
+    if over(job):
+        return cluster
+    move = job.open_move
+    if move is None:
+        return open_move(cluster, job)
+    if move.state is MoveState.MOVING:
+        return cluster
+    tended = tend(cluster, job, move)
+    if tended is not None:
+        return tended
+    if job.phase is not JobPhase.RUNNING:
+        return cluster
+    return wait(cluster, job, move) if move.state is MoveState.WAITING else prepare_targets(cluster, job, move)
+
+
+def forget_fulfilled(job: Job) -> Job:
+    """Drop requests for ranks that another worker holds by now."""
+    for rank, request in job.requests.items():
+        if job.seats[rank].worker not in (None, request.worker):
+            job = replace(job, requests=job.requests.drop(rank))
+    return job
+
+
+def with_move(cluster: Cluster, job: Job, move: Move) -> Cluster:
+    """The job with its newest move as it is now."""
+    return cluster.with_job(replace(job, moves=(*job.moves[:-1], move)))
+
+
+def open_move(cluster: Cluster, job: Job) -> Cluster:
+    """Make a move of what is wished; at first it waits."""
+    if job.phase is not JobPhase.RUNNING:
+        return cluster
+    wanted = wishes(cluster, job)
+    last = job.moves[-1] if job.moves else None
+    if last is not None and last.state is MoveState.FAILED and cluster.now_ms < last.again_ms:
+        wanted = {rank: wish for rank, wish in wanted.items() if rank not in last.ranks}
+    if not wanted:
+        return cluster
+    kind, ranks, reason = choose_group(cluster, job, wanted)
+    move = aim(job, Move(job.moved + 1, kind, (), reason, cluster.now_ms), kind, ranks, wanted)
+    move = move.tell(cluster.now_ms, f"asked for by {wanted[ranks[0]].source}: {reason}")
+    job = replace(job, moves=(*job.moves, move)[-KEPT_MOVES:], moved=move.number)
+    return cluster.with_job(job)
+
+
+def aim(job: Job, move: Move, kind: MoveKind, ranks: Sequence[Rank], wanted: dict[Rank, Wish]) -> Move:
+    """The move, with what it is to move."""
+    leavers = Table((rank, holder) for rank in ranks if (holder := job.seats[rank].worker) is not None)
+    to = Table((rank, node) for rank in ranks if (node := wanted[rank].to) is not None)
+    return replace(move, kind=kind, ranks=tuple(ranks), leavers=leavers, to=to)
+
+
+def choose_group(cluster: Cluster, job: Job, wanted: dict[Rank, Wish]) -> tuple[MoveKind, list[Rank], str]:
+    """What is moved together: all that is about to fail, else the first group of plans for which there is room."""
+    urgent = [rank for rank, wish in wanted.items() if wish.kind is MoveKind.PRE_EMPTIVE]
+    if urgent:
+        ranks = fit(cluster, job, urgent, wanted) or urgent
+        return MoveKind.PRE_EMPTIVE, ranks, reasons(wanted, ranks)
+    groups: dict[str, list[Rank]] = {}
+    for rank, wish in wanted.items():
+        groups.setdefault(wish.group, []).append(rank)
+    chosen = next((one for one in groups.values() if fit(cluster, job, one, wanted) == sorted(one)), None)
+    ranks = sorted(chosen or next(iter(groups.values())))
+    return MoveKind.PLANNED, ranks, reasons(wanted, ranks)
+
+
+def reasons(wanted: dict[Rank, Wish], ranks: Sequence[Rank]) -> str:
+    return "; ".join(dict.fromkeys(wanted[rank].reason for rank in ranks))
+
+
+# ---------------------------------------------------------------- waiting
+
+
+def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
+    """Begin when nothing speaks against it; else say what does."""
+    wanted = wishes(cluster, job)
+    if not wanted:
+        return with_move(cluster, job, move.close(MoveState.CALLED_OFF, cluster.now_ms, "nobody wants it any more"))
+    kind, ranks, reason = choose_group(cluster, job, wanted)
+    if (kind, tuple(ranks), reason) != (move.kind, move.ranks, move.reason):
+        move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
+    why = objection(cluster, job, move, wanted)
+    if why:
+        return with_move(cluster, job, move.tell(cluster.now_ms, f"waits: {why}"))
+    text = f"prepares rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} while training goes on"
+    return with_move(cluster, job, move.enter(MoveState.PREPARING, cluster.now_ms, text))
+
+
+def objection(cluster: Cluster, job: Job, move: Move, wanted: dict[Rank, Wish]) -> str:
+    """What speaks against beginning this move now; empty if nothing does."""
+    hindrance = leave_to_act(cluster, job)
+    if hindrance:
+        return hindrance
+    if not all(seat.joined for seat in job.seats.values()):
+        return "not all ranks have called join()"
+    room = fit(cluster, job, move.ranks, wanted)
+    if len(room) < len(move.ranks):
+        where = sorted({to for rank in move.ranks if (to := wanted[rank].to) is not None})
+        on = f" on {', '.join(where)}" if where else ""
+        return f"{len(move.ranks)} worker{'s' if len(move.ranks) > 1 else ''} needed{on}, there is room for {len(room)}"
+    return ""
+
+
+def leave_to_act(cluster: Cluster, job: Job) -> str:
+    """Why nothing is moved at the moment, whatever is wished; empty if it may be."""
+    if cluster.freezes:
+        who, why = next(iter(sorted(cluster.freezes.items())))
+        return f"frozen by {who}" + (f": {why}" if why else "")
+    if any(seat.finished for seat in job.seats.values()):
+        return "the job is about to end"
+    limit = job.spec.moves_per_hour
+    recent = [at for at in job.cutovers if cluster.now_ms - at < HOUR_MS]
+    if 0 <= limit <= len(recent):
+        return f"{len(recent)} moves within the last hour, {limit} are allowed (--moves-per-hour)"
+    return ""
+
+
+# ---------------------------------------------------------------- preparing
+
+
+def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
+    """See to an open move that has not cut over: lost targets, wishes that are gone, a freeze. None if all is well."""
+    wanted = wishes(cluster, job)
+    # A vacant rank is being recovered: whether it is to be moved is seen when it is held again.
+    still = tuple(rank for rank in move.ranks if rank in wanted or job.seats[rank].worker is None)
+    if move.state is not MoveState.WAITING:
+        if cluster.freezes or not still:
+            why = leave_to_act(cluster, job) if cluster.freezes else ending(job, move)
+            state = MoveState.CALLED_OFF if cluster.freezes else over_by(job, move)
+            return abandon(cluster, job, move, state, why)
+        if still != move.ranks:
+            gone = [rank for rank in move.ranks if rank not in still]
+            return narrow(cluster, job, move, still, gone)
+    for rank, target in move.targets.items():
+        worker = cluster.workers.get(target)
+        if worker is None or worker.life is Life.FENCING:
+            return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} is lost")
+        if closed(cluster, worker.node, worker.slot):
+            cluster = cluster.fence(target)
+            return lost_target(cluster, job, move, rank, f"the place of target {target} is tainted by now")
+        late = cluster.now_ms - worker.since_ms >= job.spec.ready_ms
+        if late and not worker.prepared and job.phase is JobPhase.RUNNING:
+            cluster = cluster.fence(target)
+            return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} was not prepared in time")
+    return None
+
+
+def over_by(job: Job, move: Move) -> MoveState:
+    """How a move ends of which nothing is left to do: its ranks were lost first, or nobody wants it any more."""
+    moved = any(job.seats[rank].worker != holder for rank, holder in move.leavers.items())
+    return MoveState.RECOVERED if moved else MoveState.CALLED_OFF
+
+
+def ending(job: Job, move: Move) -> str:
+    if over_by(job, move) is MoveState.RECOVERED:
+        return "a fault came first: its recovery has moved what was to be moved"
+    return "nobody wants it any more"
+
+
+def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone: Sequence[Rank]) -> Cluster:
+    """Some ranks need not move any more: their targets are let go; a boundary that was asked for is called off."""
+    for rank in gone:
+        target = move.targets.get(rank)
+        if target is not None and target in cluster.workers:
+            cluster = cluster.fence(target)
+        move = replace(move, targets=move.targets.drop(rank))
+    names = ", ".join(map(str, gone))
+    move = replace(move, ranks=still).tell(cluster.now_ms, f"rank {names} need not move any more")
+    cluster = with_move(cluster, job, move)
+    job = cluster.jobs[job.spec.job]
+    if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
+        return call_off(cluster, job, f"rank {names} need not move any more", MoveState.PREPARING)
+    return cluster
+
+
+def lost_target(cluster: Cluster, job: Job, move: Move, rank: Rank, why: str) -> Cluster:
+    """The next spare is prepared, until this has happened too often. The leaver has noticed nothing."""
+    move = replace(move, targets=move.targets.drop(rank), tries=move.tries + 1).tell(cluster.now_ms, why)
+    cluster = with_move(cluster, job, move)
+    job = cluster.jobs[job.spec.job]
+    if move.tries >= TRIES:
+        return abandon(cluster, job, move, MoveState.FAILED, f"given up after {move.tries} tries: {why}")
+    if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
+        return call_off(cluster, job, why, MoveState.PREPARING)
+    return cluster
+
+
+def abandon(cluster: Cluster, job: Job, move: Move, state: MoveState, why: str) -> Cluster:
+    """Close a move that has not cut over: its targets are let go, and who was asked to stop goes on."""
+    for target in move.targets.values():
+        if target in cluster.workers:
+            cluster = cluster.fence(target)
+    if state is MoveState.FAILED:
+        move = replace(move, again_ms=cluster.now_ms + REST_MS)
+        requests = job.requests
+        for rank in move.ranks:  # an operator may ask again
+            requests = requests.drop(rank)
+        job = replace(job, requests=requests)
+    cluster = with_move(cluster, job, move)
+    job = cluster.jobs[job.spec.job]
+    if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
+        return call_off(cluster, job, why, state)
+    return with_move(cluster, job, move.close(state, cluster.now_ms, why))
+
+
+def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
+    """Give each rank a target; when all are prepared, ask for the boundary."""
+    wanted = wishes(cluster, job)
+    for rank in move.ranks:
+        if rank in move.targets:
+            continue
+        spares = able_spares(cluster, job, wanted[rank].to)
+        spare, reason = choose_spare(
+            spares, rank, near=None, last=lambda worker: taken_last(cluster, worker.node, worker.slot)
+        )
+        if spare is not None:
+            return appoint(cluster, job, move, rank, spare.worker, reason)
+        if not fit(cluster, job, [rank], wanted):  # others have taken the room meanwhile
+            return wait_again(cluster, job, move, f"waits: no room for rank {rank} any more")
+    ready = [cluster.workers[target].prepared for target in move.targets.values()]
+    if len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < move.again_ms or leave_to_act(cluster, job):
+        return cluster
+    return quiesce(cluster, job, move)
+
+
+def wait_again(cluster: Cluster, job: Job, move: Move, why: str) -> Cluster:
+    """Back to waiting, without holding room that others could use."""
+    for target in move.targets.values():
+        cluster = cluster.fence(target)
+    move = replace(move, targets=Table()).enter(MoveState.WAITING, cluster.now_ms, why)
+    return with_move(cluster, job, move)
+
+
+def appoint(cluster: Cluster, job: Job, move: Move, rank: Rank, spare: WorkerId, reason: str) -> Cluster:
+    """This spare becomes the target of a rank: it takes on the rank's identity, and can have no other."""
+    worker = replace(cluster.workers[spare], heir=rank, since_ms=cluster.now_ms)
+    move = replace(move, targets=move.targets.put(rank, spare)).tell(cluster.now_ms, reason)
+    return with_move(cluster.with_worker(worker), job, move)
+
+
+__all__ = ["migrate", "move_asked", "move_withdrawn", "wishes", "worker_prepared"]
