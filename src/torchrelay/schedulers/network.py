@@ -154,18 +154,19 @@ def build(network: Network) -> None:
 
 def dismantle(tag: str) -> None:
     """Remove all that bears the tag, processes included: they are of a run that is over."""
-    for name in sorted(namespaces(tag)):
+    held = namespaces(tag)
+    for name in held:
         for pid in ip("netns", "pids", name).split():
             try:
                 os.kill(int(pid), signal.SIGKILL)
             except ProcessLookupError:
                 continue
-        ip("netns", "del", name)
-    # Without its namespace a veth goes when the last process in it is gone: the end here takes it at once.
-    ours = [name for name in interfaces() if name == f"tr{tag}" or name.startswith(f"tr{tag}n")]
-    for name in sorted(ours, reverse=True):
-        if name in interfaces():
+    # Links first: without its namespace a veth goes by itself, at a time of the kernel's choice.
+    for name in interfaces():
+        if name == f"tr{tag}" or name.startswith(f"tr{tag}n"):
             ip("link", "del", name)
+    for name in held:
+        ip("netns", "del", name)
 
 
 def namespaces(tag: str) -> list[str]:
