@@ -23,11 +23,13 @@ from msgspec import Struct
 from torchrelay.protocol.events import (
     CollectiveFailed,
     OnceRecorded,
+    RecordKept,
     RestoreFailed,
     RewireFailed,
     StateRestored,
     WorkerFinished,
     WorkerJoined,
+    WorkerPrepared,
     WorkerRaised,
     WorkerReady,
     WorkerReported,
@@ -71,12 +73,14 @@ ToWorker = Welcome | Attended | AnyOrder
 FromWorker = (
     WorkerStarted
     | WorkerWarm
+    | WorkerPrepared
     | WorkerJoined
     | WorkerRaised
     | CollectiveFailed
     | OnceRecorded
     | WorkerReported
     | WorkerReady
+    | RecordKept
     | WorkerRewired
     | RewireFailed
     | StateRestored

@@ -20,10 +20,11 @@ from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undecla
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import cursor as places
-from torchrelay.worker import ddp, groups, late, random_state, values
+from torchrelay.worker import ddp, groups, late, random_state, tryout, values
 from torchrelay.worker.blame import tell_raised
 from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.edge import Edge
+from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, world
 from torchrelay.worker.proof import Proof
 from torchrelay.worker.record import AtGate, AtReturn, Private, encode_gate, encode_return
@@ -54,13 +55,19 @@ class Attempt:
 class Calls:
     """All calls of this worker's script."""
 
-    def __init__(self, session: Session, state: State, cursor: Cursor, private: Private | None) -> None:
-        """`private`: for a newcomer, what its predecessor left at the point where `cursor` leads."""
+    def __init__(self, session: Session, state: State, cursor: Cursor, place: Callable[[], Private] | None) -> None:
+        """`place`: for a newcomer, waits until its place is known, and sets `cursor` on the way there.
+
+        It returns what the rank's last holder left at the point where `cursor` then leads.
+        """
         self._session = session
         self._standing = session.standing
         self._state = state
         self._cursor = cursor
-        self._private = private
+        self._place = place
+        self._private: Private | None = None  # of a newcomer, from its arrival until it goes on from the edge
+        self.examples = Examples(keep=session.target)
+        session.server.example = self.examples.encoded
         self._gate = Gate(session, *world())
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
@@ -69,7 +76,7 @@ class Calls:
         self._unsettled = list(self._wrappers)
         self._attempt: Attempt | None = None
         self._count = 0
-        self._late = private.late if private is not None else None
+        self._late: dict[str, str] | None = None
         self._half_done: str | None = None  # an exception has left a call after its gate
         self._strayed: str | None = None  # an exception has left a call, and the script has gone on
         self._tail: NoCollectives | None = None  # of a newcomer, between its last recorded call and the edge
@@ -84,12 +91,31 @@ class Calls:
         """The last committed point, as far as the script can know."""
         return self._cursor.point
 
+    def arrive(self) -> None:
+        """The script's place matters now: a newcomer waits for it, once. If there is time, it rehearses before."""
+        if self._place is None or self._session.rehearsing:
+            return
+        if self._session.target:
+            tryout.prepare(self._session, self._state, self.examples.functions(), self._try)
+        self._private = self._place()
+        self._late = self._private.late
+        self._place = None
+
+    def _try(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+        """A step that does not count. It is cut at its gate, and whoever calls it puts everything back."""
+        self._attempt = Attempt("step", random_state.look())
+        try:
+            function(*args, **kwargs)
+        finally:
+            self._attempt = None
+
     # ------------------------------------------------------------ a call
 
     def run(self, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
         if self._attempt is not None:
             raise Refused(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section")
+        self.arrive()
         if self._cursor.replaying:
             return self._replay(kind)
         if self._half_done is not None:
@@ -183,7 +209,7 @@ class Calls:
 
     def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None) -> None:
         """Commit, or raise `StepInterrupted`."""
-        if self._standing.poisoned:
+        if self._standing.poisoned or self._session.rehearsing:
             raise StepInterrupted  # scripts catch what unwinds them: again at every gate of the attempt
         self._redo[attempt.kind].probe_gate(optimizer)
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
@@ -310,6 +336,7 @@ class Calls:
 
     def end(self) -> None:
         """The script has ended: stand at the last edge until nobody asks for it any more."""
+        self.arrive()
         if self._cursor.replaying:
             raise places.Diverged("this worker takes over a rank, and its script ended before it came to its place")
         self.stand_still()

@@ -101,7 +101,7 @@ class Cursor:
     """The place of one script. Only the main thread moves it; it may be read while that stands still."""
 
     def __init__(self, record: Record | None = None) -> None:
-        """`record`: for a newcomer, where to go."""
+        """`record`: for a newcomer, where to go, if that is known already."""
         self._stack = [Frame("script")]
         self._open = {id(self._stack[0])}
         self._followed: list[_Followed] = []
@@ -110,7 +110,12 @@ class Cursor:
         self._former: Call | None = None  # the one before it, should it not be committed
         self.point = START  # committed, as far as the script can know
         if record is not None:
-            self._followed.append(_Followed(record.frames[0], record.frames[1:]))
+            self.follow(record)
+
+    def follow(self, record: Record) -> None:
+        """For a newcomer, before its first loop or call: where to go."""
+        assert len(self._stack) == 1, "loops wait until it is known where to go"
+        self._followed.append(_Followed(record.frames[0], record.frames[1:]))
 
     @property
     def replaying(self) -> bool:

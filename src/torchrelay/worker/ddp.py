@@ -24,6 +24,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 STATELESS = (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
+_create_work: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009  the stubs do not know it
 BUILTIN = {str(hook): hook for hook in _distributed_c10d.BuiltinCommHookType.__members__.values()}
 
 
@@ -243,6 +244,36 @@ def _dictate(ddp: DistributedDataParallel, buckets: Sequence[Sequence[int]]) -> 
         reducer._update_process_group(ddp.process_group)
     assert changed, "a reducer that was just told of all its parameters did not change its buckets"
     assert dictation.done, "a reducer changed its buckets without asking rank 0"
+
+
+def pretend(ddp: DistributedDataParallel) -> object:
+    """Let the reducer reduce with nobody there, until it is renewed; what is returned must be kept as long.
+
+    The fake backend cannot stand in: the reducer asks its works for a future, and they have none.
+    """
+    alone = _Alone(ddp.process_group)
+    ddp.reducer._update_process_group(alone)
+    return alone
+
+
+class _Alone(dist.ProcessGroup):
+    """A group in which nobody answers, and nobody needs to: gradients stay what they are."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group.rank(), group.size())  # type: ignore[call-arg]  # needs no store
+
+    def allreduce(self, tensors: list[torch.Tensor], _opts: Any = None) -> dist.Work:  # type: ignore[override]
+        return _done(tensors)
+
+    def broadcast(self, tensors: list[torch.Tensor], _opts: Any = None) -> dist.Work:  # type: ignore[override]
+        return _done(tensors)
+
+
+def _done(tensors: list[torch.Tensor]) -> dist.Work:
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
+    future.set_result(tensors)
+    work: dist.Work = _create_work(future)
+    return work
 
 
 class _Dictation(dist.ProcessGroup):

@@ -67,10 +67,17 @@ class Identity:
                     raise ValueError(f"this worker is rank {self.assigned.rank} and cannot become rank {order.rank}")
                 return
             self.assigned = order
-            if self._logs is not None:
-                point_output_to(self._logs / f"rank-{order.rank}.log")
+            if not order.examples:  # the rank's log is still its holder's, which trains on
+                self.take_over_output()
             tell_environment(environment_of(order))
             self._known.set()
+
+    def take_over_output(self) -> None:
+        """What is printed from now on belongs into the rank's log."""
+        logs, self._logs = self._logs, None
+        if logs is not None:
+            assert self.assigned is not None, "who writes for a rank has been assigned to it"
+            point_output_to(logs / f"rank-{self.assigned.rank}.log")
 
     def let_environment_wait(self) -> None:
         """From now on, whoever asks `os.environ` for the rank waits for it, unless it has come already."""

@@ -17,15 +17,19 @@ class Loop(Generic[T_co]):
 
     def __init__(
         self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, length: Callable[[], int],
-        inside_call: Callable[[], bool],
+        inside_call: Callable[[], bool], arrive: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`group`: yield lists of so many items of the source; None: the items themselves."""
+        """`group`: yield lists of so many items of the source; None: the items themselves.
+
+        `arrive`: called when a loop begins, which has a place then.
+        """
         self._cursor = cursor
         self._kind = kind
         self._source = source
         self._group = group
         self._length = length
         self._inside_call = inside_call
+        self._arrive = arrive
 
     def __len__(self) -> int:
         return self._length() if self._group is None else -(-self._length() // self._group)
@@ -40,6 +44,7 @@ class Loop(Generic[T_co]):
             yield taken[0]
 
     def _walk(self) -> Iterator[T_co]:
+        self._arrive()
         cursor, source = self._cursor, self._source
         opened = cursor.open(self._kind)
         frame = opened.frame

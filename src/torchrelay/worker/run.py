@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -15,22 +14,19 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
-from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
-from torchrelay.protocol.orders import CatchUp
-from torchrelay.worker import ddp, transfer
+from torchrelay.protocol.ids import START, WorkerPhase
+from torchrelay.worker import ddp
 from torchrelay.worker.agreement import check_agreement
+from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
-from torchrelay.worker.cursor import Cursor, Record, decode_call, decode_record
+from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.loaders import source_of
 from torchrelay.worker.loops import Loop
-from torchrelay.worker.record import Private, decode_private
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-RECORD_S = 60.0  # fetching a record may take
 
 
 class WorkerRun:
@@ -47,13 +43,16 @@ class WorkerRun:
 
     @property
     def committed(self) -> int:
+        self._calls.arrive()
         return self._calls.committed.step
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         run = self._calls.run
+        look = self._calls.examples.add(function).look
 
         @functools.wraps(function)
         def committed_step(*args: P.args, **kwargs: P.kwargs) -> R:
+            look(args, kwargs)
             result: R = run("step", function, args, kwargs)
             return result
 
@@ -80,7 +79,7 @@ class WorkerRun:
     def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
         return Loop(
             self._cursor, kind, source_of(items), group=group, length=lambda: len(items),
-            inside_call=lambda: self._calls.inside,
+            inside_call=lambda: self._calls.inside, arrive=self._calls.arrive,
         )  # fmt: skip
 
 
@@ -111,9 +110,12 @@ class Joining:
             check_agreement(state, shard)
         joined = WorkerJoined(worker=session.worker, job=session.job, rank=session.rank, shard=shard)
         session.link.say(joined)
-        cursor, private = self._catch_up(state) if session.newcomer else (Cursor(), None)
-        self.calls = Calls(session, state, cursor, private)
-        if private is None:
+        cursor = Cursor()
+        if session.newcomer:
+            state.expect()
+            self.calls = Calls(session, state, cursor, lambda: await_place(session, cursor))
+        else:
+            self.calls = Calls(session, state, cursor, None)
             session.standing.start(START)
             session.standing.enter(WorkerPhase.BETWEEN)
         register_optimizer_step_pre_hook(self._before_update)
@@ -122,54 +124,6 @@ class Joining:
     def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
         assert self.calls is not None, "the hook is there once the script has joined"
         self.calls.before_update(optimizer)
-
-    # ------------------------------------------------------------ newcomers
-
-    def _catch_up(self, state: State) -> tuple[Cursor, Private]:
-        """Wait for the point to go to; returns the way there, and what the rank's last holder left.
-
-        Orders are repeated: if no source can give the record, the next order names others.
-        """
-        standing = self._session.standing
-        state.expect()
-        tried: CatchUp | None = None
-
-        def fresh() -> CatchUp | None:
-            order = standing.order(CatchUp)
-            return None if order is tried else order
-
-        while True:
-            order = standing.wait(fresh, self._session.welcome.patience_s)
-            standing.bring_to(order.point)
-            private = decode_private(order.private)
-            record = decode_record(private.place)
-            assert record.last is not None, "records end with a call"
-            record.last.result = private.result
-            if _complete(record) or self._complete(record, order.sources, order.generation, order.point):
-                return Cursor(record), private
-            tried = order
-
-    def _complete(self, record: Record, sources: Any, generation: Generation, point: Point) -> bool:
-        """The lost worker did not live to see its last call return: another rank's result is taken for its own."""
-        session = self._session
-        cancel = session.new_transfer()
-        try:
-            data = transfer.fetch_record(
-                sources, session.welcome.secret, generation, point, timeout_s=RECORD_S, cancel=cancel
-            )
-        except transfer.TransferFailed as error:
-            print(f"torchrelay: the record of {point} did not come: {error}", file=sys.stderr, flush=True)
-            return False
-        theirs, mine = decode_call(data), record.last
-        assert mine is not None, "records end with a call"
-        assert theirs.point == point, f"asked for the call of {point}, got that of {theirs.point}"
-        mine.result = theirs.result
-        return True
-
-
-def _complete(record: Record) -> bool:
-    last = record.last
-    return last is not None and last.result is not None
 
 
 def _watch_living_optimizers(state: State) -> None:

@@ -17,7 +17,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from torchrelay.errors import TorchrelayError
-from torchrelay.protocol.ids import Generation, Point
+from torchrelay.protocol.ids import START, Generation, Point
 from torchrelay.wire import trust
 from torchrelay.worker import memory
 from torchrelay.worker.digest import Digest
@@ -39,7 +39,7 @@ from torchrelay.worker.stream import (
 
 log = logging.getLogger(__name__)
 
-RECORD, STATE = "record", "state"
+RECORD, STATE, EXAMPLE = "record", "state", "example"
 GREETING_S = 5.0  # how long a stranger may take to prove that it is none
 STALL_S = 10.0  # how long a client may read nothing
 SIGN_OF_LIFE_S = 0.5
@@ -71,6 +71,7 @@ class StateServer:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
+        self.example: Callable[[], bytes] = bytes  # what steps are called with, told to whom it asks at any time
         self._readers: set[Stream] = set()
         self._clients: set[Stream] = set()
         self._strangers: dict[int, Stream] = {}  # those that have not proved themselves yet, oldest first
@@ -161,6 +162,9 @@ class StateServer:
         try:
             generation, ask = self._greet(stream)
             with self._proven(stream):
+                if ask.want == EXAMPLE:
+                    self._show(stream)
+                    return
                 offer = self._await_offer(stream, generation, ask)
                 with self._reading(stream, offer):
                     self._give(stream, offer, ask.want)
@@ -192,7 +196,7 @@ class StateServer:
         proof = trust.prove(self._secret, hello.nonce, nonce, server_context(hello.generation))
         stream.send(Challenge(nonce, proof))
         ask = stream.receive()
-        if not isinstance(ask, Ask) or ask.want not in (RECORD, STATE):
+        if not isinstance(ask, Ask) or ask.want not in (RECORD, STATE, EXAMPLE):
             raise StreamBroken("it asks for nothing that is known")
         context = client_context(hello.generation, ask.want, ask.point)
         if not trust.verify(self._secret, hello.nonce, nonce, context, ask.proof):
@@ -253,13 +257,17 @@ class StateServer:
             log.error("the %s cannot be served: %s", want, error)
             stream.send(RefusedAnswer(f"its {want} cannot be told: {error}"))
             return
-        body = sum(memory.size(tensor) for tensor in tensors)
         stream.allow(STALL_S, float("inf"))
-        stream.send(Serving(offer.generation, offer.point, len(head), body))
-        digest = Digest()
-        stream.send_views([memoryview(head)], digest)
-        stream.send_views((view for tensor in tensors for view in memory.outgoing(tensor)), digest)
-        stream.send_bytes(digest.raw())
+        _send(stream, offer.generation, offer.point, head, tensors)
+
+    def _show(self, stream: Stream) -> None:
+        """Send what steps are called with. That is no matter of a generation or point."""
+        stream.allow(STALL_S, time.monotonic() + STALL_S)
+        told = self.example()
+        if told:
+            _send(stream, Generation(0), START, told, [])
+        else:
+            stream.send(RefusedAnswer("it has not called a step yet"))
 
     def _told(self, offer: _Offer, want: str) -> tuple[bytes, list[Tensor]]:
         if want == RECORD:
@@ -270,3 +278,12 @@ class StateServer:
             if offer.manifest is None:
                 offer.manifest = offer.state.manifest()
             return offer.manifest
+
+
+def _send(stream: Stream, generation: Generation, point: Point, head: bytes, tensors: list[Tensor]) -> None:
+    """What is served, and the digest of what was sent."""
+    stream.send(Serving(generation, point, len(head), sum(memory.size(tensor) for tensor in tensors)))
+    digest = Digest()
+    stream.send_views([memoryview(head)], digest)
+    stream.send_views((view for tensor in tensors for view in memory.outgoing(tensor)), digest)
+    stream.send_bytes(digest.raw())

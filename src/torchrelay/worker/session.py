@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchrelay.errors import Refused
+from torchrelay.errors import Refused, StepInterrupted
 from torchrelay.protocol.events import OnceRecorded, WorkerStarted
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.wire.link import Welcome
@@ -37,6 +37,7 @@ class Session:
     store: Any  # the rendezvous store that this worker can host; kept alive here
     transfer: Cancel = field(default_factory=Cancel)  # of the fetch under way, for the control thread
     done_once: dict[str, bytes] = field(default_factory=dict)
+    rehearsing: bool = False  # a step is tried out that will not count
 
     @property
     def rank(self) -> Rank:
@@ -47,6 +48,11 @@ class Session:
     def newcomer(self) -> bool:
         """Whether we take over a rank of a job that is under way; waits until it is known."""
         return self.identity.wait().newcomer
+
+    @property
+    def target(self) -> bool:
+        """Whether we are the target of a move, and the rank is still another's; waits until it is known."""
+        return bool(self.identity.wait().examples)
 
     def new_transfer(self) -> Cancel:
         """A handle for the next fetch, which an interrupt will cut."""
@@ -62,6 +68,8 @@ class Session:
         recorded = self.done_once.get(name, dict(self.identity.wait().once).get(name))
         if recorded is not None:
             return values.decode(recorded)
+        if self.rehearsing:
+            raise StepInterrupted  # what is done once is done for good
         value = do(*args, **kwargs)
         try:
             encoded = values.encode(value, f"the result of once({name!r})")

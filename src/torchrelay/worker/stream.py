@@ -58,7 +58,7 @@ class Challenge(Struct, frozen=True, tag=True):
 
 
 class Ask(Struct, frozen=True, tag=True):
-    """The client proves the same of itself, and says what it wants: "record" or "state"."""
+    """The client proves the same of itself, and says what it wants: "record", "state" or "example"."""
 
     proof: bytes
     want: str

@@ -16,12 +16,12 @@ from msgspec import Struct
 from torch import Tensor
 
 from torchrelay.errors import StateMismatch, TorchrelayError
-from torchrelay.protocol.ids import Generation, Point, Rank
+from torchrelay.protocol.ids import START, Generation, Point, Rank
 from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
 from torchrelay.worker import memory
 from torchrelay.worker.digest import SIZE, Digest
-from torchrelay.worker.serving import GREETING_S, RECORD, STATE, StateServer
+from torchrelay.worker.serving import EXAMPLE, GREETING_S, RECORD, STATE, StateServer
 from torchrelay.worker.stream import (
     VERSION,
     Ask,
@@ -36,7 +36,16 @@ from torchrelay.worker.stream import (
     server_context,
 )
 
-__all__ = ["Cancel", "Received", "StateServer", "TransferCancelled", "TransferFailed", "fetch_record", "fetch_state"]
+__all__ = [
+    "Cancel",
+    "Received",
+    "StateServer",
+    "TransferCancelled",
+    "TransferFailed",
+    "fetch_example",
+    "fetch_record",
+    "fetch_state",
+]
 
 STALL_S = 5.0  # how long no byte may come from a source before it counts as stalled
 MAX_HEAD = 256 << 20  # bytes of a record, or of a state's plain values
@@ -116,15 +125,24 @@ def fetch_record(
     stall_s: float = STALL_S,
 ) -> bytes:
     """The record of `point`, from the first source that gives it. Raises `TransferFailed` of the last one tried."""
-
-    def take(stream: Stream, serving: Serving) -> bytes:
-        digest = Digest()
-        head = bytes(_receive_head(stream, serving, digest))
-        _compare(stream, digest)
-        return head
-
     fetch = _Fetch(secret, generation, point, RECORD, time.monotonic() + timeout_s, stall_s, cancel or Cancel())
-    return fetch.from_any(sources, take)[0]
+    return fetch.from_any(sources, _take_bytes)[0]
+
+
+def fetch_example(
+    sources: Sequence[Source], secret: bytes, timeout_s: float = 10.0, *, cancel: Cancel | None = None
+) -> bytes:
+    """What steps are called with, from the first source that can tell. Raises `TransferFailed` if none can."""
+    deadline = time.monotonic() + timeout_s
+    fetch = _Fetch(secret, Generation(0), START, EXAMPLE, deadline, STALL_S, cancel or Cancel())
+    return fetch.from_any(sources, _take_bytes)[0]
+
+
+def _take_bytes(stream: Stream, serving: Serving) -> bytes:
+    digest = Digest()
+    head = bytes(_receive_head(stream, serving, digest))
+    _compare(stream, digest)
+    return head
 
 
 def fetch_state(

@@ -1,0 +1,243 @@
+"""Examples: what a step is called with, without the values, so that the target of a move can rehearse it.
+
+A rank that trains describes the arguments of its steps now and then; nothing of them is kept alive. The target makes
+arguments of the same shape. Structure and plain values are told as they are, of tensors only what they look like.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+
+EVERY = 64  # calls from one description to the next
+MAX_STEPS = 8  # step functions that are told apart; who defines one in each epoch has ever more
+MAX_NODES = 4096  # in the arguments of one call
+MAX_TEXT = 1 << 16  # letters or bytes of one plain value
+
+
+class NotRehearsable(Exception):
+    """Why a call cannot be made again elsewhere, in words."""
+
+
+class Looks(Struct, array_like=True, tag="tensor"):
+    """What a tensor looks like."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    device: str  # its type
+    gradient: bool
+
+
+class Plain(Struct, array_like=True, tag="plain"):
+    """A value as it is."""
+
+    value: Any
+
+
+class Items(Struct, array_like=True, tag="items"):
+    """A list or tuple, or a named tuple: then `module` and `name` say of which class."""
+
+    kind: str
+    items: list[Node]
+    module: str = ""
+    name: str = ""
+
+
+class Pairs(Struct, array_like=True, tag="pairs"):
+    """A dict."""
+
+    keys: list[Any]
+    values: list[Node]
+
+
+Node = Looks | Plain | Items | Pairs
+
+
+class Example(Struct, array_like=True):
+    """What one step function was called with; or why that cannot be told; or neither: it was not called yet."""
+
+    name: str  # of the function
+    args: list[Node] = []
+    kwargs: dict[str, Node] = {}
+    called: bool = False
+    refusal: str = ""
+
+
+_decoder = msgspec.msgpack.Decoder(list[Example])
+
+
+class Shown:
+    """One step function, and what it was called with a while ago."""
+
+    __slots__ = ("_calls", "example", "function")
+
+    def __init__(self, function: Callable[..., Any], keep: bool) -> None:
+        self.function = function if keep else None
+        self.example = Example(name_of(function))
+        self._calls = 0
+
+    def look(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """The function is called with these. In the path of every step: mostly nothing happens."""
+        if self._calls % EVERY == 0:
+            self.example = example_of(self.example.name, args, kwargs)
+        self._calls += 1
+
+
+class Examples:
+    """The step functions of one script, in the order of their decoration."""
+
+    def __init__(self, *, keep: bool = False) -> None:
+        """`keep`: hold on to the functions, to rehearse them."""
+        self._keep = keep
+        self._shown: list[Shown] = []
+
+    def add(self, function: Callable[..., Any]) -> Shown:
+        """A function is decorated."""
+        shown = Shown(function, self._keep)
+        if len(self._shown) < MAX_STEPS:
+            self._shown.append(shown)
+        return shown
+
+    def functions(self) -> list[Callable[..., Any]]:
+        """Those that were decorated so far, if they were kept; from now on they are not."""
+        found = [shown.function for shown in self._shown if shown.function is not None]
+        self._keep = False
+        for shown in self._shown:
+            shown.function = None
+        return found
+
+    def encoded(self) -> bytes:
+        """All examples; nothing as long as no step was called. From any thread: each is replaced as a whole."""
+        examples = [shown.example for shown in self._shown]
+        return msgspec.msgpack.encode(examples) if any(example.called for example in examples) else b""
+
+
+def decode(data: bytes) -> list[Example]:
+    """Raises `ValueError` for bytes that are no examples."""
+    try:
+        return _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{len(data)} bytes that are no examples: {error}") from error
+
+
+def name_of(function: Callable[..., Any]) -> str:
+    """By which the same function is known in another process."""
+    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+
+
+# ---------------------------------------------------------------- describing
+
+
+def example_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Example:
+    """The arguments of a call, described."""
+    describe = _Describing()
+    try:
+        told = [describe(value, f"argument {at}") for at, value in enumerate(args)]
+        named = {key: describe(value, f"argument {key}") for key, value in kwargs.items()}
+    except NotRehearsable as error:
+        return Example(name, called=True, refusal=str(error))
+    return Example(name, told, named, called=True)
+
+
+class _Describing:
+    """One description; `path` says in words where in the arguments a value is."""
+
+    def __init__(self) -> None:
+        self._left = MAX_NODES
+
+    def __call__(self, value: Any, path: str) -> Node:
+        self._left -= 1
+        if self._left < 0:
+            raise NotRehearsable(f"its arguments have more than {MAX_NODES} parts")
+        kind = type(value)
+        if kind is torch.Tensor:
+            return _looks(value, path)
+        if kind is list or kind is tuple:
+            return Items(kind.__name__, [self(item, f"{path}[{at}]") for at, item in enumerate(value)])
+        if kind is dict:
+            keys = [_plain(key, path) for key in value]
+            return Pairs(keys, [self(item, f"{path}[{key!r}]") for key, item in value.items()])
+        if issubclass(kind, tuple) and hasattr(kind, "_fields"):
+            items = [self(item, f"{path}.{field}") for field, item in zip(kind._fields, value, strict=True)]
+            return Items("named", items, kind.__module__, kind.__qualname__)
+        return Plain(_plain(value, path))
+
+
+def _looks(tensor: torch.Tensor, path: str) -> Looks:
+    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+        raise NotRehearsable(f"{path} is no plain dense tensor")
+    name = str(tensor.dtype).removeprefix("torch.")
+    return Looks(tuple(tensor.shape), name, tensor.device.type, tensor.requires_grad)
+
+
+def _plain(value: Any, path: str) -> Any:
+    kind = type(value)
+    if value is None or kind in (bool, float):
+        return value
+    if kind is int and -(1 << 63) <= value < 1 << 63:
+        return value
+    if kind in (str, bytes) and len(value) <= MAX_TEXT:
+        return value
+    what = f"{kind.__module__}.{kind.__qualname__}".removeprefix("builtins.")
+    raise NotRehearsable(f"{path} is a {what}" if kind not in (int, str, bytes) else f"{path} is too large a {what}")
+
+
+# ---------------------------------------------------------------- making
+
+
+def arguments(example: Example, device: torch.device) -> tuple[list[Any], dict[str, Any]]:
+    """Arguments of this look. Tensors that were on a GPU are made on `device`. Raises `NotRehearsable`.
+
+    Integers are zeros, which are valid as indices and labels; floats are small and random, from the global generators.
+    """
+    if example.refusal:
+        raise NotRehearsable(example.refusal)
+    args = [_make(node, device) for node in example.args]
+    return args, {key: _make(node, device) for key, node in example.kwargs.items()}
+
+
+def _make(node: Node, device: torch.device) -> Any:
+    match node:
+        case Plain(value):
+            return value
+        case Looks():
+            return _tensor(node, device)
+        case Pairs(keys, values):
+            return {key: _make(item, device) for key, item in zip(keys, values, strict=True)}
+        case Items(kind, items):
+            made = [_make(item, device) for item in items]
+            if kind == "named":
+                return _named(node)(*made)
+            return tuple(made) if kind == "tuple" else made
+
+
+def _named(node: Items) -> Any:
+    found: Any = sys.modules.get(node.module)
+    for part in node.name.split("."):
+        found = getattr(found, part, None)
+    if not (
+        isinstance(found, type) and issubclass(found, tuple) and len(getattr(found, "_fields", ())) == len(node.items)
+    ):
+        raise NotRehearsable(f"the named tuple {node.name} is not known here")
+    return found
+
+
+def _tensor(looks: Looks, device: torch.device) -> torch.Tensor:
+    dtype = getattr(torch, looks.dtype, None)
+    if not isinstance(dtype, torch.dtype):
+        raise NotRehearsable(f"tensors of {looks.dtype} are not known here")
+    where = torch.device("cpu") if looks.device == "cpu" else device
+    if where.type != looks.device:
+        raise NotRehearsable(f"its tensors are on a {looks.device}, and there is none here")
+    if dtype.is_complex:
+        made = torch.randn(looks.shape, dtype=dtype, device=where) * 0.1
+    elif dtype.is_floating_point:
+        made = (torch.randn(looks.shape, device=where) * 0.1).to(dtype)
+    else:
+        made = torch.zeros(looks.shape, dtype=dtype, device=where)
+    return made.requires_grad_() if looks.gradient else made

@@ -1,0 +1,134 @@
+"""Tryout: the target of a move goes through a step before it counts, while the others train on.
+
+It asks a rank that trains what its steps are called with, makes arguments that look the same, and calls each step
+function on its own model: forward, backward, DDP's reducer, up to the gate, where it is cut. Then everything is as it
+was. First times (kernels, memory, compilation) are behind it when it takes over, and nothing else has changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.protocol.events import WorkerPrepared
+from torchrelay.protocol.orders import Assign, CatchUp
+from torchrelay.worker import ddp, examples, random_state, transfer
+from torchrelay.worker.examples import Example, NotRehearsable
+from torchrelay.worker.redo import Redo
+from torchrelay.worker.session import Session
+from torchrelay.worker.state import State, put_gradients
+
+EXAMPLE_S = 10.0  # fetching the example may take
+Function = Callable[..., Any]
+Go = Callable[[Function, list[Any], dict[str, Any]], None]  # calls a step function, and cuts it at its gate
+
+
+def prepare(session: Session, state: State, functions: list[Function], go: Go) -> None:
+    """Rehearse what can be rehearsed, and say so. `functions`: of the steps, in the order of their decoration."""
+    session.rehearsing = True
+    try:
+        note = _rehearse(session, state, functions, go)
+    except NotRehearsable as why:
+        note = f"no rehearsal: {why}"
+    finally:
+        session.rehearsing = False
+    session.link.say(WorkerPrepared(worker=session.worker, note=note))
+
+
+def called_for(session: Session) -> bool:
+    """Whether there is no time any more: something has happened, or the place is known."""
+    standing = session.standing
+    return standing.poisoned or standing.order(CatchUp) is not None
+
+
+def _rehearse(session: Session, state: State, functions: list[Function], go: Go) -> str:
+    """Returns what was done, in words. Raises `NotRehearsable`."""
+    if not functions:
+        raise NotRehearsable("no step function is defined before the script asks for its place")
+    told = _fetch(session)
+    begin = time.monotonic()
+    notes = []
+    rehearsed = 0
+    for function, example in zip(functions, told, strict=False):
+        if called_for(session):
+            notes.append("called for meanwhile")
+            break
+        if example.name != examples.name_of(function):
+            notes.append(f"{examples.name_of(function)} is {example.name} on a rank that trains")
+        elif example.called:
+            why = _try(state, function, example, go)
+            rehearsed += not why
+            notes += [f"{example.name}: {why}"] if why else []
+    if not rehearsed:
+        raise NotRehearsable("; ".join(notes) or "none of its steps was called yet")
+    what = "a step" if rehearsed == 1 else f"{rehearsed} steps"
+    return "; ".join([f"rehearsed {what} in {time.monotonic() - begin:.1f} s", *notes])
+
+
+def _fetch(session: Session) -> list[Example]:
+    assigned = session.identity.assigned
+    assert isinstance(assigned, Assign), "targets are assigned"
+    cancel = session.new_transfer()
+    if called_for(session):
+        raise NotRehearsable("called for before")
+    try:
+        data = transfer.fetch_example(assigned.examples, session.welcome.secret, timeout_s=EXAMPLE_S, cancel=cancel)
+        return examples.decode(data)
+    except (transfer.TransferFailed, ValueError) as error:
+        raise NotRehearsable(str(error)) from error
+
+
+def _try(state: State, function: Function, example: Example, go: Go) -> str:
+    """Go through one step; returns why that went wrong, if it did."""
+    try:
+        with _put_back(state):
+            args, kwargs = examples.arguments(example, _device(state))
+            go(function, args, kwargs)
+            _wait_for_gpu()
+    except StepInterrupted:
+        return ""  # it came to its gate
+    except (NotRehearsable, Refused) as why:
+        return str(why)
+    except (Exception, SystemExit) as error:  # noqa: BLE001  the script's own, about values that are none of its data
+        return f"it raised {type(error).__name__}: {error}"
+    return ""
+
+
+@contextmanager
+def _put_back(state: State) -> Iterator[None]:
+    """Afterwards all is as before. What is in the state will be overwritten anyway, the rest would be a trace."""
+    rng = random_state.capture()
+    wrappers, layouts, gradients = state.ddps(), state.ddp_layouts(), state.gradients()
+    redo = Redo(state)
+    redo.mark()
+    pretended = [ddp.pretend(wrapper) for wrapper in wrappers]
+    try:
+        yield
+    finally:
+        try:
+            _wait_for_gpu()
+            redo.rewind()
+        finally:
+            for wrapper, layout in zip(wrappers, layouts, strict=True):
+                ddp.renew(wrapper, layout)
+            del pretended
+            put_gradients([parameter for _, parameter in state.parameters()], gradients)
+            random_state.restore(rng)
+
+
+def _device(state: State) -> torch.device:
+    """Where the model is; else the GPU that the script has chosen, if there is one."""
+    for _, parameter in state.parameters():
+        if parameter.device.type != "cpu":
+            return parameter.device
+    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")  # type: ignore[no-untyped-call]
+
+
+def _wait_for_gpu() -> None:
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()

@@ -1,0 +1,80 @@
+"""Steps that are called with something each, until the test says that it is enough: targets.py WAY --marks DIR."""
+
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torchrelay
+
+MARKS = Path(sys.argv[sys.argv.index("--marks") + 1])
+
+
+class Pair(NamedTuple):
+    x: Any
+    label: int
+
+
+class Own:
+    def __init__(self, x):
+        self.x = x
+
+
+def enough():
+    flag = torch.tensor(float((MARKS / "enough").exists()))
+    dist.all_reduce(flag)
+    return flag.item() > 0
+
+
+def mark(name):
+    with (MARKS / name).open("a") as file:
+        file.write(f"{dist.get_rank()}\n")
+
+
+def main(way):
+    dist.init_process_group("gloo")
+    torch.manual_seed(0)
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler})
+    run.once("settings", mark, "once")
+
+    def train_step(batch):
+        x = {"dict": lambda: batch["x"], "named": lambda: batch.x, "own": lambda: batch.x}.get(way, lambda: batch)()
+        pretended = x.abs().max() < 10
+        if pretended:
+            print("trying", flush=True)
+            if way == "raises":
+                raise ValueError("a batch of zeros")
+            if way == "exits":
+                sys.exit(3)
+        if way == "once":
+            run.once(f"pretended {pretended}", mark, "pretended" if pretended else "real")
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        if way == "skips" and pretended:
+            loss = loss * float("inf")
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach()
+
+    step = run.step(train_step) if way != "late" else None
+    print("between join and loops", flush=True)
+    for at in run.steps(100_000):
+        if step is None:
+            step = run.step(train_step)
+        x = 100 + torch.randn(2, 4) + at
+        step({"dict": {"x": x, "n": [at]}, "named": Pair(x, at), "own": Own(x)}.get(way, x))
+        if run.section(enough):
+            break
+    assert not (MARKS / "pretended").exists()
+    print("end", flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

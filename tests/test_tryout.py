@@ -1,0 +1,131 @@
+"""The target of a move rehearses a step while the others train, and leaves no trace of it."""
+
+from __future__ import annotations
+
+import multiprocessing.connection
+import re
+import socket
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.stage import JOB, NODE
+from tests.targets import TargetStage
+from tests.test_run import WORLD, digests, script, undisturbed
+from torchrelay.protocol.events import WorkerReported
+from torchrelay.protocol.ids import Generation, Rank
+from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.orders import Interrupt, Source
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+
+Make = Callable[..., TargetStage]
+FEATURES = {
+    "plain": "rehearsed a step in",
+    "scaler": "rehearsed a step in",
+    "two_optimizers": "rehearsed 2 steps in",
+    "accumulate": "rehearsed a step in",
+    "stream": "rehearsed a step in",
+    "saved": "rehearsed a step in",
+    "sections": "rehearsed a step in",
+}
+
+
+@pytest.fixture
+def targets(tmp_path: Path) -> Iterator[Make]:
+    """Make stages whose newcomers are prepared as targets are."""
+    stages: list[TargetStage] = []
+
+    def make(*argv: str, world: int = WORLD, spares: int = 1, **options: object) -> TargetStage:
+        stage = TargetStage(tmp_path / f"stage-{len(stages)}", argv, world=world, spares=spares, **options)  # type: ignore[arg-type]
+        stages.append(stage)
+        return stage
+
+    yield make
+    for stage in stages:
+        stage.close()
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_a_rehearsal_leaves_no_trace_in_the_bits(feature: str, targets: Make, tmp_path: Path) -> None:
+    calm = undisturbed(feature)
+    stage = targets(script("features"), feature, "--die", "1:4:between", "--marks", str(tmp_path))
+    assert stage.end() == 0, stage.all_logs()
+    (note,) = stage.notes().values()
+    assert note.startswith(FEATURES[feature]), note
+    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN]
+    assert digests(stage) == calm
+
+
+WAYS = {
+    "dict": "rehearsed a step in",
+    "named": "rehearsed a step in",
+    "own": r"no rehearsal: .*train_step: argument 0 is a __main__\.Own",
+    "raises": r"no rehearsal: .*train_step: it raised ValueError: a batch of zeros",
+    "exits": r"no rehearsal: .*train_step: it raised SystemExit: 3",
+    "late": "no rehearsal: no step function is defined before",
+    "skips": "rehearsed a step in",
+    "once": "rehearsed a step in",
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_was_rehearsed_or_why_not_is_told(way: str, targets: Make, tmp_path: Path) -> None:
+    stage = targets(script("targets"), way, "--marks", str(tmp_path))
+    stage.until(lambda: stage.step() >= 3, "training")
+    stage.kill(1)
+    stage.until(lambda: stage.notes(), "prepared")
+    assert stage.job.phase is not JobPhase.RUNNING
+    target = stage.actor(1)
+    stage.until(lambda: stage.job.phase is JobPhase.RUNNING, "recovered")
+    (tmp_path / "enough").touch()
+    assert stage.end() == 0, stage.all_logs()
+    (note,) = stage.notes().values()
+    assert re.match(WAYS[way], note), note
+    assert "between join and loops" in stage.log_of(target), "until it takes over its output is its own"
+    assert ("trying" in stage.log_of(target)) == (way not in ("own", "late"))
+    assert "trying" not in stage.log("rank-1")
+    assert stage.log("rank-1").count("between join and loops") == 1
+    assert stage.log("rank-1").rstrip().endswith("end")
+    for rank in (0, 1):
+        assert all(len(found) == 1 for found in stage.points(rank).values())
+    assert sorted((tmp_path / "once").read_text().split()) == ["0", "1"], "what is done once is done once"
+
+
+def test_a_target_without_an_example_waits_all_the_same(targets: Make, tmp_path: Path) -> None:
+    stage = targets(script("targets"), "dict", "--marks", str(tmp_path))
+    stage.until(lambda: stage.step() >= 3, "training")
+    with socket.create_server(("127.0.0.1", 0)) as gone:
+        stage.shown_by = (Source(Rank(0), f"127.0.0.1:{gone.getsockname()[1]}"),)
+    stage.kill(1)
+    stage.until(lambda: stage.notes(), "prepared")
+    (tmp_path / "enough").touch()
+    assert stage.end() == 0, stage.all_logs()
+    (note,) = stage.notes().values()
+    assert re.match("no rehearsal: rank 0 did not deliver: .* cannot be reached", note)
+
+
+def test_a_target_that_is_called_for_stops_preparing(targets: Make, tmp_path: Path) -> None:
+    """It waits for an example from somebody who says nothing; then the rank is its own."""
+    stage = targets(script("targets"), "dict", "--marks", str(tmp_path), spares=1)
+    stage.until(lambda: stage.step() >= 3, "training")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        stage.shown_by = (Source(Rank(0), f"127.0.0.1:{silent.getsockname()[1]}"),)
+        stage.kill(1)
+        stage.until(lambda: multiprocessing.connection.wait([silent], 0), "it asks")
+        target = stage.actor(1)
+        generation = stage.job.generation
+        interrupt = Interrupt(
+            node=NODE, worker=target.worker, job=JOB, generation=Generation(generation + 1), rank=Rank(1), reason="test"
+        )
+        stage.tell(target, interrupt)
+        begin = time.monotonic()
+        stage.until(lambda: stage.notes(), "prepared")
+        assert time.monotonic() - begin < 4
+    (note,) = stage.notes().values()
+    assert note == "no rehearsal: rank 0 did not deliver: the transfer was cancelled"
+    reported = [event for event in stage.of(WorkerReported) if event.worker == target.worker]
+    assert [(event.committed, event.caught_up) for event in reported] == [(None, None)]
