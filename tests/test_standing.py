@@ -170,6 +170,178 @@ class TestReports:
         assert page.status().step == -1
 
 
+def resume(generation: int, point: Point | None = None) -> Resume:
+    return Resume(**WHO, generation=Generation(generation), point=point)  # type: ignore[arg-type]
+
+
+STEP = WorkerPhase.COMPUTING
+
+
+class TestAHalt:
+    """Nothing is wrong: the call under way is finished, and none is begun behind it."""
+
+    def commit(self, standing: Standing, point: Point = FIRST) -> None:
+        assert standing.begin_call(STEP, point)
+        assert standing.enter_gate()
+        assert standing.pass_gate()
+        standing.enter(WorkerPhase.BETWEEN)
+
+    def test_it_is_no_poison_and_the_connections_are_those_of_its_generation(
+        self, standing: Standing, page: Page
+    ) -> None:
+        assert standing.begin_call(STEP, FIRST)
+        assert standing.halt(Generation(2)) == Report(Generation(2), START, STEP, FIRST, None)
+        assert not standing.poisoned
+        assert not standing.blocked
+        standing.beat(3)
+        assert page.status().generation == 2
+
+    @pytest.mark.parametrize("gates", [0, 1, 2])
+    def test_the_call_under_way_is_finished_and_the_next_is_not_begun(self, standing: Standing, gates: int) -> None:
+        assert standing.begin_call(STEP, FIRST)
+        acts = [standing.enter_gate, standing.pass_gate]
+        for act in acts[:gates]:
+            assert act()
+        report = standing.halt(Generation(2))
+        assert report is not None
+        assert (report.committed, report.pending) == ((START, FIRST) if gates < 2 else (FIRST, None))
+        for act in acts[gates:]:
+            assert act()
+        standing.enter(WorkerPhase.BETWEEN)
+        assert standing.halt(Generation(2)) == report
+        assert standing.barred
+        assert not standing.begin_call(STEP, Point(2))
+        assert standing.phase is WorkerPhase.BETWEEN
+        assert standing.stop()
+        assert standing.resting
+
+    @pytest.mark.parametrize("round_", range(20))
+    def test_of_a_report_and_an_entry_at_the_same_time_one_comes_first(self, standing: Standing, round_: int) -> None:
+        together = threading.Barrier(2)
+        begun: list[bool] = []
+
+        def main_thread() -> None:
+            together.wait()
+            begun.append(standing.begin_call(STEP, Point(round_ + 1)))
+
+        thread = threading.Thread(target=main_thread)
+        thread.start()
+        together.wait()
+        report = standing.halt(Generation(2))
+        thread.join()
+        assert report is not None
+        assert (report.pending is not None) == begun[0]
+
+    def test_who_is_before_the_boundary_begins_calls_up_to_it(self, standing: Standing) -> None:
+        standing.halt(Generation(2))
+        assert standing.stop()
+        standing.hear(decide(2, Verdict.GO_ON, Point(1)))
+        assert standing.go_further(Generation(2))
+        assert not standing.stop()
+        assert standing.begin_call(WorkerPhase.SECTION, Point(0, 1))
+        assert standing.enter_gate()
+        assert standing.pass_gate()
+        self.commit(standing)
+        assert not standing.begin_call(STEP, Point(2))
+
+    def test_it_is_lifted_at_once_for_who_has_not_stopped(self, standing: Standing) -> None:
+        standing.halt(Generation(2))
+        standing.hear(resume(2))
+        assert standing.lift(Generation(2))
+        assert not standing.lift(Generation(2))
+        assert standing.wired == 2
+        self.commit(standing)
+        # What is said again, and late, changes nothing.
+        assert standing.halt(Generation(2)) == Report(Generation(2), START, WorkerPhase.BOOTING, None, None)
+        standing.hear(resume(2))
+        self.commit(standing, Point(2))
+
+    def test_who_stands_still_lifts_it_itself(self, standing: Standing) -> None:
+        standing.halt(Generation(2))
+        assert standing.stop()
+        standing.hear(resume(2))
+        assert not standing.lift(Generation(2))
+        assert standing.halted == 2
+        assert standing.go_on(Generation(2))
+        assert standing.halted is None
+        self.commit(standing)
+
+    def test_one_that_was_called_off_before_it_was_heard_of_is_over(self, standing: Standing) -> None:
+        assert standing.begin_call(STEP, FIRST)
+        standing.hear(resume(2))
+        assert standing.lift(Generation(2))
+        assert standing.wired == 2
+        assert standing.halt(Generation(2)) == Report(Generation(2), START, STEP, FIRST, None)
+        assert standing.enter_gate()
+        assert standing.pass_gate()
+        self.commit(standing, Point(2))
+
+    @pytest.mark.parametrize("stopped", [False, True])
+    def test_an_interrupt_makes_it_void(self, standing: Standing, stopped: bool) -> None:
+        standing.halt(Generation(2))
+        if stopped:
+            assert standing.stop()
+        phase = standing.phase
+        assert standing.interrupt(Generation(3)) == Report(Generation(3), START, phase, None, None)
+        assert standing.poisoned
+        assert standing.halted is None
+        assert standing.halt(Generation(2)) is None
+        assert standing.stop()
+        standing.hear(rewire(3))
+        assert standing.begin_wiring(Generation(3))
+        assert standing.go_on(Generation(3))
+        self.commit(standing)
+
+    def test_an_interrupt_in_its_gate_closes_the_gate(self, standing: Standing) -> None:
+        assert standing.begin_call(STEP, FIRST)
+        standing.halt(Generation(2))
+        assert standing.enter_gate()
+        assert standing.interrupt(Generation(3)) == Report(Generation(3), START, WorkerPhase.GATE, FIRST, None)
+        assert not standing.pass_gate()
+
+    def test_ranks_change_hands_in_the_next_generation(self, standing: Standing) -> None:
+        standing.halt(Generation(2))
+        assert standing.stop()
+        standing.hear(decide(2, Verdict.GO_ON, START))
+        standing.hear(rewire(3))
+        assert not standing.poisoned
+        assert standing.begin_wiring(Generation(3))
+        assert standing.go_on(Generation(3))
+        self.commit(standing)
+
+    def test_who_was_cut_before_stays_cut(self, standing: Standing) -> None:
+        compute(standing)
+        standing.interrupt(Generation(2))
+        report = standing.halt(Generation(3))
+        assert report is not None
+        assert report.generation == 3
+        assert standing.poisoned
+
+    def test_who_holds_no_state_yet_is_to_be_asked_again(self, page: Page) -> None:
+        standing = Standing(page)
+        assert standing.halt(Generation(2)) is None
+        assert standing.heard == 0
+        standing.start(START)
+        assert standing.halt(Generation(2)) is not None
+
+    def test_where_a_call_has_come_to_nothing_is_no_boundary(self, standing: Standing) -> None:
+        assert standing.begin_call(STEP, FIRST)
+        standing.stray()
+        assert standing.halt(Generation(2)) == Report(Generation(2), START, STEP, FIRST, None)
+        assert standing.phase is WorkerPhase.BETWEEN
+        assert not standing.begin_call(STEP, FIRST)
+        standing.hear(decide(2, Verdict.GO_ON, FIRST))
+        assert standing.await_way(1)
+        self.commit(standing)
+        assert standing.halt(Generation(3)) == Report(Generation(3), FIRST, WorkerPhase.BETWEEN, None, None)
+
+    def test_who_waits_for_its_interrupt_hears_of_a_halt(self, standing: Standing) -> None:
+        standing.halt(Generation(2))
+        assert not standing.await_poison(Generation(1), 1)
+        standing.interrupt(Generation(3))
+        assert standing.await_poison(Generation(2), 1)
+
+
 class TestOrders:
     def test_a_newer_generation_sweeps_the_older_orders_away(self, standing: Standing) -> None:
         standing.hear(decide(2, Verdict.REDO, START))

@@ -79,6 +79,7 @@ class Calls:
         self._late: dict[str, str] | None = None
         self._half_done: str | None = None  # an exception has left a call after its gate
         self._strayed: str | None = None  # an exception has left a call, and the script has gone on
+        self._inherited: tuple[tuple[bytes | memoryview, ...], bytes] = ((), b"")
         self._tail: NoCollectives | None = None  # of a newcomer, between its last recorded call and the edge
 
     @property
@@ -123,9 +124,11 @@ class Calls:
                 f"a {self._half_done} after its optimizer.step(), and the script went on: what it has updated by then "
                 "nobody can tell. Let the exception leave the script, raise it earlier, or return a flag instead"
             )
-        self.stand_still()
         while True:
+            self.stand_still()
             attempt = self._begin(kind)
+            if attempt is None:
+                continue
             try:
                 value = function(*args, **kwargs)
                 self._finish(attempt, value)
@@ -143,19 +146,25 @@ class Calls:
         if self._private is not None:
             self._end_tail()
             self._edge.stop()
+            self._keep_inherited()
             self._private = None
-        elif self._standing.poisoned:
-            if self._strayed is not None:
+        elif self._strayed is not None:
+            # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
+            if not self._standing.await_way(self._session.welcome.patience_s):
                 raise Undeclared(
                     f"a step raised {self._strayed}, the script went on without it, and a fault came before the next "
                     "one was committed: other ranks may stand elsewhere. Let exceptions leave the script"
                 )
+        elif self._standing.stop():
             for wrapper in self._wrappers:
-                ddp.mark(wrapper)  # we rolled forward: what DDP is now belongs to the call that follows
+                ddp.mark(wrapper)  # a call lies behind us: what DDP is now belongs to the one that follows
             self._edge.stop()
 
-    def _begin(self, kind: str) -> Attempt:
-        """The entry: what follows can be undone."""
+    def _begin(self, kind: str) -> Attempt | None:
+        """The entry: what follows can be undone. None if we have to stand still before."""
+        phase = WorkerPhase.COMPUTING if kind == "step" else WorkerPhase.SECTION
+        if not self._standing.begin_call(phase, self._pending(kind)):
+            return None
         redo = self._redo[kind]
         redo.mark()
         redo.probe_entry()
@@ -164,8 +173,6 @@ class Calls:
         attempt = self._attempt = Attempt(kind, random_state.look())
         if self._proof is not None:
             self._proof.note(random_state.pack(attempt.rng))
-        step = kind == "step"
-        self._standing.enter(WorkerPhase.COMPUTING if step else WorkerPhase.SECTION, self._pending(kind))
         return attempt
 
     def _pending(self, kind: str) -> Point:
@@ -308,7 +315,7 @@ class Calls:
         self._strayed = type(error).__name__
         if attempt.call is not None:
             self._cursor.drop_call(attempt.call)
-        self._standing.enter(WorkerPhase.BETWEEN)
+        self._standing.stray()
         return False
 
     # ------------------------------------------------------------ newcomers
@@ -323,9 +330,26 @@ class Calls:
             if not self._private.returned:
                 late.make_again(self._state.private, self._private.late)
             random_state.restore(self._private.rng)
+            self._inherited = self._inherit(self._private, call.result)
             self._tail = NoCollectives()  # type: ignore[no-untyped-call]
             self._tail.begin()
         return values.decode(call.result)
+
+    def _inherit(self, private: Private, result: bytes) -> tuple[tuple[bytes | memoryview, ...], bytes]:
+        """The record of the point that we are brought to, at its gate and at its return, as of now."""
+        state = self._state.private.record()
+        back = AtReturn(result, state if state != private.state else None, private.late)
+        return encode_gate((private.rng,), AtGate(private.state, private.place, private.late)), encode_return(back)
+
+    def _keep_inherited(self) -> None:
+        """The rank is ours now, and may be taken over before it has committed anything further."""
+        gate, back = self._inherited
+        try:
+            self._session.page.keep(self._cursor.point, *gate)
+            self._session.page.supplement(back)
+        except PageFull as error:
+            raise _too_large(error) from error
+        self._inherited = ((), b"")
 
     def _end_tail(self) -> None:
         if self._tail is not None:

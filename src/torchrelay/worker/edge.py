@@ -5,6 +5,12 @@
     Restore             a newcomer: take the state from a source
     Resume              stop serving, put DDP right, go on
 
+After a halt nothing is wrong, and the same edge serves:
+
+    Decide (go on)      at the boundary: as above, and a leaver hands over its private record; before it: go on
+    Resume              the halt is called off: stop serving, go on, and nothing was touched
+    Rewire              the next generation: ranks have changed hands, and the rest is as in a recovery
+
 Orders come in any order and more than once, and a newer generation begins it all again.
 """
 
@@ -23,7 +29,7 @@ from torchrelay.protocol.events import (
     WorkerRewired,
 )
 from torchrelay.protocol.ids import Generation, Point, WorkerPhase
-from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, WorkerOrder
+from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
 from torchrelay.worker import ddp, groups, random_state, transfer
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
@@ -40,7 +46,7 @@ class Edge:
         self._standing = session.standing
         self._state = state
         self._record = record
-        self._ready = self._rewired = Generation(0)  # done in this generation
+        self._ready = self._handed = self._rewired = Generation(0)  # done in this generation
         self._tried: Restore | None = None
 
     # ------------------------------------------------------------ stops
@@ -70,12 +76,20 @@ class Edge:
                 lambda: self._next(Decide, CatchUp, Rewire, Restore, Resume), self._session.welcome.patience_s
             )
             match order:
+                case Decide(verdict=Verdict.GO_ON) if order.point != self._standing.committed:
+                    if self._standing.go_further(order.generation):
+                        return
                 case Decide() | CatchUp():
                     self._become_ready(order)
                 case Rewire():
                     self._rewire(order)
                 case Restore():
                     gradients = self._restore(order) or gradients
+                case Resume() if self._standing.halted == order.generation:
+                    self._session.server.withdraw()
+                    if self._standing.go_on(order.generation):
+                        self._say_resumed(order.generation)
+                        return
                 case Resume():
                     self._renew(gradients)
                     random_state.restore(rng)
@@ -96,7 +110,8 @@ class Edge:
         standing = self._standing
         match order:
             case Decide():
-                return self._ready != order.generation and standing.committed is not None
+                done = self._handed if order.hand_over else self._ready
+                return done != order.generation and standing.committed is not None
             case CatchUp():
                 return self._ready != order.generation and standing.committed is None
             case Rewire():
@@ -105,6 +120,8 @@ class Edge:
                 again = self._tried is not None and self._tried == order
                 return self._rewired == order.generation and standing.committed is None and not again
             case Resume():
+                if standing.halted == order.generation:
+                    return True
                 return self._rewired == order.generation and standing.committed == order.point
         return False
 
@@ -117,14 +134,27 @@ class Edge:
         assert here == order.point, f"ordered to stand after {order.point}, and stands after {here}"
         if standing.committed is not None:
             session.server.publish(order.generation, order.point, self._record, self._state)
-        self._say_ready(order.generation, order.point)
+        private = b""
+        if isinstance(order, Decide) and order.hand_over:
+            private = self._kept(order.point)
+            self._handed = order.generation
+        self._say_ready(order.generation, order.point, private)
 
-    def _say_ready(self, generation: Generation, point: Point | None) -> None:
+    def _kept(self, point: Point) -> bytes:
+        """Our private record of this point: what the agent would find in the page; empty if we have committed nothing.
+
+        The call has returned, so its result is there, too.
+        """
+        kept = [record.data for record in self._session.page.records() if record.point == point]
+        return kept[0] if kept else b""
+
+    def _say_ready(self, generation: Generation, point: Point | None, private: bytes = b"") -> None:
         self._ready = generation
         session = self._session
         ready = WorkerReady(
-            job=session.job, generation=generation, worker=session.worker, rank=session.rank, point=point
-        )
+            job=session.job, generation=generation, worker=session.worker, rank=session.rank, point=point,
+            private=private,
+        )  # fmt: skip
         session.link.answer(ready, Assign, Decide, CatchUp)
 
     # ------------------------------------------------------------ rewire
@@ -133,6 +163,9 @@ class Edge:
         standing, session = self._standing, self._session
         if not standing.begin_wiring(order.generation):
             return
+        if self._state is not None and standing.committed is not None:
+            # After a halt there was no verdict in this generation; whoever has taken over a rank asks for the state.
+            session.server.publish(order.generation, standing.committed, self._record, self._state)
         begin = time.monotonic()
         try:
             store = groups.connect_store(order.store, WIRING_S)

@@ -69,12 +69,15 @@ class Gate:
             raise StepInterrupted
 
     def broken(self, error: BaseException) -> None:
-        """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does."""
+        """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does.
+
+        A halt does not help: the connections that have failed are those of its generation now, so it is said again.
+        """
         standing = self._standing
-        if standing.poisoned:
-            return
-        tell_failed(self._session, error)
-        standing.await_poison(self._session.welcome.patience_s)
+        while not standing.poisoned:
+            wired = standing.wired
+            tell_failed(self._session, error)
+            standing.await_poison(wired, self._session.welcome.patience_s)
 
 
 def world() -> tuple[dist.ProcessGroup, str]:

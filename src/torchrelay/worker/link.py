@@ -2,6 +2,8 @@
 
 Assign      the rank: `Identity`
 Interrupt   promise and report, then break our connections until the main thread is out of them
+Halt        promise and report; nothing is broken
+Resume      answered here if a halt is called off before the main thread has stopped for it
 the rest    kept in `Standing` for the main thread; what was obeyed already is answered again
 """
 
@@ -18,9 +20,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchrelay.protocol.events import Answer, Event, RestoreFailed, WorkerReported
+from torchrelay.protocol.events import Answer, Event, RestoreFailed, WorkerReported, WorkerResumed
 from torchrelay.protocol.ids import JobId, WorkerId
-from torchrelay.protocol.orders import Assign, Interrupt, Restore, WorkerOrder
+from torchrelay.protocol.orders import Assign, Halt, Interrupt, Restore, Resume, WorkerOrder
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.link import Welcome, decode_to_worker
@@ -135,26 +137,42 @@ class Link:
             return
         match message:
             case Interrupt():
-                self._report(message)
+                self._interrupt(message)
+            case Halt():
+                self._report(self._standing.halt(message.generation))
             case Assign():
                 self._standing.hear(message)
                 self._identity.assign(message)
                 self._repeat_answer(message)
             case _:
-                if self._standing.hear(message):
+                if self._standing.hear(message) and not self._lift(message):
                     self._repeat_answer(message)
 
-    def _report(self, order: Interrupt) -> None:
-        report = self._standing.interrupt(order.generation)
-        if report is None:
-            return
+    def _interrupt(self, order: Interrupt) -> None:
         assert self._reach is not None, "orders are heard after the start"
+        reported = self._report(self._standing.interrupt(order.generation))
+        if reported and self._standing.poisoned:
+            self._reach.cancel()
+            self._reach.break_connections()
+
+    def _report(self, report: Report | None) -> bool:
+        """Say where we stand; False if there is nothing to say."""
+        if report is None:
+            return False
         with self._lock:
             self._reported = report
             self._send(self._reported_event(report))
-        if self._standing.poisoned:
-            self._reach.cancel()
-            self._reach.break_connections()
+        return True
+
+    def _lift(self, order: WorkerOrder) -> bool:
+        """Whether this order calls off a halt for which the main thread has not stopped: then it just goes on."""
+        if not isinstance(order, Resume) or not self._standing.lift(order.generation):
+            return False
+        resumed = WorkerResumed(
+            job=self._job, generation=order.generation, worker=self._worker, rank=self._identity.rank
+        )
+        self.answer(resumed, Resume)
+        return True
 
     def _reported_event(self, report: Report) -> WorkerReported:
         return WorkerReported(

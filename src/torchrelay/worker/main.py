@@ -19,7 +19,7 @@ from typing import NoReturn
 import torchrelay
 from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.events import WorkerFinished, WorkerWarm
-from torchrelay.protocol.ids import WorkerPhase
+from torchrelay.protocol.ids import Generation, WorkerPhase
 from torchrelay.protocol.orders import Leave
 from torchrelay.worker import groups, rehearsal, script, wiring
 from torchrelay.worker.blame import kind_of, print_for_people, tell_failed, tell_raised
@@ -102,14 +102,18 @@ def finish(session: Session, joining: Joining) -> int:
         calls.note_end()
     while True:
         standing.enter(WorkerPhase.FINISHED)
+        wired = standing.wired
         finished = WorkerFinished(
-            job=session.job, generation=standing.wired or standing.heard, worker=session.worker, rank=session.rank
+            job=session.job, generation=wired or standing.heard, worker=session.worker, rank=session.rank
         )
         link.answer(finished, Leave)
 
-        def next_thing() -> Leave | bool | None:
+        def next_thing(told: Generation = wired) -> Leave | bool | None:
             leave = standing.order(Leave)
-            return leave if leave is not None else (True if standing.poisoned else None)
+            if leave is not None:
+                return leave
+            # A halt may have come and gone while we were on our way here: then it is to be said again.
+            return True if standing.barred or standing.wired != told else None
 
         found = standing.wait(next_thing, None)
         if isinstance(found, Leave):

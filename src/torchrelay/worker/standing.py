@@ -1,10 +1,14 @@
 """Standing: where this worker stands, as main thread and control thread both see it, and what it has promised.
 
-    main thread       enter ... enter_gate ... pass_gate      and at an edge: begin_wiring, hold, go_on
-    control thread    interrupt (the promise), hear (orders)
+    main thread       begin_call ... enter_gate ... pass_gate      and at an edge: stop, begin_wiring, hold, go_on
+    control thread    interrupt, halt (the promises), hear, lift (orders)
 
 Passing a gate and reporting exclude each other: both take the lock. A worker that has reported in a generation it is
-not wired in is *poisoned*: it passes no gate until it is ordered to. No torch here, and no socket.
+not wired in is *poisoned*: it passes no gate until it is ordered to.
+
+Beginning a call and reporting exclude each other, too. A worker that was *halted* is well, and wired in the generation
+of the halt: it finishes its call, and begins none until it is told how far to go (`Decide`), and none behind that.
+No torch here, and no socket.
 """
 
 from __future__ import annotations
@@ -16,7 +20,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from torchrelay.protocol.ids import Generation, Point, WorkerPhase
-from torchrelay.protocol.orders import Decide, Verdict, WorkerOrder
+from torchrelay.protocol.orders import Decide, Resume, Verdict, WorkerOrder
 from torchrelay.wire.page import Page
 
 O = TypeVar("O", bound=WorkerOrder)  # noqa: E741  an order
@@ -34,7 +38,7 @@ class OrdersStayedAway(BaseException):
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a worker says when it is interrupted; the fields are those of `WorkerReported`."""
+    """What a worker says when it is interrupted or halted; the fields are those of `WorkerReported`."""
 
     generation: Generation
     committed: Point | None
@@ -52,6 +56,7 @@ class Standing:
         self._changed = threading.Condition(threading.Lock())
         self._orders: dict[type[WorkerOrder], WorkerOrder] = {}
         self._report: Report | None = None
+        self._halt: Generation | None = None  # in which we were halted last, until that is lifted
         self._entered_ns = 0
         self._word_s = time.monotonic()
         self.wired = Generation(0)  # the generation we are connected in, or were about to connect in
@@ -59,6 +64,7 @@ class Standing:
         self.committed: Point | None = None
         self.caught_up: Point | None = None
         self.pending: Point | None = None
+        self.astray: Point | None = None  # a call was to commit it and came to nothing: the next one is to
         self.phase = WorkerPhase.BOOTING
         self.waiting = False  # the main thread waits in here
         self.resting = False  # the main thread is at an edge, and is not connecting
@@ -75,6 +81,21 @@ class Standing:
         return self._report
 
     @property
+    def halted(self) -> Generation | None:
+        """The generation of the halt that holds; None if it was lifted, or if a newer generation has come."""
+        return self._halt if self._halt == self.heard else None
+
+    @property
+    def barred(self) -> bool:
+        """Whether a promise forbids to begin a call: after an interrupt, or a halt, if the boundary is not ahead."""
+        if self.poisoned:
+            return True
+        if self.halted is None:
+            return False
+        decided = self.order(Decide)
+        return decided is None or self.committed is None or self.committed >= decided.point
+
+    @property
     def blocked(self) -> bool:
         """Whether the main thread may be in a collective that must be broken.
 
@@ -86,10 +107,21 @@ class Standing:
 
     def enter(self, phase: WorkerPhase, pending: Point | None = None) -> None:
         """Say what the main thread does from now on, and which point it is on the way to commit, if any."""
-        now = self._clock_ns()
         with self._changed:
-            self.phase, self.pending = phase, pending
-            self.resting = phase in (WorkerPhase.STOPPED, WorkerPhase.FINISHED)
+            self._enter(phase, pending)
+
+    def begin_call(self, phase: WorkerPhase, pending: Point) -> bool:
+        """Enter a call, on the way to commit `pending`; False if that is forbidden by now."""
+        with self._changed:
+            if self.barred:
+                return False
+            self._enter(phase, pending)
+        return True
+
+    def _enter(self, phase: WorkerPhase, pending: Point | None = None) -> None:
+        now = self._clock_ns()
+        self.phase, self.pending = phase, pending
+        self.resting = phase in (WorkerPhase.STOPPED, WorkerPhase.FINISHED)
         if phase in (WorkerPhase.COMPUTING, WorkerPhase.SECTION):
             self._entered_ns = now
         self._page.enter(phase, now)
@@ -130,7 +162,14 @@ class Standing:
         assert self.pending is not None, "only a pending point can be committed"
         now = self._clock_ns()
         self.committed, self.pending, self.phase = self.pending, None, WorkerPhase.UPDATING
+        self.astray = None
         self._page.commit(self.committed, WorkerPhase.UPDATING, now, now - self._entered_ns)
+
+    def stray(self) -> None:
+        """An exception has left the call that was to commit the pending point; that is for the next call to do."""
+        with self._changed:
+            self.astray = self.pending
+            self._enter(WorkerPhase.BETWEEN)
 
     def start(self, point: Point) -> None:
         """Hold the state of `point` from now on: at join(), for a worker of the first start."""
@@ -139,6 +178,14 @@ class Standing:
         self._page.commit(point, self.phase, self._clock_ns(), 0)
 
     # ------------------------------------------------------------ the main thread, at an edge
+
+    def stop(self) -> bool:
+        """Stand still at the entry of a call, if a promise asks for it: then orders are for the main thread alone."""
+        with self._changed:
+            if not self.barred:
+                return False
+            self._enter(WorkerPhase.STOPPED)
+        return True
 
     def bring_to(self, point: Point) -> None:
         """The script is being brought to the edge after `point`: there is no way back from it."""
@@ -168,13 +215,20 @@ class Standing:
         return True
 
     def go_on(self, generation: Generation) -> bool:
-        """Leave the edge; False if there is a newer generation by now."""
+        """Leave the edge, free of all promises; False if there is a newer generation by now."""
+        return self._leave(generation, free=True)
+
+    def go_further(self, generation: Generation) -> bool:
+        """Leave the edge, which lies before the boundary of a halt; False if there is a newer generation by now."""
+        return self._leave(generation, free=False)
+
+    def _leave(self, generation: Generation, *, free: bool) -> bool:
         with self._changed:
             if self.heard != generation:
                 return False
-            self.phase = WorkerPhase.BETWEEN
-            self.resting = False
-        self._page.enter(WorkerPhase.BETWEEN, self._clock_ns())
+            if free:
+                self._halt = None
+            self._enter(WorkerPhase.BETWEEN)
         return True
 
     def wait(self, find: Callable[[], T | None], patience_s: float | None) -> T:
@@ -208,9 +262,21 @@ class Standing:
         found = self._orders.get(kind)
         return found if isinstance(found, kind) else None
 
-    def await_poison(self, patience_s: float | None) -> None:
-        """Wait until this worker is interrupted."""
-        self.wait(lambda: True if self.poisoned else None, patience_s)
+    def await_poison(self, wired: Generation, patience_s: float | None) -> bool:
+        """Wait until this worker is interrupted. False if it is halted instead: `wired` is not its generation now."""
+
+        def news() -> bool | None:
+            return True if self.poisoned else (None if self.wired == wired else False)
+
+        return self.wait(news, patience_s)
+
+    def await_way(self, patience_s: float | None) -> bool:
+        """Wait, at a place that is no edge, until a call may be begun. False if this worker is interrupted."""
+
+        def news() -> bool | None:
+            return False if self.poisoned else (None if self.barred else True)
+
+        return self.wait(news, patience_s)
 
     # ------------------------------------------------------------ the control thread
 
@@ -232,11 +298,50 @@ class Standing:
             self._changed.notify_all()
             return self._report if self._report.generation == generation else None
 
+    def halt(self, generation: Generation) -> Report | None:
+        """Promise to begin no call, and say where we stand; the same answer again for the same generation.
+
+        None if the generation is older than one we have heard of; or if we hold no state yet: then ask again.
+        """
+        with self._changed:
+            if generation < self.heard or self.committed is None:
+                return None
+            report = self._report
+            if report is None or report.generation < generation:
+                report = self._promise(generation)
+            self._changed.notify_all()
+            return report if report.generation == generation else None
+
+    def _promise(self, generation: Generation) -> Report:
+        """Halted: nothing is wrong, so our connections are those of this generation from now on."""
+        cut = self.poisoned
+        self._hear(generation)
+        phase, pending = self.phase, self.pending
+        if self.astray is not None and pending is None:
+            # The point that we stand at lies before that call for whoever is brought to it: it is no boundary for us.
+            phase, pending = WorkerPhase.COMPUTING, self.astray
+        self._report = Report(generation, self.committed, phase, pending, self.caught_up)
+        if not cut:
+            self.wired = self._halt = generation
+        return self._report
+
+    def lift(self, generation: Generation) -> bool:
+        """A halt is called off: go on, if the main thread has not stopped. False if it has, or if there is no halt."""
+        with self._changed:
+            if self.halted != generation or self.phase is WorkerPhase.STOPPED:
+                return False
+            self._halt = None
+            self._changed.notify_all()
+            return True
+
     def hear(self, order: WorkerOrder) -> bool:
         """Keep an order for the main thread; False if it is of an older generation, and dropped."""
         with self._changed:
             if order.generation < self.heard:
                 return False
+            trains = self.committed is not None and not self.poisoned
+            if isinstance(order, Resume) and order.generation > self.heard and trains:
+                self._promise(order.generation)  # of a halt that was called off before we heard of it
             self._hear(order.generation)
             self._orders[type(order)] = order
             self._changed.notify_all()

@@ -1,0 +1,100 @@
+"""Trains for a few steps, and waits in the places in which a test wants to find it: halting.py --marks DIR.
+
+While a file hold-PLACE-STEP-rank-R is in DIR, rank R waits there, having made at-PLACE-STEP-rank-R.
+
+DDP with dropout and BatchNorm, random numbers of all kinds between the calls, gradients that lie there at each entry,
+and two sections after every third step. The places: entry (of a step, inside it), gate (before it), update (behind
+it), between (after the step), section, end (of the script).
+"""
+
+import argparse
+import random
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+import torchrelay
+
+STEPS = 9
+
+
+class Places:
+    """Where the test wants us to wait."""
+
+    def __init__(self, marks, rank):
+        self.marks, self.rank = Path(marks), rank
+
+    def come_to(self, place, step):
+        name = f"{place}-{step}-rank-{self.rank}"
+        hold = self.marks / f"hold-{name}"
+        if hold.exists():
+            (self.marks / f"at-{name}").touch()
+            while hold.exists():
+                time.sleep(0.001)
+
+
+def build(rank):
+    torch.manual_seed(1)
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 16), torch.nn.BatchNorm1d(16), torch.nn.ReLU(), torch.nn.Dropout(0.2), torch.nn.Linear(16, 4)
+    )
+    ddp = DistributedDataParallel(model, bucket_cap_mb=0.001)
+    optimizer = torch.optim.AdamW(ddp.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.97)
+    torch.manual_seed(100 + rank)
+    random.seed(100 + rank)
+    np.random.seed(100 + rank)
+    return ddp, optimizer, schedule
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--marks", required=True)
+    options = parser.parse_args()
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    places = Places(options.marks, rank)
+    model, optimizer, schedule = build(rank)
+    generator = torch.Generator().manual_seed(5)
+    data = TensorDataset(torch.randn(96, 8, generator=generator), torch.randint(0, 4, (96,), generator=generator))
+    sampler = DistributedSampler(data, seed=3)
+    run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule})
+    optimizer.register_step_pre_hook(lambda *_: places.come_to("update", run.committed))
+
+    @run.step
+    def train_step(x, y, noise):
+        places.come_to("entry", run.committed)
+        optimizer.zero_grad(set_to_none=run.committed % 2 == 0)
+        loss = torch.nn.functional.cross_entropy(model(x + noise), y)
+        loss.backward()
+        places.come_to("gate", run.committed)
+        optimizer.step()
+        return loss.detach()
+
+    def evaluate():
+        places.come_to("section", run.committed)
+        total = torch.rand(1) + random.random()
+        dist.all_reduce(total)
+        return total.item()
+
+    for epoch in run.epochs(100):
+        sampler.set_epoch(epoch)
+        for x, y in run.batches(DataLoader(data, batch_size=8, sampler=sampler)):
+            loss = train_step(x, y, 0.1 * torch.randn(1) * random.random() * np.random.rand())
+            schedule.step()
+            places.come_to("between", run.committed)
+            print(f"step {run.committed} loss {loss.item():.6f} {torch.rand(1).item():.6f}", flush=True)
+        values = [run.section(evaluate), run.section(evaluate)]
+        print(f"values {values} {random.random()}", flush=True)
+        if run.committed >= STEPS:
+            break
+    places.come_to("end", run.committed)
+
+
+if __name__ == "__main__":
+    main()
