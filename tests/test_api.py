@@ -129,7 +129,7 @@ def exited(worker: str) -> WorkerExited:
     return WorkerExited(worker=WorkerId(worker), node=NODE, signal=9, cause="SIGKILL")
 
 
-def refuse_to_write(_: str, __: tuple[object, ...]) -> None:
+def refuse_to_write(*_: object) -> None:
     raise JournalUnavailable("journal.db: database or disk is full")
 
 

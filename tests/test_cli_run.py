@@ -13,8 +13,8 @@ from torchrelay.cli import main as command
 from torchrelay.cli.run import IGNORED_FLAGS, IGNORED_VALUES, Plan, plan
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.voice import Voice, summary, words_of
+from torchrelay.orchestrator.shown import IncidentTally, JobStatus, OutcomeView, SpareTally
 from torchrelay.orchestrator.story import Kind, Note
-from torchrelay.orchestrator.views import IncidentTally, JobStatus, OutcomeView, SpareTally
 from torchrelay.protocol.ids import Generation, JobId
 
 

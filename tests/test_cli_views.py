@@ -19,7 +19,7 @@ from torchrelay.cli.client import Client
 from torchrelay.cli.runs import NotPossible, find_run, look
 from torchrelay.cli.show import milliseconds, table
 from torchrelay.orchestrator.endpoint import Endpoint, write_endpoint
-from torchrelay.orchestrator.views import size_text
+from torchrelay.orchestrator.shown import size_text
 from torchrelay.protocol.events import PrivateRecord, WorkerExited, WorkerReported
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 
@@ -134,8 +134,8 @@ class TestFromTheJournal:
 
     def test_an_unknown_job_is_told(self, ask: Asked) -> None:
         code, _, told = torchrelay(ask.capsys, "status", "--job", "jub", "--run-dir", str(ask.folder))
-        assert code == 1
-        assert "no job named 'jub'" in told
+        assert code == 2
+        assert "no job named 'jub'; known: job" in told
 
     def test_the_report_is_one_object_a_line(self, ask: Asked) -> None:
         (line,) = [json.loads(line) for line in ask("report", "-o", "jsonl").splitlines()]

@@ -8,7 +8,9 @@ import pytest
 
 from torchrelay.goodput.ledger import Line, line_of, total, wilson
 from torchrelay.orchestrator.journal import Anchor
-from torchrelay.orchestrator.views import IncidentView, Scene, view_incident
+from torchrelay.orchestrator.scene import Scene
+from torchrelay.orchestrator.shown import IncidentView
+from torchrelay.orchestrator.views import view_incident
 from torchrelay.protocol.cluster import EMPTY
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution

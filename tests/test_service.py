@@ -413,7 +413,7 @@ def fill_disk(service: Orchestrator, patch: pytest.MonkeyPatch) -> list[str]:
     """No write succeeds any more. Returns the statements that were tried."""
     tried: list[str] = []
 
-    def refuse(sql: str, _: tuple[object, ...]) -> None:
+    def refuse(sql: str, *_: object) -> None:
         tried.append(sql)
         raise JournalUnavailable("journal.db: database or disk is full")
 

@@ -21,6 +21,7 @@ from torchrelay.wire.channel import (
     Attached,
     BeatFrame,
     EventFrame,
+    OrderFrame,
     Refused,
     ToAgent,
     decode_to_agent,
@@ -87,9 +88,13 @@ class Uplink:
         self._more = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()
+        # Cleared by chaos: as if no packet came through, in either direction.
+        self.open = asyncio.Event()
+        self.open.set()
         self.connected = False
         self._ever = False
         self._trouble = ""
+        self.epoch = 0  # the highest lease of an orchestrator that we were attached to
 
     def tell(self, event: Event, at_ns: int | None = None) -> None:
         """Send an event; keep it, and send it again if need be, until it is acknowledged."""
@@ -138,6 +143,7 @@ class Uplink:
 
     async def _connect(self, session: aiohttp.ClientSession) -> None:
         """One connection, from its beginning to its end. Always raises in the end."""
+        await self.open.wait()
         url = self._where().rstrip("/") + AGENT_PATH
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
@@ -155,7 +161,10 @@ class Uplink:
                 raise Rejected(first.reason)
             if not isinstance(first, Attached):
                 raise WireError(f"expected Attached, not {type(first).__name__}")
-            logger.info("attached to %s", url)
+            if first.epoch < self.epoch:
+                raise WireError(f"the orchestrator's lease {first.epoch} is over: we were attached to {self.epoch}")
+            self.epoch = first.epoch
+            logger.info("attached to %s (lease %d)", url, first.epoch)
             self.connected = self._ever = True
             self._trouble = ""
             self._beat_s = first.beat_ms / 1000
@@ -179,6 +188,7 @@ class Uplink:
     async def _send(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         due = time.monotonic()
         while True:
+            await self.open.wait()
             self._more.clear()
             for kept in list(self._kept):
                 if kept.seq > self._sent:
@@ -196,11 +206,14 @@ class Uplink:
     async def _hear(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         while True:
             message = await receive(socket)
+            await self.open.wait()
             match message:
                 case Ack(seq=seq):
                     self._acked(seq)
                 case Refused(reason=reason):
                     raise Rejected(reason)
+                case OrderFrame(epoch=epoch) if epoch < self.epoch:
+                    raise WireError(f"orders of lease {epoch}, which is over (we were attached to {self.epoch})")
                 case _:
                     self._on_message(message)
 

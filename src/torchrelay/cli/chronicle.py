@@ -8,9 +8,14 @@ from pathlib import Path
 
 from torchrelay.cli.client import Denied
 from torchrelay.orchestrator.endpoint import JOURNAL
-from torchrelay.orchestrator.journal import JournalRefused, read_history
+from torchrelay.orchestrator.journal import Call, JournalRefused, read_history
+from torchrelay.orchestrator.places import view_moves, view_nodes_in_full, view_spares
+from torchrelay.orchestrator.plans import PlanRefused
+from torchrelay.orchestrator.scene import Scene, Ways
+from torchrelay.orchestrator.shown import Audit, Incidents, JobStatus, Moves, Nodes, Ranks, Spares, WhyView
 from torchrelay.orchestrator.story import replay
-from torchrelay.orchestrator.views import Incidents, JobStatus, Ranks, Scene, view_incidents, view_job, view_ranks
+from torchrelay.orchestrator.views import view_audit, view_incidents, view_job, view_ranks
+from torchrelay.orchestrator.why import why
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.vitals import Vitals
 
@@ -21,6 +26,7 @@ class Chronicle:
 
     scene: Scene
     remark: str
+    calls: tuple[Call, ...] = ()
 
     @classmethod
     def of(cls, run_dir: Path) -> Chronicle:
@@ -29,11 +35,13 @@ class Chronicle:
             history = read_history(run_dir / JOURNAL)
         except JournalRefused as error:
             raise Denied(500, str(error)) from error
-        cluster = replay(history.entries)
+        ways: Ways = {}
+        cluster = replay(history.entries, ways)
         last = max(history.entries[-1].at_ms if history.entries else 0, cluster.now_ms)
-        scene = Scene(cluster, Vitals(), history.reached, history.anchors, last)
+        scene = Scene(cluster, Vitals(), history.reached, history.anchors, last, ways, history.lease)
         over = all(job.phase is JobPhase.ENDED for job in cluster.jobs.values()) and cluster.jobs
-        return cls(scene, f"the run ended at {scene.at(last)}" if over else away(scene, last))
+        remark = f"the run ended at {scene.at(last)}" if over else away(scene, last)
+        return cls(scene, remark, history.calls)
 
     def job(self, job: str | None = None) -> JobStatus:
         return view_job(self.scene, self._find(job))
@@ -44,11 +52,34 @@ class Chronicle:
     def view_incidents(self, job: str | None = None) -> Incidents:
         return view_incidents(self.scene, self._find(job))
 
+    def view_nodes(self) -> Nodes:
+        return view_nodes_in_full(self.scene)
+
+    def view_spares(self, job: str | None = None) -> Spares:
+        return view_spares(self.scene, self._find(job))
+
+    def view_moves(self, job: str | None = None) -> Moves:
+        return view_moves(self.scene, self._find(job))
+
+    def view_why(self, about: str, job: str | None = None) -> WhyView:
+        try:
+            return why(self.scene, self._find(job), about)
+        except PlanRefused as error:
+            raise Denied(404, str(error)) from error
+
+    def view_audit(self) -> Audit:
+        return view_audit(self.calls)
+
     def _find(self, name: str | None) -> Job:
         for job in reversed(list(self.scene.cluster.jobs.values())):
             if name in (None, job.spec.job):
                 return job
-        raise Denied(404, "no job has been submitted" if name is None else f"no job named {name!r}")
+        if name is None:
+            raise Denied(503, "no job has been submitted")
+        raise Denied(404, f"no job named {name!r}; known: {self._known()}")
+
+    def _known(self) -> str:
+        return ", ".join(sorted(self.scene.cluster.jobs)) or "none"
 
 
 def away(scene: Scene, last_ms: int) -> str:

@@ -10,18 +10,35 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
+import pwd
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, urlsplit
 
 import msgspec
 
 from torchrelay.orchestrator.endpoint import TOKEN, read_endpoint
-from torchrelay.orchestrator.views import Incidents, IncidentView, JobStatus, Ranks, Status
-from torchrelay.protocol.events import JobSpec
+from torchrelay.orchestrator.shown import (
+    Audit,
+    Change,
+    Incidents,
+    IncidentView,
+    JobStatus,
+    Moves,
+    Nodes,
+    Ranks,
+    Spares,
+    Status,
+    WhyView,
+)
 from torchrelay.wire.trust import read_token
 
+if TYPE_CHECKING:
+    from torchrelay.protocol.events import JobSpec
+
 TIMEOUT_S = 5.0
+WHO = "X-Torchrelay-Who"
 T = TypeVar("T")
 
 
@@ -81,6 +98,11 @@ class Client:
         """End all workers, agents, and the orchestrator."""
         self._ask("POST", "/v1/shutdown", json.dumps({"reason": reason}).encode())
 
+    def change(self, path: str, body: dict[str, Any], *, dry_run: bool) -> Change:
+        """Something that changes the cluster, or with `dry_run` the plan of it."""
+        data = self._ask("POST", f"{path}?dry_run=1" if dry_run else path, json.dumps(body).encode())
+        return decoded(data, Change, f"{self.url}{path}")
+
     # ------------------------------------------------------------ as structs
 
     def view_status(self) -> Status:
@@ -88,14 +110,25 @@ class Client:
 
     def job(self, job: str | None = None) -> JobStatus:
         """One job's status. Raises `Denied` if there is none."""
-        jobs = self.view_status().jobs
-        for found in jobs if job is not None else jobs[-1:]:
-            if job in (None, found.job):
-                return found
-        raise Denied(404, "no job has been submitted" if job is None else f"no job named {job!r}")
+        return job_in(self.view_status(), job)
 
     def view_ranks(self, job: str | None = None) -> Ranks:
         return self.fetch(f"/v1/jobs/{quote(self._name(job))}/ranks", Ranks)
+
+    def view_nodes(self) -> Nodes:
+        return self.fetch("/v1/nodes", Nodes)
+
+    def view_spares(self, job: str | None = None) -> Spares:
+        return self.fetch(f"/v1/jobs/{quote(self._name(job))}/spares", Spares)
+
+    def view_moves(self, job: str | None = None) -> Moves:
+        return self.fetch(f"/v1/jobs/{quote(self._name(job))}/moves", Moves)
+
+    def view_why(self, about: str, job: str | None = None) -> WhyView:
+        return self.fetch(f"/v1/jobs/{quote(self._name(job))}/why?about={quote(about, safe='')}", WhyView)
+
+    def view_audit(self) -> Audit:
+        return self.fetch("/v1/audit", Audit)
 
     def view_incidents(self, job: str | None = None) -> Incidents:
         return self.fetch(f"/v1/jobs/{quote(self._name(job))}/incidents", Incidents)
@@ -106,10 +139,11 @@ class Client:
 
     def fetch(self, path: str, kind: type[T]) -> T:
         """GET and decode."""
-        try:
-            return msgspec.json.decode(self._ask("GET", path), type=kind)
-        except msgspec.DecodeError as error:
-            raise Denied(500, f"{self.url}{path} answered something else: {error}; is it of this version?") from error
+        return decoded(self._ask("GET", path), kind, f"{self.url}{path}")
+
+    def name_of(self, job: str | None) -> str:
+        """The name of a job: the one given, or the newest. Raises `Denied`."""
+        return self._name(job)
 
     def _name(self, job: str | None) -> str:
         return job if job is not None else self.job().job
@@ -120,7 +154,7 @@ class Client:
             raise Away(f"{self.url!r} is no URL")
         connection = http.client.HTTPConnection(where.hostname, where.port, timeout=TIMEOUT_S)
         try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {self._token}"})
+            connection.request(method, path, body, {"Authorization": f"Bearer {self._token}", WHO: who_am_i()})
             response = connection.getresponse()
             data = response.read()
         except (OSError, http.client.HTTPException) as error:
@@ -130,6 +164,34 @@ class Client:
         if response.status >= 400:
             raise Denied(response.status, reason_in(data))
         return data
+
+
+def decoded(data: bytes, kind: type[T], where: str) -> T:
+    """An answer. Raises `Denied` if it is another one than expected."""
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise Denied(500, f"{where} answered something else: {error}; is it of this version?") from error
+
+
+def job_in(status: Status, job: str | None) -> JobStatus:
+    """One job's status, or the newest's. Raises `Denied` if there is none."""
+    for found in status.jobs if job is not None else status.jobs[-1:]:
+        if job in (None, found.job):
+            return found
+    known = ", ".join(one.job for one in status.jobs)
+    if job is None:
+        raise Denied(503, "no job has been submitted")
+    raise Denied(404, f"no job named {job!r}; known: {known or 'none'}")
+
+
+def who_am_i() -> str:
+    """The local user and machine, for the audit."""
+    try:
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # a container whose user has no name
+        user = f"uid-{os.getuid()}"
+    return f"{os.environ.get('SUDO_USER') or user}@{os.uname().nodename}"
 
 
 def reason_in(data: bytes) -> str:

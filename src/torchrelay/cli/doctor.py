@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from torchrelay.cli.show import Output, show_json, table
-from torchrelay.orchestrator.views import size_text
+from torchrelay.orchestrator.shown import size_text
 
 TORCH_S = 120.0  # importing torch for the first time on a busy machine takes long
 LEAST_PYTHON = (3, 11)

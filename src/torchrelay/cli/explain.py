@@ -1,31 +1,59 @@
-"""`torchrelay explain`: one incident in full."""
+"""`torchrelay explain`: one incident in full; or why a move, a rank, a place or a spare is as it is, or is not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from torchrelay.cli.runs import find_incident, look
+from torchrelay.cli.runs import NotPossible, Source, find_incident, look
 from torchrelay.cli.show import Output, milliseconds, remark, show_json
 from torchrelay.goodput.ledger import line_of
-from torchrelay.orchestrator.views import IncidentView, size_text
+from torchrelay.orchestrator.shown import IncidentView, WhyView, size_text
+
+INCIDENT = re.compile(r"(I-)?\d+", re.IGNORECASE)
 
 
-def show_incident(name: str, run_dir: Path | None, job: str | None, output: Output) -> None:
-    """Print one incident."""
+def show_explanation(words: Sequence[str], run_dir: Path | None, job: str | None, output: Output) -> None:
+    """Print one incident, or why something is as it is. Raises `NotPossible`, `Denied`."""
+    about = " ".join(words)
     source, note = look(run_dir)
     remark(note)
-    found = find_incident(source, name, job)
-    print(show_json(found) if output is Output.JSON else "\n".join(explain(found)))
+    if INCIDENT.fullmatch(about):
+        found = known_incident(source, about, job)
+        print(show_json(found) if output is Output.JSON else "\n".join(explain(found)))
+        return
+    why = source.view_why(about, job)
+    print(show_json(why) if output is Output.JSON else "\n".join(tell_why(why)))
+
+
+def known_incident(source: Source, name: str, job: str | None) -> IncidentView:
+    try:
+        return find_incident(source, name.upper(), job)
+    except NotPossible as error:
+        if name.isdecimal():
+            raise NotPossible(f"{error} (of a rank: `torchrelay explain rank {name}`)", error.code) from error
+        raise
+
+
+def tell_why(why: WhyView) -> Iterator[str]:
+    """What speaks for and against it, and what was decided."""
+    yield why.about
+    yield from (f"  {line}" for line in why.lines)
+    if why.story:
+        yield ""
+        yield "what was decided, and why"
+        yield from (f"  {'+' + milliseconds(told.after_ms):>12}  {told.text}" for told in why.story)
 
 
 def explain(incident: IncidentView) -> Iterator[str]:
     """The whole story of an incident."""
     line = line_of(incident)
-    counted = "" if incident.eligible else " (a user's error or an operator's stop: not counted)"
+    counted = "" if line.eligible else " (not counted: a user's error, an operator's stop, or a move called off)"
     yield f"{incident.name} of {incident.job}, generation {incident.generation}: {incident.resolution}{counted}"
+    yield f"{incident.kind}{': ' if incident.move else ''}{incident.move}"
     yield ""
-    yield "what went wrong"
+    yield "what went wrong" if incident.faults else "nothing went wrong: it was wished"
     for fault in incident.faults:
         who = f"rank {fault.rank}" if fault.rank is not None else "no rank"
         where = f", worker {fault.worker}" if fault.worker else ""

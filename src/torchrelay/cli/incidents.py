@@ -6,9 +6,9 @@ from pathlib import Path
 
 from torchrelay.cli.runs import look
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show, show_json, table
-from torchrelay.orchestrator.views import Incidents, IncidentView, causes
+from torchrelay.orchestrator.shown import Incidents, IncidentView, causes
 
-HEADS = ("id", "at", "ranks", "cause", "detector", "verdict", "pause", "resolution")
+HEADS = ("id", "at", "kind", "ranks", "cause", "detector", "verdict", "pause", "resolution")
 
 
 def show_incidents(run_dir: Path | None, job: str | None, output: Output, *, watch: bool) -> None:
@@ -37,9 +37,10 @@ def row_of(incident: IncidentView) -> tuple[object, ...]:
     return (
         incident.name,
         incident.at[11:19],
+        f"{incident.kind} ({incident.move})" if incident.move else incident.kind,
         ",".join(map(str, ranks)) or None,
-        clip(faults[0].cause) + more,
-        faults[0].detector,
+        clip(incident.cause) + more,
+        faults[0].detector if faults else None,
         incident.verdict or None,
         milliseconds(incident.pause_ms),
         incident.resolution if incident.eligible else f"{incident.resolution} (not counted)",

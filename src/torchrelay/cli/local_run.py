@@ -9,6 +9,8 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from torchrelay.agent.logs import LogTail, last_lines
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.follow import Degraded, moments
@@ -19,15 +21,19 @@ from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.sweep import PrivateFolder, sweep
 from torchrelay.cli.voice import NEVER_JOINED, Voice, summary
 from torchrelay.orchestrator.endpoint import ENDPOINT, LOGS, TOKEN
-from torchrelay.orchestrator.views import Incidents
+from torchrelay.orchestrator.shown import Incidents
 from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.job import JobPhase
-from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler, spread
-from torchrelay.schedulers.port import GrantLost, SpareRequest
+from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler, spread, write_file
+from torchrelay.schedulers.machine import write_machine
+from torchrelay.schedulers.network import RECORD as NETWORK
+from torchrelay.schedulers.network import Isolation
+from torchrelay.schedulers.port import GrantLost, SchedulerError, SpareRequest
 from torchrelay.schedulers.tether import adopt_orphans
-from torchrelay.wire.launch import write_launch
+from torchrelay.wire.launch import Launch, write_launch
 from torchrelay.wire.trust import new_token, write_token
 
+LOOPBACK = "127.0.0.1"
 STOPPED = 130
 STOP_S = 20.0  # how long a run may take to stop in order after Ctrl-C
 END_S = 20.0  # how long orchestrator and agents may take to end when the job is over
@@ -42,19 +48,38 @@ def follow(plan: Plan) -> int:
         voice.say(remark)
     adopt_orphans()
     folder = PrivateFolder()
+    isolation = None
     try:
-        return asyncio.run(go(plan, voice, folder.path))
+        isolation = isolate(plan) if plan.isolate else None
+        return asyncio.run(go(plan, voice, folder.path, isolation))
     except NotPossible as error:
         voice.say(str(error))
         return error.code
     finally:
         sweep()
         folder.remove()
+        if isolation is not None:
+            isolation.close()
 
 
-async def go(plan: Plan, voice: Voice, folder: Path) -> int:
+def isolate(plan: Plan) -> Isolation:
+    """A network with a link for each virtual node. Raises `NotPossible`."""
+    try:
+        isolation = Isolation.open(plan.run_dir, slots_of(plan))
+    except SchedulerError as error:
+        raise NotPossible(f"no network for --isolate: {error}", CANNOT_START) from error
+    write_file(plan.run_dir / NETWORK, isolation.network)
+    return isolation
+
+
+def slots_of(plan: Plan) -> dict[NodeId, int]:
+    """The virtual nodes and their slots."""
+    return spread(plan.spec.nodes, plan.spec.nproc_per_node, plan.spec.spares)
+
+
+async def go(plan: Plan, voice: Voice, folder: Path, isolation: Isolation | None) -> int:
     """Start everything, wait for the verdict, end everything. Raises `NotPossible`."""
-    run = LocalRun(plan, voice, folder)
+    run = LocalRun(plan, voice, folder, isolation)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         loop.add_signal_handler(number, run.interrupt, number.name)
@@ -70,13 +95,15 @@ async def go(plan: Plan, voice: Voice, folder: Path) -> int:
 class LocalRun:
     """One run on this machine. `verdict` is its exit code, or why it cannot go on."""
 
-    def __init__(self, plan: Plan, voice: Voice, folder: Path) -> None:
+    def __init__(self, plan: Plan, voice: Voice, folder: Path, isolation: Isolation | None = None) -> None:
         self.plan = plan
         self.voice = voice
         self.folder = folder
-        self.keeper = Keeper(plan.run_dir, plan.port)
-        slots = spread(plan.spec.nodes, plan.spec.nproc_per_node, plan.spec.spares)
-        self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, slots)
+        self.network = isolation.network if isolation is not None else None
+        self.isolation = isolation
+        host = LOOPBACK if self.network is None else self.network.address
+        self.keeper = Keeper(plan.run_dir, plan.port, host)
+        self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, slots_of(plan))
         self.tail = LogTail(plan.run_dir / LOGS)
         self.token = new_token()
         self.client: Client | None = None
@@ -91,7 +118,8 @@ class LocalRun:
         """Orchestrator, agents, job. Raises `NotPossible`."""
         plan = self.plan
         write_token(plan.run_dir / TOKEN, self.token)
-        write_launch(plan.run_dir, plan.launch)
+        write_launch(plan.run_dir, self.launch())
+        write_machine(plan.run_dir, self.folder)
         endpoint = await self.keeper.start()
         client = Client(endpoint.url, self.token)
         await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=plan.spec.nodes))
@@ -102,14 +130,23 @@ class LocalRun:
         self.client = client
         self.voice.notice(f"{plan.spec.job} in {plan.run_dir}: torchrelay status --run-dir {plan.run_dir}")
 
+    def launch(self) -> Launch:
+        """What agents run. Where nodes have addresses, scripts that ask find the first of them."""
+        if self.network is None:
+            return self.plan.launch
+        return msgspec.structs.replace(self.plan.launch, master_addr=self.network.nodes[0].address)
+
     def agent_command(self, node: NodeId, slots: int) -> list[str]:
         """The command line of a virtual node's agent."""
         run_dir = self.plan.run_dir
-        return [
+        command = [
             sys.executable, "-m", "torchrelay.agent", "--node", node, "--slots", str(slots), "--endpoint",
             str(run_dir / ENDPOINT), "--token-file", str(run_dir / TOKEN), "--run-dir", str(run_dir), "--folder",
             str(self.folder), "--linger", str(LINGER_S),
         ]  # fmt: skip
+        if self.isolation is None:
+            return command
+        return self.isolation.command(node, [*command, "--host", self.isolation.network.link(node).address])
 
     # ------------------------------------------------------------ watch
 

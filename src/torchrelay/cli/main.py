@@ -4,49 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
-from importlib.metadata import version
-from pathlib import Path
 
-from torchrelay.cli.show import Output
-
-DESCRIPTION = "Keeps a distributed PyTorch run going through faults, at the same step, to the same bits."
-VERBS = {
-    "run": "start a script as torchrun does, and keep it going through faults",
-    "status": "how a job is doing: step, generation, phase and why, spares, incidents",
-    "ranks": "which worker holds each rank, where, and what it does; and the spares",
-    "incidents": "every interruption, and how it was resolved",
-    "explain": "one incident: cause, evidence, every decision with its reason, the time of each phase",
-    "report": "the ledger: one line per incident, the totals, the clean ratio with its confidence interval",
-    "doctor": "check what a run needs from this machine (exit code 0: all well, 1: remarks, 2: it will not run)",
-}
-
-
-def parser() -> argparse.ArgumentParser:
-    """The command line, but for `run`, whose words are torchrun's and the script's."""
-    parser = argparse.ArgumentParser(prog="torchrelay", description=DESCRIPTION, allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"torchrelay {version('torchrelay')}")
-    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
-    made = {
-        name: verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".", allow_abbrev=False)
-        for name, text in VERBS.items()
-    }
-    for name in ("status", "ranks", "incidents", "explain", "report"):
-        made[name].add_argument("--run-dir", type=Path, help="the run's folder (the newest under ./torchrelay-runs)")
-        made[name].add_argument("--job", help="the job (the newest of the run)")
-    for name in ("status", "ranks", "incidents"):
-        made[name].add_argument("-w", "--watch", action="store_true", help="again every second, until Ctrl-C")
-    for name in ("status", "ranks", "incidents", "explain", "doctor"):
-        add_output(made[name], Output.TABLE, Output.JSON)
-    add_output(made["report"], *Output)
-    made["ranks"].add_argument("--rank", type=int, help="this one only")
-    made["explain"].add_argument("incident", help="its name: I-3, or 3")
-    made["report"].add_argument("--write", action="store_true", help="also write the lines to RUN_DIR/ledger.jsonl")
-    return parser
-
-
-def add_output(verb: argparse.ArgumentParser, *kinds: Output) -> None:
-    verb.add_argument("-o", "--output", type=Output, choices=kinds, default=Output.TABLE, help="how it is printed",
-                      metavar="{" + ",".join(kinds) + "}")  # fmt: skip
+CANNOT_BE_ASKED = (400, 404, 409)  # there is no such thing, or it is not the time for it; the answer says what there is
 
 
 def carry_out(words: list[str]) -> int:
@@ -55,7 +14,26 @@ def carry_out(words: list[str]) -> int:
         from torchrelay.cli.run import run
 
         return run(words[1:])
+    if words[:1] == ["chaos"]:
+        from torchrelay.cli.chaos import chaos
+
+        return chaos(words[1:])
+    from torchrelay.cli.words import CHANGING, parser
+
     given = parser().parse_args(words)
+    if given.verb in CHANGING:
+        change(given)
+    elif given.verb == "doctor":
+        from torchrelay.cli.doctor import examine
+
+        return examine(given.output)
+    else:
+        look_at(given)
+    return 0
+
+
+def look_at(given: argparse.Namespace) -> None:
+    """The verbs that only look."""
     match given.verb:
         case "status":
             from torchrelay.cli.status import show_status
@@ -65,39 +43,73 @@ def carry_out(words: list[str]) -> int:
             from torchrelay.cli.ranks import show_ranks
 
             show_ranks(given.run_dir, given.job, given.rank, given.output, watch=given.watch)
+        case "nodes":
+            from torchrelay.cli.places import show_nodes
+
+            show_nodes(given.run_dir, given.output, watch=given.watch)
+        case "spares":
+            from torchrelay.cli.places import show_spares
+
+            show_spares(given.run_dir, given.job, given.output, watch=given.watch)
+        case "moves":
+            from torchrelay.cli.moves import show_moves
+
+            show_moves(given.run_dir, given.job, given.output, watch=given.watch)
         case "incidents":
             from torchrelay.cli.incidents import show_incidents
 
             show_incidents(given.run_dir, given.job, given.output, watch=given.watch)
         case "explain":
-            from torchrelay.cli.explain import show_incident
+            from torchrelay.cli.explain import show_explanation
 
-            show_incident(given.incident, given.run_dir, given.job, given.output)
+            show_explanation(given.about, given.run_dir, given.job, given.output)
         case "report":
             from torchrelay.cli.report import show_report
 
             show_report(given.run_dir, given.job, given.output, write=given.write)
-        case "doctor":
-            from torchrelay.cli.doctor import examine
+        case "audit":
+            from torchrelay.cli.audit import show_audit
 
-            return examine(given.output)
-    return 0
+            show_audit(given.run_dir, given.output)
+
+
+def change(given: argparse.Namespace) -> None:
+    """The verbs that change something."""
+    match given.verb:
+        case "migrate":
+            from torchrelay.cli.moves import migrate
+
+            migrate(given)
+        case "taint" | "untaint" | "drain" | "undrain":
+            from torchrelay.cli import taints
+
+            verbs = {"taint": taints.taint, "untaint": taints.untaint, "drain": taints.drain, "undrain": taints.undrain}
+            verbs[given.verb](given)
+        case "freeze" | "unfreeze":
+            from torchrelay.cli.freeze import freeze, unfreeze
+
+            (freeze if given.verb == "freeze" else unfreeze)(given)
+        case "restart":
+            from torchrelay.cli.restart import restart
+
+            restart(given)
 
 
 def main(words: list[str] | None = None) -> None:
     """The process. Whatever can be said in a line is said in a line, with its exit code."""
     from torchrelay.cli.client import Away, Denied
     from torchrelay.cli.runs import NotPossible
-    from torchrelay.wire.trust import TrustError
 
     try:
         code = carry_out(sys.argv[1:] if words is None else words)
         sys.stdout.flush()
     except NotPossible as error:
         code = told(error, error.code)
-    except (Away, Denied) as error:
+    except Denied as error:
+        code = told(error, 2 if error.status in CANNOT_BE_ASKED else 1)
+    except Away as error:
         code = told(error, 1)
-    except (TrustError, ValueError) as error:
+    except ValueError as error:  # a damaged file, or a token that must not be used (TrustError)
         code = told(error, 2)
     except KeyboardInterrupt:
         code = 130

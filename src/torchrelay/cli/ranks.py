@@ -8,7 +8,7 @@ import msgspec
 
 from torchrelay.cli.runs import NotPossible, look
 from torchrelay.cli.show import Output, milliseconds, remark, show, show_json, table
-from torchrelay.orchestrator.views import Ranks, RankStatus
+from torchrelay.orchestrator.shown import Ranks, RankStatus
 
 HEADS = ("rank", "worker", "node", "pid", "state", "for", "step", "step time", "gen", "process", "heard")
 

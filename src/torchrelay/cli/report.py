@@ -12,10 +12,10 @@ from msgspec import Struct
 from torchrelay.cli.runs import find_run, look
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
 from torchrelay.goodput.ledger import Line, Totals, line_of, total
-from torchrelay.orchestrator.views import Incidents
+from torchrelay.orchestrator.shown import Incidents
 
 FILE = "ledger.jsonl"
-HEADS = ("id", "ranks", "cause", "verdict", "source", "lost", "pause", "phases", "resolution")
+HEADS = ("id", "kind", "ranks", "cause", "verdict", "source", "lost", "pause", "phases", "resolution")
 
 
 class Report(Struct, frozen=True):
@@ -70,6 +70,7 @@ def row_of(line: Line) -> tuple[object, ...]:
     more = f" (+{len(line.tried)} on the way)" if line.tried else ""
     return (
         line.id,
+        f"{line.kind} ({line.move})" if line.move else line.kind,
         ",".join(map(str, line.ranks)) or None,
         clip(line.cause) + more,
         line.verdict or None,

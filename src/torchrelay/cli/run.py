@@ -17,6 +17,7 @@ from torchrelay.orchestrator.endpoint import JOURNAL
 from torchrelay.orchestrator.journal import is_written
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import JobId
+from torchrelay.schedulers.network import obstacle
 from torchrelay.wire.launch import Launch
 
 BAD_ARGUMENTS = 2
@@ -52,6 +53,7 @@ class Plan:
     port: int
     quiet: bool
     remarks: tuple[str, ...]
+    isolate: bool = False
 
 
 def both(name: str) -> tuple[str, str]:
@@ -75,6 +77,9 @@ def parser() -> argparse.ArgumentParser:
     as_torchrun.add_argument(*both("log-dir"), type=Path, metavar="DIR", help="where the ranks' output goes")
     ours = parser.add_argument_group("torchrelay's own")
     ours.add_argument("--nodes", "--nnodes", default="1", metavar="N", help="virtual nodes, each with an agent (1)")
+    ours.add_argument(
+        "--isolate", action="store_true", help="give each virtual node a network link of its own, to cut it (root)"
+    )
     ours.add_argument("--spares", type=int, default=0, metavar="K", help="warm workers that wait for a rank (0)")
     ours.add_argument("--no-refill", action="store_true", help="never use the slot of a lost worker again")
     ours.add_argument(
@@ -107,6 +112,8 @@ def plan(words: list[str]) -> Plan:
         if getattr(given, f"refused_{name}"):
             raise NotPossible(f"--{name} is not possible here: {remedy}", BAD_ARGUMENTS)
     check_script(given.script, module=given.module)
+    if given.isolate and (why := obstacle()):
+        raise NotPossible(f"--isolate is not possible: {why}", BAD_ARGUMENTS)
     nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
     for name in ("spares", "max_restarts", "slot_faults", "spare_wait", "port"):
         if getattr(given, name) < 0:
@@ -123,7 +130,7 @@ def plan(words: list[str]) -> Plan:
         nproc_per_node=nproc, master_port=free_port(),
     )  # fmt: skip
     take_folder(run_dir, given.log_dir)
-    return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given))
+    return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate)
 
 
 def remarks(given: argparse.Namespace) -> tuple[str, ...]:

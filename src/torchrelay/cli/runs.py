@@ -7,9 +7,19 @@ from typing import Protocol
 
 from torchrelay.cli.client import Away, Client
 from torchrelay.orchestrator.endpoint import JOURNAL
-from torchrelay.orchestrator.views import Incidents, IncidentView, JobStatus, Ranks
-from torchrelay.wire.launch import FILE as LAUNCH
+from torchrelay.orchestrator.shown import (
+    Audit,
+    Incidents,
+    IncidentView,
+    JobStatus,
+    Moves,
+    Nodes,
+    Ranks,
+    Spares,
+    WhyView,
+)
 
+LAUNCH = "job.json"  # see wire.launch, which is not needed to look at a run
 FOLDER = Path("torchrelay-runs")
 
 
@@ -29,6 +39,16 @@ class Source(Protocol):
     def view_ranks(self, job: str | None = None) -> Ranks: ...
 
     def view_incidents(self, job: str | None = None) -> Incidents: ...
+
+    def view_nodes(self) -> Nodes: ...
+
+    def view_spares(self, job: str | None = None) -> Spares: ...
+
+    def view_moves(self, job: str | None = None) -> Moves: ...
+
+    def view_why(self, about: str, job: str | None = None) -> WhyView: ...
+
+    def view_audit(self) -> Audit: ...
 
 
 def find_run(run_dir: Path | None) -> Path:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from torchrelay.cli.runs import look
 from torchrelay.cli.show import Output, milliseconds, remark, show, show_json
-from torchrelay.orchestrator.views import JobStatus
+from torchrelay.orchestrator.shown import JobStatus
 
 
 def show_status(run_dir: Path | None, job: str | None, output: Output, *, watch: bool) -> None:
@@ -39,6 +39,14 @@ def status_page(job: JobStatus) -> str:
         "spares": f"{spares.warm} warm, {spares.starting} starting, {spares.wanted} wanted",
         "incidents": f"{incidents.total} ({tally})" if incidents.total else "none",
     }
+    if job.move is not None:
+        facts["move"] = f"{job.move.name} ({job.move.kind}) {job.move.state}: {job.move.why}"
+    if job.freezes:
+        facts["frozen"] = "; ".join(f"by {one.source}{': ' if one.reason else ''}{one.reason}" for one in job.freezes)
+    if job.taints:
+        facts["taints"] = "; ".join(taint.text for taint in job.taints)
+    if job.lease > 1:
+        facts["orchestrator"] = f"lease {job.lease}: it was started {job.lease} times"
     if job.restarts:
         facts["restarts"] = f"{job.restarts} from the script's own checkpoint"
     if job.waiting_s is not None:

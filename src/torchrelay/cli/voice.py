@@ -7,8 +7,8 @@ import sys
 from collections.abc import Callable
 
 from torchrelay.cli.show import milliseconds
+from torchrelay.orchestrator.shown import JobStatus
 from torchrelay.orchestrator.story import Kind, Moment, Note
-from torchrelay.orchestrator.views import JobStatus
 
 # Colours that are told apart on light and on dark ground.
 RANK_COLOURS = (36, 32, 33, 35, 34, 31, 96, 92)
@@ -78,7 +78,7 @@ def words_of(note: Note) -> str:
             return f"{note.incident}: {note.text}"
         case Kind.FAULT:
             return f"{note.incident}: also {note.text}"
-        case Kind.RESOLVED | Kind.WAITING:
+        case Kind.RESOLVED | Kind.WAITING | Kind.MOVE | Kind.PLACE:
             return note.text
         case Kind.NODE:
             return note.text if "lost" in note.text else ""

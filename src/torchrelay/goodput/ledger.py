@@ -8,7 +8,8 @@ from statistics import median
 
 from msgspec import Struct
 
-from torchrelay.orchestrator.views import PHASES, IncidentView, causes
+from torchrelay.orchestrator.shown import IncidentView, causes
+from torchrelay.orchestrator.views import ALL_PHASES
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank
 from torchrelay.protocol.incident import Resolution
 
@@ -22,8 +23,9 @@ class Line(Struct, frozen=True, kw_only=True):
     job: JobId
     generation: Generation
     at: str
-    kind: str  # unplanned; later also pre-emptive, planned, path
-    cause: str  # of the first fault; `tried` has the others
+    kind: str  # unplanned, planned, or pre-emptive
+    move: str  # the move that made it, or that it came into; empty if none
+    cause: str  # of the first fault, or of the move; `tried` has the others
     detector: str
     ranks: tuple[Rank, ...]  # whose workers were at fault
     nodes: tuple[NodeId, ...]
@@ -73,8 +75,9 @@ def line_of(incident: IncidentView) -> Line:
         job=incident.job,
         generation=incident.generation,
         at=incident.at,
-        kind="unplanned",
-        cause="" if first is None else first.cause,
+        kind=incident.kind,
+        move=incident.move,
+        cause=incident.cause,
         detector="" if first is None else first.detector,
         ranks=tuple(sorted({fault.rank for fault in faults if fault.rank is not None})),
         nodes=tuple(sorted({fault.node for fault in faults if fault.node is not None})),
@@ -89,7 +92,7 @@ def line_of(incident: IncidentView) -> Line:
         digest_equal=True if incident.digest else None,
         tried=tried(incident),
         resolution=incident.resolution,
-        eligible=incident.eligible,
+        eligible=incident.eligible and incident.resolution != Resolution.CALLED_OFF,
         story=tuple(told.text for told in incident.story),
     )
 
@@ -101,7 +104,7 @@ def source_of(incident: IncidentView) -> str:
     match Resolution(incident.resolution):
         case Resolution.FELL_BACK:
             return "the script's own checkpoint"
-        case Resolution.CLEAN:
+        case Resolution.CLEAN | Resolution.CALLED_OFF:
             return "in place"  # nobody had lost anything
         case Resolution.OPEN | Resolution.RESTARTED | Resolution.ENDED:
             return ""
@@ -110,7 +113,7 @@ def source_of(incident: IncidentView) -> str:
 def steps_lost(incident: IncidentView) -> int | None:
     """Committed steps that must be done again: none if clean, or if none was committed yet."""
     match Resolution(incident.resolution):
-        case Resolution.CLEAN | Resolution.RESTARTED:
+        case Resolution.CLEAN | Resolution.RESTARTED | Resolution.CALLED_OFF:
             return 0
         case Resolution.OPEN | Resolution.FELL_BACK | Resolution.ENDED:
             return None
@@ -142,7 +145,7 @@ def total(lines: Sequence[Line]) -> Totals:
     clean = [line for line in eligible if line.resolution == Resolution.CLEAN]
     pauses = [line.pause_ms for line in lines if line.pause_ms is not None]
     phases = {}
-    for phase, _ in PHASES:
+    for phase in ALL_PHASES:
         spans = [line.phases[phase] for line in clean if phase in line.phases]
         if spans:
             phases[phase] = float(median(spans))

@@ -1,7 +1,8 @@
 """Run an orchestrator: `python -m torchrelay.orchestrator --run-dir DIR [--host H] [--port P]`.
 
 It goes on where the journal in DIR ends. SIGTERM and SIGINT end it and leave training alone; `POST /v1/shutdown` ends
-the agents and their workers, too. Exit codes: 0, 94 (could not start: port, journal, disk), 95 (our own defect).
+the agents and their workers, too. Exit codes: 0, 94 (could not start: port, journal, disk), 95 (our own defect), 96
+(another orchestrator has taken over this journal: this one decides nothing any more).
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from aiohttp import web
 
 from torchrelay.orchestrator.api import make_app
 from torchrelay.orchestrator.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, write_endpoint
-from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable
+from torchrelay.orchestrator.freezing import look_for_freezes, watch_freezes
+from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.orchestrator.publishing import publish_rosters
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.schedulers.local import LocalScheduler
@@ -26,6 +28,7 @@ from torchrelay.wire.trust import TrustError, new_token, read_token, write_token
 
 CANNOT_START = 94
 DEFECT = 95
+SUPERSEDED = 96
 
 log = logging.getLogger("torchrelay.orchestrator")
 
@@ -39,6 +42,8 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, required=True, help="journal, token, endpoint and logs of the run")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
+    parser.add_argument("--take-over", action="store_true", help="although another one holds the journal: it is stuck")
+    parser.add_argument("--kept", action="store_true", help="whoever started this one starts it again when it ends")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a stopped worker waits for orders")
     return parser.parse_args(words)
 
@@ -49,8 +54,8 @@ def main(words: list[str] | None = None) -> int:
     run_dir: Path = options.run_dir
     try:
         prepare(run_dir)
-        asyncio.run(run(options))
-    except (CannotStart, JournalRefused, JournalUnavailable, TrustError) as error:
+        superseded = asyncio.run(run(options))
+    except (CannotStart, JournalRefused, JournalUnavailable, Superseded, TrustError) as error:
         print(f"torchrelay: the orchestrator cannot start: {error}", file=sys.stderr)
         log.error("cannot start: %s", error)
         return CANNOT_START
@@ -59,6 +64,9 @@ def main(words: list[str] | None = None) -> int:
         where = run_dir / LOGS / "orchestrator.log"
         print(f"torchrelay: the orchestrator failed; this is a defect of torchrelay, see {where}", file=sys.stderr)
         return DEFECT
+    if superseded:
+        print(f"torchrelay: this orchestrator ends: {superseded}", file=sys.stderr)
+        return SUPERSEDED
     return 0
 
 
@@ -73,11 +81,12 @@ def prepare(run_dir: Path) -> None:
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
 
 
-async def run(options: argparse.Namespace) -> None:
-    """Serve until told to end. Raises what keeps it from starting."""
+async def run(options: argparse.Namespace) -> str:
+    """Serve until told to end. Returns who has taken over, if somebody has. Raises what keeps it from starting."""
     run_dir: Path = options.run_dir
-    with contextlib.closing(Journal(run_dir / JOURNAL)) as journal:
-        service = Orchestrator(journal, patience_s=options.patience)
+    with contextlib.closing(Journal(run_dir / JOURNAL, take_over=options.take_over)) as journal:
+        service = Orchestrator(journal, patience_s=options.patience, kept=options.kept)
+        look_for_freezes(service, run_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, service.end)
         token = token_of(run_dir)
@@ -87,9 +96,10 @@ async def run(options: argparse.Namespace) -> None:
             url = await listen(runner, options.host, options.port)
             write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid))
             log.info("listening on %s", url)
-            await serve(service, LocalScheduler(run_dir))
+            await serve(service, LocalScheduler(run_dir), run_dir)
         finally:
             await runner.cleanup()
+        return service.superseded
 
 
 def token_of(run_dir: Path) -> str:
@@ -112,12 +122,16 @@ async def listen(runner: web.AppRunner, host: str, port: int) -> str:
     return f"http://{shown}:{bound}"
 
 
-async def serve(service: Orchestrator, scheduler: LocalScheduler) -> None:
+async def serve(service: Orchestrator, scheduler: LocalScheduler, run_dir: Path) -> None:
     """The service and what goes with it. If one of them fails, all end."""
     async with asyncio.TaskGroup() as group:
-        publisher = group.create_task(publish_rosters(service, scheduler))
+        beside = [
+            group.create_task(publish_rosters(service, scheduler)),
+            group.create_task(watch_freezes(service, run_dir)),
+        ]
         await service.serve()
-        publisher.cancel()
+        for task in beside:
+            task.cancel()
 
 
 if __name__ == "__main__":

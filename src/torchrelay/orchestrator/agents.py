@@ -15,12 +15,16 @@ from torchrelay.protocol.events import (
     Event,
     NodeJoined,
     OnceRecorded,
+    RecordKept,
     RestoreFailed,
     RewireFailed,
     StateRestored,
+    TaintCleared,
+    TaintSet,
     WorkerExited,
     WorkerFinished,
     WorkerJoined,
+    WorkerPrepared,
     WorkerRaised,
     WorkerReady,
     WorkerReported,
@@ -53,6 +57,7 @@ MAX_WAITING = 10_000
 TELLABLE: tuple[type[Event], ...] = (
     WorkerStarted, WorkerWarm, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed, OnceRecorded, WorkerReported,
     WorkerReady, WorkerRewired, RewireFailed, StateRestored, RestoreFailed, WorkerResumed, WorkerFinished,
+    WorkerPrepared, RecordKept, TaintSet, TaintCleared,
 )  # fmt: skip
 
 
@@ -141,7 +146,7 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
     if service.occupied(attach.node, attach.incarnation):
         link.close(f"another agent of {attach.node} is attached and alive: give each node a name of its own")
         return
-    link.send(Attached(jobs=service.all_terms(), beat_ms=BEAT_MS))
+    link.send(Attached(jobs=service.all_terms(), beat_ms=BEAT_MS, epoch=service.journal.lease))
     joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
     await service.attach(link, joined)
     service.remind(link)
@@ -155,6 +160,8 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
             case EventFrame(seq, event):
                 if not isinstance(event, TELLABLE):
                     raise WireError(f"an agent does not say {type(event).__name__}")
+                if isinstance(event, TaintSet | TaintCleared) and event.node != link.node:
+                    raise WireError(f"the agent of {link.node} speaks of a taint of {event.node}")
                 # Not awaited: the acknowledgement follows when the event is on disk, the next event may come first.
                 service.put(event).add_done_callback(partial(acknowledge, link, seq))
             case BeatFrame(beat):

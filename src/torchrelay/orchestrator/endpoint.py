@@ -12,6 +12,8 @@ ENDPOINT = "endpoint.json"
 TOKEN = "token"
 JOURNAL = "journal.db"
 LOGS = "logs"
+FREEZE = "FREEZE"
+RESTART = "restart.json"
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):

@@ -5,13 +5,19 @@ process at any moment (SIGKILL too), and costs some ten microseconds. It does no
 take the last moments with it. On one machine that ends the run anyway; an orchestrator apart from its nodes must wait
 for the disk before it announces a generation (not built yet).
 
-    about     format, and the job's secret
+    about     the job's secret, who wrote it last, and the lease
     events    seq, at_ms (the orchestrator's own time, see `clock`), the event in msgpack
     anchors   which wall-clock time belongs to which at_ms; one more whenever the two drift apart
+    audit     every changing call: when, who, what, and the event it led to
+
+The *lease* is an epoch: each orchestrator that opens the journal raises it, and every write of an older one fails in
+its own transaction (`Superseded`). So two never both act, also where the file lock means nothing (network file
+systems), or when one was stopped, replaced, and wakes up.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import secrets
@@ -29,13 +35,23 @@ from torchrelay.protocol.ids import Generation, JobId, Point
 
 # SQLite keeps both in the file's header: whose file it is ("trly"), and the version of the tables in it.
 APPLICATION = 0x74726C79
-FORMAT = 1
+FORMAT = 2  # 1: without lease and audit
 
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
 CREATE TABLE events (seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event BLOB NOT NULL);
 CREATE TABLE anchors (at_ms INTEGER NOT NULL, wall_ms INTEGER NOT NULL, pid INTEGER NOT NULL);
 """
+_AUDIT = """
+CREATE TABLE IF NOT EXISTS audit (
+    wall_ms INTEGER NOT NULL, who TEXT NOT NULL, call TEXT NOT NULL, what TEXT NOT NULL, seq INTEGER NOT NULL);
+"""
+_RAISE = """
+INSERT INTO about VALUES ('epoch', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
+"""
+_SIGN = "INSERT INTO about VALUES ('version', ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+# What a file system says that has no locks.
+_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyEvent)
@@ -47,6 +63,20 @@ class JournalRefused(Exception):
 
 class JournalUnavailable(Exception):
     """An append did not reach the disk (full, read-only, failing). Nothing was written; it may be tried again."""
+
+
+class Superseded(Exception):
+    """Another orchestrator has taken over this journal. Nothing was written, and nothing may be decided any more."""
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A changing call: who asked for what, in words."""
+
+    wall_ms: int
+    who: str
+    call: str
+    what: str
+    seq: int = 0  # the event that it led to; 0: none
 
 
 class Entry(Struct, frozen=True):
@@ -75,6 +105,8 @@ class History(Struct, frozen=True):
     entries: tuple[Entry, ...]
     anchors: tuple[Anchor, ...]
     reached: Reached
+    calls: tuple[Call, ...] = ()
+    lease: int = 0
 
 
 def wall_ms(anchors: tuple[Anchor, ...] | list[Anchor], at_ms: int) -> int:
@@ -87,20 +119,25 @@ def wall_ms(anchors: tuple[Anchor, ...] | list[Anchor], at_ms: int) -> int:
 
 
 class Journal:
-    """The journal of one orchestrator, which is the only one to write to it as long as it is open.
+    """The journal of one orchestrator, which is the only one to write to it until another one takes it over.
 
-    Raises `JournalRefused` if the file cannot be opened as a journal of ours.
+    Raises `JournalRefused` if the file cannot be opened as a journal of ours. `take_over`: open it although another
+    orchestrator holds it; that one finds itself superseded with its next write.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, *, take_over: bool = False) -> None:
+        from importlib.metadata import version  # slow to import, and who only reads needs none
+
         self.path = path
-        self._lock = _take_lock(path)
+        self._lock = _take_lock(path, take_over=take_over)
         try:
             self._db = _connect(path)
         except BaseException:
             os.close(self._lock)
             raise
         try:
+            self.lease = int(self._db.execute(_RAISE).fetchone()[0])
+            self._db.execute(_SIGN, (version("torchrelay"),))
             self.anchors = list(_read_anchors(self._db))
             last = self._db.execute("SELECT seq, at_ms FROM events ORDER BY seq DESC LIMIT 1").fetchone() or (0, 0)
         except sqlite3.Error as error:
@@ -111,12 +148,26 @@ class Journal:
 
     # ------------------------------------------------------------ writing
 
-    def append(self, event: Event, at_ms: int) -> int:
-        """Write one event; returns its number. Raises `JournalUnavailable`, and then nothing has changed."""
+    def append(self, event: Event, at_ms: int, call: Call | None = None) -> int:
+        """Write one event, and the call that led to it; returns its number.
+
+        Raises `JournalUnavailable` or `Superseded`, and then nothing has changed.
+        """
         seq = self.last_seq + 1
-        self._write("INSERT INTO events VALUES (?, ?, ?)", (seq, at_ms, _encoder.encode(event)))
+        self._write("INSERT INTO events VALUES (?, ?, ?)", (seq, at_ms, _encoder.encode(event)), call)
         self.last_seq, self.last_ms = seq, max(at_ms, self.last_ms)
         return seq
+
+    def note(self, call: Call) -> None:
+        """Write down a call that leads to no event. Raises as `append` does."""
+        self._write("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", (call.wall_ms, call.who, call.call, call.what, 0))
+
+    def check_lease(self) -> None:
+        """Raises `Superseded` if another orchestrator has taken over."""
+        try:
+            self._hold_lease()
+        except sqlite3.Error as error:
+            raise JournalUnavailable(f"{self.path}: {error}") from error
 
     def anchor(self, at_ms: int, wall_ms: int) -> None:
         """Note which wall-clock time belongs to `at_ms`. Raises `JournalUnavailable`."""
@@ -140,17 +191,43 @@ class Journal:
         """What was remembered last."""
         return _read_reached(self._db)
 
-    def _write(self, sql: str, values: tuple[object, ...]) -> None:
+    def _write(self, sql: str, values: tuple[object, ...], call: Call | None = None) -> None:
+        """One statement, if the lease is still ours; both in one transaction, and with them the call."""
         try:
-            self._db.execute(sql, values)
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._hold_lease()
+                self._db.execute(sql, values)
+                if call is not None:
+                    row = (call.wall_ms, call.who, call.call, call.what, self.last_seq + 1)
+                    self._db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
         except sqlite3.Error as error:
+            if self._db.in_transaction:  # a COMMIT for which there was no room
+                self._db.execute("ROLLBACK")
             raise JournalUnavailable(f"{self.path}: {error}") from error
+
+    def _hold_lease(self) -> None:
+        found = _read_lease(self._db)
+        if found != self.lease:
+            message = f"lease {self.lease} of {self.path} is over: another orchestrator holds it now (lease {found})"
+            raise Superseded(message)
 
     # ------------------------------------------------------------ reading
 
     def entries(self) -> Iterator[Entry]:
         """Everything heard so far, oldest first. Raises `JournalRefused` at the first entry that is damaged."""
         return _read_entries(self._db, self.path)
+
+    def calls(self) -> tuple[Call, ...]:
+        """Every changing call so far, oldest first. Raises `JournalUnavailable`."""
+        try:
+            return _read_calls(self._db)
+        except sqlite3.Error as error:
+            raise JournalUnavailable(f"{self.path}: {error}") from error
 
     def wall_ms(self, at_ms: int) -> int:
         """The wall-clock time of a moment, in ms since 1970."""
@@ -169,7 +246,8 @@ def read_history(path: Path) -> History:
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
             _check_format(db, path)
-            return History(tuple(_read_entries(db, path)), tuple(_read_anchors(db)), _read_reached(db))
+            entries, anchors = tuple(_read_entries(db, path)), tuple(_read_anchors(db))
+            return History(entries, anchors, _read_reached(db), _read_calls(db), _read_lease(db))
     except sqlite3.Error as error:
         raise JournalRefused(_damaged(path, str(error))) from error
 
@@ -192,8 +270,11 @@ def is_written(path: Path) -> bool:
     return False
 
 
-def _take_lock(path: Path) -> int:
-    """The descriptor that holds the lock. The kernel lets go of it when the process ends, however it ends."""
+def _take_lock(path: Path, *, take_over: bool) -> int:
+    """The descriptor that holds the lock. The kernel lets go of it when the process ends, however it ends.
+
+    Where there are no locks the lease alone keeps two orchestrators apart.
+    """
     lock = path.with_name(path.name + ".lock")
     try:
         descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -202,10 +283,16 @@ def _take_lock(path: Path) -> int:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        if take_over:
+            return descriptor
         owner = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
         os.close(descriptor)
         message = f"{path} is in use by another orchestrator (pid {owner})"
         raise JournalRefused(f"{message}: end that one first, or use another --run-dir") from None
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            os.close(descriptor)
+            raise JournalRefused(f"cannot lock {lock}: {error.strerror}; use another --run-dir") from error
     os.truncate(descriptor, 0)
     os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
     return descriptor
@@ -222,6 +309,8 @@ def _connect(path: Path) -> sqlite3.Connection:
         _check_format(db, path)
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
+        if _header(db)[1] < FORMAT:
+            db.executescript(f"BEGIN IMMEDIATE; {_AUDIT} PRAGMA user_version = {FORMAT}; COMMIT;")
         return db
     except (sqlite3.Error, OSError, JournalRefused) as error:
         if db is not None:
@@ -235,27 +324,43 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _make(db: sqlite3.Connection) -> None:
     header = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT};"
-    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {header} COMMIT;")
+    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {header} COMMIT;")
 
 
 def _header(db: sqlite3.Connection) -> tuple[int, int]:
     """Whose file it is, and the version of its tables."""
     application: int = db.execute("PRAGMA application_id").fetchone()[0]
-    version: int = db.execute("PRAGMA user_version").fetchone()[0]
-    return application, version
+    format_: int = db.execute("PRAGMA user_version").fetchone()[0]
+    return application, format_
 
 
 def _check_format(db: sqlite3.Connection, path: Path) -> None:
-    application, version = _header(db)
+    application, found = _header(db)
     if application != APPLICATION:
         raise JournalRefused(f"{path} is a database, but not a journal of torchrelay: use another --run-dir")
-    if version > FORMAT:
-        message = f"{path} has format {version}, this torchrelay knows {FORMAT}: use the torchrelay that wrote it"
-        raise JournalRefused(message)
+    if found > FORMAT:
+        message = f"{path} has format {found}, this torchrelay knows {FORMAT}: use the torchrelay that wrote it"
+        try:
+            row = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+        except sqlite3.Error:
+            row = None  # who knows what a later format has
+        raise JournalRefused(message + (f" ({row[0]})" if row else ""))
 
 
 def _read_anchors(db: sqlite3.Connection) -> Iterator[Anchor]:
     return (Anchor(*row) for row in db.execute("SELECT at_ms, wall_ms, pid FROM anchors ORDER BY at_ms, rowid"))
+
+
+def _read_lease(db: sqlite3.Connection) -> int:
+    row = db.execute("SELECT value FROM about WHERE name = 'epoch'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _read_calls(db: sqlite3.Connection) -> tuple[Call, ...]:
+    if _header(db)[1] < FORMAT:
+        return ()
+    rows = db.execute("SELECT wall_ms, who, call, what, seq FROM audit ORDER BY rowid")
+    return tuple(Call(wall_ms=at, who=who, call=call, what=what, seq=seq) for at, who, call, what, seq in rows)
 
 
 def _read_reached(db: sqlite3.Connection) -> Reached:

@@ -8,6 +8,8 @@ cannot be written (a full disk) the orchestrator is *degraded*: to the agents it
 connections are closed and new ones refused, training goes on, agents keep what they have to tell, operators may look
 but not change anything, and the clock stands still. Every second it tries the journal again, and when that works the
 agents come back and tell everything, exactly as after a restart. Nothing is ever decided that a replay would not find.
+
+One whose lease is over (see `journal`) says nothing more and ends: somebody else decides now.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from datetime import datetime
 from typing import Protocol, cast, get_args
 
 from torchrelay.orchestrator.clock import Clock, wall_clock_ms
-from torchrelay.orchestrator.journal import Journal, JournalUnavailable, Reached
+from torchrelay.orchestrator.journal import Call, Journal, JournalUnavailable, Reached, Superseded
+from torchrelay.orchestrator.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.story import Moment, tell
-from torchrelay.orchestrator.views import Scene
 from torchrelay.protocol import vitals as vital
 from torchrelay.protocol.cluster import EMPTY, advance, orders
 from torchrelay.protocol.events import Event, JobSpec, NodeJoined, Tick, WorkerExited
@@ -65,6 +67,7 @@ class Heard:
     """An event on its way into the journal. `written` gets its number, or the reason why it has none."""
 
     event: Event
+    call: Call | None = None
     written: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
@@ -75,9 +78,11 @@ class Orchestrator:
     """
 
     def __init__(
-        self, journal: Journal, *, patience_s: float = 600.0, source: Callable[[], int] = time.monotonic_ns
-    ) -> None:
+        self, journal: Journal, *, patience_s: float = 600.0, source: Callable[[], int] = time.monotonic_ns,
+        kept: bool = False,
+    ) -> None:  # fmt: skip
         self.journal = journal
+        self.kept = kept  # somebody starts it again when it ends
         self.patience_s = patience_s
         self.cluster: Cluster = EMPTY
         self.vitals = Vitals()
@@ -85,8 +90,10 @@ class Orchestrator:
         self.links: dict[NodeId, Link] = {}
         self.standing: frozenset[Order] = frozenset()
         self.moments: list[Moment] = []
+        self.ways: Ways = {}
         self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
         self.degraded = ""
+        self.superseded = ""  # who has taken over, in words
         self._inbox: asyncio.Queue[Heard] = asyncio.Queue()
         self._ended = asyncio.Event()
         self._secret = journal.secret()
@@ -104,6 +111,7 @@ class Orchestrator:
         for entry in self.journal.entries():
             before, self.cluster = self.cluster, advance(self.cluster, entry.event, entry.at_ms)
             self._tell(entry.seq, entry.at_ms, entry.event, before)
+            note_ways(self.ways, before, self.cluster)
         self.standing = orders(self.cluster)
         log.info("replayed %d events of %s", self.journal.last_seq, self.journal.path)
 
@@ -139,17 +147,20 @@ class Orchestrator:
         calm = all(job.phase in (JobPhase.RUNNING, JobPhase.ENDED) for job in self.cluster.jobs.values())
         return CALM_S if calm else RESTLESS_S
 
-    def put(self, event: Event) -> asyncio.Future[int]:
-        """Let the orchestrator hear an event. The future is its number once it is in the journal."""
-        heard = Heard(event)
+    def put(self, event: Event, call: Call | None = None) -> asyncio.Future[int]:
+        """Let the orchestrator hear an event, and who asked for it. The future is its number in the journal."""
+        heard = Heard(event, call)
         self._inbox.put_nowait(heard)
         return heard.written
 
     def _take(self, heard: Heard) -> None:
         try:
-            seq = self.hear(heard.event)
+            seq = self.hear(heard.event, heard.call)
         except JournalUnavailable as error:
             self._degrade(str(error))
+            self._refuse(heard)
+        except Superseded as error:
+            self._yield(str(error))
             self._refuse(heard)
         else:
             if not heard.written.done():
@@ -157,15 +168,16 @@ class Orchestrator:
 
     def _refuse(self, heard: Heard | None) -> None:
         if heard is not None and not heard.written.done():
-            heard.written.set_exception(JournalUnavailable(self.degraded))
+            heard.written.set_exception(JournalUnavailable(self.degraded or self.superseded))
             heard.written.exception()  # an agent's events are not waited for: it sends them again
 
-    def hear(self, event: Event) -> int:
-        """Journal, advance, say what is new. Raises `JournalUnavailable`; then nothing has happened."""
+    def hear(self, event: Event, call: Call | None = None) -> int:
+        """Journal, advance, say what is new. Raises `JournalUnavailable` or `Superseded`; then nothing has happened."""
         now = self.clock.now_ms()
-        seq = self.journal.append(event, now)
+        seq = self.journal.append(event, now, call)
         before, self.cluster = self.cluster, advance(self.cluster, event, now)
         self._tell(seq, now, event, before)
+        note_ways(self.ways, before, self.cluster)
         self.vitals = vital.forget(self.vitals, self.cluster)
         self._learn(event, before)
         self._introduce(before)
@@ -195,6 +207,7 @@ class Orchestrator:
             return
         now = self.clock.now_ms()
         try:
+            self.journal.check_lease()
             self._anchor(now)
             for event in vital.judge(self.vitals, self.cluster, now):
                 self.hear(event)
@@ -204,6 +217,8 @@ class Orchestrator:
             self._remember()
         except JournalUnavailable as error:
             self._degrade(str(error))
+        except Superseded as error:
+            self._yield(str(error))
         self._repeat()
 
     def _remember(self) -> None:
@@ -253,9 +268,21 @@ class Orchestrator:
             self.journal.anchor(self.clock.now_ms(), wall_clock_ms())
         except JournalUnavailable:
             return
+        except Superseded as error:
+            self._yield(str(error))
+            return
         log.warning("the journal can be written again")
         self.degraded = ""
         self._await_agents()
+        self._wake_readers()
+
+    def _yield(self, reason: str) -> None:
+        """Another orchestrator decides now: say nothing more, and end."""
+        log.error("superseded: %s", reason)
+        self.superseded = reason
+        self.standing = frozenset()
+        self._disconnect("another orchestrator has taken over")
+        self._ended.set()
         self._wake_readers()
 
     # ------------------------------------------------------------ agents
@@ -343,18 +370,21 @@ class Orchestrator:
 
     def _send(self, some: Iterable[Order]) -> None:
         by_node: dict[NodeId, list[AnyOrder]] = {}
-        for order in sorted(some, key=lambda order: SEQUENCE[type(order)]):
+        for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], order.worker)):
             by_node.setdefault(order.node, []).append(cast(AnyOrder, order))
         for node, batch in by_node.items():
             link = self.links.get(node)
             if link is not None:
-                link.send(OrderFrame(tuple(batch)))
+                link.send(OrderFrame(tuple(batch), self.journal.lease))
 
     # ------------------------------------------------------------ looking and ending
 
     def scene(self) -> Scene:
         """What there is to see now."""
-        return Scene(self.cluster, self.vitals, self.reached, tuple(self.journal.anchors), self.clock.now_ms())
+        return Scene(
+            self.cluster, self.vitals, self.reached, tuple(self.journal.anchors), self.clock.now_ms(), self.ways,
+            self.journal.lease,
+        )  # fmt: skip
 
     def moments_after(self, seq: int) -> list[Moment]:
         """What was told after this number, oldest first."""
@@ -364,6 +394,8 @@ class Orchestrator:
 
     def begin_shutdown(self, reason: str) -> None:
         """Let the agents end their workers and go; then end. Returns at once."""
+        if self.superseded:
+            return
         log.info("shutting down: %s", reason)
         for link in self.links.values():
             link.send(Shutdown(reason=reason))
@@ -380,7 +412,7 @@ class Orchestrator:
         self._disconnect("the orchestrator ends")
         try:
             self.journal.remember(self.reached)
-        except JournalUnavailable as error:
+        except (JournalUnavailable, Superseded) as error:
             log.warning("how far the jobs are could not be noted: %s", error)
         self._ended.set()
         self._wake_readers()

@@ -13,7 +13,9 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.orchestrator.journal import Entry
-from torchrelay.orchestrator.views import SYMPTOM, describe, summarize
+from torchrelay.orchestrator.scene import Ways, note_ways
+from torchrelay.orchestrator.shown import SYMPTOM
+from torchrelay.orchestrator.views import describe, summarize
 from torchrelay.protocol.cluster import EMPTY, advance
 from torchrelay.protocol.events import Event
 from torchrelay.protocol.ids import JobId
@@ -27,6 +29,8 @@ class Kind(StrEnum):
 
     SUBMITTED = "submitted"
     NODE = "node"  # a node came or was lost
+    PLACE = "place"  # a taint was set or lifted, a freeze began or ended
+    MOVE = "move"  # a move was asked for, or has got further
     PHASE = "phase"  # the job entered a phase
     OPENED = "opened"  # an incident began, and its cause is known
     FAULT = "fault"  # one more fault in an open incident
@@ -61,7 +65,7 @@ class Moment(Struct, frozen=True, kw_only=True):
 
 def tell(seq: int, at_ms: int, at: str, event: Event, before: Cluster, after: Cluster) -> Moment:
     """What an event changed, in words."""
-    notes = [*tell_nodes(before, after)]
+    notes = [*tell_nodes(before, after), *tell_places(before, after)]
     outcomes: dict[JobId, int] = {}
     for name, job in after.jobs.items():
         known = before.jobs.get(name)
@@ -83,11 +87,43 @@ def tell_nodes(before: Cluster, after: Cluster) -> Iterator[Note]:
             yield Note(kind=Kind.NODE, text=f"{node.node} is lost")
 
 
+def tell_places(before: Cluster, after: Cluster) -> Iterator[Note]:
+    """Taints and freezes that are new, or gone."""
+    if after.taints is not before.taints:
+        for key, taint in after.taints.items():
+            if before.taints.get(key) != taint:
+                reason = f": {taint.reason}" if taint.reason else ""
+                text = f"{taint.place} is tainted {taint.key} ({taint.effect}) by {taint.source}{reason}"
+                yield Note(kind=Kind.PLACE, text=text)
+        gone = [taint for key, taint in before.taints.items() if key not in after.taints]
+        for taint in gone:
+            yield Note(kind=Kind.PLACE, text=f"{taint.place} is not tainted {taint.key} any more")
+    for source, why in after.freezes.items():
+        if before.freezes.get(source) != why:
+            yield Note(kind=Kind.PLACE, text=f"frozen by {source}{': ' if why else ''}{why}: nothing is moved")
+    for source in before.freezes:
+        if source not in after.freezes:
+            yield Note(kind=Kind.PLACE, text=f"the freeze by {source} is over")
+
+
+def tell_moves(before: Job | None, after: Job) -> Iterator[Note]:
+    """Moves that are new or in another state."""
+    known = {} if before is None else {move.number: move.state for move in before.moves}
+    for move in after.moves:
+        if known.get(move.number) != move.state:
+            said = move.story[-1][1] if move.story else move.reason
+            ranks = ", ".join(map(str, move.ranks))
+            text = f"{move.name} ({move.kind}, rank {ranks}) {move.state}: {said}"
+            yield Note(kind=Kind.MOVE, job=after.spec.job, text=text)
+
+
 def tell_job(before: Job | None, after: Job) -> Iterator[Note]:
     job = after.spec.job
     if before is None:
         ranks, spares = after.spec.world_size, after.spec.spares
         yield Note(kind=Kind.SUBMITTED, job=job, text=f"{job}: {ranks} ranks, {spares} spares wanted")
+    if before is None or after.moves is not before.moves:
+        yield from tell_moves(before, after)
     for place, incident in enumerate(after.incidents):
         known = before.incidents[place] if before is not None and place < len(before.incidents) else None
         if known is not incident:
@@ -130,9 +166,11 @@ def shorten(value: Any) -> Any:
     return [shorten(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def replay(entries: Iterable[Entry]) -> Cluster:
-    """The state that a journal leads to."""
+def replay(entries: Iterable[Entry], ways: Ways | None = None) -> Cluster:
+    """The state that a journal leads to; `ways` gets where the ranks of its moves came from and went to."""
     cluster = EMPTY
     for entry in entries:
-        cluster = advance(cluster, entry.event, entry.at_ms)
+        before, cluster = cluster, advance(cluster, entry.event, entry.at_ms)
+        if ways is not None:
+            note_ways(ways, before, cluster)
     return cluster

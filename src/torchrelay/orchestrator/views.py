@@ -5,22 +5,42 @@ Everything here is a pure function of a `Scene`, so a view can also be made from
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
-from typing import TypeVar
 
-from msgspec import Struct
-
-from torchrelay.orchestrator.journal import Anchor, wall_ms
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.orchestrator.journal import Call
+from torchrelay.orchestrator.places import (
+    UNPLANNED,
+    begin_of,
+    pause_of,
+    view_freezes,
+    view_open_move,
+    view_taints,
+)
+from torchrelay.orchestrator.scene import Scene, clock_text
+from torchrelay.orchestrator.shown import (
+    Audit,
+    AuditEntry,
+    FaultView,
+    Incidents,
+    IncidentTally,
+    IncidentView,
+    JobStatus,
+    NodeStatus,
+    OutcomeView,
+    Ranks,
+    RankStatus,
+    SpareTally,
+    Told,
+    causes,
+    size_text,
+)
+from torchrelay.protocol.ids import Rank
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
 from torchrelay.protocol.job import Job
 from torchrelay.protocol.roster import Life, Seat, Worker, natural
-from torchrelay.protocol.state import Cluster
-from torchrelay.protocol.vitals import Pulse, Vitals
+from torchrelay.protocol.vitals import Pulse
 
 # The phases of a recovery one after another: each ends at its mark and begins where the one before it ended, so that
 # they add up to the pause. What runs at the same time counts for the earlier one.
@@ -33,168 +53,15 @@ PHASES: tuple[tuple[str, Mark], ...] = (
     ("restore", Mark.RESTORED),
     ("resume", Mark.RESUMED),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class Scene:
-    """All that views are made from. `reached`: the newest point that beats told of, and in which generation."""
-
-    cluster: Cluster
-    vitals: Vitals
-    reached: Mapping[JobId, tuple[Generation, Point]]
-    anchors: tuple[Anchor, ...]
-    now_ms: int
-
-    def at(self, moment_ms: int) -> str:
-        """The moment on the wall clock, ISO 8601 with the local offset; empty if unknown."""
-        wall = self.wall_ms(moment_ms)
-        return datetime.fromtimestamp(wall / 1000).astimezone().isoformat(timespec="milliseconds") if wall else ""
-
-    def wall_ms(self, moment_ms: int) -> int:
-        """The same in ms since 1970; 0 if unknown."""
-        return wall_ms(self.anchors, moment_ms)
-
-
-class SpareTally(Struct, frozen=True, kw_only=True):
-    """Spares of a job: wanted in all, warm now, and on their way."""
-
-    wanted: int
-    warm: int
-    starting: int
-
-
-class IncidentTally(Struct, frozen=True, kw_only=True):
-    """Incidents of a job. `eligible` leaves out users' errors and operators' stops; `clean` is of these."""
-
-    total: int
-    eligible: int
-    clean: int
-    open: int
-
-
-class OutcomeView(Struct, frozen=True, kw_only=True):
-    """How a job ended."""
-
-    code: int
-    reason: str
-
-
-class JobStatus(Struct, frozen=True, kw_only=True):
-    """A job at a glance. `step`: newest committed anywhere, None before join(); `step_ms`: median of ranks."""
-
-    job: JobId
-    phase: str
-    why: str
-    generation: Generation
-    world_size: int
-    step: int | None
-    step_ms: float | None
-    spares: SpareTally
-    incidents: IncidentTally
-    restarts: int
-    joined: bool  # some rank has called join()
-    waiting_s: float | None
-    outcome: OutcomeView | None
-
-
-class NodeStatus(Struct, frozen=True, kw_only=True):
-    """A node; `silent_ms` since its last beat, None if there was none yet."""
-
-    node: NodeId
-    alive: bool
-    slots: int
-    silent_ms: int | None
-
-
-class Status(Struct, frozen=True, kw_only=True):
-    """The whole cluster at a glance. `degraded` says why nothing is decided at the moment; empty if all is well."""
-
-    version: str
-    pid: int
-    at: str
-    seq: int
-    degraded: str
-    jobs: tuple[JobStatus, ...]
-    nodes: tuple[NodeStatus, ...]
-
-
-class RankStatus(Struct, frozen=True, kw_only=True):
-    """A rank and its worker, or a spare (`rank` None), or a rank without a worker (`worker` None).
-
-    `state`: what the worker does (see `WorkerPhase`), or how far its start is; `vacant` without a worker.
-    """
-
-    rank: Rank | None
-    worker: WorkerId | None
-    node: NodeId | None
-    slot: int | None
-    pid: int | None
-    state: str
-    generation: Generation | None
-    step: int | None
-    section: int | None
-    step_ms: float | None
-    in_state_ms: int | None
-    process: str | None  # state letter of the kernel
-    cpu_ms: int | None
-    silent_ms: int | None  # since its last sample
-    newcomer: bool
-
-
-class Ranks(Struct, frozen=True, kw_only=True):
-    """The roster of a job, ranks first, then its spares."""
-
-    job: JobId
-    generation: Generation
-    phase: str
-    ranks: tuple[RankStatus, ...]
-
-
-class FaultView(Struct, frozen=True, kw_only=True):
-    """One thing that went wrong."""
-
-    at: str
-    cause: str
-    detector: str
-    rank: Rank | None
-    worker: WorkerId | None
-    node: NodeId | None
-
-
-class Told(Struct, frozen=True, kw_only=True):
-    """A decision with its reason, `after_ms` after the first fault."""
-
-    at: str
-    after_ms: int
-    text: str
-
-
-class IncidentView(Struct, frozen=True, kw_only=True):
-    """One interruption. Times of phases in ms; a phase that did not happen (yet) is absent."""
-
-    name: str
-    job: JobId
-    generation: Generation
-    at: str
-    resolution: str
-    eligible: bool
-    faults: tuple[FaultView, ...]
-    verdict: str
-    target: str  # the point from which training went on; empty if none was found
-    sources: tuple[Rank, ...]
-    bytes: int
-    digest: str
-    phases: dict[str, int]
-    pause_ms: int | None  # from the first fault until all trained again
-    story: tuple[Told, ...]
-    summary: str
-
-
-class Incidents(Struct, frozen=True, kw_only=True):
-    """All incidents of a job, oldest first."""
-
-    job: JobId
-    incidents: tuple[IncidentView, ...]
+# Those of a move, whose pause begins when the first worker stands at the boundary.
+MOVE_PHASES: tuple[tuple[str, Mark], ...] = (
+    ("stand", Mark.READY),
+    ("cut over", Mark.CUTOVER),
+    ("rewire", Mark.REWIRED),
+    ("restore", Mark.RESTORED),
+    ("resume", Mark.RESUMED),
+)
+ALL_PHASES = tuple(dict.fromkeys(phase for phase, _ in (*PHASES, *MOVE_PHASES)))
 
 
 # ---------------------------------------------------------------- jobs and nodes
@@ -222,6 +89,10 @@ def view_job(scene: Scene, job: Job) -> JobStatus:
         joined=reached is not None or any(seat.joined for seat in job.seats.values()),
         waiting_s=waiting,
         outcome=None if job.outcome is None else OutcomeView(code=job.outcome.code, reason=job.outcome.reason),
+        move=view_open_move(scene, job),
+        freezes=view_freezes(scene.cluster),
+        taints=view_taints(scene),
+        lease=scene.lease,
     )
 
 
@@ -242,6 +113,14 @@ def view_nodes(scene: Scene) -> tuple[NodeStatus, ...]:
         silent = None if heard is None else scene.now_ms - heard
         found.append(NodeStatus(node=node.node, alive=node.alive, slots=node.slots, silent_ms=silent))
     return tuple(found)
+
+
+def view_audit(calls: Sequence[Call]) -> Audit:
+    entries = (
+        AuditEntry(at=clock_text(call.wall_ms), who=call.who, call=call.call, what=call.what, seq=call.seq)
+        for call in calls
+    )
+    return Audit(calls=tuple(entries))
 
 
 # ---------------------------------------------------------------- ranks
@@ -302,7 +181,7 @@ def view_incidents(scene: Scene, job: Job) -> Incidents:
 
 
 def view_incident(scene: Scene, incident: Incident) -> IncidentView:
-    begun = incident.marks.get(Mark.FAULT, 0)
+    begun = incident.marks.get(Mark.FAULT, incident.marks.get(Mark.HEARD, 0))
     return IncidentView(
         name=incident.name,
         job=incident.job,
@@ -310,6 +189,8 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         at=scene.at(begun),
         resolution=incident.resolution,
         eligible=incident.eligible,
+        kind=incident.kind,
+        move="" if incident.move is None else f"M-{incident.move}",
         faults=tuple(view_fault(scene, fault) for fault in incident.faults),
         verdict=incident.verdict,
         target="" if incident.target is None else str(incident.target),
@@ -320,6 +201,7 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         pause_ms=pause_of(incident),
         story=tuple(Told(at=scene.at(at), after_ms=at - begun, text=text) for at, text in incident.story),
         summary=summarize(incident),
+        cause=cause_of(incident),
     )
 
 
@@ -332,37 +214,29 @@ def view_fault(scene: Scene, fault: Fault) -> FaultView:
 
 def phases_of(incident: Incident) -> dict[str, int]:
     """How long each phase took, in ms."""
-    begun = incident.marks.get(Mark.FAULT)
+    begun = begin_of(incident)
     if begun is None:
         return {}
     ends = [("", begun)]
-    for phase, mark in PHASES:
+    for phase, mark in PHASES if incident.kind == UNPLANNED else MOVE_PHASES:
         at = incident.marks.get(mark)
         if at is not None:
             ends.append((phase, max(at, ends[-1][1])))
     return {phase: end - start for (_, start), (phase, end) in pairwise(ends)}
 
 
-def pause_of(incident: Incident) -> int | None:
-    begun, resumed = incident.marks.get(Mark.FAULT), incident.marks.get(Mark.RESUMED)
-    if begun is None or resumed is None or incident.resolution is Resolution.OPEN:
-        return None
-    return resumed - begun
-
-
-F = TypeVar("F", Fault, FaultView)
-# Told by a worker whose peer is gone, often before anybody else knows: what its cause was is told later.
-SYMPTOM = "collective"
-
-
-def causes(faults: Sequence[F]) -> tuple[F, ...]:
-    """The faults without those that only follow from others; all if there is nothing else."""
-    return tuple(fault for fault in faults if fault.detector != SYMPTOM) or tuple(faults)
+def cause_of(incident: Incident) -> str:
+    """What went wrong first; of a move nothing did: what was said first."""
+    faults = causes(incident.faults)
+    if faults:
+        return faults[0].cause
+    said = incident.story[0][1] if incident.story else incident.kind
+    return said if incident.move is None else f"M-{incident.move}: {said}"
 
 
 def summarize(incident: Incident) -> str:
     """One line: what happened, and how it was resolved."""
-    what = "; ".join(describe(fault) for fault in causes(incident.faults))
+    what = "; ".join(describe(fault) for fault in causes(incident.faults)) or f"{incident.kind}: {cause_of(incident)}"
     pause = pause_of(incident)
     took = f" in {pause / 1000:.2f} s" if pause is not None else ""
     how = [f"{incident.name} {incident.resolution}{took}", what]
@@ -373,16 +247,6 @@ def summarize(incident: Incident) -> str:
     if incident.resolution in (Resolution.FELL_BACK, Resolution.ENDED, Resolution.RESTARTED) and incident.story:
         how += [text for _, text in incident.story[:-1]][-1:]
     return ", ".join(part for part in how if part)
-
-
-def size_text(size: int) -> str:
-    """Bytes for people: 12 B, 27.1 kB, 1.2 GB."""
-    amount = float(size)
-    for unit in ("B", "kB", "MB", "GB"):
-        if amount < 1_000 or unit == "GB":
-            break
-        amount /= 1_000
-    return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
 def describe(fault: Fault) -> str:

@@ -1,0 +1,105 @@
+"""`torchrelay freeze` and `unfreeze`: files that the orchestrator looks for, so that they work while it is away."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from torchrelay.cli.changing import settle
+from torchrelay.cli.client import Away, Client, Denied, who_am_i
+from torchrelay.cli.runs import FOLDER, NotPossible, find_run
+from torchrelay.cli.show import Output, remark, show_json
+from torchrelay.orchestrator.endpoint import FREEZE
+from torchrelay.orchestrator.shown import Change
+
+SEEN_S = 5.0  # the orchestrator looks every half second
+LOOK_S = 0.05
+
+
+def freeze(given: argparse.Namespace) -> None:
+    """Write the file, and wait until it is seen."""
+    path = file_of(given)
+    reason = " ".join(given.reason.split())
+    if path.exists():
+        plan = Change(verb="freeze", applied=False, changes=False, plan=(f"frozen already: {path} is there",))
+    else:
+        lines = (f"freeze {scope(given)}: nothing is moved, and faults end the job as without torchrelay", f"({path})")
+        plan = Change(verb="freeze", applied=False, changes=True, plan=lines)
+
+    def act() -> Change:
+        draft = path.with_name(f".{FREEZE}.draft")
+        try:
+            draft.write_text(f"{reason}\n{who_am_i()}\n")
+            draft.replace(path)
+        except OSError as error:
+            raise NotPossible(f"{path}: {error.strerror}; nothing was changed") from error
+        return done(plan)
+
+    carry_out(given, plan, act, path, wanted=True)
+
+
+def unfreeze(given: argparse.Namespace) -> None:
+    """Remove the file, and wait until that is seen."""
+    path = file_of(given)
+    if path.exists():
+        plan = Change(verb="unfreeze", applied=False, changes=True, plan=(f"unfreeze {scope(given)} ({path})",))
+    else:
+        plan = Change(verb="unfreeze", applied=False, changes=False, plan=(f"not frozen: there is no {path}",))
+
+    def act() -> Change:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise NotPossible(f"{path}: {error.strerror}; nothing was changed") from error
+        return done(plan)
+
+    carry_out(given, plan, act, path, wanted=False)
+
+
+def done(plan: Change) -> Change:
+    return Change(verb=plan.verb, applied=True, changes=True, plan=plan.plan)
+
+
+def file_of(given: argparse.Namespace) -> Path:
+    """The file; with --all that of the folder of runs. Raises `NotPossible`."""
+    if given.all and given.run_dir is None:
+        if not FOLDER.is_dir():
+            raise NotPossible(f"no folder ./{FOLDER} here: name a run with --run-dir, its folder is meant", 2)
+        return FOLDER.absolute() / FREEZE
+    run_dir = find_run(given.run_dir).absolute()
+    return (run_dir.parent if given.all else run_dir) / FREEZE
+
+
+def scope(given: argparse.Namespace) -> str:
+    if given.all:
+        return f"all runs in {file_of(given).parent}"
+    return f"the run in {find_run(given.run_dir)}"
+
+
+def carry_out(given: argparse.Namespace, plan: Change, act: Callable[[], Change], path: Path, *, wanted: bool) -> None:
+    """The plan, the deed, and what the orchestrator makes of it."""
+    found = settle(plan, act, yes=given.yes, dry_run=given.dry_run, output=given.output)
+    if found.applied:
+        remark(seen(given, path, wanted=wanted))
+    if given.output is Output.JSON:
+        print(show_json(found))
+
+
+def seen(given: argparse.Namespace, path: Path, *, wanted: bool) -> str:
+    """Wait until the orchestrator has seen the file; says so if it is away, or does not see it."""
+    try:
+        run_dir = find_run(given.run_dir)
+    except NotPossible:
+        return ""  # --all, before the first run
+    until = time.monotonic() + SEEN_S
+    while time.monotonic() < until:
+        try:
+            sources = {one.source for one in Client.of(run_dir).view_nodes().freezes}
+        except (Away, Denied, ValueError) as error:
+            return f"the orchestrator is away ({error}): it heeds the file when it is back"
+        if (f"file {path}" in sources) == wanted:
+            return f"still frozen by {', '.join(sorted(sources))}" if sources and not wanted else ""
+        time.sleep(LOOK_S)
+    return f"the orchestrator has not seen it within {SEEN_S:g} s: see {run_dir}/logs/orchestrator.log"
