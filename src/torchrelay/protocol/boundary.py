@@ -156,6 +156,7 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
         job, target=boundary, trained=True, starts=0, cutovers=cutovers,
         fruitless=0 if advanced else job.fruitless,
     )  # fmt: skip
+    move = replace(move, targets=Table())
     move = move.enter(MoveState.MOVING, now, f"cut over after {boundary}, generation {job.generation}")
     job = with_move(job, move)
     why = f"generation {job.generation}: all stand after {boundary}, and ranks have changed hands"
@@ -198,11 +199,11 @@ def releasing(cluster: Cluster, job: Job) -> Cluster | None:
 def give_back(cluster: Cluster, job: Job, rank: Rank) -> Job | None:
     """A target was lost after the cutover: its leaver, which stands at the boundary yet, takes the rank again.
 
-    None if there is none, or if somebody may have gone on by now.
+    None if there is none.
     """
     seat = job.seats[rank]
     leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
-    if leaver is None or leaver.life is Life.FENCING or job.phase is JobPhase.RESUMING or job.target != job.boundary:
+    if leaver is None or leaver.life is Life.FENCING or job.target != job.boundary:
         return None
     text = f"rank {rank} goes back to {leaver.worker} on {leaver.node}, which has it still"
     kept = Seat(
@@ -225,7 +226,7 @@ def finish_move(cluster: Cluster, job: Job) -> Cluster:
     """Training goes on in the new roster. A rank that went back to its leaver is still to be moved."""
     move = job.open_move
     if move is None or move.state is not MoveState.MOVING:
-        return release_leavers(cluster, job)
+        return cluster.with_job(job)
     left = tuple(rank for rank in move.ranks if job.seats[rank].worker == move.leavers[rank])
     if not left:
         move = move.close(MoveState.DONE, cluster.now_ms, "training goes on")
@@ -237,4 +238,4 @@ def finish_move(cluster: Cluster, job: Job) -> Cluster:
         move = replace(move, ranks=left, targets=Table(), tries=move.tries + 1, again_ms=cluster.now_ms + AGAIN_MS)
         text = f"once more for rank {', '.join(map(str, left))}"
         move = move.enter(MoveState.PREPARING, cluster.now_ms, text)
-    return release_leavers(cluster, with_move(job, move))
+    return cluster.with_job(with_move(job, move))

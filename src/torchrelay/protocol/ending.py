@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from torchrelay.protocol.boundary import give_back, renew, with_move
+from torchrelay.protocol.boundary import give_back, renew, told_where, with_move
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Resolution
@@ -101,12 +101,25 @@ def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
 def interrupt(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """A new generation: survivors stop and report where they stand."""
     fruitless = job.fruitless + 1
+    cluster = spend_targets(cluster, job)
     job = replace(renew(pause_move(job, cluster.now_ms)), fruitless=fruitless)
     if fruitless >= GENERATION_BUDGET:
         why = f"{fruitless} generations in a row committed nothing"
         return fall_back(cluster, job, why, job.last_code)
     why = f"generation {job.generation}: survivors are asked where they stand ({reason})"
     return cluster.with_job(job.enter(JobPhase.AGREEING, cluster.now_ms, why))
+
+
+def spend_targets(cluster: Cluster, job: Job) -> Cluster:
+    """Targets that were told where to go can go nowhere else, whether they have come there or not."""
+    move = job.open_move
+    if move is None or job.phase is not JobPhase.HALTING:
+        return cluster
+    for rank, target in move.targets.items():
+        worker = cluster.workers.get(target)
+        if worker is not None and told_where(job, rank):
+            cluster = cluster.with_worker(replace(worker, brought=job.boundary))
+    return cluster
 
 
 def pause_move(job: Job, now_ms: int) -> Job:

@@ -168,9 +168,9 @@ def migrate(cluster: Cluster, job_id: JobId) -> Cluster:
     """One change, if one is due; the same cluster if not."""
     job = forget_fulfilled(cluster.jobs[job_id])
     cluster = cluster.with_job(job)
-    if over(job):
-        return cluster
     move = job.open_move
+    if over(job):
+        return cluster if move is None else abandon(cluster, job, move, MoveState.CALLED_OFF, "the job has finished")
     if move is None:
         return open_move(cluster, job)
     if move.state is MoveState.MOVING:
@@ -305,6 +305,10 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
         worker = cluster.workers.get(target)
         if worker is None or worker.life is Life.FENCING:
             return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} is lost")
+        if worker.brought is not None and job.phase is JobPhase.RUNNING:
+            move = replace(move, targets=move.targets.drop(rank))
+            move = move.tell(cluster.now_ms, f"target {target} was brought to {worker.brought}: training is further")
+            return with_move(cluster.fence(target), job, move)
         if closed(cluster, worker.node, worker.slot):
             cluster = cluster.fence(target)
             return lost_target(cluster, job, move, rank, f"the place of target {target} is tainted by now")
@@ -388,7 +392,9 @@ def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
         if not fit(cluster, job, [rank], wanted):  # others have taken the room meanwhile
             return wait_again(cluster, job, move, f"waits: no room for rank {rank} any more")
     ready = [cluster.workers[target].prepared for target in move.targets.values()]
-    if len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < move.again_ms or leave_to_act(cluster, job):
+    if len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < move.again_ms:
+        return cluster
+    if job.broken is not None or leave_to_act(cluster, job):
         return cluster
     return quiesce(cluster, job, move)
 

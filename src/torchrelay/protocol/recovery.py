@@ -11,6 +11,7 @@ and answers arrive does not matter.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from torchrelay.protocol.boundary import finish_move, halting, quiescing, release_leavers, releasing, with_move
@@ -114,7 +115,8 @@ def acquire(cluster: Cluster, job: Job) -> Cluster | None:
         )  # fmt: skip
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
-        return give_way(cluster, job, rank) or wait_for_spare(cluster, job, reason)
+        room = give_way(cluster, job, rank) or dismiss_leavers(cluster, job)
+        return room or wait_for_spare(cluster, job, reason)
     return None
 
 
@@ -205,6 +207,19 @@ def wait_for_spare(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     return None
 
 
+def dismiss_leavers(cluster: Cluster, job: Job) -> Cluster | None:
+    """A rank is lost and there is no spare: leavers whose ranks have their state make room. None if there are none."""
+    done = [rank for rank, seat in job.seats.items() if seat.leaver is not None and seat.holds is not None]
+    if not done:
+        return None
+    for rank in done:
+        seat = job.seats[rank]
+        assert seat.leaver is not None, "just asked"
+        cluster = cluster.fence(seat.leaver)
+        job = job.with_seat(rank, replace(seat, leaver=None))
+    return cluster.with_job(job)
+
+
 # ---------------------------------------------------------------- agree
 
 
@@ -230,6 +245,8 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     if owing:
         return cluster
     target, reason = choose_target(job.seats, job.target)
+    if target is None and any(seat.leaver is not None for seat in job.seats.values()):
+        target, reason = job.boundary, f"all ranks change hands, and their leavers stand after {job.boundary}"
     if target is None and not job.trained and not left_records(job):
         return start_again(cluster, job, "no rank had joined yet")
     if target is None:
@@ -324,18 +341,31 @@ def buddies_to_ask(job: Job, rank: Rank) -> list[Rank]:
 
 
 def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
-    """Who can give this rank its state: its own leaver first, then replicas."""
+    """Who can give this rank its state: its own leaver first, then replicas, then the leavers of other ranks."""
     assert job.target is not None, "state is fetched for a target"
-    seat = job.seats[rank]
-    found: list[tuple[Rank, Worker]] = []
-    leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
-    mistrusted = rank in seat.distrusted or (rank in seat.failed and not tried)
-    if leaver is not None and leaver.life is not Life.FENCING and not mistrusted and job.target == job.boundary:
-        found.append((rank, leaver))
-    for other in choose_sources(job.seats, rank, job.target, tried=tried):
+    found = leavers_of(cluster, job, rank, (rank,), tried=tried)
+    replicas = choose_sources(job.seats, rank, job.target, tried=tried)
+    for other in replicas:
         holder = job.seats[other].worker
         if holder is not None:
             found.append((other, cluster.workers[holder]))
+    rest = [other for other in sorted(job.seats) if other != rank and other not in replicas]
+    return found + leavers_of(cluster, job, rank, rest, tried=tried)
+
+
+def leavers_of(
+    cluster: Cluster, job: Job, rank: Rank, those: Iterable[Rank], *, tried: bool
+) -> list[tuple[Rank, Worker]]:
+    """Leavers of these ranks that stand at the target and have the shard of `rank`."""
+    seat = job.seats[rank]
+    found: list[tuple[Rank, Worker]] = []
+    for other in those if job.target == job.boundary else ():
+        name = job.seats[other].leaver
+        leaver = None if name is None else cluster.workers.get(name)
+        mistrusted = other in seat.distrusted or (other in seat.failed and not tried)
+        if leaver is None or leaver.life is Life.FENCING or mistrusted or job.seats[other].shard != seat.shard:
+            continue
+        found.append((other, leaver))
     return found
 
 
@@ -366,12 +396,17 @@ def rewire(cluster: Cluster, job: Job) -> Cluster:
     now = cluster.now_ms
     seats = job.seats.values()
     if all(seat.rewired and restored(job, seat) for seat in seats):
-        return cluster.with_job(job.enter(JobPhase.RESUMING, now, "all connected and restored"))
+        # Nobody has gone on yet, and nobody needs the leavers any more: so whoever is there has what they have.
+        return release_leavers(cluster, job.enter(JobPhase.RESUMING, now, "all connected and restored"))
     for rank, seat in sorted(job.seats.items()):
         if restored(job, seat):
             continue
         if sources_of(cluster, job, rank):
             continue
+        target = seat.worker
+        if seat.leaver is not None and target is not None:  # it has all of the state still, and can go on
+            cause = "its state could not be had, verified"
+            return lose(cluster, target, cause=cause, detector="restore", ended=False)
         if sources_of(cluster, job, rank, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return fall_back(cluster, job, f"rank {rank}'s state could not be had, verified, from any replica")

@@ -65,7 +65,9 @@ class Seat:
     private: tuple[PrivateRecord, ...] = ()  # what former holders of this rank left
     distrusted: frozenset[Rank] = frozenset()  # sources whose digest differed
     holds: Point | None = None  # the newest point known to be in its memory
-    leaver: WorkerId | None = None  # who held it before a move: stands at the boundary and serves until all train
+    leaver: WorkerId | None = (
+        None  # who held it before a move: stands at the boundary and serves until all have the state
+    )
 
     report: WorkerReported | None = None
     ready: bool = False

@@ -138,12 +138,12 @@ def bring(cluster: Cluster, job: Job, rank: Rank, target: Worker) -> Iterator[Or
 
 
 def leaver_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
-    """Who has left a rank stands where it stood, and serves its state until all train."""
+    """Who has left a rank stands where it stood, and serves its state until all have theirs."""
     if job.phase not in (JobPhase.PREPARING, JobPhase.REWIRING) or job.target is None or job.target != job.boundary:
         return
     for rank, seat in sorted(job.seats.items()):
         leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
-        if leaver is not None and leaver.life is not Life.FENCING and seat.holds is None:
+        if leaver is not None and leaver.life is not Life.FENCING:
             yield Decide(**to(job, leaver), rank=rank, verdict=Verdict.REDO, point=job.target)
 
 

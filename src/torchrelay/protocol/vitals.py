@@ -66,7 +66,9 @@ class Beat(Struct, frozen=True, tag=True, kw_only=True):
 
 
 # Phases in which nobody trains, or all are about to stand: only what the kernel has stopped is in the way.
-STANDING = RECOVERING | MOVING | {JobPhase.STARTING, JobPhase.FINISHING}
+STANDING = RECOVERING | {JobPhase.STARTING, JobPhase.FINISHING}
+# Phases in which everybody trains, or is about to stand at the boundary of a move.
+TRAINING = MOVING | {JobPhase.RUNNING}
 BEAT_MS = 250
 # A silent node is lost after this many of the longest gaps between its beats, but not before and not after:
 SILENT_GAPS = 4
@@ -159,7 +161,8 @@ class Vitals:
 
 
 def place_of(sample: Sample) -> tuple[object, ...]:
-    return sample.point, sample.phase, sample.generation, sample.collectives
+    # Not the generation: a move that is called off makes a new one, and nobody has moved by that.
+    return sample.point, sample.phase, sample.collectives
 
 
 def hear(vitals: Vitals, beat: Beat, now_ms: int) -> Vitals:
@@ -258,7 +261,7 @@ def last_proof(vitals: Vitals, cluster: Cluster, node: NodeId) -> int | None:
     for job in cluster.jobs.values():
         holders = [seat.worker for seat in job.seats.values()]
         here = {worker for worker in holders if worker is not None and node_of(cluster, worker) == node}
-        if here and (job.phase is JobPhase.RUNNING or job.phase in MOVING):
+        if here and job.phase in TRAINING:
             others = [vitals.pulses.get(worker) for worker in holders if worker is not None and worker not in here]
             times += [pulse.advanced_ms for pulse in others if pulse is not None and pulse.advanced_ms is not None]
     return max(times, default=None)
@@ -311,7 +314,7 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
     if job.rank_of(sample.worker) is None or job.phase in STANDING:
         # Nobody trains: only what the kernel has stopped is in the way (a spare too: it could not take a rank).
         return stopped_too_long(pulse, now_ms)
-    if job.phase is not JobPhase.RUNNING:
+    if job.phase not in TRAINING:
         return ""
     if any(seat.finished for seat in job.seats.values()) and sample.phase is not WorkerPhase.FINISHED:
         # Who has finished enters no collective any more, and waits for all others to finish.

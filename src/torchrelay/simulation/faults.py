@@ -71,7 +71,8 @@ class Faults:
 def holder_of(world: World, rank: int) -> Process | None:
     """Who holds a rank, as the world sees it: the newest living process that was given it."""
     found = [process for process in world.processes.values() if process.rank == rank and process.alive]
-    return found[-1] if found else None
+    training = [process for process in found if process.training.resumed]
+    return training[-1] if training else (found[-1] if found else None)
 
 
 def hit(strike_one: Callable[[World, Strike, Process], None]) -> Callable[[World, Strike], bool]:
@@ -272,6 +273,89 @@ def cancel(world: World, strike: Strike) -> bool:
     return world.shell.up
 
 
+# ---------------------------------------------------------------- moves and what disturbs them
+
+
+def say(world: World, event: ev.Event) -> bool:
+    """Something that an operator or a detector says; again while the orchestrator is away."""
+    if world.over:
+        return False
+    if not world.shell.up:
+        world.after(200, say, world, event)
+        return True
+    world.shell.hear(event)
+    return True
+
+
+def move(world: World, strike: Strike) -> bool:
+    """One rank or two, to a certain node or anywhere."""
+    count = 2 if strike.kind is FaultKind.MOVE_TWO else 1
+    ranks = tuple(Rank((strike.rank + step) % world.script.ranks) for step in range(count))
+    to = world.chance.choice((None, None, *world.machines)) if strike.kind is not FaultKind.MOVE_TWO else None
+    world.checker.disturbed = True
+    asked = ev.MoveAsked(job=JOB, ranks=ranks, to=to, reason="maintenance", source="operator")
+    if strike.kind is FaultKind.MOVE_AND_BACK:
+        back = ev.MoveWithdrawn(job=JOB, ranks=ranks, source="operator")
+        world.after(world.chance.randint(0, 600), say, world, back)
+    return say(world, asked)
+
+
+def taint(world: World, strike: Strike) -> bool:
+    """A slot, or for a drain a node, that is to be left; it is cleared after a while, or its time is over."""
+    machine = machine_of(world, strike)
+    drain = strike.kind is FaultKind.DRAIN
+    slot = None if drain else world.chance.randrange(machine.slots)
+    world.checker.taint(machine, slot)
+    ttl = strike.length_ms if world.chance.random() < 0.5 else None
+    key = "drain" if drain else "ecc"
+    if ttl is None:
+        cleared = ev.TaintCleared(node=machine.node, slot=slot, key=key, source="operator", healed=strike.rank == 0)
+        world.after(strike.length_ms, say, world, cleared)
+    return say(world, ev.TaintSet(node=machine.node, slot=slot, key=key, source="operator", ttl_ms=ttl, planned=drain))
+
+
+def freeze(world: World, strike: Strike) -> bool:
+    """What fails while the job is frozen ends it, as without us."""
+    world.checker.causes.add(Cause.FROZEN)
+    world.after(strike.length_ms, say, world, ev.FreezeCleared(source="operator"))
+    return say(world, ev.FreezeSet(source="operator", reason="audit"))
+
+
+def targets_of(world: World) -> list[Process]:
+    """The targets of the open move, that run."""
+    open_move = world.job.open_move if world.job is not None else None
+    found = [world.processes.get(worker) for worker in open_move.targets.values()] if open_move is not None else []
+    return [process for process in found if process is not None and process.life is Life.RUNNING]
+
+
+def kill_target(world: World, strike: Strike) -> bool:
+    targets = targets_of(world)
+    if not targets:
+        return False
+    target = targets[strike.rank % len(targets)]
+    world.checker.gone(target, "target")
+    if strike.kind is FaultKind.STOP_TARGET:
+        target.stop()
+    else:
+        target.kill(signal=9, cause="SIGKILL")
+    return True
+
+
+def kill_leaver(world: World, strike: Strike) -> bool:
+    """Who is to leave in the open move, or stands there still."""
+    open_move = world.job.open_move if world.job is not None else None
+    if open_move is None:
+        return False
+    leavers = [world.processes.get(worker) for worker in open_move.leavers.values()]
+    living = [process for process in leavers if process is not None and process.life is Life.RUNNING]
+    if not living:
+        return False
+    leaver = living[strike.rank % len(living)]
+    world.checker.gone(leaver, "leaver")
+    leaver.kill(signal=9, cause="SIGKILL")
+    return True
+
+
 STRIKES: dict[FaultKind, Callable[[World, Strike], bool]] = {
     FaultKind.KILL: hit(kill),
     FaultKind.EXIT: hit(make_exit),
@@ -295,4 +379,13 @@ STRIKES: dict[FaultKind, Callable[[World, Strike], bool]] = {
     FaultKind.ORCHESTRATOR: crash_orchestrator,
     FaultKind.UNDYING: hit(make_undying),
     FaultKind.CANCEL: cancel,
+    FaultKind.MOVE: move,
+    FaultKind.MOVE_TWO: move,
+    FaultKind.MOVE_AND_BACK: move,
+    FaultKind.TAINT: taint,
+    FaultKind.DRAIN: taint,
+    FaultKind.FREEZE: freeze,
+    FaultKind.KILL_TARGET: kill_target,
+    FaultKind.STOP_TARGET: kill_target,
+    FaultKind.KILL_LEAVER: kill_leaver,
 }

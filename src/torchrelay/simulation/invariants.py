@@ -41,7 +41,8 @@ class Cause(StrEnum):
     """What the world did that may keep a job from going on without loss."""
 
     NO_REPLICA = "every holder of a shard is gone"
-    NODE = "a node, with the private state on it, is gone"
+    NODE = "a node is gone, and the buddies of its ranks too"
+    FROZEN = "the operator has frozen the job"
     SCRIPT = "the script's own error"
     UNDECLARED = "an undeclared collective was cut"
     REFUSED = "the script is refused"
@@ -72,6 +73,9 @@ class Checker:
         self.disturbed = False  # something broke without a victim
         self.cancelled = False
         self.struck = False  # by any fault
+        self.orphans: dict[Rank, Process] = {}  # lost with their node and page; not yet replaced
+        self.node_was_lost = False
+        self.tainted: set[tuple[NodeId, int]] = set()  # slots that were not to be used, at any time
         self.started_again = False  # all workers, and slots were freed whose workers had died unheard
 
     def fail(self, text: str) -> None:
@@ -85,8 +89,25 @@ class Checker:
         self.victims.add(process.id)
         self.disturbed = True
         self.weigh_shard(process)
+        self.weigh_records()
         if not any(has_trained(each) for each in self._sound()):
             self.start_hit()
+
+    def weigh_records(self) -> None:
+        """Whether the private state of a rank is gone with its node, since none of its buddies is left."""
+        sound = self._sound()
+        for rank, orphan in self.orphans.items():
+            point = orphan.training.committed
+            trained = [each for each in sound if each.training.joined]
+            kept = any(ward == rank and at >= (point or START) for each in sound for ward, at in each.copies)
+            if not trained or (point is not None and point > START and not kept):
+                self.causes.add(Cause.NODE)
+
+    def taint(self, machine: Machine, slot: int | None) -> None:
+        """A slot, or a whole node, is not to be used."""
+        self.disturbed = True
+        slots = range(machine.slots) if slot is None else (slot,)
+        self.tainted.update((machine.node, each) for each in slots)
 
     def weigh_shard(self, process: Process) -> None:
         """Whether a part of the state is gone with this process."""
@@ -118,9 +139,14 @@ class Checker:
         ]
 
     def node_gone(self, machine: Machine) -> None:
-        self.causes.add(Cause.NODE)
+        self.node_was_lost = True
         # It is lost twice: for its peers at once, and again when its silence has lasted too long.
         self.hit_before_commit.add(self.world.now + 1)
+        for process in list(machine.processes.values()):
+            training = process.training
+            target = training.prepared and training.committed is None
+            if process.rank is not None and process.id not in self.fenced and training.joined and not target:
+                self.orphans[process.rank] = process
         for process in list(machine.processes.values()):
             self.gone(process, "its node")
 
@@ -169,10 +195,19 @@ class Checker:
             self.weigh_shard(process)  # it may have woken up and trained on before it was found to hang
         if process is None or not process.alive or worker in self.victims or self._must_lose():
             return
+        if self.has_left(worker):
+            return
         if has_trained(process) and not self.world.over:
             self.fail(f"{worker} is fenced although it is sound and has trained")
         if not self.disturbed and not self.world.over:
             self.fail(f"{worker} is fenced although nothing has happened")
+
+    def has_left(self, worker: WorkerId) -> bool:
+        """Whether it was to leave its rank, and another holds that now."""
+        job = self.world.job
+        if job is None or job.rank_of(worker) is not None:
+            return False
+        return any(worker in move.leavers.values() for move in job.moves)
 
     def check_order(self, order: od.WorkerOrder) -> None:
         if order.worker in self.fenced:
@@ -192,7 +227,9 @@ class Checker:
         if order.newcomer:
             self.newcomers.add(order.worker)
         for other in self.world.processes.values():
-            if other.rank == order.rank and other.id != order.worker and other.alive and Cause.NODE not in self.causes:
+            if other.rank != order.rank or other.id == order.worker or not other.alive or self.node_was_lost:
+                continue
+            if not order.examples and not self.has_left(other.id):
                 self.fail(f"rank {order.rank} is given to {order.worker} while {other.id} still runs")
         recorded = self.once.get(order.rank)
         if recorded is not None and dict(order.once).get("tracker") != recorded:
@@ -205,7 +242,7 @@ class Checker:
             self.fail(f"{source} is no source for {order.worker}")
         elif isinstance(order, od.Restore):
             shards = self.world.script.shards
-            if shards[source.rank] != shards[order.rank] or source.rank == order.rank:
+            if shards[source.rank] != shards[order.rank] or process.id == order.worker:
                 self.fail(f"rank {order.rank} is to be restored from rank {source.rank}, another shard")
 
     def free_slot(self, machine: Machine, order: od.StartWorker) -> None:
@@ -259,6 +296,8 @@ class Checker:
         if training.committed < self.resumed_from.get(restarts, START):
             self.fail(f"{process.id} resumes from {training.committed}: the job has been further")
         self.resumed_from[restarts] = training.committed
+        if process.id not in self.victims:
+            self.orphans.pop(training.rank, None)
 
     def replayed(self, before: Cluster, after: Cluster) -> None:
         if before != after or before.now_ms != after.now_ms:
@@ -273,6 +312,9 @@ class Checker:
     def judge(self) -> None:
         """The end of the job, against what the world did to it."""
         job = self.world.shell.cluster.jobs[JOB]
+        joined = self.world.shell.cluster.nodes
+        if job.outcome is None and any(each.lost and each.node not in joined for each in self.world.machines.values()):
+            return  # it waits for a node that was lost before it had joined
         if job.outcome is None:
             self.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
             return
@@ -307,7 +349,7 @@ class Checker:
         causes = self.causes
         match code:
             case c if c == NO_SPARE:
-                just = bool(causes & {Cause.NODE, Cause.UNDYING}) or not spare_capacity
+                just = Cause.UNDYING in causes or self.node_was_lost or not spare_capacity
             case c if c == NO_STATE:
                 just = bool(causes - {Cause.SCRIPT, Cause.REFUSED, Cause.CANCELLED})
             case c if c == REFUSED:
@@ -315,9 +357,9 @@ class Checker:
             case c if c == STOPPED:
                 just = self.cancelled
             case c if c == self.world.plan.script_code:
-                just = bool(causes & {Cause.SCRIPT, Cause.NEVER_STARTED, Cause.NEVER_CONNECTS})
+                just = bool(causes & {Cause.SCRIPT, Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
             case _:
-                just = bool(causes & {Cause.NEVER_STARTED, Cause.NEVER_CONNECTS})
+                just = bool(causes & {Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
         if not just:
             self.fail(f"the job ends with {code} ({reason}); the world knows no cause for it: {sorted(causes)}")
         if code == self.world.plan.script_code and self.world.plan.script.error is not None:
@@ -345,6 +387,7 @@ class Checker:
             for machine in self.world.machines.values()
             if not machine.lost
             for slot in range(machine.slots)
+            if (machine.node, slot) not in self.tainted
         )
 
 

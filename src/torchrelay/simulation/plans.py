@@ -44,6 +44,15 @@ class FaultKind(StrEnum):
     ORCHESTRATOR = "the orchestrator crashes and returns"
     UNDYING = "a rank hangs in the kernel and cannot be ended"
     CANCEL = "the operator stops the job"
+    MOVE = "the operator moves a rank"
+    MOVE_TWO = "the operator moves two ranks"
+    MOVE_AND_BACK = "the operator moves a rank and thinks better of it"
+    TAINT = "a slot is tainted, for a while"
+    DRAIN = "a node is drained, and undrained"
+    FREEZE = "the operator freezes the job for a while"
+    KILL_TARGET = "SIGKILL of the target of a move"
+    STOP_TARGET = "SIGSTOP of the target of a move"
+    KILL_LEAVER = "SIGKILL of a worker that is to leave, or has left"
 
 
 class Lack(StrEnum):
@@ -126,7 +135,9 @@ KINDS: dict[FaultKind, int] = {
     FaultKind.HANG: 2, FaultKind.TWO: 5, FaultKind.KILL_NEWCOMER: 5, FaultKind.KILL_SPARE: 3,
     FaultKind.STOP_SPARE: 2, FaultKind.CUT: 3, FaultKind.REWIRE_BREAKS: 3, FaultKind.NEVER_REWIRES: 1,
     FaultKind.RESTORE_BREAKS: 3, FaultKind.MISMATCH: 2, FaultKind.AGENT: 4, FaultKind.SPLIT: 4,
-    FaultKind.LONG_SPLIT: 1, FaultKind.POWER: 2, FaultKind.ORCHESTRATOR: 5, FaultKind.UNDYING: 1, FaultKind.CANCEL: 1,
+    FaultKind.LONG_SPLIT: 1, FaultKind.POWER: 4, FaultKind.ORCHESTRATOR: 5, FaultKind.UNDYING: 1, FaultKind.CANCEL: 1,
+    FaultKind.MOVE: 8, FaultKind.MOVE_TWO: 6, FaultKind.MOVE_AND_BACK: 4, FaultKind.TAINT: 8, FaultKind.DRAIN: 6,
+    FaultKind.FREEZE: 1, FaultKind.KILL_TARGET: 6, FaultKind.STOP_TARGET: 2, FaultKind.KILL_LEAVER: 6,
 }  # fmt: skip
 LACKS: dict[Lack, float] = {
     Lack.SPARES: 0.15, Lack.REFILL: 0.07, Lack.SLOTS: 0.05, Lack.REPLICAS: 0.05, Lack.HYBRID: 0.12, Lack.SLOW: 0.05,
@@ -136,7 +147,8 @@ LACKS: dict[Lack, float] = {
 }  # fmt: skip
 # Where strikes that wait for a phase strike, and how often: moments that are short and matter most come first.
 PHASES: dict[JobPhase, int] = {
-    JobPhase.STARTING: 1, JobPhase.RUNNING: 8, JobPhase.AGREEING: 10, JobPhase.PREPARING: 6, JobPhase.REWIRING: 6,
+    JobPhase.STARTING: 1, JobPhase.RUNNING: 8, JobPhase.QUIESCING: 10, JobPhase.HALTING: 10, JobPhase.RELEASING: 5,
+    JobPhase.AGREEING: 10, JobPhase.PREPARING: 6, JobPhase.REWIRING: 6,
     JobPhase.RESUMING: 6, JobPhase.FINISHING: 1,
 }  # fmt: skip
 WORKER_PHASES: dict[WorkerPhase, int] = {
@@ -145,6 +157,12 @@ WORKER_PHASES: dict[WorkerPhase, int] = {
 }  # fmt: skip
 # What is passed once per call is let go by a few times, so that most faults strike in the middle of the training.
 CALLED = frozenset(WORKER_PHASES) - {WorkerPhase.BOOTING, WorkerPhase.STOPPED, WorkerPhase.FINISHED}
+
+
+# Where targets and leavers are.
+MOVE_PHASES = (
+    JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.HALTING, JobPhase.REWIRING, JobPhase.RESUMING,
+)  # fmt: skip
 
 
 def draw(seed: int) -> Plan:
@@ -156,6 +174,10 @@ def draw(seed: int) -> Plan:
     slots, spec = draw_cluster(chance, lacks, ranks)
     menu = chance.sample(list(KINDS), chance.randint(1, 8))
     strikes = tuple(draw_strike(chance, menu, ranks) for _ in range(chance.choice((0, 1, 1, 2, 2, 3, 4))))
+    if chance.random() < 0.4:  # something to strike into
+        wish = chance.choice((FaultKind.MOVE, FaultKind.MOVE_TWO, FaultKind.TAINT, FaultKind.DRAIN))
+        asked = Strike(wish, On.JOB, JobPhase.RUNNING, 0, chance.randint(0, 300), chance.randrange(ranks), 5_000)
+        strikes = (asked, *strikes)
     plan = Plan(seed, spec, script, slots, strikes, lacks, draw_weather(chance, lacks), resets=chance.random())
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))
@@ -202,6 +224,8 @@ def draw_cluster(chance: Random, lacks: frozenset[Lack], ranks: int) -> tuple[tu
         max_restarts=1 if Lack.RESTARTS in lacks else 0,
         slot_faults=1 if Lack.SLOTS in lacks else chance.choice((0, 3)),
         slot_window_ms=chance.choice((3_000, 600_000)),
+        moves_per_hour=chance.choice((-1, -1, -1, 1)), probation_ms=chance.choice((0, 5_000, 3_600_000)),
+        return_home=chance.random() < 0.2,
         spare_wait_ms=6_000, report_ms=6_000, ready_ms=9_000, rewire_ms=4_000, restore_ms=6_000,
     )  # fmt: skip
     return tuple(slots), spec
@@ -238,6 +262,9 @@ def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     else:
         delay_ms = chance.randint(0, 2_000)
     length_ms = chance.choice((50, 400, 2_000, 5_000))
+    if kind in (FaultKind.KILL_TARGET, FaultKind.STOP_TARGET, FaultKind.KILL_LEAVER) and on is not On.TIME:
+        on, phase, skip = On.JOB, chance.choice(MOVE_PHASES), 0
+        delay_ms = chance.choice((0, 0, 1, 3, 10, chance.randint(0, 150)))
     if kind in (FaultKind.LONG_SPLIT, FaultKind.AGENT):
         length_ms = 20_000 if kind is FaultKind.LONG_SPLIT else chance.choice((100, 1_000, 5_000))
     return Strike(kind, on, phase, skip, delay_ms, chance.randrange(ranks), length_ms)

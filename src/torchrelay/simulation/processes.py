@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.simulation.training import Exit, Main, Training, Wait
+from torchrelay.simulation.edge import Exit, Main, Wait
+from torchrelay.simulation.training import Training
 from torchrelay.simulation.wiring import Wiring
 
 if TYPE_CHECKING:
@@ -53,6 +54,9 @@ class Process:
         self.wiring: Wiring | None = None
         self.collectives = 0
         self.page: list[ev.PrivateRecord] = []
+        self.inherited: ev.PrivateRecord | None = None  # of the rank's last holder, where this one goes on
+        self.buddies: tuple[Rank, ...] = ()
+        self.copies: dict[tuple[Rank, Point], bytes] = {}  # of its wards
         self.cpu_ms = 0
         self.exited: ev.WorkerExited | None = None
         self._waiting: Wait | None = None
@@ -172,6 +176,23 @@ class Process:
         if len(same) >= 2:
             self.page.remove(same[0])
         self.page = [*self.page, ev.PrivateRecord(point, data)][-4:]
+
+    def give_copies(self, point: Point) -> None:
+        """Give the record of a point to the buddies."""
+        own = (self.inherited, *self.records())
+        found = [record.data for record in own if record is not None and record.point == point]
+        for buddy in self.buddies if found and self.wiring is not None and self.rank is not None else ():
+            assert self.wiring is not None, "just asked"
+            keeper = self.wiring.members.get(buddy)
+            if keeper is not None and self.rank is not None:
+                keeper.keep_copy(self.rank, point, found[-1])
+
+    def keep_copy(self, ward: Rank, point: Point, data: bytes) -> None:
+        """The last two points of each ward are kept."""
+        self.copies[ward, point] = data
+        points = sorted(kept for of, kept in self.copies if of == ward)
+        for old in points[:-2]:
+            del self.copies[ward, old]
 
     def records(self) -> tuple[ev.PrivateRecord, ...]:
         """What the page holds: the newest record of each point, older points first."""

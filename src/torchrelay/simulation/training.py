@@ -6,48 +6,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.simulation import script as sc
+from torchrelay.simulation.edge import PASSED, Edge, Exit, Main, Wait
 from torchrelay.simulation.wiring import Broken, Kind
 
 if TYPE_CHECKING:
     from torchrelay.simulation.processes import Process
-
-R = TypeVar("R")
-REDONE, PASSED = False, True
-
-
-class Wait(Enum):
-    """What a main thread waits for, other than time."""
-
-    BLOCKED = "blocked"
-    ORDERED = "ordered"
-    IDLE = "idle"
-
-
-Main = Generator[int | Wait, Any, R]
-
-
-class Exit(Exception):
-    """The process ends by itself."""
-
-    def __init__(self, code: int, cause: str = "") -> None:
-        super().__init__(cause)
-        self.code = code
-        self.cause = cause
 
 
 class ScriptFailed(Exception):
     """The script raised. `signature` is equal for equal errors."""
 
 
-class Training:
+class Training(Edge):
     """One worker's two threads and all that they share."""
 
     def __init__(self, process: Process) -> None:
@@ -73,6 +49,9 @@ class Training:
         self.entered = False  # the code before the next call has run
         self.at_edge = False
         self.joined = False
+        self.prepared = False  # the target of a move, waiting for the place to go to
+        self.halted = Generation(0)  # in which it has promised to stop; 0: it has not
+        self.limit: Point | None = None  # ... and after which point
         self.finished = False
         self.leaving: int | None = None
         self.failed_sources: set[Rank] = set()
@@ -90,12 +69,19 @@ class Training:
             return
         if order.generation > self.heard:
             self.heard = order.generation
+            self.halted, self.limit = Generation(0), None
             self.todo.clear()
             self.answers.clear()
             self.failed_sources.clear()
         kind = type(order)
         if kind is od.Interrupt:
             self.interrupt()
+        elif kind is od.Halt:
+            self.halt()
+        elif kind is od.Recall:
+            self.recall(order)
+        elif kind is od.Resume and self.resumed and not self.interrupted and od.Rewire not in self.todo:
+            self.lift()
         elif kind in self.answers:
             self.process.say(self.answers[kind])
             return
@@ -116,15 +102,49 @@ class Training:
         """Promise to stand still and say where, then break what the main thread may be blocked in."""
         if self.heard > self.reported:
             self.reported = self.heard
-            self.report = ev.WorkerReported(
-                **self.speaking(), committed=self.committed, phase=self.process.phase, pending=self.pending,
-                caught_up=self.caught_up if self.committed is None else None,
-            )  # fmt: skip
+            self.report = self.tell_standing()
             self.standing_news = None
             if self.process.wiring is not None and self.process.rank is not None:
                 self.process.wiring.shut(self.process.rank)
         assert self.report is not None, "an interrupt was reported"
         self.process.say(self.report)
+
+    def tell_standing(self) -> ev.WorkerReported:
+        return ev.WorkerReported(
+            **self.speaking(), committed=self.committed, phase=self.process.phase, pending=self.pending,
+            caught_up=self.caught_up if self.committed is None else None,
+        )  # fmt: skip
+
+    def halt(self) -> None:
+        """Promise to begin no call behind the one under way, and say how far that is. Nothing is cut."""
+        if self.halted < self.heard:
+            self.halted = self.resumed = self.heard
+            self.report = self.tell_standing()
+            self.limit = self.pending if self.pending is not None else self.committed
+            self.standing_news = None
+        assert self.report is not None, "a halt was reported"
+        self.process.say(self.report)
+
+    def check_resumed(self) -> None:
+        self.world.checker.resumed(self)
+
+    def lift(self) -> None:
+        """The move is called off: the promise of the halt is lifted. It may never have heard of that."""
+        self.halted, self.limit, self.resumed = Generation(0), None, self.heard
+        self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
+
+    def recall(self, order: od.Recall) -> None:
+        """Hand out the copy of a ward's record."""
+        data = self.process.copies.get((order.ward, order.point), b"")
+        self.process.say(ev.RecordKept(**self.speaking(), ward=order.ward, point=order.point, private=data))
+
+    @property
+    def bound(self) -> Point | None:
+        """The point behind which it must begin no call; None if it has promised nothing."""
+        if not self.halted:
+            return None
+        decided = self.todo.get(od.Decide)
+        return decided.point if decided is not None else self.limit
 
     @property
     def interrupted(self) -> bool:
@@ -142,6 +162,8 @@ class Training:
             self.process.say(ev.WorkerWarm(worker=self.process.id))
         if self.joined:
             self.say_joined()
+        if self.prepared:
+            self.process.say(ev.WorkerPrepared(worker=self.process.id))
         if self.standing_news is not None:
             self.process.say(self.standing_news)
         if self.report is not None and self.report.generation == self.heard:
@@ -188,6 +210,8 @@ class Training:
         self.do_once()
         if self.assigned.newcomer:
             yield from self.join()
+            if self.assigned.examples:
+                yield from self.rehearse()
             yield from self.stand()
         else:
             yield from self.stand()
@@ -210,6 +234,12 @@ class Training:
             yield from self.die_of("refused", "a model that differs between ranks", 93)
         self.joined = True
         self.say_joined()
+
+    def rehearse(self) -> Main[None]:
+        """The target of a move: training goes on meanwhile."""
+        yield self.world.draw(self.world.plan.speed.compute_ms)
+        self.prepared = True
+        self.process.say(ev.WorkerPrepared(worker=self.process.id))
 
     def start_from(self, restarts: int) -> None:
         """The script's beginning: from its own checkpoint, if the job has fallen back to it."""
@@ -261,7 +291,7 @@ class Training:
     def call(self) -> Main[None]:
         """One step or section, as often as it takes; returns when it is committed."""
         while True:
-            if self.interrupted:
+            while self.interrupted or self.bound == self.committed != None:  # noqa: E711  None: it has no bound
                 yield from self.stand()
             before = self.state
             if (yield from self.attempt()) is PASSED:
@@ -284,6 +314,7 @@ class Training:
             share = sc.contribution(state, sc.batch_of(call, self.rank))
             given = yield from self.collective(("reduce", self.pending), share)
             self.process.keep(self.pending, str(state.random).encode())
+            self.process.give_copies(self.pending)
             self.process.enter(WorkerPhase.GATE)
             yield from self.collective(("gate", self.pending), 0)
             passed = not self.interrupted or (yield from self.verdict())
@@ -371,6 +402,8 @@ class Training:
 
     def finish(self) -> Main[None]:
         """The script has ended with 0: serve state until all have."""
+        while self.bound is not None:  # the script's end is an edge like any other
+            yield from self.stand()
         self.finished = True
         while True:
             if self.interrupted:
@@ -378,7 +411,8 @@ class Training:
             self.process.enter(WorkerPhase.FINISHED)
             self.standing_news = ev.WorkerFinished(**self.speaking())
             self.process.say(self.standing_news)
-            while not self.interrupted:
+            told = self.heard
+            while not self.interrupted and not (self.heard > told and not self.halted):
                 self.leave()
                 yield Wait.IDLE
 
@@ -386,113 +420,3 @@ class Training:
         order = self.todo.get(od.Leave)
         if order is not None:
             raise Exit(order.code, "left")
-
-    # ------------------------------------------------------------ the edge
-
-    def stand(self) -> Main[None]:
-        """At an edge: move by order only, until resumed."""
-        if self.joined and not self.finished:
-            self.process.enter(WorkerPhase.STOPPED)
-        self.at_edge = True
-        while not (yield from self.obey()):
-            pass
-        self.at_edge = False
-
-    def obey(self) -> Main[bool]:
-        """Do one thing that was ordered, or wait for an order. True once resumed."""
-        todo, done = self.todo, self.answers
-        try:
-            if od.Decide in todo and od.Decide not in done:
-                self.be_ready(od.Decide, todo[od.Decide].point)
-            elif od.Assign in todo and od.Assign not in done and not todo[od.Assign].newcomer:
-                self.be_ready(od.Assign, None)
-            elif od.CatchUp in todo and od.CatchUp not in done:
-                yield from self.catch_up(todo[od.CatchUp])
-            elif od.Rewire in todo and od.Rewire not in done:
-                yield from self.connect(todo[od.Rewire])
-            elif od.Restore in todo and od.Restore not in done:
-                yield from self.restore(todo[od.Restore])
-            elif od.Resume in todo:
-                return self.resume(todo[od.Resume])
-            else:
-                yield Wait.ORDERED if self.interrupted else Wait.IDLE
-        except Broken as error:
-            self.give_up_connecting(error)
-        return False
-
-    def be_ready(self, kind: type[od.Order], point: Point | None) -> None:
-        if point != self.committed:
-            self.world.checker.fail(f"{self.process.id} stands at {self.committed} and is told {kind.__name__} {point}")
-        self.answer(kind, ev.WorkerReady(**self.speaking(), point=point))
-
-    def give_up_connecting(self, error: Broken) -> None:
-        """Connecting failed: say so, unless a newer generation is the reason."""
-        order = self.todo.pop(od.Rewire, None)
-        if order is not None:
-            self.process.say(ev.RewireFailed(**self.speaking(), reason=str(error)))
-
-    def connect(self, order: od.Rewire) -> Main[None]:
-        self.process.wiring = self.world.wiring(order.generation, order.store)
-        self.process.collectives = 0
-        if self.world.rewire_breaks():
-            yield 20
-            raise Broken("no route")
-        if order.generation != self.heard:
-            return
-        self.process.wiring.arrive(self.rank, self.process)
-        yield Wait.BLOCKED
-        if order.generation == self.heard:
-            self.answer(od.Rewire, ev.WorkerRewired(**self.speaking(), took_ms=1.0))
-
-    def resume(self, order: od.Resume) -> bool:
-        if order.point != self.committed or (self.interrupted and order.generation != self.reported):
-            self.world.checker.fail(f"{self.process.id} at {self.committed} is told to resume from {order.point}")
-        self.resumed = order.generation
-        self.world.checker.resumed(self)
-        self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
-        return True
-
-    # ------------------------------------------------------------ a newcomer's way
-
-    def catch_up(self, order: od.CatchUp) -> Main[None]:
-        """Bring the script to the edge after a point, with the record that a source serves."""
-        if self.caught_up is None:
-            while (source := self.world.serving(order.sources, order.point)) is None:
-                yield 20
-                order = self.todo.get(od.CatchUp, order)  # the newest one names the newest sources
-                if order.generation != self.heard:
-                    return
-            self.caught_up = order.point
-            self.base, self.index = source.base, source.index
-            yield self.world.draw(self.world.plan.speed.replay_ms)
-            self.state = sc.between(sc.RankState(0, int(order.private)))
-            self.entered = True
-        if self.caught_up != order.point:
-            self.world.checker.fail(f"{self.process.id} was brought to {self.caught_up}, and is sent to {order.point}")
-        if order.generation == self.heard:
-            self.answer(od.CatchUp, ev.WorkerReady(**self.speaking(), point=order.point))
-
-    def restore(self, order: od.Restore) -> Main[None]:
-        """Fetch the state from the first source that was not tried yet, and compare its digest."""
-        self.todo.pop(od.Restore)
-        left = [source for source in order.sources if source.rank not in self.failed_sources] or list(order.sources)
-        source = left[0]
-        yield self.world.draw(self.world.plan.speed.restore_ms)
-        got = self.world.fetch(source, order)
-        if got is None:
-            yield self.world.chance.choice((1, 400))  # refused, or a time-out
-        if order.generation != self.heard:
-            return
-        if got is None or got.sent != got.state.digest():
-            self.failed_sources.add(source.rank)
-            mismatch = got is not None
-            reason = "digest differs" if mismatch else "no answer"
-            said = ev.RestoreFailed(**self.speaking(), source=source.rank, reason=reason, mismatch=mismatch)
-            self.process.say(said)
-            return
-        self.state = sc.RankState(got.state.model, self.state.random)
-        self.committed = order.point
-        said_restored = ev.StateRestored(
-            **self.speaking(), point=order.point, sources=(source.rank,), digest=str(got.sent), size=8
-        )
-        self.answer(od.Restore, said_restored)
