@@ -38,6 +38,7 @@ CANNOT_START = 94
 SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LAST_WORDS_S = 0.2
 FLUSH_S = 2.0
+AWAY = "away"  # a file in the node's folder
 GRACE_S = 5.0
 
 
@@ -85,6 +86,7 @@ class Agent:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, f"received {number.name}")
+        loop.add_signal_handler(signal.SIGUSR1, self._be_away)
         await self.processes.open()
         await self.links.open()
         hearing = asyncio.create_task(self.processes.run())
@@ -108,6 +110,17 @@ class Agent:
         """End in order: workers first. The first reason counts."""
         if not self._stop.done():
             self._stop.set_result(Shutdown(reason=reason, grace_s=grace_s))
+
+    def _be_away(self) -> None:
+        """Chaos asks for a partition: deaf and dumb towards the orchestrator for so many seconds as a file says."""
+        try:
+            seconds = float((self.site.folder / AWAY).read_text())
+        except (OSError, ValueError) as error:
+            logger.warning("SIGUSR1 without a number of seconds in %s: %s", self.site.folder / AWAY, error)
+            return
+        logger.warning("deaf and dumb for %g s, as chaos asks", seconds)
+        self.uplink.open.clear()
+        asyncio.get_running_loop().call_later(seconds, self.uplink.open.set)
 
     def _why(self, hearing: asyncio.Task[None], talking: asyncio.Task[None]) -> tuple[Shutdown, int]:
         """Why it ends, and with which exit code."""

@@ -265,7 +265,9 @@ def part(network: Network, node: NodeId) -> None:
 
 
 def rejoin(network: Network, node: NodeId) -> None:
-    """They find each other again."""
+    """They find each other again. Nothing happens if they had not lost each other."""
     link = network.link(node)
-    ip("-n", link.namespace, "neigh", "del", network.address, "dev", "eth0")
-    ip("neigh", "del", link.address, "dev", network.bridge)
+    if NOBODY in ip("-n", link.namespace, "neigh", "show", network.address):
+        ip("-n", link.namespace, "neigh", "del", network.address, "dev", "eth0")
+    if NOBODY in ip("neigh", "show", link.address, "dev", network.bridge):
+        ip("neigh", "del", link.address, "dev", network.bridge)
