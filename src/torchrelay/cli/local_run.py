@@ -15,6 +15,7 @@ from torchrelay.agent.logs import LogTail, last_lines
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.follow import Degraded, moments
 from torchrelay.cli.keeper import CANNOT_START, Keeper
+from torchrelay.cli.renewal import Renewal
 from torchrelay.cli.report import ledger, write_ledger
 from torchrelay.cli.run import Plan
 from torchrelay.cli.runs import NotPossible
@@ -73,8 +74,10 @@ def isolate(plan: Plan) -> Isolation:
 
 
 def slots_of(plan: Plan) -> dict[NodeId, int]:
-    """The virtual nodes and their slots."""
-    return spread(plan.spec.nodes, plan.spec.nproc_per_node, plan.spec.spares)
+    """The virtual nodes and their slots; spare nodes after the others."""
+    nodes, nproc = plan.spec.nodes, plan.spec.nproc_per_node
+    spares = plan.spec.spares - plan.spare_nodes * nproc
+    return spread(nodes, nproc, spares) | spread(plan.spare_nodes, nproc, 0, first=nodes)
 
 
 async def go(plan: Plan, voice: Voice, folder: Path, isolation: Isolation | None) -> int:
@@ -122,7 +125,7 @@ class LocalRun:
         write_machine(plan.run_dir, self.folder)
         endpoint = await self.keeper.start()
         client = Client(endpoint.url, self.token)
-        await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=plan.spec.nodes))
+        await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=len(slots_of(plan))))
         try:
             client.submit(plan.spec)
         except (Away, Denied) as error:
@@ -165,13 +168,23 @@ class LocalRun:
         if self.verdict.done():
             return
         async with asyncio.TaskGroup() as group:
-            for work in (self.tell(), self.print_lines(), self.keep_orchestrator(), self.mind_nodes()):
+            for work in self.works():
                 group.create_task(work)
+
+    def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
+        """What is done beside one another while the job runs."""
+        renewal = Renewal(
+            self.plan.run_dir, self.keeper, self.scheduler.processes, self.now, self.voice.notice
+        )  # fmt: skip
+        return self.tell(), self.print_lines(), self.keep_orchestrator(), self.mind_nodes(), renewal.watch()
+
+    def now(self) -> Client:
+        """A client of whichever orchestrator there is now: another one may have taken over elsewhere."""
+        return Client(self.keeper.where(), self.token)
 
     async def tell(self) -> None:
         """Notices of incidents as they happen; the end of the job is the verdict."""
-        assert self.client is not None, "watched after the start"
-        async for moment in moments(self.client.url, self.token):
+        async for moment in moments(self.keeper.where, self.token):
             if isinstance(moment, Degraded):
                 self.voice.say(moment.reason or "all is well again")
                 continue
@@ -229,7 +242,7 @@ class LocalRun:
         else:
             self.voice.say(f"stopping ({name}); once more kills at once")
             asyncio.get_running_loop().call_later(STOP_S, self.decide, STOPPED)
-            self._stopping = asyncio.create_task(self.cancel(self.client, f"stopped by the operator ({name})"))
+            self._stopping = asyncio.create_task(self.cancel(self.now(), f"stopped by the operator ({name})"))
 
     async def cancel(self, client: Client, reason: str) -> None:
         """Let the job end. Apart from the loop, which must hear a second Ctrl-C while this waits for an answer."""
@@ -247,8 +260,9 @@ class LocalRun:
         if self.client is None:
             return
         try:
-            job = await asyncio.to_thread(self.client.job, self.plan.spec.job)
-            incidents = await asyncio.to_thread(self.client.view_incidents, job.job)
+            client = self.now()
+            job = await asyncio.to_thread(client.job, self.plan.spec.job)
+            incidents = await asyncio.to_thread(client.view_incidents, job.job)
             write_ledger(self.plan.run_dir, ledger(incidents))
         except (Away, Denied, OSError) as error:
             self.voice.say(f"no summary: {error}")
@@ -293,7 +307,7 @@ class LocalRun:
         self.keeper.expect_end()
         try:
             if self.client is not None:
-                await asyncio.to_thread(self.client.shutdown, "the run is over")
+                await asyncio.to_thread(self.now().shutdown, "the run is over")
         except (Away, Denied):
             pass  # it is gone already, or is killed below
         await self.scheduler.close(END_S)

@@ -54,6 +54,7 @@ class Plan:
     quiet: bool
     remarks: tuple[str, ...]
     isolate: bool = False
+    spare_nodes: int = 0
 
 
 def both(name: str) -> tuple[str, str]:
@@ -81,6 +82,10 @@ def parser() -> argparse.ArgumentParser:
         "--isolate", action="store_true", help="give each virtual node a network link of its own, to cut it (root)"
     )
     ours.add_argument("--spares", type=int, default=0, metavar="K", help="warm workers that wait for a rank (0)")
+    ours.add_argument(
+        *both("spare-nodes"), type=int, default=0, metavar="K",
+        help="further virtual nodes with room for as many ranks as each other has, all of them spares (0)",
+    )  # fmt: skip
     ours.add_argument("--no-refill", action="store_true", help="never use the slot of a lost worker again")
     ours.add_argument(
         "--slot-faults", type=int, default=3, metavar="N",
@@ -115,13 +120,14 @@ def plan(words: list[str]) -> Plan:
     if given.isolate and (why := obstacle()):
         raise NotPossible(f"--isolate is not possible: {why}", BAD_ARGUMENTS)
     nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
-    for name in ("spares", "max_restarts", "slot_faults", "spare_wait", "port"):
+    for name in ("spares", "spare_nodes", "max_restarts", "slot_faults", "spare_wait", "port"):
         if getattr(given, name) < 0:
             flag = f"--{name.replace('_', '-')}"
             raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
     spec = JobSpec(
-        job=job, world_size=nodes * nproc, nproc_per_node=nproc, nodes=nodes, spares=given.spares,
+        job=job, world_size=nodes * nproc, nproc_per_node=nproc, nodes=nodes,
+        spares=given.spares + given.spare_nodes * nproc,
         refill=not given.no_refill, max_restarts=given.max_restarts, slot_faults=given.slot_faults,
         spare_wait_ms=round(given.spare_wait * 1000),
     )  # fmt: skip
@@ -130,7 +136,7 @@ def plan(words: list[str]) -> Plan:
         nproc_per_node=nproc, master_port=free_port(),
     )  # fmt: skip
     take_folder(run_dir, given.log_dir)
-    return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate)
+    return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes)
 
 
 def remarks(given: argparse.Namespace) -> tuple[str, ...]:

@@ -74,11 +74,11 @@ class Pool:
     listeners: list[asyncio.Queue[SchedulerEvent | None]] = field(default_factory=list)
 
 
-def spread(nodes: int, nproc_per_node: int, spares: int) -> dict[NodeId, int]:
-    """Slots of each virtual node: its ranks, and its share of the spares, dealt round."""
-    slots = {NodeId(f"node-{place}"): nproc_per_node for place in range(nodes)}
+def spread(nodes: int, nproc_per_node: int, spares: int, *, first: int = 0) -> dict[NodeId, int]:
+    """Slots of each virtual node: its ranks, and its share of the spares, dealt round. `first`: the first's number."""
+    slots = {NodeId(f"node-{first + place}"): nproc_per_node for place in range(nodes)}
     for spare in range(spares):
-        slots[NodeId(f"node-{spare % nodes}")] += 1
+        slots[NodeId(f"node-{first + spare % nodes}")] += 1
     return slots
 
 
