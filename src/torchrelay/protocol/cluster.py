@@ -294,14 +294,16 @@ def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Clus
 
 
 def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
-    """A buddy has a copy of a lost rank's record, or none."""
-    found = answering(cluster, event, JobPhase.PREPARING)
-    ward = None if found is None else found[0].seats.get(event.ward)
-    if found is None or ward is None or event.point != found[0].target:
+    """A buddy has a copy of a lost rank's record, or none. A leaver is one, too."""
+    job = cluster.jobs.get(event.job)
+    seat = None if job is None else job.seats.get(event.rank)
+    ward = None if job is None else job.seats.get(event.ward)
+    if job is None or seat is None or ward is None or event.worker not in (seat.worker, seat.leaver):
         return cluster
-    job = found[0]
+    if job.generation != event.generation or job.phase is not JobPhase.PREPARING or event.point != job.target:
+        return cluster
     if not event.private:
-        asked = replace(ward, asked_buddies=ward.asked_buddies | {event.rank})
+        asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
         return cluster.with_job(job.with_seat(event.ward, asked))
     if ward.record_of(event.point) is not None:
         return cluster

@@ -19,12 +19,14 @@ from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import Move, MoveKind, MoveState, Request
 from torchrelay.protocol.placing import free_slots
 from torchrelay.protocol.policy import choose_spare
-from torchrelay.protocol.roster import Life, Worker
+from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.state import Cluster, over
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.taints import closed, on_slot, taken_last
 
 KEPT_MOVES = 64
+# How long a rank is away from home at least, or for its probation if that is shorter.
+AWAY_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +94,7 @@ def wishes(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
         worker = None if seat.worker is None else cluster.workers.get(seat.worker)
         if worker is None:
             continue
-        wish = tainted(cluster, worker) or asked(job, rank, worker) or homesick(cluster, job, worker, seat.home)
+        wish = tainted(cluster, worker) or asked(job, rank, worker) or homesick(cluster, job, worker, seat)
         if wish is not None:
             found[rank] = wish
     return found
@@ -116,9 +118,15 @@ def asked(job: Job, rank: Rank, worker: Worker) -> Wish | None:
     return Wish(MoveKind.PLANNED, request.reason, request.source, request.to, f"request {request.group}")
 
 
-def homesick(cluster: Cluster, job: Job, worker: Worker, home: NodeId | None) -> Wish | None:
-    """A rank moves back when the node it began on is alive and nothing is held against it any more."""
+def homesick(cluster: Cluster, job: Job, worker: Worker, seat: Seat) -> Wish | None:
+    """A rank moves back when the node it began on is alive and nothing is held against it any more.
+
+    Not at once: whatever has driven it away without a taint, such as a crash, must not do so again and again.
+    """
+    home = seat.home
     if not job.spec.return_home or home is None or worker.node == home:
+        return None
+    if cluster.now_ms - seat.assigned_ms < min(AWAY_MS, job.spec.probation_ms):
         return None
     node = cluster.nodes.get(home)
     if node is None or not node.alive or any(taint.node == home for taint in cluster.taints.values()):
@@ -291,8 +299,7 @@ def leave_to_act(cluster: Cluster, job: Job) -> str:
 def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
     """See to an open move that has not cut over: lost targets, wishes that are gone, a freeze. None if all is well."""
     wanted = wishes(cluster, job)
-    # A vacant rank is being recovered: whether it is to be moved is seen when it is held again.
-    still = tuple(rank for rank in move.ranks if rank in wanted or job.seats[rank].worker is None)
+    still = tuple(rank for rank in move.ranks if to_be_moved(job, move, rank, wanted))
     if move.state is not MoveState.WAITING:
         if cluster.freezes or not still:
             why = leave_to_act(cluster, job) if cluster.freezes else ending(job, move)
@@ -317,6 +324,12 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
             cluster = cluster.fence(target)
             return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} was not prepared in time")
     return None
+
+
+def to_be_moved(job: Job, move: Move, rank: Rank, wanted: dict[Rank, Wish]) -> bool:
+    """Whether this move still has to move a rank. Of a vacant one that is seen when it is held again."""
+    holder = job.seats[rank].worker
+    return holder is None or (holder == move.leavers[rank] and rank in wanted)
 
 
 def over_by(job: Job, move: Move) -> MoveState:

@@ -316,7 +316,7 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     for rank, seat in sorted(job.seats.items()):
         if seat.holds is None and not cluster.still_held(job.spec.job, rank):
             if seat.record_of(target) is None:
-                if not buddies_to_ask(job, rank) or now - job.phase_ms >= job.spec.report_ms:
+                if not buddies_to_ask(cluster, job, rank) or now - job.phase_ms >= job.spec.report_ms:
                     return fall_back(cluster, job, f"rank {rank}'s private state at {target} is lost")
             elif shards_known(job, rank) and not sources_of(cluster, job, rank):
                 return fall_back(cluster, job, f"no replica holds the shard of rank {rank}")
@@ -331,13 +331,16 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     return cluster
 
 
-def buddies_to_ask(job: Job, rank: Rank) -> list[Rank]:
-    """Survivors that may have a copy of this rank's record, and have not said that they have none."""
-    return [
-        other
-        for other, seat in sorted(job.seats.items())
-        if seat.holds is not None and other not in job.seats[rank].asked_buddies
-    ]
+def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
+    """Survivors, and leavers, that may have a copy of this rank's record, and have not said that they have none."""
+    asked = job.seats[rank].asked_buddies
+    found = []
+    for other, seat in sorted(job.seats.items()):
+        for name in (seat.worker if seat.holds is not None else None, seat.leaver):
+            worker = None if name is None or name in asked else cluster.workers.get(name)
+            if worker is not None and worker.life is not Life.FENCING:
+                found.append((other, worker))
+    return found
 
 
 def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:

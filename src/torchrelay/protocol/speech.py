@@ -181,7 +181,7 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
 
     Each is asked for one at a time.
     """
-    busy: set[Rank] = set()
+    busy: set[WorkerId] = set()
     if job.phase is not JobPhase.PREPARING or job.target is None:
         return
     for rank, seat in sorted(job.seats.items()):
@@ -189,11 +189,9 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
             continue
         if cluster.still_held(job.spec.job, rank):
             continue
-        for other in buddies_to_ask(job, rank):
-            holder = job.seats[other].worker
-            if holder is not None and other not in busy:
-                busy.add(other)
-                asked = cluster.workers[holder]
+        for other, asked in buddies_to_ask(cluster, job, rank):
+            if asked.worker not in busy:
+                busy.add(asked.worker)
                 yield Recall(**to(job, asked), rank=other, ward=rank, point=job.target)
 
 

@@ -96,11 +96,10 @@ class Checker:
     def weigh_records(self) -> None:
         """Whether the private state of a rank is gone with its node, since none of its buddies is left."""
         sound = self._sound()
-        for rank, orphan in self.orphans.items():
-            point = orphan.training.committed
-            trained = [each for each in sound if each.training.joined]
-            kept = any(ward == rank and at >= (point or START) for each in sound for ward, at in each.copies)
-            if not trained or (point is not None and point > START and not kept):
+        newest = max((each.training.committed or START for each in sound), default=START)
+        for rank in self.orphans:
+            kept = any((rank, newest) in each.copies for each in sound)
+            if not any(each.training.joined for each in sound) or (newest > START and not kept):
                 self.causes.add(Cause.NODE)
 
     def taint(self, machine: Machine, slot: int | None) -> None:
@@ -224,7 +223,7 @@ class Checker:
 
     def check_assign(self, order: od.Assign) -> None:
         """Whoever takes a rank hears what its former holders have done once and for all."""
-        if order.newcomer:
+        if order.newcomer and not order.examples:
             self.newcomers.add(order.worker)
         for other in self.world.processes.values():
             if other.rank != order.rank or other.id == order.worker or not other.alive or self.node_was_lost:
