@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 
 import aiohttp
 import msgspec
@@ -24,8 +24,11 @@ class Degraded(Struct, frozen=True):
     reason: str
 
 
-async def moments(url: str, token: str) -> AsyncIterator[Moment | Degraded]:
-    """Every moment, each once, in order, for ever. An orchestrator that is away is waited for."""
+async def moments(where: Callable[[], str], token: str) -> AsyncIterator[Moment | Degraded]:
+    """Every moment, each once, in order, for ever. An orchestrator that is away is waited for.
+
+    `where`: its URL, asked before each attempt, as another one may have taken over elsewhere.
+    """
     since = 0
     limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_S)
     # One line is one moment, and those of a job's whole roster can be long.
@@ -33,7 +36,7 @@ async def moments(url: str, token: str) -> AsyncIterator[Moment | Degraded]:
         while True:
             try:
                 headers = {"Authorization": f"Bearer {token}"}
-                async with session.get(f"{url}/v1/events", params={"since": str(since)}, headers=headers) as answer:
+                async with session.get(f"{where()}/v1/events", params={"since": str(since)}, headers=headers) as answer:
                     answer.raise_for_status()
                     kind = b""
                     async for line in answer.content:
@@ -46,6 +49,6 @@ async def moments(url: str, token: str) -> AsyncIterator[Moment | Degraded]:
                             moment = _decoder.decode(line[6:])
                             since = moment.seq
                             yield moment
-            except (aiohttp.ClientError, TimeoutError, ConnectionError):
+            except (aiohttp.ClientError, TimeoutError, ConnectionError, ValueError):
                 pass  # it is away, or was ended: the next attempt shows
             await asyncio.sleep(RETRY_S)

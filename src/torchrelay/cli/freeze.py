@@ -11,7 +11,7 @@ from torchrelay.cli.changing import settle
 from torchrelay.cli.client import Away, Client, Denied, who_am_i
 from torchrelay.cli.runs import FOLDER, NotPossible, find_run
 from torchrelay.cli.show import Output, remark, show_json
-from torchrelay.orchestrator.endpoint import FREEZE
+from torchrelay.orchestrator.endpoint import FREEZE, LIFTED
 from torchrelay.orchestrator.shown import Change
 
 SEEN_S = 5.0  # the orchestrator looks every half second
@@ -50,6 +50,7 @@ def unfreeze(given: argparse.Namespace) -> None:
 
     def act() -> Change:
         try:
+            path.with_name(LIFTED).write_text(f"{who_am_i()}\n")
             path.unlink(missing_ok=True)
         except OSError as error:
             raise NotPossible(f"{path}: {error.strerror}; nothing was changed") from error

@@ -1,10 +1,16 @@
-"""Keeper: keeps a run's orchestrator alive. Its death does not touch training; it goes on from its journal."""
+"""Keeper: keeps a run's orchestrator alive. Its death does not touch training; it goes on from its journal.
+
+One that lives and answers nobody is killed; one that cannot even be killed (it waits for a disk) is left behind: the
+next one takes the journal over. Where somebody else has taken it over, that one is left alone for as long as it answers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import http.client
 import sys
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from torchrelay.cli.runs import NotPossible
 from torchrelay.orchestrator.endpoint import Endpoint, read_endpoint
@@ -18,6 +24,10 @@ TRIES = 5
 STAYED_AWAY = 92
 CANNOT_START = 94
 DEFECT = 95
+SUPERSEDED = 96
+PROBE_S = 2.0  # between two looks at whether it answers, and how long an answer may take
+STUCK_S = 20.0  # without any answer, before it is replaced
+KILL_S = 5.0  # how long a killed process may take to end
 
 
 class Keeper:
@@ -29,6 +39,8 @@ class Keeper:
         self._host = host
         self._process: asyncio.subprocess.Process | None = None
         self._wanted = True
+        self._asked = False  # its next end is a restart that somebody asked for
+        self._take_over = False
         self.endpoint: Endpoint | None = None
 
     async def start(self) -> Endpoint:
@@ -55,18 +67,59 @@ class Keeper:
         loop, quick = asyncio.get_running_loop(), 0
         while True:
             since = loop.time()
-            assert self._process is not None, "it has been started"
-            code = await self._process.wait()
+            code = await self._end()
             if not self._wanted:
                 return NotPossible("it was told to end", 0)
             if code == DEFECT:
                 return NotPossible(self._last_words(), DEFECT)
-            quick = quick + 1 if loop.time() - since < QUICK_S else 1
+            if code == SUPERSEDED:
+                await self._leave_to_another()
+            quick = 0 if self._asked else quick + 1 if loop.time() - since < QUICK_S else 1
+            self._asked = False
             if quick >= TRIES:
                 reason = f"the orchestrator ended {quick} times in a row, last with {code}: {self._last_words()}"
                 return NotPossible(reason, STAYED_AWAY)
             await asyncio.sleep(AGAIN_S)
             self._process = await self._launch()
+
+    async def restart(self) -> None:
+        """End it in order; `keep` starts it again, with whatever code is installed now."""
+        if self._process is not None and self._process.returncode is None:
+            self._asked = True
+            self._process.terminate()
+
+    async def _end(self) -> int | None:
+        """Wait for its end; one that listens no more although it lives is killed. None: it cannot be."""
+        assert self._process is not None, "it has been started"
+        process, loop = self._process, asyncio.get_running_loop()
+        answered, listened = loop.time(), False
+        while True:
+            try:
+                async with asyncio.timeout(PROBE_S):
+                    return await process.wait()
+            except TimeoutError:
+                pass  # it lives: does it answer?
+            endpoint = read_endpoint(self._run_dir)
+            listened = listened or (endpoint is not None and endpoint.pid == process.pid)
+            if not listened or not self._wanted or await asyncio.to_thread(answers, endpoint):
+                answered = loop.time()
+            if loop.time() - answered < STUCK_S:
+                continue
+            process.kill()
+            try:
+                async with asyncio.timeout(KILL_S):
+                    return await process.wait()
+            except TimeoutError:
+                self._take_over = True
+                return None
+
+    async def _leave_to_another(self) -> None:
+        """Somebody else's orchestrator decides now: wait until nobody answers any more."""
+        silent = 0.0
+        while self._wanted and silent < STUCK_S:
+            alive = await asyncio.to_thread(answers, read_endpoint(self._run_dir))
+            silent = 0.0 if alive else silent + PROBE_S
+            await asyncio.sleep(PROBE_S)
 
     async def stop(self, grace_s: float) -> None:
         """Wait for its end, which somebody has asked it for; after `grace_s` kill it."""
@@ -86,13 +139,19 @@ class Keeper:
 
     async def _launch(self) -> asyncio.subprocess.Process:
         port = self._port if self.endpoint is None else int(self.endpoint.url.rpartition(":")[2])
+        port = 0 if self._take_over else port  # the one that was left behind may have it still
         command = [sys.executable, "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
-        command += ["--host", self._host, "--port", str(port)]
+        command += ["--host", self._host, "--port", str(port), "--kept", *["--take-over"] * self._take_over]
         with self._words_file().open("wb") as words:
             return await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words,
                 start_new_session=True, preexec_fn=tethered(),
             )  # fmt: skip
+
+    def where(self) -> str:
+        """The URL of whichever orchestrator wrote last where it is. Raises ValueError if the file is damaged."""
+        endpoint = read_endpoint(self._run_dir) or self.endpoint
+        return "" if endpoint is None else endpoint.url
 
     def _words_file(self) -> Path:
         return self._run_dir / "logs" / "orchestrator.err"
@@ -102,3 +161,19 @@ class Keeper:
         lines = self._words_file().read_text(errors="replace").strip().splitlines()
         said = lines[-1].removeprefix("torchrelay: ") if lines else "it said nothing"
         return said if lines else f"the orchestrator ended; {said}"
+
+
+def answers(endpoint: Endpoint | None) -> bool:
+    """Whether anything comes back from there, whatever it is."""
+    if endpoint is None:
+        return False
+    where = urlsplit(endpoint.url)
+    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PROBE_S)
+    try:
+        connection.request("GET", "/healthz")
+        connection.getresponse()
+    except (OSError, http.client.HTTPException):
+        return False
+    finally:
+        connection.close()
+    return True

@@ -40,7 +40,8 @@ def nodes_page(found: Nodes) -> Iterator[str]:
         for failure in node.failures:
             where = node.node if failure.slot is None else f"{node.node}/{failure.slot}"
             times = ", ".join(at[:16].replace("T", " ") for at in failure.times[-3:])
-            yield f"{where} failed {len(failure.times)} times within 30 days: {times}"
+            often = "once" if len(failure.times) == 1 else f"{len(failure.times)} times"
+            yield f"{where} failed {often} within 30 days: {times}"
     yield from (f"frozen by {one.source}{': ' if one.reason else ''}{one.reason}" for one in found.freezes)
 
 

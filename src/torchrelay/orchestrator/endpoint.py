@@ -13,6 +13,7 @@ TOKEN = "token"
 JOURNAL = "journal.db"
 LOGS = "logs"
 FREEZE = "FREEZE"
+LIFTED = ".FREEZE.lifted"  # by whom
 RESTART = "restart.json"
 
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from torchrelay.orchestrator.clock import wall_clock_ms
-from torchrelay.orchestrator.endpoint import FREEZE
+from torchrelay.orchestrator.endpoint import FREEZE, LIFTED
 from torchrelay.orchestrator.journal import Call, JournalUnavailable
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.protocol.events import FreezeCleared, FreezeSet
@@ -21,6 +22,7 @@ from torchrelay.protocol.events import FreezeCleared, FreezeSet
 log = logging.getLogger("torchrelay.orchestrator")
 
 LOOK_S = 0.5
+LIFTED_S = 30.0
 PREFIX = "file "  # of a source; what other sources say is not ours to lift
 MAX_TEXT = 1_000  # bytes read of a file
 
@@ -64,17 +66,29 @@ def read_lines(path: Path) -> list[str]:
 
 def changes(known: Mapping[str, str], found: Mapping[str, tuple[str, str]]) -> list[Change]:
     """What the files say that the state does not know yet."""
-    now, said = wall_clock_ms(), []
+    now = wall_clock_ms()
+    said: list[Change] = []
     for source, (reason, who) in found.items():
         if known.get(source) != reason:
             call = Call(wall_ms=now, who=who, call="freeze", what=f"{source}{': ' if reason else ''}{reason}")
             said.append((FreezeSet(source=source, reason=reason), call))
-    lifted = [source for source in known if source.startswith(PREFIX) and source not in found]
-    gone: list[Change] = [
-        (FreezeCleared(source=source), Call(wall_ms=now, who="whoever removed the file", call="unfreeze", what=source))
-        for source in lifted
-    ]
-    return [*said, *gone]
+    for source in known:
+        if source.startswith(PREFIX) and source not in found:
+            who = lifted_by(Path(source.removeprefix(PREFIX)))
+            call = Call(wall_ms=now, who=who, call="unfreeze", what=source)
+            said.append((FreezeCleared(source=source), call))
+    return said
+
+
+def lifted_by(path: Path) -> str:
+    """Who removed a file, if it was `torchrelay unfreeze` and just now: that leaves its name beside it."""
+    note = path.with_name(LIFTED)
+    try:
+        if time.time() - note.stat().st_mtime < LIFTED_S:
+            return read_lines(note)[0]
+    except (OSError, IndexError):
+        pass  # somebody else did
+    return "whoever removed the file"
 
 
 def look_for_freezes(service: Orchestrator, run_dir: Path) -> None:

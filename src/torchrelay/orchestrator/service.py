@@ -370,7 +370,7 @@ class Orchestrator:
 
     def _send(self, some: Iterable[Order]) -> None:
         by_node: dict[NodeId, list[AnyOrder]] = {}
-        for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], order.worker)):
+        for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], getattr(order, "worker", ""))):
             by_node.setdefault(order.node, []).append(cast(AnyOrder, order))
         for node, batch in by_node.items():
             link = self.links.get(node)

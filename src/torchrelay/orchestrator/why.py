@@ -70,7 +70,7 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     if worker is None:
         yield f"nobody holds it: {job.why}"
         return
-    yield f"it is held by {worker.worker} on {worker.node}/{worker.slot} ({worker.life})"
+    yield f"it is held by {worker.worker} on {worker.node}/{worker.slot}"
     if over(job):
         yield f"{job.spec.job} is {job.phase}: nothing moves any more"
         return
@@ -165,10 +165,15 @@ def why_node(scene: Scene, job: Job, node: Node) -> Iterator[str]:
             where = "it" if slot is None else f"slot {slot}"
             last = scene.at(times[-1])[:19]
             yield f"{where} failed {len(times)} time{'s' if len(times) > 1 else ''} within 30 days, last at {last}"
+    hindrance = standstill(cluster, job)
     for slot in range(node.slots):
-        lines = list(why_slot(scene, job, node, slot))
-        yield f"slot {slot}: {lines[0]}" + (f" ({'; '.join(lines[1:])})" if lines[1:] else "")
-    yield from standstill(cluster, job)
+        holder = next((w for w in cluster.workers.values() if (w.node, w.slot) == (node.node, slot)), None)
+        if holder is not None and holder.rank is not None and holder.job == job.spec.job:
+            yield f"slot {slot}: rank {holder.rank} ({holder.worker})"
+            continue
+        first, *more = [line for line in why_slot(scene, job, node, slot) if line not in hindrance]
+        yield f"slot {slot}: {first}" + (f" ({'; '.join(more)})" if more else "")
+    yield from hindrance
 
 
 def why_slot(scene: Scene, job: Job, node: Node, slot: int) -> Iterator[str]:
