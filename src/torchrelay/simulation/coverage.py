@@ -8,7 +8,8 @@ from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import RECOVERING, JobPhase
+from torchrelay.protocol.job import MOVING, RECOVERING, JobPhase
+from torchrelay.protocol.moves import OPEN_MOVES, MoveState
 from torchrelay.protocol.orders import Verdict
 from torchrelay.simulation.plans import FaultKind, Lack, Plan
 
@@ -17,19 +18,25 @@ ENOUGH = 3_000  # so many seeds must reach everything,
 ENOUGH_FOR_PHASES = 10_000  # and so many these faults in every phase of a recovery, some of which last for milliseconds
 EVERYWHERE = (FaultKind.KILL, FaultKind.TWO, FaultKind.ORCHESTRATOR, FaultKind.AGENT, FaultKind.SPLIT, FaultKind.POWER)
 
+# Faults of those who change hands, and when they can be hit as such.
+OF_MOVES = (FaultKind.KILL_TARGET, FaultKind.KILL_LEAVER)
+HALTS = (JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING)
+
 
 def required(seeds: int) -> list[str]:
     """Everything that some of so many seeds must reach."""
     if seeds < ENOUGH:
         return []
     wanted = [f"phase: {phase}" for phase in JobPhase if phase is not JobPhase.STARTING]
-    wanted += [f"verdict: {verdict}" for verdict in Verdict]
+    wanted += [f"verdict: {verdict}" for verdict in Verdict if verdict is not Verdict.GO_ON]  # that is of each move
+    wanted += [f"move: {state}" for state in MoveState if state not in OPEN_MOVES]
     wanted += [f"resolution: {resolution}" for resolution in Resolution if resolution is not Resolution.OPEN]
     codes = (0, Plan.script_code, NO_SPARE, NO_STATE, REFUSED, STOPPED, 137)
     wanted += [f"outcome: {code}" for code in codes]
     wanted += [f"fault: {kind}" for kind in FaultKind]
     if seeds >= ENOUGH_FOR_PHASES:
-        wanted += [f"fault: {kind} in {phase}" for kind in EVERYWHERE for phase in sorted(RECOVERING)]
+        wanted += [f"fault: {kind} in {phase}" for kind in EVERYWHERE for phase in sorted(RECOVERING | MOVING)]
+        wanted += [f"fault: {kind} in {phase}" for kind in OF_MOVES for phase in HALTS]
     wanted += [f"lack: {lack}" for lack in Lack]
     wanted += [f"order: {kind.__name__}" for kind in od.Order.__subclasses__() if kind is not od.WorkerOrder]
     wanted += [f"order: {kind.__name__}" for kind in od.WorkerOrder.__subclasses__()]
@@ -45,7 +52,7 @@ def missing(reached: Counter[str], seeds: int) -> list[str]:
 def table(reached: Counter[str]) -> str:
     """What was reached how often; faults by the phase in which they struck."""
     lines = []
-    for family in ("outcome", "resolution", "verdict", "order", "event", "lack"):
+    for family in ("outcome", "resolution", "move", "verdict", "order", "event", "lack"):
         found = sorted(
             (what, n) for what, n in reached.items() if what.startswith(f"{family}: ") and " in " not in what
         )
