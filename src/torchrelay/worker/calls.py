@@ -145,8 +145,8 @@ class Calls:
         """At the entry of a call, or at the script's end: stop if somebody has asked for it."""
         if self._private is not None:
             self._end_tail()
-            self._edge.stop()
             self._keep_inherited()
+            self._edge.stop()
             self._private = None
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
@@ -342,7 +342,7 @@ class Calls:
         return encode_gate((private.rng,), AtGate(private.state, private.place, private.late)), encode_return(back)
 
     def _keep_inherited(self) -> None:
-        """The rank is ours now, and may be taken over before it has committed anything further."""
+        """The rank is ours soon, and may be taken over from us before we have committed anything."""
         gate, back = self._inherited
         try:
             self._session.page.keep(self._cursor.point, *gate)
