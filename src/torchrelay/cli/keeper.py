@@ -1,7 +1,7 @@
 """Keeper: keeps a run's orchestrator alive. Its death does not touch training; it goes on from its journal.
 
 One that lives and answers nobody is killed; one that cannot even be killed (it waits for a disk) is left behind: the
-next one takes the journal over. Where somebody else has taken it over, that one is left alone for as long as it answers.
+next one takes the journal over. Where somebody else has taken it over, that one is left alone as long as it answers.
 """
 
 from __future__ import annotations
