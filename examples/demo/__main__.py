@@ -19,27 +19,29 @@ from rich.console import Console
 
 from examples.demo.bits import Trace, compare, read, step_seconds
 from examples.demo.display import Display, Moment, display_on
+from examples.demo.orders import carry_out
 from examples.demo.picture import draw
 from examples.demo.report import IncidentLine, Struck, match, shortfalls, tables_of, write
 from examples.demo.watch import Job, Seen, Tail
 from torchrelay.chaos.faults import Gone, observe, strike
-from torchrelay.chaos.story import Facts, Story, Strike, parse
+from torchrelay.chaos.story import Act, Facts, Story, Strike, parse
 
 EXAMPLES = Path(__file__).parent.parent
 RANKS = 4
+NODES = 2  # virtual nodes with two ranks each; the disturbed run has a third one, for two spares
 SPARES = 2
 PLAIN_WIDTH = 120  # of what is printed where there is no terminal
 LOOK_S = 0.2  # between two looks at a run
 
 
 @dataclass
-class Act:
+class Run:
     """One run of the demonstration: its place, its faults, and what has been seen of it."""
 
     title: str
     folder: Path
     story: Story
-    spares: int
+    spare_nodes: int
     struck: list[Struck] = field(default_factory=list)
     news: list[str] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
@@ -55,7 +57,8 @@ class Act:
 
     def start(self, args: argparse.Namespace) -> Job:
         self.digests.mkdir(parents=True)
-        flags = ["--nproc-per-node", str(RANKS), "--spares", str(self.spares), "--job", f"demo-{self.title}"]
+        flags = ["--nodes", str(NODES), "--nproc-per-node", str(RANKS // NODES), "--slot-faults", "0"]
+        flags += ["--spare-nodes", str(self.spare_nodes), "--job", f"demo-{self.title}"]
         script = [str(EXAMPLES / "train_gpt.py"), "--losses", str(self.written)]
         script += ["--epochs", str(args.epochs), "--epoch-steps", str(args.epoch_steps)]
         return Job(self.folder / "run", flags, script, self.digests)
@@ -72,23 +75,27 @@ class Act:
             self.losses += [float.fromhex(line["loss"]) for line in tail.read() if "loss" in line]
             seen = job.look()
             if seen is not None:
-                self.act(seen)
+                self.act(seen, job)
             display.show(self.moment(seen, total, seconds))
             time.sleep(LOOK_S)
 
-    def act(self, seen: Seen) -> None:
+    def act(self, seen: Seen, job: Job) -> None:
         """Strike if it is time, and note what has been resolved."""
         facts = seen.facts()
         due = self.story.advance(facts)
-        if due is not None and not self.strike(due, facts):
+        if due is not None and not self.strike(due, facts, job):
             self.story.told -= 1  # a victim had just ended by itself: the strike is due again when all train
         for incident in seen.incidents:
             if incident["resolution"] != "open" and incident["name"] not in self.resolved:
                 self.resolved.add(incident["name"])
                 self.news.append(incident["summary"])
 
-    def strike(self, due: Strike, facts: Facts) -> bool:
+    def strike(self, due: Strike, facts: Facts, job: Job) -> bool:
         """Carry it out, False if one of its victims was not there any more."""
+        if isinstance(due.fault, Act):
+            self.struck.append(Struck(due, facts.step or 0, time.time(), due.hits(facts)))
+            self.news.append(f"at step {facts.step}: $ {carry_out(due, facts, job.run_dir)}")
+            return True
         try:
             victims = [observe(facts.pids[rank]) for rank in due.ranks]
             at = time.time()
@@ -96,7 +103,7 @@ class Act:
                 strike(victim, due.fault)
         except Gone:
             return False
-        self.struck.append(Struck(due, facts.step or 0, at))
+        self.struck.append(Struck(due, facts.step or 0, at, due.ranks))
         who = ", ".join(f"rank {rank} (process {facts.pids[rank]})" for rank in due.ranks)
         self.news.append(f"strike at step {facts.step}: {due.fault} {who}")
         return True
@@ -124,7 +131,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="make demo", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--epoch-steps", type=int, default=100)
     parser.add_argument("--story", type=Path, default=Path(__file__).parent / "story.txt", help="the faults")
     parser.add_argument("--out", type=Path, default=Path(), help="folder for demo-report.json and demo-report.png")
@@ -133,7 +140,7 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def perform(act: Act, args: argparse.Namespace, console: Console) -> tuple[int, list[IncidentLine]]:
+def perform(act: Run, args: argparse.Namespace, console: Console) -> tuple[int, list[IncidentLine]]:
     """Play one run to its end; its exit code and its incidents. Nothing of it is left running."""
     job = act.start(args)
     try:
@@ -152,14 +159,14 @@ def main() -> int:
     args, console = arguments(), Console(width=None if sys.stdout.isatty() else PLAIN_WIDTH)
     begin = time.monotonic()
     folder = args.runs / time.strftime("demo-%Y%m%d-%H%M%S")
-    calm = Act("undisturbed", folder / "undisturbed", Story(()), spares=0)
-    rough = Act("disturbed", folder / "disturbed", parse(args.story.read_text()), spares=SPARES)
+    calm = Run("undisturbed", folder / "undisturbed", Story(()), spare_nodes=0)
+    rough = Run("disturbed", folder / "disturbed", parse(args.story.read_text()), spare_nodes=1)
     calm_code, _ = perform(calm, args, console)
     rough_code, incidents = perform(rough, args, console)
 
     before, after = calm.trace(), rough.trace()
     comparison = compare(before, after)
-    failed = shortfalls(comparison, incidents, len(rough.story.strikes), (calm_code, rough_code))
+    failed = shortfalls(comparison, incidents, rough.story, (calm_code, rough_code))
     step_s, seconds = step_seconds(before), time.monotonic() - begin
     write(
         args.out / "demo-report.json", comparison, incidents, failed=failed, seconds=round(seconds, 1),

@@ -17,7 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from examples.demo.bits import Comparison, Trace, pause_after
-from torchrelay.chaos.story import Strike
+from torchrelay.chaos.story import Story, Strike
 
 # The strike that an incident follows is at most this much older (a hang is found after seconds), or younger by the
 # difference of two clocks' roundings.
@@ -31,6 +31,7 @@ class Struck(msgspec.Struct, frozen=True):
     strike: Strike
     step: int
     at: float
+    ranks: tuple[int, ...]
 
 
 class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
@@ -38,6 +39,7 @@ class IncidentLine(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     fault: str  # the strike in words; empty if we did not cause it
+    kind: str  # unplanned, planned, pre-emptive
     cause: str
     detector: str
     ranks: tuple[int, ...]
@@ -66,6 +68,7 @@ def match(
             IncidentLine(
                 name=line["id"],
                 fault=str(cause.strike.fault) if cause else "",
+                kind=line["kind"],
                 cause=line["cause"],
                 detector=line["detector"],
                 ranks=ranks,
@@ -83,13 +86,14 @@ def match(
 
 def explains(struck: Struck, ranks: Sequence[int], at: float) -> bool:
     """Whether this strike can be what the incident, first noticed at `at`, is about."""
-    return set(struck.strike.ranks) <= set(ranks) and -ROUNDING_S <= at - struck.at <= FOUND_WITHIN_S
+    whom = set(struck.ranks) <= set(ranks) and struck.strike.interrupts
+    return whom and -ROUNDING_S <= at - struck.at <= FOUND_WITHIN_S
 
 
 def tables_of(incidents: Sequence[IncidentLine]) -> Iterator[Table]:
     """The incidents for people: what happened, and how long it took."""
     what = Table(title="incidents", title_justify="left")
-    for heading in ("", "struck by", "rank", "cause", "detector", "verdict", "steps lost", "resolved"):
+    for heading in ("", "struck by", "kind", "rank", "cause", "detector", "verdict", "steps lost", "resolved"):
         what.add_column(heading, overflow="fold")
     phases = list(dict.fromkeys(phase for one in incidents for phase in one.phases_ms))
     times = Table(title="phases, ms; the pause is what the script saw of it", title_justify="left")
@@ -97,7 +101,17 @@ def tables_of(incidents: Sequence[IncidentLine]) -> Iterator[Table]:
         times.add_column(heading, justify="right")
     for one in incidents:
         ranks = ",".join(map(str, one.ranks))
-        cells = (one.name, one.fault, ranks, one.cause, one.detector, one.verdict, one.steps_lost, one.resolution)
+        cells = (
+            one.name,
+            one.fault,
+            one.kind,
+            ranks,
+            one.cause,
+            one.detector,
+            one.verdict,
+            one.steps_lost,
+            one.resolution,
+        )
         what.add_row(*(Text(str(cell)) for cell in cells))
         spans = [f"{one.phases_ms[phase]:.0f}" if phase in one.phases_ms else "" for phase in phases]
         times.add_row(one.name, *spans, "" if one.pause_s is None else f"{one.pause_s:.2f}")
@@ -128,7 +142,7 @@ def processor() -> str:
 
 
 def shortfalls(
-    comparison: Comparison, incidents: Sequence[IncidentLine], strikes: int, codes: Sequence[int]
+    comparison: Comparison, incidents: Sequence[IncidentLine], story: Story, codes: Sequence[int]
 ) -> list[str]:
     """Why the demonstration has failed; empty if it has not."""
     told = list(comparison.differences[:10])
@@ -136,7 +150,10 @@ def shortfalls(
         told.append("there was nothing to compare")
     told += [f"a run ended with {code}" for code in codes if code != 0]
     told += [f"{one.name} was not resolved clean: {one.resolution}" for one in incidents if one.resolution != "clean"]
+    if story.next is not None:
+        told.append(f"the story was not told to its end: {story.next} never came")
     caused = [one for one in incidents if one.fault]
+    strikes = sum(one.interrupts for one in story.strikes)
     if len(caused) < strikes:
         told.append(f"{strikes} strikes, but only {len(caused)} of them are in the ledger")
     return told

@@ -44,6 +44,7 @@ class Seen:
             training=training,
             spares=self.status["spares"]["warm"],
             pids={row["rank"]: row["pid"] for row in holders if row["pid"]},
+            places={row["rank"]: f"{row['node']}/{row['slot']}" for row in holders if row["worker"]},
         )
 
 

@@ -6,6 +6,11 @@ One line a strike, in the words of the transcripts; blank lines and `#` comments
     stop   rank=1    step>=90  spares>=1
     kill   rank=0,3  step>=180 spares>=2
     kill   rank=1    at=rewiring
+    node   of=3      spares>=2           a whole node: the one on which rank 3 is
+    taint  of=1      ttl=20              the slot on which rank 1 is, for 20 s
+    drain  of=0      spares>=1           the node on which rank 0 is
+    undrain                              whatever was drained
+    orchestrator     step>=300
 
 A strike is due when those before it have struck and all its conditions hold. Without `at=` it waits until all ranks
 train; with `at=` it strikes while the job is in that phase.
@@ -15,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from torchrelay.chaos.faults import Fault
 
@@ -25,6 +31,7 @@ class Facts:
 
     step     the newest committed anywhere; None before the first rank has joined
     phase    the job's, in one word
+    places   where each rank is: node/slot
     training every rank is held by a worker that trains
     spares   how many are warm
     pids     of the workers, by rank
@@ -35,31 +42,69 @@ class Facts:
     training: bool
     spares: int
     pids: Mapping[int, int]
+    places: Mapping[int, str] = field(default_factory=dict)
+
+
+class Act(StrEnum):
+    """What is done to a place, or to the orchestrator, in the words of the command line."""
+
+    NODE = "node"  # agent, forkserver and all workers of a node, at once
+    TAINT = "taint"
+    DRAIN = "drain"
+    UNDRAIN = "undrain"
+    ORCHESTRATOR = "orchestrator"
+
+
+PLACED = (Act.NODE, Act.TAINT, Act.DRAIN)
 
 
 @dataclass(frozen=True, slots=True)
 class Strike:
-    """One fault on one or more ranks at once, and when it is due."""
+    """One fault on one or more ranks at once, or one act, and when it is due. `of`: whose place an act is about."""
 
-    fault: Fault
+    fault: Fault | Act
     ranks: tuple[int, ...]
     step: int = 0
     spares: int = 0
     at: str = ""
+    of: int | None = None
+    ttl: int = 0  # seconds
+
+    @property
+    def interrupts(self) -> bool:
+        """Whether training must notice it, so that the ledger has it."""
+        return self.fault not in (Act.UNDRAIN, Act.ORCHESTRATOR)
+
+    def hits(self, facts: Facts) -> tuple[int, ...]:
+        """The ranks that it is about, as things stand."""
+        if self.of is None:
+            return self.ranks
+        place = facts.places[self.of]
+        if self.fault is Act.TAINT:
+            return (self.of,)
+        return tuple(sorted(rank for rank, other in facts.places.items() if node_of(other) == node_of(place)))
 
     def due(self, facts: Facts) -> bool:
         """Whether all its conditions hold."""
         now = facts.phase == self.at if self.at else facts.training
-        there = all(rank in facts.pids for rank in self.ranks)
+        there = all(rank in facts.pids for rank in self.ranks) and (self.of is None or self.of in facts.places)
         reached = facts.step is not None and facts.step >= self.step
         return now and there and reached and facts.spares >= self.spares
 
     def __str__(self) -> str:
         ranks = ",".join(str(rank) for rank in self.ranks)
-        rest = [f"step>={self.step}"] if self.step else []
+        whom = [f"rank={ranks}"] if self.ranks else []
+        whom += [f"of={self.of}"] if self.of is not None else []
+        rest = [f"ttl={self.ttl}"] if self.ttl else []
+        rest += [f"step>={self.step}"] if self.step else []
         rest += [f"spares>={self.spares}"] if self.spares else []
         rest += [f"at={self.at}"] if self.at else []
-        return " ".join([self.fault, f"rank={ranks}", *rest])
+        return " ".join([self.fault, *whom, *rest])
+
+
+def node_of(place: str) -> str:
+    """The node of a place written node/slot."""
+    return place.rpartition("/")[0]
 
 
 @dataclass(slots=True)
@@ -100,11 +145,11 @@ def strikes(text: str) -> Iterator[Strike]:
 
 def parse_strike(words: list[str]) -> Strike:
     name, conditions = words[0], words[1:]
-    if name not in list(Fault):
-        raise ValueError(f"no fault {name!r}; there are {', '.join(Fault)}")
+    if name not in [*Fault, *Act]:
+        raise ValueError(f"no fault {name!r}; there are {', '.join([*Fault, *Act])}")
     ranks: tuple[int, ...] = ()
-    step = spares = 0
-    at = ""
+    step = spares = ttl = 0
+    at, of = "", None
     for condition in conditions:
         match condition.replace(">=", "=").split("="):
             case ["rank", numbers]:
@@ -115,8 +160,15 @@ def parse_strike(words: list[str]) -> Strike:
                 spares = int(number)
             case ["at", phase]:
                 at = phase
+            case ["of", number]:
+                of = int(number)
+            case ["ttl", number]:
+                ttl = int(number)
             case _:
-                raise ValueError(f"{condition!r} is none of rank=, step>=, spares>=, at=")
-    if not ranks:
+                raise ValueError(f"{condition!r} is none of rank=, of=, ttl=, step>=, spares>=, at=")
+    what = Fault(name) if name in list(Fault) else Act(name)
+    if isinstance(what, Fault) and not ranks:
         raise ValueError("say whom it hits: rank=2, or rank=0,3")
-    return Strike(Fault(name), ranks, step, spares, at)
+    if what in PLACED and of is None:
+        raise ValueError("say whose place it is about: of=2")
+    return Strike(what, ranks, step, spares, at, of, ttl)
