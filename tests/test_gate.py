@@ -15,6 +15,7 @@ from torchrelay.protocol.events import CollectiveFailed, Event
 from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Verdict
 from torchrelay.wire.page import Page
+from torchrelay.worker.buddies import Buddies, Parted
 from torchrelay.worker.gate import Gate, _wrapped
 from torchrelay.worker.standing import OrdersStayedAway, Standing
 
@@ -53,10 +54,11 @@ class Stand:
         self.standing.start(START)
         self.said: list[Event] = []
         self.group = Group()
+        self.buddies = Buddies()
         session = SimpleNamespace(
             page=self.page, standing=self.standing, worker="w", job="j", rank=0, link=SimpleNamespace(say=self.hear),
             identity=SimpleNamespace(known=True),
-            welcome=SimpleNamespace(patience_s=0.2),
+            welcome=SimpleNamespace(patience_s=0.2), buddies=self.buddies,
         )  # fmt: skip
         self.gate = Gate(cast(Any, session), cast(Any, self.group), "cpu")
         self.then: Callable[[], None] = lambda: None  # when the worker has told of a failure
@@ -176,3 +178,27 @@ def test_garbage_after_an_interrupt_is_no_difference(stand: Stand) -> None:
 @pytest.mark.parametrize(("value", "held"), [(5, 5), (1 << 31, -(1 << 31)), ((1 << 32) + 3, 3)])
 def test_a_sum_may_wrap_around(value: int, held: int) -> None:
     assert _wrapped(value) == held
+
+
+class TestBuddies:
+    """With ranks on several nodes, records go to buddies before the all-reduce."""
+
+    def test_all_records_have_come_before_it_is_entered(self, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[Any] = []
+        monkeypatch.setattr(stand.buddies, "active", True)
+        monkeypatch.setattr(stand.buddies, "at_gate", lambda *told: seen.append((told, stand.group.entered)))
+        stand.enter()
+        assert seen == [((Point(1), (b"record of 1",)), 0)]
+        assert stand.standing.committed == Point(1)
+
+    def test_one_that_is_lost_breaks_the_gate(self, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+        def lost(*_: object) -> None:
+            raise Parted("the ward has closed the connection")
+
+        monkeypatch.setattr(stand.buddies, "active", True)
+        monkeypatch.setattr(stand.buddies, "at_gate", lost)
+        stand.then = lambda: stand.interrupt(Verdict.REDO, START)
+        with pytest.raises(StepInterrupted):
+            stand.enter()
+        assert isinstance(stand.said[0], CollectiveFailed)
+        assert stand.group.entered == 0

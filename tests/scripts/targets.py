@@ -37,7 +37,10 @@ def mark(name):
 def main(way):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
-    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)))
+    layers = [torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)]
+    if way == "wide":  # with buffers of 64 KB that each rank has for itself
+        layers[1:] = [torch.nn.Linear(4, 8192), torch.nn.BatchNorm1d(8192)]
+    model = DistributedDataParallel(torch.nn.Sequential(*layers))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler})

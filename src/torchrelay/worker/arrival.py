@@ -38,8 +38,6 @@ def await_place(session: Session, cursor: Cursor) -> Private:
         assert record.last is not None, "records end with a call"
         record.last.result = private.result
         if private.returned or _complete(session, record, order):
-            # As if this worker had been in that gate itself: it may have to hand the record on before its next one.
-            session.page.keep(order.point, order.private)
             cursor.follow(record)
             return private
         tried = order

@@ -170,6 +170,9 @@ class Edge:
         try:
             store = groups.connect_store(order.store, WIRING_S)
             groups.rewire(store, generation=order.generation, timeout_s=WIRING_S)
+            here = standing.committed or standing.caught_up
+            record = b"" if here is None else self._kept(here)
+            session.buddies.share(session, order, store, here, record, WIRING_S)
         except groups.RewireError as error:
             failed = RewireFailed(
                 job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,

@@ -5,6 +5,8 @@ Its completion on any rank means that every rank had entered it, so that every r
     completes, nobody has asked        passed
     completes, but we have reported    the verdict decides
     fails                              say so, wait for the interrupt, then for the verdict
+
+With ranks on several nodes, private records go to buddies before it: see `buddies`.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ class Gate:
         """`group`: of all ranks; `device`: on which it communicates."""
         self._session = session
         self._standing = session.standing
+        self._buddies = session.buddies
         self._group = group
         # Made once: what lies between backward and the update should be little.
         self._flag = torch.zeros(1, dtype=torch.int32, device=device)
@@ -52,6 +55,8 @@ class Gate:
         else:
             self._flag.fill_(mark)
         try:
+            if self._buddies.active:
+                self._buddies.at_gate(pending, record)
             self._group.allreduce(self._flags).wait()
             total = self._flag.item() if cell is None else cell[0]  # on a GPU this is the host's wait
         except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it

@@ -36,6 +36,7 @@ __all__ = [
     "build_extension",
     "collectives",
     "connect_store",
+    "count_aside",
     "host_store",
     "init_newcomer",
     "is_collective_error",
@@ -66,6 +67,7 @@ class _Process:
         self.ours = Ours()
         self.backends = Backends(self.ours, self.swap)
         self.default: Backend | None = None  # the default group's, for its count of collectives
+        self.aside = 0  # how many of these do not count
         self.covers_forks = False
         self._swap: Swap | None = None
         self._lock = threading.Lock()
@@ -168,6 +170,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
             backends = connected.backends[wiring.name]
             process.backends.put(group, wiring, backends, PrefixStore(wiring.name, shared))
             if wiring.default:
+                process.aside = 0
                 process.default = backends[wiring.main_kind]
                 proof = [types[0] for types in wiring.kinds.values()]
         for device in proof:
@@ -272,7 +275,12 @@ def break_connections() -> int:
 def collectives() -> int:
     """How many collectives this rank has started on the default group in this generation. From any thread."""
     backend = _process.default
-    return 0 if backend is None else int(cast(Any, backend)._get_sequence_number_for_group())
+    return 0 if backend is None else int(cast(Any, backend)._get_sequence_number_for_group()) - _process.aside
+
+
+def count_aside(number: int) -> None:
+    """So many of what the default group counts shall not be; less than 0: so many more. By the main thread alone."""
+    _process.aside += number
 
 
 # ---------------------------------------------------------------- python -m torchrelay.worker.groups build

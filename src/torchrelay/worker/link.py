@@ -3,6 +3,7 @@
 Assign      the rank: `Identity`
 Interrupt   promise and report, then break our connections until the main thread is out of them
 Halt        promise and report; nothing is broken
+Recall      what we keep as a buddy, at once
 Resume      answered here if a halt is called off before the main thread has stopped for it
 the rest    kept in `Standing` for the main thread; what was obeyed already is answered again
 """
@@ -20,9 +21,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from torchrelay.protocol.events import Answer, Event, RestoreFailed, WorkerReported, WorkerResumed
-from torchrelay.protocol.ids import JobId, WorkerId
-from torchrelay.protocol.orders import Assign, Halt, Interrupt, Restore, Resume, WorkerOrder
+from torchrelay.protocol.events import Answer, Event, RecordKept, RestoreFailed, WorkerReported, WorkerResumed
+from torchrelay.protocol.ids import JobId, Point, Rank, WorkerId
+from torchrelay.protocol.orders import Assign, Halt, Interrupt, Recall, Restore, Resume, WorkerOrder
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.link import Welcome, decode_to_worker
@@ -46,6 +47,7 @@ class Reach:
     break_connections: Callable[[], int]
     collectives: Callable[[], int]
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
+    kept: Callable[[Rank, Point], bytes] = field(default=lambda *_: b"")  # a buddy's copy of a ward's private record
 
 
 class NotWelcome(Exception):
@@ -144,6 +146,8 @@ class Link:
                 self._standing.hear(message)
                 self._identity.assign(message)
                 self._repeat_answer(message)
+            case Recall():
+                self._recall(message)
             case _:
                 if self._standing.hear(message) and not self._lift(message):
                     self._repeat_answer(message)
@@ -163,6 +167,18 @@ class Link:
             self._reported = report
             self._send(self._reported_event(report))
         return True
+
+    def _recall(self, order: Recall) -> None:
+        """Hand out what we keep of a rank that is lost, whatever the main thread does meanwhile."""
+        if not self._standing.hear(order):
+            return
+        assert self._reach is not None, "orders are heard after the start"
+        kept = RecordKept(
+            job=self._job, generation=order.generation, worker=self._worker, rank=order.rank, ward=order.ward,
+            point=order.point, private=self._reach.kept(order.ward, order.point),
+        )  # fmt: skip
+        with self._lock:
+            self._send(kept)
 
     def _lift(self, order: WorkerOrder) -> bool:
         """Whether this order calls off a halt for which the main thread has not stopped: then it just goes on."""

@@ -17,7 +17,7 @@ from msgspec import Struct
 from torch import Tensor
 
 from torchrelay.errors import TorchrelayError
-from torchrelay.protocol.ids import START, Generation, Point
+from torchrelay.protocol.ids import START, Generation, Point, Rank
 from torchrelay.wire import trust
 from torchrelay.worker import memory
 from torchrelay.worker.digest import Digest
@@ -40,6 +40,7 @@ from torchrelay.worker.stream import (
 log = logging.getLogger(__name__)
 
 RECORD, STATE, EXAMPLE = "record", "state", "example"
+LANE = "lane "  # and the rank that asks: it stays connected, to send its private records (see `buddies`)
 GREETING_S = 5.0  # how long a stranger may take to prove that it is none
 STALL_S = 10.0  # how long a client may read nothing
 SIGN_OF_LIFE_S = 0.5
@@ -71,6 +72,7 @@ class StateServer:
         self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
+        self.adopt: Callable[[Generation, Rank, Stream], None] | None = None  # who takes lanes
         self.example: Callable[[], bytes] = bytes  # what steps are called with, told to whom it asks at any time
         self._readers: set[Stream] = set()
         self._clients: set[Stream] = set()
@@ -159,11 +161,17 @@ class StateServer:
             threading.Thread(target=self._serve, args=(stream,), name="state client", daemon=True).start()
 
     def _serve(self, stream: Stream) -> None:
+        lane = False
         try:
             generation, ask = self._greet(stream)
             with self._proven(stream):
                 if ask.want == EXAMPLE:
                     self._show(stream)
+                    return
+                if ask.want.startswith(LANE) and self.adopt is not None:
+                    stream.send(Serving(generation, ask.point, 0, 0))
+                    self.adopt(generation, Rank(int(ask.want.removeprefix(LANE))), stream)
+                    lane = True
                     return
                 offer = self._await_offer(stream, generation, ask)
                 with self._reading(stream, offer):
@@ -174,7 +182,8 @@ class StateServer:
             with self._changed:
                 self._clients.discard(stream)
                 self._strangers.pop(id(stream), None)
-            stream.close()
+            if not lane:
+                stream.close()
 
     @contextmanager
     def _proven(self, stream: Stream) -> Iterator[None]:
@@ -196,7 +205,7 @@ class StateServer:
         proof = trust.prove(self._secret, hello.nonce, nonce, server_context(hello.generation))
         stream.send(Challenge(nonce, proof))
         ask = stream.receive()
-        if not isinstance(ask, Ask) or ask.want not in (RECORD, STATE, EXAMPLE):
+        if not isinstance(ask, Ask) or not _known(ask.want):
             raise StreamBroken("it asks for nothing that is known")
         context = client_context(hello.generation, ask.want, ask.point)
         if not trust.verify(self._secret, hello.nonce, nonce, context, ask.proof):
@@ -278,6 +287,10 @@ class StateServer:
             if offer.manifest is None:
                 offer.manifest = offer.state.manifest()
             return offer.manifest
+
+
+def _known(want: str) -> bool:
+    return want in (RECORD, STATE, EXAMPLE) or (want.startswith(LANE) and want.removeprefix(LANE).isdecimal())
 
 
 def _send(stream: Stream, generation: Generation, point: Point, head: bytes, tensors: list[Tensor]) -> None:

@@ -14,6 +14,7 @@ from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.wire.link import Welcome
 from torchrelay.wire.page import Page
 from torchrelay.worker import groups, values
+from torchrelay.worker.buddies import Buddies
 from torchrelay.worker.identity import Identity
 from torchrelay.worker.link import Link, Reach
 from torchrelay.worker.standing import Standing
@@ -37,6 +38,7 @@ class Session:
     store: Any  # the rendezvous store that this worker can host; kept alive here
     transfer: Cancel = field(default_factory=Cancel)  # of the fetch under way, for the control thread
     done_once: dict[str, bytes] = field(default_factory=dict)
+    buddies: Buddies = field(default_factory=Buddies)
     rehearsing: bool = False  # a step is tried out that will not count
 
     @property
@@ -58,6 +60,10 @@ class Session:
         """A handle for the next fetch, which an interrupt will cut."""
         self.transfer = Cancel()
         return self.transfer
+
+    def break_connections(self) -> int:
+        """Make whoever is blocked in communication fail now. From any thread; returns how many were broken."""
+        return groups.break_connections() + self.buddies.cut()
 
     def once_by_call(self, name: str, do: Any, *args: Any, **kwargs: Any) -> Any:
         """`torchrelay.once`."""
@@ -106,5 +112,9 @@ def open_session(env: Mapping[str, str]) -> Session:
         address=server.address, store=store_address,
     )  # fmt: skip
     link.say(started)
-    link.start(Reach(groups.break_connections, groups.collectives, lambda: session.transfer.cancel()))
+    reach = Reach(
+        session.break_connections, groups.collectives, lambda: session.transfer.cancel(), session.buddies.kept
+    )
+    server.adopt = session.buddies.adopt
+    link.start(reach)
     return session

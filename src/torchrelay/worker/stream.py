@@ -58,7 +58,7 @@ class Challenge(Struct, frozen=True, tag=True):
 
 
 class Ask(Struct, frozen=True, tag=True):
-    """The client proves the same of itself, and says what it wants: "record", "state" or "example"."""
+    """The client proves the same of itself, and says what it wants: "record", "state", "example" or "lane <rank>"."""
 
     proof: bytes
     want: str
@@ -211,6 +211,12 @@ class Stream:
             self._socket.shutdown(socket.SHUT_RDWR)
         except OSError:
             pass  # it is closed already
+
+    def release(self) -> socket.socket:
+        """The socket, without limits: it is the caller's from here on."""
+        for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+            self._socket.setsockopt(socket.SOL_SOCKET, option, struct.pack("@ll", 0, 0))
+        return self._socket
 
     def close(self) -> None:
         """Close it. By the thread that uses it, so that the descriptor's number is not reused under it."""

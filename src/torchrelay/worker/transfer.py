@@ -21,7 +21,7 @@ from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
 from torchrelay.worker import memory
 from torchrelay.worker.digest import SIZE, Digest
-from torchrelay.worker.serving import EXAMPLE, GREETING_S, RECORD, STATE, StateServer
+from torchrelay.worker.serving import EXAMPLE, GREETING_S, LANE, RECORD, STATE, StateServer
 from torchrelay.worker.stream import (
     VERSION,
     Ask,
@@ -45,6 +45,7 @@ __all__ = [
     "fetch_example",
     "fetch_record",
     "fetch_state",
+    "open_lane",
 ]
 
 STALL_S = 5.0  # how long no byte may come from a source before it counts as stalled
@@ -136,6 +137,18 @@ def fetch_example(
     deadline = time.monotonic() + timeout_s
     fetch = _Fetch(secret, Generation(0), START, EXAMPLE, deadline, STALL_S, cancel or Cancel())
     return fetch.from_any(sources, _take_bytes)[0]
+
+
+def open_lane(address: str, secret: bytes, generation: Generation, own: Rank, deadline: float) -> Stream:
+    """A connection to a buddy, proved, over which rank `own` sends its private records. Raises `StreamBroken`."""
+    fetch = _Fetch(secret, generation, START, f"{LANE}{own}", deadline, STALL_S, Cancel())
+    stream = fetch._connect(Source(own, address))
+    try:
+        fetch._ask(stream)
+    except BaseException:
+        stream.close()
+        raise
+    return stream
 
 
 def _take_bytes(stream: Stream, serving: Serving) -> bytes:
