@@ -202,7 +202,8 @@ def test_a_job_trains_when_every_rank_does(job: Seen, training: bool) -> None:
 
 def line_of_ledger(name: str, ranks: Sequence[int], at: str, resolution: str = "clean") -> dict[str, Any]:
     return {
-        "id": name, "kind": "unplanned", "cause": "SIGKILL", "detector": "agent: process exit", "ranks": ranks, "at": at,
+        "id": name, "kind": "unplanned", "cause": "SIGKILL", "detector": "agent: process exit", "ranks": ranks,
+        "at": at,
         "verdict": "redo the step after 7", "resolution": resolution, "steps_lost": 0, "phases": {"detect": 3},
     }  # fmt: skip
 
@@ -226,8 +227,8 @@ def test_strikes_and_incidents_find_each_other() -> None:
 
 def incident(**changes: Any) -> IncidentLine:
     plain: dict[str, Any] = {
-        "name": "I-1", "fault": "kill", "kind": "unplanned", "cause": "SIGKILL", "detector": "agent", "ranks": (2,), "verdict": "redo",
-        "resolution": "clean", "steps_lost": 0, "phases_ms": {"detect": 3.0}, "pause_s": 0.4, "step": 3,
+        "name": "I-1", "fault": "kill", "kind": "unplanned", "cause": "SIGKILL", "detector": "agent", "ranks": (2,),
+        "verdict": "redo", "resolution": "clean", "steps_lost": 0, "phases_ms": {"detect": 3.0}, "pause_s": 0.4, "step": 3,
         "struck": 100.31,
     }  # fmt: skip
     return IncidentLine(**{**plain, **changes})
