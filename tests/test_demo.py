@@ -228,8 +228,8 @@ def test_strikes_and_incidents_find_each_other() -> None:
 def incident(**changes: Any) -> IncidentLine:
     plain: dict[str, Any] = {
         "name": "I-1", "fault": "kill", "kind": "unplanned", "cause": "SIGKILL", "detector": "agent", "ranks": (2,),
-        "verdict": "redo", "resolution": "clean", "steps_lost": 0, "phases_ms": {"detect": 3.0}, "pause_s": 0.4, "step": 3,
-        "struck": 100.31,
+        "verdict": "redo", "resolution": "clean", "steps_lost": 0, "phases_ms": {"detect": 3.0}, "pause_s": 0.4,
+        "step": 3, "struck": 100.31,
     }  # fmt: skip
     return IncidentLine(**{**plain, **changes})
 
