@@ -69,6 +69,10 @@ WAYS = {
     "late": "no rehearsal: no step function is defined before",
     "skips": "rehearsed a step in",
     "once": "rehearsed a step in",
+    "asks": "rehearsed a step in",
+    "static": "rehearsed a step in",
+    "unused": "rehearsed a step in",
+    "hook": "no rehearsal: .*train_step: it raised ",
 }
 
 

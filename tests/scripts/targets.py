@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import torchrelay
@@ -40,7 +41,10 @@ def main(way):
     layers = [torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)]
     if way == "wide":  # with buffers of 64 KB that each rank has for itself
         layers[1:] = [torch.nn.Linear(4, 8192), torch.nn.BatchNorm1d(8192)]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    ways = {"static": {"static_graph": True}, "unused": {"find_unused_parameters": True}}
+    model = DistributedDataParallel(torch.nn.Sequential(*layers), **ways.get(way, {}))
+    if way == "hook":
+        model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
     run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler})
@@ -68,6 +72,8 @@ def main(way):
 
     step = run.step(train_step) if way != "late" else None
     print("between join and loops", flush=True)
+    with torch.no_grad():
+        assert run.committed == 0 or way != "asks"
     for at in run.steps(100_000):
         if step is None:
             step = run.step(train_step)

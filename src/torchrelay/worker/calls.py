@@ -192,6 +192,8 @@ class Calls:
 
     def before_update(self, optimizer: Optimizer) -> None:
         """From the hook of every optimizer: in a step, the gate before its first update."""
+        if self._session.rehearsing:
+            raise StepInterrupted
         attempt = self._attempt
         if attempt is None or attempt.kind != "step":
             where = "in a section" if attempt is not None else "outside of any step"
@@ -216,7 +218,7 @@ class Calls:
 
     def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None) -> None:
         """Commit, or raise `StepInterrupted`."""
-        if self._standing.poisoned or self._session.rehearsing:
+        if self._standing.poisoned:
             raise StepInterrupted  # scripts catch what unwinds them: again at every gate of the attempt
         self._redo[attempt.kind].probe_gate(optimizer)
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.

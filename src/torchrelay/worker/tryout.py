@@ -41,9 +41,11 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go) -
 
 
 def called_for(session: Session) -> bool:
-    """Whether there is no time any more: something has happened, or the place is known."""
+    """Whether there is no time any more: the place is known, or the rank is ours alone by now."""
     standing = session.standing
-    return standing.poisoned or standing.order(CatchUp) is not None
+    assigned = standing.order(Assign)
+    alone = assigned is not None and not assigned.examples
+    return standing.poisoned or alone or standing.order(CatchUp) is not None
 
 
 def _rehearse(session: Session, state: State, functions: list[Function], go: Go) -> str:
@@ -87,8 +89,10 @@ def _try(state: State, function: Function, example: Example, go: Go) -> str:
     """Go through one step; returns why that went wrong, if it did."""
     try:
         with _put_back(state):
-            args, kwargs = examples.arguments(example, _device(state))
-            go(function, args, kwargs)
+            # The script may look at its place from within any of these.
+            with torch.inference_mode(False), torch.enable_grad():
+                args, kwargs = examples.arguments(example, _device(state))
+                go(function, args, kwargs)
             _wait_for_gpu()
     except StepInterrupted:
         return ""  # it came to its gate
