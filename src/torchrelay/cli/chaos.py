@@ -232,6 +232,11 @@ class Session:
         said["steps"] = msgspec.to_builtins(result.steps)
         with (self.where.run_dir / RECORD).open("a") as file:
             file.write(json.dumps(said) + "\n")
+        what = "; ".join(f"{step.what} (process {step.pid})" if step.pid else step.what for step in result.steps)
+        try:
+            self.client.note(f"chaos {result.wish.deed}", what)
+        except (Away, Denied):
+            pass  # it may be the orchestrator that was hit; the file has it
 
     # ------------------------------------------------------------ the outcome
 

@@ -94,6 +94,10 @@ class Client:
         """End a job, with exit code 130."""
         self._ask("POST", f"/v1/jobs/{quote(job)}/cancel", json.dumps({"reason": reason}).encode())
 
+    def note(self, call: str, what: str) -> None:
+        """Write into the audit what was done without the orchestrator."""
+        self._ask("POST", "/v1/audit", json.dumps({"call": call, "what": what}).encode())
+
     def shutdown(self, reason: str) -> None:
         """End all workers, agents, and the orchestrator."""
         self._ask("POST", "/v1/shutdown", json.dumps({"reason": reason}).encode())

@@ -49,6 +49,8 @@ def node_row(node: NodeView) -> tuple[object, ...]:
     state = "alive" if node.alive else "lost"
     if node.lost_since:
         state += f" since {node.lost_since[11:19]}"
+    if node.silence:
+        state += f", {node.silence}"
     faults = sum(len(failure.times) for failure in node.failures)
     slots = " ".join(slot_text(slot) for slot in node.slots)
     return node.node, state, slots, len(node.taints) or None, faults or None

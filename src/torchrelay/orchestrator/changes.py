@@ -6,6 +6,7 @@
     POST /v1/taint, /v1/untaint        {"node": "node-1", "slot": 0, "key": "gpu/ecc", ...}
     POST /v1/drain, /v1/undrain        {"node": "node-1", "reason": "..."}
     POST /v1/restart                   {"orchestrator": true, "agents": true, "force": false}
+    POST /v1/audit                     {"call": "chaos kill", "what": "..."}: write down what was done from elsewhere
     POST /v1/shutdown                  end all workers, agents, and the orchestrator
 
 Those from `migrate` to `restart` take `?dry_run=1`: the same answer (`Change`), and nothing is changed. The caller says
@@ -131,6 +132,19 @@ def noted(request: web.Request, call: str, what: str) -> None:
         request.app[SERVICE].journal.note(called(request, call, what))
     except (JournalUnavailable, Superseded) as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
+
+
+class Deed(Struct, frozen=True, kw_only=True):
+    """What an operator did by himself, for the audit."""
+
+    call: str
+    what: str
+
+
+async def post_audit(request: web.Request) -> web.Response:
+    deed = await body_of(request, Deed)
+    noted(request, deed.call, deed.what)
+    return answer({}, 201)
 
 
 async def post_shutdown(request: web.Request) -> web.Response:
@@ -263,5 +277,6 @@ ROUTES = (
     web.post("/v1/drain", post_drain),
     web.post("/v1/undrain", post_undrain),
     web.post("/v1/restart", post_restart),
+    web.post("/v1/audit", post_audit),
     web.post("/v1/shutdown", post_shutdown),
 )

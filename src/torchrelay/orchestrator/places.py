@@ -86,6 +86,7 @@ def view_node(scene: Scene, node: Node) -> NodeView:
         slots=tuple(view_slot(scene.cluster, node, slot, scene.now_ms) for slot in range(node.slots)),
         taints=view_taints(scene, node.node),
         failures=tuple(FailureView(slot=slot, times=tuple(map(scene.at, times))) for slot, times in failures),
+        silence=scene.silence(node),
     )
 
 

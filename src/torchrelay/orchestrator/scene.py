@@ -13,8 +13,9 @@ from torchrelay.orchestrator.shown import Leg
 from torchrelay.protocol.ids import Generation, JobId, Point
 from torchrelay.protocol.job import Job
 from torchrelay.protocol.moves import Move, MoveState
+from torchrelay.protocol.roster import Node
 from torchrelay.protocol.state import Cluster
-from torchrelay.protocol.vitals import Vitals
+from torchrelay.protocol.vitals import Vitals, silence_of
 
 # By job and number of a move: where its ranks came from and went to. The core forgets that when a move is over.
 Ways = dict[tuple[JobId, int], tuple[Leg, ...]]
@@ -45,6 +46,11 @@ class Scene:
     def wall_ms(self, moment_ms: int) -> int:
         """The same in ms since 1970; 0 if unknown."""
         return wall_ms(self.anchors, moment_ms)
+
+    def silence(self, node: Node) -> str:
+        """How it stands with a node that is not heard, in words; empty if it is."""
+        silence = silence_of(self.vitals, self.cluster, node, self.now_ms)
+        return "" if silence is None else str(silence)
 
     def way(self, job: Job, move: Move) -> tuple[Leg, ...]:
         """Where the ranks of a move come from and go to."""

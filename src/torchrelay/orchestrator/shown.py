@@ -76,6 +76,7 @@ class NodeView(Struct, frozen=True, kw_only=True):
     slots: tuple[SlotView, ...]
     taints: tuple[TaintView, ...]
     failures: tuple[FailureView, ...]
+    silence: str = ""  # how it stands with a node that is not heard, in words
 
 
 class Nodes(Struct, frozen=True, kw_only=True):
@@ -261,12 +262,20 @@ class JobStatus(Struct, frozen=True, kw_only=True):
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
-    """A node; `silent_ms` since its last beat, None if there was none yet."""
+    """A node; `silent_ms` since its last beat, None if there was none yet.
+
+    gap_ms     the longest gap between its beats of late
+    limit_ms   the silence after which it is lost, which comes of that
+    silence    how it stands with it while it is not heard, in words; empty if it is
+    """
 
     node: NodeId
     alive: bool
     slots: int
     silent_ms: int | None
+    gap_ms: int | None = None
+    limit_ms: int | None = None
+    silence: str = ""
 
 
 class Status(Struct, frozen=True, kw_only=True):

@@ -111,7 +111,12 @@ def view_nodes(scene: Scene) -> tuple[NodeStatus, ...]:
     for node in sorted(scene.cluster.nodes.values(), key=lambda node: natural(node.node)):
         heard = scene.vitals.heard.get((node.node, node.incarnation))
         silent = None if heard is None else scene.now_ms - heard
-        found.append(NodeStatus(node=node.node, alive=node.alive, slots=node.slots, silent_ms=silent))
+        rhythm = scene.vitals.rhythms.get(node.node)
+        status = NodeStatus(
+            node=node.node, alive=node.alive, slots=node.slots, silent_ms=silent, silence=scene.silence(node),
+            gap_ms=None if rhythm is None else rhythm.longest_ms, limit_ms=None if rhythm is None else rhythm.limit_ms,
+        )  # fmt: skip
+        found.append(status)
     return tuple(found)
 
 
