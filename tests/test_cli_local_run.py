@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -100,7 +101,8 @@ class LocalRun:
 
     def tidy(self) -> None:
         for process in self.left():
-            process.kill()
+            with suppress(psutil.NoSuchProcess):
+                process.kill()
         if self.process is not None:
             self.process.communicate()
 
