@@ -9,6 +9,7 @@ empty line ends it. Lines that begin with # are for the reader.
     settle                        ... until nothing more happens
     train 3                       all holders compute the step after point 3
     stand 1 committed=2 phase=gate pending=3     the holder of rank 1 stands elsewhere
+    stand 0 keeps=True            ... and keeps copies of its wards' records
     lose 1 signal=9               the process of rank 1's holder ends (or of a worker, by its name)
     wait 250                      time passes, in ms
     EventName field=value         any event; rank=1 also says who, and in which generation
@@ -17,6 +18,7 @@ empty line ends it. Lines that begin with # are for the reader.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +30,8 @@ from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import Job
-from torchrelay.protocol.roster import Life, Seat
+from torchrelay.protocol.moves import Move, Taint
+from torchrelay.protocol.roster import Life, Seat, Worker
 
 FOLDER = Path(__file__).parent / "transcripts"
 FILES = sorted(FOLDER.glob("*.txt"))
@@ -41,6 +44,7 @@ class Teller:
         self.story = Story()
         self._roster = ""
         self._told = 0
+        self._moves_told = 0
 
     def tell(self, command: str) -> str:
         """Carry out one command; returns what is to be seen then."""
@@ -94,7 +98,8 @@ class Teller:
         points = {name: point_of(given[name]) for name in ("committed", "pending", "caught_up") if name in given}
         phase = WorkerPhase(given["phase"]) if "phase" in given else before.phase
         shard = given.get("shard", before.shard)
-        self.story.stands[worker] = Stand(**points, phase=phase, shard=shard)
+        stand = before if list(given) == ["keeps"] else Stand(**points, phase=phase, shard=shard)
+        self.story.stands[worker] = replace(stand, keeps=given.get("keeps") == "True")
 
     def do_lose(self, plain: list[str], given: dict[str, str]) -> None:
         how = {name: int(text) for name, text in given.items()}
@@ -136,15 +141,21 @@ class Teller:
         lines += [f"  -> {show_order(order)}" for order in self.story.orders()]
         said = [text for incident in job.incidents for _, text in incident.story]
         lines += [f"  . {text}" for text in said[self._told :]]
-        self._told = len(said)
+        planned = [f"{move.name} {text}" for move in job.moves for _, text in move.story]
+        lines += [f"  ~ {text}" for text in planned[self._moves_told :]]
+        self._told, self._moves_told = len(said), len(planned)
         return "\n".join(lines)
 
     def show_roster(self, job: Job) -> str:
         lines = [f"     {rank} {show_seat(seat)}" for rank, seat in sorted(job.seats.items())]
         for worker in sorted(self.story.cluster.workers.values(), key=lambda each: each.worker):
             if job.rank_of(worker.worker) is None or worker.life in (Life.STARTING, Life.FENCING):
-                lines.append(f"     {worker.life} {worker.worker}")
+                lines.append(f"     {worker.life} {worker.worker}{show_heir(worker)}")
         lines += [f"     stray {worker} on {node}" for worker, node in sorted(self.story.cluster.strays.items())]
+        lines += [f"     {show_taint(taint)}" for taint in self.story.cluster.taints.values()]
+        lines += [f"     frozen by {source}: {why}" for source, why in self.story.cluster.freezes.items()]
+        if job.open_move is not None:
+            lines.append(f"     {show_move(job.open_move)}")
         return "\n".join(lines)
 
     def ending(self) -> str:
@@ -158,10 +169,30 @@ class Teller:
             lines.append(f"{each.name} {each.resolution}, eligible={each.eligible}, from {each.target}: {each.verdict}")
             lines.append(f"  {marks}; sources {each.sources}, {each.size} bytes, digest {each.digest!r}")
             lines += [f"  {fault.at_ms} {fault.detector}: {fault.cause} ({fault.rank})" for fault in each.faults]
+        lines += [f"{show_move(move)}; {move.kind}, tries={move.tries}: {move.reason}" for move in job.moves]
         if job.outcome is not None:
             lines.append(f"outcome {job.outcome.code}: {job.outcome.reason}")
         counts = f"trained={job.trained} starts={job.starts} restarts={job.restarts} fruitless={job.fruitless}"
         return "\n".join([*lines, counts])
+
+
+def show_heir(worker: Worker) -> str:
+    """What a worker is to a move, if anything."""
+    if worker.heir is None:
+        return ""
+    brought = f", brought to {worker.brought}" if worker.brought is not None else ""
+    return f" for rank {worker.heir}{', prepared' if worker.prepared else ''}{brought}"
+
+
+def show_taint(taint: Taint) -> str:
+    until = f" until {taint.until_ms}" if taint.until_ms is not None else ""
+    planned = ", planned" if taint.planned else ""
+    return f"taint {taint.place} {taint.key} {taint.effect}{planned}{until}: {taint.reason}"
+
+
+def show_move(move: Move) -> str:
+    targets = "".join(f" {rank}=>{target}" for rank, target in sorted(move.targets.items()))
+    return f"{move.name} {move.state} of {', '.join(map(str, move.ranks))}{targets}"
 
 
 def show_seat(seat: Seat) -> str:
@@ -170,7 +201,8 @@ def show_seat(seat: Seat) -> str:
     holds = f" holds {seat.holds}" if seat.holds is not None else ""
     left = f" left {records}" if records else ""
     apart = f" distrusts {sorted(seat.distrusted)}" if seat.distrusted else ""
-    return f"{seat.worker or '-'} {' '.join(flags)}".rstrip() + holds + left + apart
+    leaver = f" after {seat.leaver}" if seat.leaver is not None else ""
+    return f"{seat.worker or '-'} {' '.join(flags)}".rstrip() + holds + left + apart + leaver
 
 
 def show_order(order: od.Order) -> str:
@@ -178,8 +210,9 @@ def show_order(order: od.Order) -> str:
         name: getattr(order, name) for name in order.__struct_fields__ if name not in ("node", "job", "generation")
     }
     worker = fields.pop("worker")
-    if isinstance(order, od.CatchUp | od.Restore):
-        fields["sources"] = ",".join(f"{source.rank}@{source.address}" for source in order.sources)
+    for name in ("sources", "examples"):
+        if fields.get(name):
+            fields[name] = ",".join(f"{source.rank}@{source.address}" for source in fields[name])
     shown = " ".join(
         f"{name}={value}" for name, value in fields.items() if value not in ((), None) and value is not False
     )
@@ -204,6 +237,8 @@ def value_of(kind: type[msgspec.Struct], name: str, text: str) -> Any:
         return Generation(int(text))
     if hint == "WorkerPhase":
         return WorkerPhase(text)
+    if hint == "Effect":
+        return ev.Effect(text)
     if hint == "bool":
         return text == "True"
     if hint == "bytes":
