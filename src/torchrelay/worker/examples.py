@@ -14,7 +14,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-EVERY = 64  # calls from one description to the next
+EVERY = 1024  # calls from one description to the next
 MAX_STEPS = 8  # step functions that are told apart; who defines one in each epoch has ever more
 MAX_NODES = 4096  # in the arguments of one call
 MAX_TEXT = 1 << 16  # letters or bytes of one plain value
