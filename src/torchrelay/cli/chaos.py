@@ -41,6 +41,18 @@ RESOLVED_S = 180.0
 BACK_S = 60.0
 HEARD_MS = 1_500  # a node heard within this time is there
 OPEN = "open"
+EXAMPLES = """
+torchrelay chaos kill --rank 3 --phase gate     when it is in its gate
+torchrelay chaos stop --rank 1 --for 20s        and SIGCONT after that
+torchrelay chaos exit --rank 1 --code 7
+torchrelay chaos slow --rank 2 --factor 3 --for 60s
+torchrelay chaos node --node node-1 --how power (torchrelay run --isolate)
+torchrelay chaos partition --node node-1 --for 30s
+torchrelay chaos any --repeat 10 --every 30s --seed 7
+
+All take --yes, --dry-run, --no-wait, --repeat, --every, --seed, --run-dir, --job and -o json; without --rank or --node
+the victim is drawn by chance. Exit code: 0: the job got over it; 1: it did not, or you said no; 2: it cannot be done.
+"""
 SUMMARY = {
     Deed.KILL: "SIGKILL to a rank's process",
     Deed.STOP: "SIGSTOP to a rank's process: it hangs with its connections open",
@@ -73,7 +85,10 @@ class Result(Struct, frozen=True, kw_only=True):
 
 
 def parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="torchrelay chaos", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="torchrelay chaos", description=__doc__, epilog=EXAMPLES, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     faults = parser.add_subparsers(dest="deed", metavar="FAULT", required=True)
     made = {deed: faults.add_parser(deed, help=text, description=text, allow_abbrev=False)
             for deed, text in SUMMARY.items()}  # fmt: skip
