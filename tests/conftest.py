@@ -9,8 +9,8 @@ import pytest
 SLOW = frozenset(
     {
         "test_agent", "test_agent_deaths", "test_chaos", "test_cli_local_run", "test_cli_run", "test_ddp",
-        "test_exhaustive", "test_forkserver", "test_groups", "test_local_scheduler", "test_operating", "test_orchestrator_process",
-        "test_properties", "test_redo", "test_simulation", "test_transfer",
+        "test_exhaustive", "test_forkserver", "test_groups", "test_local_scheduler", "test_operating",
+        "test_orchestrator_process", "test_properties", "test_redo", "test_simulation", "test_transfer",
     }
 )  # fmt: skip
 

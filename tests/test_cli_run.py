@@ -46,6 +46,12 @@ class TestWords:
         assert (spec.nodes, spec.world_size, spec.spares, spec.refill) == (2, 6, 2, False)
         assert (spec.spare_wait_ms, spec.slot_faults) == (1_500, 0)
 
+    def test_how_ranks_may_be_moved_can_be_chosen(self) -> None:
+        spec = plan(["train.py"]).spec
+        assert (spec.moves_per_hour, spec.probation_ms, spec.return_home) == (60, 7 * 86_400_000, False)
+        spec = plan(["--moves-per-hour", "-1", "--probation", "90m", "--return-home", "--job", "b", "train.py"]).spec
+        assert (spec.moves_per_hour, spec.probation_ms, spec.return_home) == (-1, 5_400_000, True)
+
     def test_what_follows_the_script_belongs_to_it(self) -> None:
         found = plan(["train.py", "--spares", "9", "-m", "--", "--nproc-per-node=8"])
         assert found.launch.args == ("--spares", "9", "-m", "--", "--nproc-per-node=8")

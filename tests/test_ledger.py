@@ -101,6 +101,7 @@ def test_a_fault_that_is_dated_later_than_it_was_heard_does_not_make_time_negati
         (Resolution.RESTARTED, 0, ""),
         (Resolution.FELL_BACK, None, "the script's own checkpoint"),
         (Resolution.ENDED, None, ""),
+        (Resolution.CALLED_OFF, 0, "in place"),
     ],
 )
 def test_steps_lost_and_source_without_a_restore(resolution: Resolution, lost: int | None, source: str) -> None:
@@ -124,6 +125,53 @@ def test_a_broken_collective_is_a_symptom_if_its_cause_is_known() -> None:
     assert (found.cause, found.detector, found.ranks, found.tried) == ("SIGKILL", "agent: process exit", (2,), ())
     alone = line_of(view(faults=(broken,)))
     assert (alone.cause, alone.ranks) == ("its collective failed", (3,))
+
+
+MOVE_MARKS = {
+    Mark.FAULT: BEGUN, Mark.HEARD: BEGUN, Mark.AGREED: BEGUN + 400, Mark.STOOD: BEGUN + 450,
+    Mark.READY: BEGUN + 470, Mark.CUTOVER: BEGUN + 471, Mark.REWIRED: BEGUN + 500, Mark.RESTORED: BEGUN + 520,
+    Mark.RESUMED: BEGUN + 530,
+}  # fmt: skip
+
+
+class TestMoves:
+    """An interruption that was made by a move."""
+
+    WISH = Fault("node-1 is drained", "move M-4", BEGUN, Rank(2), WorkerId("node-1.0.5"), NodeId("node-1"))
+
+    def line(self, resolution: Resolution = Resolution.CLEAN, *without: Mark, kind: str = "planned") -> Line:
+        marks = Table({mark: at for mark, at in MOVE_MARKS.items() if mark not in without})
+        incident = Incident(
+            5, JobId("job"), Generation(6), (self.WISH,), marks, ((BEGUN, "asked for by ann"),), resolution=resolution,
+            kind=kind, move=4,
+        )  # fmt: skip
+        scene = Scene(EMPTY, Vitals(), {}, (Anchor(0, WALL, 1),), 5_000)
+        return line_of(view_incident(scene, incident))
+
+    def test_its_pause_begins_when_the_first_stands_and_its_phases_add_up_to_it(self) -> None:
+        found = self.line()
+        assert (found.kind, found.move, found.cause, found.ranks) == ("planned", "M-4", "node-1 is drained", (2,))
+        assert found.pause_ms == 80
+        assert found.phases == {"stand": 20, "cut over": 1, "rewire": 29, "restore": 20, "resume": 10}
+        assert total([found]).phases_p50_ms["cut over"] == 1
+
+    def test_one_that_was_called_off_is_listed_and_not_counted(self) -> None:
+        found = self.line(Resolution.CALLED_OFF)
+        assert (found.resolution, found.eligible, found.steps_lost, found.pause_ms) == ("called off", False, 0, 80)
+        assert (total([found]).incidents, total([found]).eligible) == (1, 0)
+
+    def test_one_that_was_called_off_before_anybody_stood_has_no_pause(self) -> None:
+        assert self.line(Resolution.CALLED_OFF, Mark.STOOD).pause_ms is None
+
+    def test_what_a_fault_has_ended_begins_with_the_fault(self) -> None:
+        assert self.line(Resolution.CLEAN, kind="unplanned").pause_ms == 530
+
+    def test_tables_show_the_kind(self) -> None:
+        from torchrelay.cli.report import report_page
+
+        told = report_page([self.line(kind="pre-emptive"), line()])
+        assert "pre-emptive (M-4)" in told
+        assert "unplanned" in told
 
 
 class TestTotals:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -12,8 +11,6 @@ from torchrelay.cli.client import Away, Client
 from torchrelay.cli.runs import NotPossible, find_run
 from torchrelay.cli.show import Output, show_json
 from torchrelay.orchestrator.shown import Change
-
-UNITS = {"": 1_000, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 def ask_and_do(
@@ -95,11 +92,3 @@ def place_in(text: str) -> dict[str, Any]:
     if not node or (slash and not slot.isdecimal()):
         raise NotPossible(f"{text!r} is no place: give NODE, or NODE/SLOT with the slot's number", 2)
     return {"node": node, "slot": int(slot)} if slash else {"node": node}
-
-
-def time_in(text: str) -> int:
-    """A time in ms: 90, 90s, 10m, 2h, 1d. Raises `NotPossible`."""
-    found = re.fullmatch(r"(\d+)([smhd]?)", text)
-    if found is None:
-        raise NotPossible(f"{text!r} is no time: give seconds, or 90s, 10m, 2h, 1d", 2)
-    return int(found[1]) * UNITS[found[2]]

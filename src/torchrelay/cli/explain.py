@@ -53,7 +53,7 @@ def explain(incident: IncidentView) -> Iterator[str]:
     yield f"{incident.name} of {incident.job}, generation {incident.generation}: {incident.resolution}{counted}"
     yield f"{incident.kind}{': ' if incident.move else ''}{incident.move}"
     yield ""
-    yield "what went wrong" if incident.faults else "nothing went wrong: it was wished"
+    yield "what went wrong" if incident.kind == "unplanned" else "what was wished, or feared"
     for fault in incident.faults:
         who = f"rank {fault.rank}" if fault.rank is not None else "no rank"
         where = f", worker {fault.worker}" if fault.worker else ""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from torchrelay.cli.runs import FOLDER, NotPossible
+from torchrelay.cli.runs import FOLDER, NotPossible, time_in
 from torchrelay.orchestrator.endpoint import JOURNAL
 from torchrelay.orchestrator.journal import is_written
 from torchrelay.protocol.events import JobSpec
@@ -98,6 +98,7 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--job", metavar="NAME", help="the job's name (the script's name and the time)")
     ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator on 127.0.0.1 (any)")
     ours.add_argument("-q", "--quiet", action="store_true", help="print neither the ranks' output nor notices")
+    add_moving(parser.add_argument_group("planned and pre-emptive moves of ranks"))
     for name in IGNORED_VALUES:
         short = {"redirects": ("-r",), "tee": ("-t",)}.get(name, ())
         parser.add_argument(*short, *both(name), dest=f"ignored_{name}", help=argparse.SUPPRESS)
@@ -108,6 +109,22 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("script", help="a Python file, or with -m a module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
+
+
+def add_moving(group: argparse._ArgumentGroup) -> None:
+    """What torchrelay may do of its own accord, before anything fails."""
+    group.add_argument(
+        *both("moves-per-hour"), type=int, default=60, metavar="N",
+        help="how often ranks may be moved within an hour; 0: never, less than 0: any number (60)",
+    )  # fmt: skip
+    group.add_argument(
+        *both("probation"), default="7d", metavar="TIME",
+        help="how long a place is taken last after a fault of it was repaired: 90s, 10m, 2h, 7d; 0: not at all (7d)",
+    )  # fmt: skip
+    group.add_argument(
+        *both("return-home"), action="store_true",
+        help="ranks move back, by themselves, to the node they began on when nothing is held against it any more",
+    )  # fmt: skip
 
 
 def plan(words: list[str]) -> Plan:
@@ -125,18 +142,24 @@ def plan(words: list[str]) -> Plan:
             flag = f"--{name.replace('_', '-')}"
             raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
-    spec = JobSpec(
-        job=job, world_size=nodes * nproc, nproc_per_node=nproc, nodes=nodes,
-        spares=given.spares + given.spare_nodes * nproc,
-        refill=not given.no_refill, max_restarts=given.max_restarts, slot_faults=given.slot_faults,
-        spare_wait_ms=round(given.spare_wait * 1000),
-    )  # fmt: skip
+    spec = spec_of(given, job, nodes, nproc)
     launch = Launch(
         script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(), env=dict(os.environ),
         nproc_per_node=nproc, master_port=free_port(),
     )  # fmt: skip
     take_folder(run_dir, given.log_dir)
     return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes)
+
+
+def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> JobSpec:
+    """What the orchestrator is told of the job."""
+    return JobSpec(
+        job=job, world_size=nodes * nproc, nproc_per_node=nproc, nodes=nodes,
+        spares=given.spares + given.spare_nodes * nproc,
+        refill=not given.no_refill, max_restarts=given.max_restarts, slot_faults=given.slot_faults,
+        spare_wait_ms=round(given.spare_wait * 1000), moves_per_hour=given.moves_per_hour,
+        probation_ms=time_in(given.probation), return_home=given.return_home,
+    )  # fmt: skip
 
 
 def remarks(given: argparse.Namespace) -> tuple[str, ...]:

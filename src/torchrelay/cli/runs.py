@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Protocol
 
@@ -21,6 +22,7 @@ from torchrelay.orchestrator.shown import (
 
 LAUNCH = "job.json"  # see wire.launch, which is not needed to look at a run
 FOLDER = Path("torchrelay-runs")
+UNITS = {"": 1_000, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 
 class NotPossible(Exception):
@@ -92,3 +94,11 @@ def find_incident(source: Source, name: str, job: str | None) -> IncidentView:
             return incident
     known = ", ".join(incident.name for incident in found.incidents) or "none so far"
     raise NotPossible(f"no incident {name!r} in job {found.job}; there are: {known}", 2)
+
+
+def time_in(text: str) -> int:
+    """A time in ms: 90, 90s, 10m, 2h, 1d. Raises `NotPossible`."""
+    found = re.fullmatch(r"(\d+)([smhd]?)", text)
+    if found is None:
+        raise NotPossible(f"{text!r} is no time: give seconds, or 90s, 10m, 2h, 1d", 2)
+    return int(found[1]) * UNITS[found[2]]

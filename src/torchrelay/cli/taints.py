@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from torchrelay.cli.changing import ask_and_do, place_in, time_in
-from torchrelay.cli.runs import NotPossible
+from torchrelay.cli.changing import ask_and_do, place_in
+from torchrelay.cli.runs import NotPossible, time_in
 from torchrelay.cli.words import EFFECTS
 
 

@@ -194,9 +194,11 @@ def pause_of(incident: Incident) -> int | None:
 
 
 def begin_of(incident: Incident) -> int | None:
-    """When the pause of an incident began."""
-    marks = incident.marks
-    return marks.get(Mark.FAULT) if incident.kind == UNPLANNED else marks.get(Mark.STOOD, marks.get(Mark.FAULT))
+    """When the pause of an incident began; None if there was none, as in a move that was called off in time."""
+    begun = incident.marks.get(Mark.FAULT)
+    if incident.kind == UNPLANNED:
+        return begun
+    return incident.marks.get(Mark.STOOD, None if incident.resolution is Resolution.CALLED_OFF else begun)
 
 
 UNPLANNED = "unplanned"
