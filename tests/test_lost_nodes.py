@@ -30,7 +30,6 @@ STEPS = 150
 PACE_S = 0.1
 FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
 isolated = pytest.mark.skipif(bool(net.obstacle()), reason=net.obstacle())
-BUDDIES = "the private records of a lost node's ranks go with it until buddies keep them"
 # What may pass between the limit and the moment in which a test hears of it: a tick, a beat, a look.
 MARGIN_S = 1.5
 
@@ -130,7 +129,6 @@ def test_an_agent_that_is_killed_adopts_its_workers_and_nothing_stops(tmp_path: 
     assert done.incidents() == []
 
 
-@pytest.mark.xfail(strict=True, reason=BUDDIES)
 def test_a_node_whose_processes_all_die_at_once_costs_not_a_bit(tmp_path: Path, calm: Finished) -> None:
     training = Training.begin(tmp_path)
     training.strike(Wish(deed=Deed.NODE, node=training.node_of(2)))
@@ -220,14 +218,12 @@ def test_a_power_cut_is_found_by_silence_within_the_stated_time(power: PowerCut)
 
 
 @isolated
-@pytest.mark.xfail(strict=True, reason=BUDDIES)
 def test_a_power_cut_costs_not_a_bit(power: PowerCut, calm: Finished) -> None:
     assert len(power.done.incidents()) == 1
     assert verdict(power.done, calm) == []
 
 
 @isolated
-@pytest.mark.xfail(strict=True, reason=BUDDIES)
 def test_processes_that_come_back_with_the_link_are_fenced(power: PowerCut) -> None:
     assert len(power.strays) >= 2
     assert power.left == []
