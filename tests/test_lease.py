@@ -167,14 +167,14 @@ class TestProcesses:
                 attach=lambda: Attach(**me, slots=1), beat=lambda: Beat(**me),  # type: ignore[arg-type]
                 on_message=heard.append, on_acked=lambda _: None,
             )  # fmt: skip
-            uplink.epoch = 7  # it was attached to a later one
+            uplink.lease = 7  # it was attached to a later one
             running = asyncio.create_task(uplink.run())
             await until("a refusal", lambda: "lease 1 is over" in caplog.text)
             assert heard == []
             assert not uplink.connected
-            uplink.epoch = 0
+            uplink.lease = 0
             await until("an orchestrator that it takes", lambda: uplink.connected)
-            assert uplink.epoch == 1
+            assert uplink.lease == 1
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running

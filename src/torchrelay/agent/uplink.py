@@ -94,7 +94,7 @@ class Uplink:
         self.connected = False
         self._ever = False
         self._trouble = ""
-        self.epoch = 0  # the highest lease of an orchestrator that we were attached to
+        self.lease = 0  # the highest lease of an orchestrator that we were attached to
 
     def tell(self, event: Event, at_ns: int | None = None) -> None:
         """Send an event; keep it, and send it again if need be, until it is acknowledged."""
@@ -161,10 +161,10 @@ class Uplink:
                 raise Rejected(first.reason)
             if not isinstance(first, Attached):
                 raise WireError(f"expected Attached, not {type(first).__name__}")
-            if first.epoch < self.epoch:
-                raise WireError(f"the orchestrator's lease {first.epoch} is over: we were attached to {self.epoch}")
-            self.epoch = first.epoch
-            logger.info("attached to %s (lease %d)", url, first.epoch)
+            if first.lease < self.lease:
+                raise WireError(f"the orchestrator's lease {first.lease} is over: we were attached to {self.lease}")
+            self.lease = first.lease
+            logger.info("attached to %s (lease %d)", url, first.lease)
             self.connected = self._ever = True
             self._trouble = ""
             self._beat_s = first.beat_ms / 1000
@@ -212,8 +212,8 @@ class Uplink:
                     self._acked(seq)
                 case Refused(reason=reason):
                     raise Rejected(reason)
-                case OrderFrame(epoch=epoch) if epoch < self.epoch:
-                    raise WireError(f"orders of lease {epoch}, which is over (we were attached to {self.epoch})")
+                case OrderFrame(lease=lease) if lease < self.lease:
+                    raise WireError(f"orders of lease {lease}, which is over (we were attached to {self.lease})")
                 case _:
                     self._on_message(message)
 

@@ -146,7 +146,7 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
     if service.occupied(attach.node, attach.incarnation):
         link.close(f"another agent of {attach.node} is attached and alive: give each node a name of its own")
         return
-    link.send(Attached(jobs=service.all_terms(), beat_ms=BEAT_MS, epoch=service.journal.lease))
+    link.send(Attached(jobs=service.all_terms(), beat_ms=BEAT_MS, lease=service.journal.lease))
     joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
     await service.attach(link, joined)
     service.remind(link)

@@ -10,7 +10,7 @@ for the disk before it announces a generation (not built yet).
     anchors   which wall-clock time belongs to which at_ms; one more whenever the two drift apart
     audit     every changing call: when, who, what, and the event it led to
 
-The *lease* is an epoch: each orchestrator that opens the journal raises it, and every write of an older one fails in
+The *lease* is a number: each orchestrator that opens the journal raises it, and every write of an older one fails in
 its own transaction (`Superseded`). So two never both act, also where the file lock means nothing (network file
 systems), or when one was stopped, replaced, and wakes up.
 """
@@ -47,7 +47,7 @@ CREATE TABLE IF NOT EXISTS audit (
     wall_ms INTEGER NOT NULL, who TEXT NOT NULL, call TEXT NOT NULL, what TEXT NOT NULL, seq INTEGER NOT NULL);
 """
 _RAISE = """
-INSERT INTO about VALUES ('epoch', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
+INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
 """
 _SIGN = "INSERT INTO about VALUES ('version', ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 # What a file system says that has no locks.
@@ -352,7 +352,7 @@ def _read_anchors(db: sqlite3.Connection) -> Iterator[Anchor]:
 
 
 def _read_lease(db: sqlite3.Connection) -> int:
-    row = db.execute("SELECT value FROM about WHERE name = 'epoch'").fetchone()
+    row = db.execute("SELECT value FROM about WHERE name = 'lease'").fetchone()
     return int(row[0]) if row else 0
 
 

@@ -28,7 +28,7 @@ def clock_text(wall: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Scene:
-    """`reached`: the newest point that beats told of, and in which generation. `lease`: the orchestrator's epoch."""
+    """`reached`: the newest point that beats told of, and in which generation. `lease`: see `journal`."""
 
     cluster: Cluster
     vitals: Vitals

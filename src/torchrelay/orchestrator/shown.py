@@ -258,7 +258,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     move: MoveView | None = None  # the one that is open
     freezes: tuple[FreezeView, ...] = ()
     taints: tuple[TaintView, ...] = ()
-    lease: int = 0  # the epoch of the orchestrator: only the highest one acts
+    lease: int = 0  # the orchestrator's number: only the highest one acts
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):

@@ -76,7 +76,7 @@ class Attached(Struct, frozen=True, tag=True, kw_only=True):
 
     jobs: tuple[JobTerms, ...] = ()
     beat_ms: int = 250
-    epoch: int = 0  # of the orchestrator's lease; an agent that knows a higher one does not take it
+    lease: int = 0  # the orchestrator's; an agent that knows a higher one does not take it
 
 
 class Refused(Struct, frozen=True, tag=True, kw_only=True):
@@ -86,10 +86,10 @@ class Refused(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class OrderFrame(Struct, frozen=True, tag=True):
-    """Orders for this node, in the order in which they should be looked at. `epoch`: of who gives them."""
+    """Orders for this node, in the order in which they should be looked at. `lease`: of who gives them."""
 
     orders: tuple[AnyOrder, ...]
-    epoch: int = 0
+    lease: int = 0
 
 
 class Ack(Struct, frozen=True, tag=True):
