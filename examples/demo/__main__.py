@@ -92,7 +92,7 @@ class Run:
 
     def strike(self, due: Strike, facts: Facts, job: Job) -> bool:
         """Carry it out, False if one of its victims was not there any more."""
-        if isinstance(due.fault, Act):
+        if isinstance(due.fault, Act) or due.within:
             self.struck.append(Struck(due, facts.step or 0, time.time(), due.hits(facts)))
             self.news.append(f"at step {facts.step}: $ {carry_out(due, facts, job.run_dir)}")
             return True

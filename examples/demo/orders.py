@@ -6,6 +6,7 @@ import subprocess
 from pathlib import Path
 
 from examples.demo.watch import torchrelay
+from torchrelay.chaos.faults import Fault
 from torchrelay.chaos.story import Act, Facts, Strike, node_of
 
 ORDER_S = 60.0
@@ -28,6 +29,8 @@ def words_of(act: Strike, facts: Facts, run_dir: Path) -> list[str]:
             return ["undrain", (run_dir / "drained").read_text()]
         case Act.ORCHESTRATOR:
             return ["chaos", "orchestrator", "--no-wait"]
+        case Fault.KILL:
+            return ["chaos", "kill", "--rank", str(act.ranks[0]), "--phase", act.within, "--no-wait"]
         case _:
             raise AssertionError(f"{act.fault} is carried out by process id")
 

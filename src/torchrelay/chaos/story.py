@@ -2,7 +2,7 @@
 
 One line a strike, in the words of the transcripts; blank lines and `#` comments are skipped:
 
-    kill   rank=2    step>=40
+    kill   rank=2    step>=40  in=backward
     stop   rank=1    step>=90  spares>=1
     kill   rank=0,3  step>=180 spares>=2
     kill   rank=1    at=rewiring
@@ -69,6 +69,7 @@ class Strike:
     at: str = ""
     of: int | None = None
     ttl: int = 0  # seconds
+    within: str = ""  # what the victim does when it is hit: backward, gate, update, section
 
     @property
     def interrupts(self) -> bool:
@@ -95,7 +96,8 @@ class Strike:
         ranks = ",".join(str(rank) for rank in self.ranks)
         whom = [f"rank={ranks}"] if self.ranks else []
         whom += [f"of={self.of}"] if self.of is not None else []
-        rest = [f"ttl={self.ttl}"] if self.ttl else []
+        rest = [f"in={self.within}"] if self.within else []
+        rest += [f"ttl={self.ttl}"] if self.ttl else []
         rest += [f"step>={self.step}"] if self.step else []
         rest += [f"spares>={self.spares}"] if self.spares else []
         rest += [f"at={self.at}"] if self.at else []
@@ -149,7 +151,7 @@ def parse_strike(words: list[str]) -> Strike:
         raise ValueError(f"no fault {name!r}; there are {', '.join([*Fault, *Act])}")
     ranks: tuple[int, ...] = ()
     step = spares = ttl = 0
-    at, of = "", None
+    at, within, of = "", "", None
     for condition in conditions:
         match condition.replace(">=", "=").split("="):
             case ["rank", numbers]:
@@ -162,13 +164,17 @@ def parse_strike(words: list[str]) -> Strike:
                 at = phase
             case ["of", number]:
                 of = int(number)
+            case ["in", phase]:
+                within = phase
             case ["ttl", number]:
                 ttl = int(number)
             case _:
-                raise ValueError(f"{condition!r} is none of rank=, of=, ttl=, step>=, spares>=, at=")
+                raise ValueError(f"{condition!r} is none of rank=, in=, of=, ttl=, step>=, spares>=, at=")
     what = Fault(name) if name in list(Fault) else Act(name)
     if isinstance(what, Fault) and not ranks:
         raise ValueError("say whom it hits: rank=2, or rank=0,3")
     if what in PLACED and of is None:
         raise ValueError("say whose place it is about: of=2")
-    return Strike(what, ranks, step, spares, at, of, ttl)
+    if within and (what is not Fault.KILL or len(ranks) != 1):
+        raise ValueError("in= is for the kill of one rank")
+    return Strike(what, ranks, step, spares, at, of, ttl, within)
