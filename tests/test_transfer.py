@@ -470,3 +470,33 @@ def test_a_forked_child_does_not_keep_the_port(server: StateServer) -> None:
     os.waitpid(child, 0)
     server.publish(NOW, AT, record=lambda: b"the parent goes on")
     assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT) == b"the parent goes on"
+
+
+# ---------------------------------------------------------------- examples
+
+
+def test_an_example_is_given_at_any_time(server: StateServer) -> None:
+    server.example = lambda: b"what it looks like"
+    assert transfer.fetch_example([source_of(server)], SECRET) == b"what it looks like"
+    server.publish(NOW, AT, lambda: b"record")
+    assert transfer.fetch_example([source_of(server)], SECRET) == b"what it looks like"
+
+
+def test_who_has_no_example_says_so_and_the_next_is_asked(server: StateServer) -> None:
+    with pytest.raises(TransferFailed, match="has not called a step yet"):
+        transfer.fetch_example([source_of(server)], SECRET)
+    other = StateServer(SECRET)
+    other.example = lambda: b"shown"
+    assert transfer.fetch_example([source_of(server), source_of(other, 1)], SECRET) == b"shown"
+    other.close()
+
+
+def test_an_example_is_not_for_strangers(server: StateServer) -> None:
+    server.example = lambda: b"shown"
+    with pytest.raises(TransferFailed):
+        transfer.fetch_example([source_of(server)], trust.new_secret())
+
+
+@pytest.mark.parametrize("want", ["lane", "lane x", "lane -1", "example 3", ""])
+def test_what_nobody_knows_is_not_given(want: str) -> None:
+    assert not serving._known(want)
