@@ -19,7 +19,7 @@ train; with `at=` it strikes while the job is in that phase.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from torchrelay.chaos.faults import Fault
@@ -149,32 +149,34 @@ def parse_strike(words: list[str]) -> Strike:
     name, conditions = words[0], words[1:]
     if name not in [*Fault, *Act]:
         raise ValueError(f"no fault {name!r}; there are {', '.join([*Fault, *Act])}")
-    ranks: tuple[int, ...] = ()
-    step = spares = ttl = 0
-    at, within, of = "", "", None
-    for condition in conditions:
-        match condition.replace(">=", "=").split("="):
-            case ["rank", numbers]:
-                ranks = tuple(int(number) for number in numbers.split(","))
-            case ["step", number]:
-                step = int(number)
-            case ["spares", number]:
-                spares = int(number)
-            case ["at", phase]:
-                at = phase
-            case ["of", number]:
-                of = int(number)
-            case ["in", phase]:
-                within = phase
-            case ["ttl", number]:
-                ttl = int(number)
-            case _:
-                raise ValueError(f"{condition!r} is none of rank=, in=, of=, ttl=, step>=, spares>=, at=")
     what = Fault(name) if name in list(Fault) else Act(name)
-    if isinstance(what, Fault) and not ranks:
+    found = Strike(what, ())
+    for condition in conditions:
+        found = with_condition(found, condition)
+    if isinstance(what, Fault) and not found.ranks:
         raise ValueError("say whom it hits: rank=2, or rank=0,3")
-    if what in PLACED and of is None:
+    if what in PLACED and found.of is None:
         raise ValueError("say whose place it is about: of=2")
-    if within and (what is not Fault.KILL or len(ranks) != 1):
+    if found.within and (what is not Fault.KILL or len(found.ranks) != 1):
         raise ValueError("in= is for the kill of one rank")
-    return Strike(what, ranks, step, spares, at, of, ttl, within)
+    return found
+
+
+def with_condition(strike: Strike, condition: str) -> Strike:
+    """The strike with one more word of its line."""
+    match condition.replace(">=", "=").split("="):
+        case ["rank", numbers]:
+            return replace(strike, ranks=tuple(int(number) for number in numbers.split(",")))
+        case ["step", number]:
+            return replace(strike, step=int(number))
+        case ["spares", number]:
+            return replace(strike, spares=int(number))
+        case ["at", phase]:
+            return replace(strike, at=phase)
+        case ["of", number]:
+            return replace(strike, of=int(number))
+        case ["in", phase]:
+            return replace(strike, within=phase)
+        case ["ttl", number]:
+            return replace(strike, ttl=int(number))
+    raise ValueError(f"{condition!r} is none of rank=, in=, of=, ttl=, step>=, spares>=, at=")
