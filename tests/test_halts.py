@@ -24,9 +24,9 @@ Staged = tuple[ByHand, Marks]
 Bits = dict[int, dict[str, set[str]]]
 
 
-def open_stage(folder: Path) -> Staged:
+def open_stage(folder: Path, *arguments: str) -> Staged:
     marks = Marks(folder / "marks")
-    return ByHand(folder / "stage", [str(SCRIPTS / "halting.py"), "--marks", str(marks.folder)]), marks
+    return ByHand(folder / "stage", [str(SCRIPTS / "halting.py"), "--marks", str(marks.folder), *arguments]), marks
 
 
 @pytest.fixture(scope="module")
@@ -275,6 +275,30 @@ def test_the_rank_goes_back_to_its_leaver_when_its_target_is_lost(staged: Staged
     stage.resume(Point(4))
     stage.finish()
     assert bits(stage) == calm
+
+
+def test_all_go_past_a_call_that_has_come_to_nothing_before_a_rank_changes_hands(tmp_path: Path) -> None:
+    found = []
+    for name in ("calm", "moved"):
+        (tmp_path / name).mkdir()
+        stage, marks = open_stage(tmp_path / name, "--astray", "4")
+        there = marks.hold("astray", 4, *RANKS) if name == "moved" else None
+        try:
+            stage.train()
+            if there is not None:
+                stage.until(there, "all have caught an error")
+                reports = stage.halt()
+                assert {(report.committed, report.pending) for report in reports.values()} == {(Point(4), Point(5))}
+                marks.release()
+                leaver = stage.actor(1)
+                hand_over(stage, 1, Point(5))
+                stage.restore(1, Point(5), (stage.source(leaver, 1),))
+                stage.resume(Point(5))
+            stage.finish()
+            found.append({rank: stage.points(rank) for rank in RANKS})
+        finally:
+            stage.close()
+    assert found[0] == found[1]
 
 
 # ---------------------------------------------------------------- a fault comes on top

@@ -1,10 +1,11 @@
-"""Trains for a few steps, and waits in the places in which a test wants to find it: halting.py --marks DIR.
+"""Trains for a few steps, and waits where a test wants to find it: halting.py --marks DIR [--astray STEP].
 
 While a file hold-PLACE-STEP-rank-R is in DIR, rank R waits there, having made at-PLACE-STEP-rank-R.
 
 DDP with dropout and BatchNorm, random numbers of all kinds between the calls, gradients that lie there at each entry,
 and two sections after every third step. The places: entry (of a step, inside it), gate (before it), update (behind
-it), between (after the step), section, end (of the script).
+it), between (after the step), section, end (of the script). With --astray all ranks catch an error of that step once,
+and wait in "astray" before they make it again.
 """
 
 import argparse
@@ -55,6 +56,7 @@ def build(rank):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--marks", required=True)
+    parser.add_argument("--astray", type=int, default=-1)
     options = parser.parse_args()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -66,9 +68,14 @@ def main():
     run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule})
     optimizer.register_step_pre_hook(lambda *_: places.come_to("update", run.committed))
 
+    astray = [options.astray]
+
     @run.step
     def train_step(x, y, noise):
         places.come_to("entry", run.committed)
+        if run.committed in astray:
+            astray.clear()
+            raise ValueError("a bad batch")
         optimizer.zero_grad(set_to_none=run.committed % 2 == 0)
         loss = torch.nn.functional.cross_entropy(model(x + noise), y)
         loss.backward()
@@ -85,7 +92,12 @@ def main():
     for epoch in run.epochs(100):
         sampler.set_epoch(epoch)
         for x, y in run.batches(DataLoader(data, batch_size=8, sampler=sampler)):
-            loss = train_step(x, y, 0.1 * torch.randn(1) * random.random() * np.random.rand())
+            noise = 0.1 * torch.randn(1) * random.random() * np.random.rand()
+            try:
+                loss = train_step(x, y, noise)
+            except ValueError:
+                places.come_to("astray", run.committed)
+                loss = train_step(x, y, noise)
             schedule.step()
             places.come_to("between", run.committed)
             print(f"step {run.committed} loss {loss.item():.6f} {torch.rand(1).item():.6f}", flush=True)
