@@ -152,8 +152,8 @@ class TestMoves:
         found = self.line()
         assert (found.kind, found.move, found.cause, found.ranks) == ("planned", "M-4", "node-1 is drained", (2,))
         assert found.pause_ms == 80
-        assert found.phases == {"stand": 20, "cut over": 1, "rewire": 29, "restore": 20, "resume": 10}
-        assert total([found]).phases_p50_ms["cut over"] == 1
+        assert found.phases == {"stand": 20, "cutover": 1, "rewire": 29, "restore": 20, "resume": 10}
+        assert total([found]).phases_p50_ms["cutover"] == 1
 
     def test_one_that_was_called_off_is_listed_and_not_counted(self) -> None:
         found = self.line(Resolution.CALLED_OFF)

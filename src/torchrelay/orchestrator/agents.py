@@ -46,6 +46,7 @@ from torchrelay.wire.channel import (
     decode_to_orchestrator,
 )
 from torchrelay.wire.codec import MAX_MESSAGE, WireError, encode
+from torchrelay.wire.prompt import resume_soon
 
 log = logging.getLogger("torchrelay.orchestrator")
 
@@ -106,6 +107,7 @@ async def serve_agent(request: web.Request, service: Orchestrator) -> web.Stream
         raise web.HTTPServiceUnavailable(text=service.degraded)
     socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE, compress=False)
     await socket.prepare(request)
+    resume_soon(socket.get_extra_info("socket"))
     try:
         async with asyncio.timeout(ATTACH_S):
             attach = decode_to_orchestrator(await socket.receive_bytes())

@@ -56,7 +56,7 @@ PHASES: tuple[tuple[str, Mark], ...] = (
 # Those of a move, whose pause begins when the first worker stands at the boundary.
 MOVE_PHASES: tuple[tuple[str, Mark], ...] = (
     ("stand", Mark.READY),
-    ("cut over", Mark.CUTOVER),
+    ("cutover", Mark.CUTOVER),
     ("rewire", Mark.REWIRED),
     ("restore", Mark.RESTORED),
     ("resume", Mark.RESUMED),

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torchrelay.orchestrator.places import empty_slot, held_by, refusal_text, refusing, view_move
 from torchrelay.orchestrator.plans import PlanRefused, holder_of, last_of, leg_text, node_of, ranks_text
 from torchrelay.orchestrator.scene import Scene
-from torchrelay.orchestrator.shown import WhyView
+from torchrelay.orchestrator.shown import Leg, WhyView
 from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
@@ -56,7 +56,9 @@ def why_move(scene: Scene, job: Job, number: int) -> WhyView:
         if move.number == number:
             found = view_move(scene, job, move)
             lines = [f"{found.name} of {found.job} ({found.kind}): {found.state}", f"because {found.reason}"]
-            lines += [leg_text(scene.cluster, leg, moves=True) for leg in found.legs if leg.node is not None]
+            for leg in found.legs:
+                went = leg_text(scene.cluster, leg, moves=True) if found.open else leg_told(leg, found.state)
+                lines += [went] if leg.node is not None else []
             lines += [f"its interruption is {found.incident}"] if found.incident else []
             lines += standstill(scene.cluster, job) if found.open else []
             return WhyView(about=found.name, lines=tuple(lines), story=found.story)
@@ -97,6 +99,13 @@ def standstill(cluster: Cluster, job: Job) -> list[str]:
     """What keeps every move from beginning at the moment."""
     hindrance = leave_to_act(cluster, job)
     return [f"nothing moves at the moment: {hindrance}"] if hindrance else []
+
+
+def leg_told(leg: Leg, state: str) -> str:
+    """The way of one rank in a move that is over."""
+    verb = "went" if state == MoveState.DONE else "was to go"
+    to = "elsewhere" if leg.to_node is None else leg.to_text + (f" ({leg.to_worker})" if leg.to_worker else "")
+    return f"rank {leg.rank} {verb} from {leg.from_text} ({leg.worker}) to {to}"
 
 
 # ---------------------------------------------------------------- places
