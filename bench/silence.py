@@ -40,6 +40,7 @@ WARM_STEPS = 20
 START_S = 180.0
 LOST_S = 60.0
 LOOK_S = 0.02
+TELL_S = 30.0
 STEPS = 1_000_000
 
 
@@ -153,7 +154,7 @@ def endure(minutes: float) -> Watch:
     """Train under load, and look."""
     watch = Watch()
     with training() as run, load():
-        first = run.step()
+        first, told = run.step(), time.monotonic()
         until = time.monotonic() + 60 * minutes
         while time.monotonic() < until and run.process.poll() is None:
             time.sleep(1.0)
@@ -163,7 +164,9 @@ def endure(minutes: float) -> Watch:
                 watch.limit_ms = max(watch.limit_ms, node.limit_ms or 0)
                 watch.lost += not node.alive
             left = (until - time.monotonic()) / 60
-            progress(f"{left:.1f} minutes left: gap {watch.gap_ms / 1000:.2f} s, {watch.lost} lost")
+            if time.monotonic() >= told + TELL_S:
+                told = time.monotonic()
+                progress(f"{left:.1f} minutes left: gap {watch.gap_ms / 1000:.2f} s, {watch.lost} lost")
         watch.steps = run.step() - first
         watch.incidents = [one for one in Client.of(run.run_dir).incidents()]
     return watch

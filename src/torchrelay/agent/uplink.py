@@ -27,6 +27,7 @@ from torchrelay.wire.channel import (
     decode_to_agent,
 )
 from torchrelay.wire.codec import MAX_MESSAGE, WireError, encode
+from torchrelay.wire.prompt import resume_soon
 
 logger = logging.getLogger(__name__)
 
@@ -154,6 +155,7 @@ class Uplink:
                 raise Rejected(f"{url} does not accept our token (status {error.status})") from error
             raise
         async with socket:
+            resume_soon(socket.get_extra_info("socket"))
             await socket.send_bytes(encode(self._attach()))
             async with asyncio.timeout(HANDSHAKE_S):
                 first = await receive(socket)

@@ -34,6 +34,10 @@ OF_NODES = frozenset({Deed.NODE, Deed.PARTITION, Deed.AGENT, Deed.MEND})
 MIX = (Deed.KILL, Deed.STOP, Deed.EXIT, Deed.OOM, Deed.AGENT, Deed.ORCHESTRATOR)
 
 
+# A link that is down for less than this is up again, and heard, before its node is lost.
+SHORT_CUT_S = 4.5
+
+
 class Phase(StrEnum):
     """What a victim is doing when it is hit."""
 
@@ -129,6 +133,9 @@ def outlook(wish: Wish, facts: Facts) -> Outlook:
         case Deed.STOP:
             return outlook_of_stop(wish, facts)
         case Deed.NODE:
+            brief = wish.how is How.POWER and wish.for_s is not None and wish.for_s < SHORT_CUT_S
+            if brief:
+                return Outlook(text="no incident: the link is up again before its silence loses it", incident=False)
             return Outlook(text=outlook_of_node(wish, facts), incident=any_rank_on(wish.node, facts))
         case Deed.PARTITION if not any_rank_on(wish.node, facts):
             return Outlook(text=f"{wish.node} holds no rank: it is lost after 6 to 30 s of silence", incident=False)
