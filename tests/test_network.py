@@ -11,9 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import wait_until
+from tests.jobs import SCRIPTS, start_job, wait_until
+from torchrelay.cli.local_run import slots_of
+from torchrelay.cli.run import plan
+from torchrelay.cli.runs import NotPossible
 from torchrelay.protocol.ids import NodeId
 from torchrelay.schedulers import network as net
+from torchrelay.schedulers.local import read_file
 from torchrelay.schedulers.machine import boot_id, read_machine, write_machine
 from torchrelay.schedulers.network import Isolation, Network, plan_network
 from torchrelay.schedulers.port import SchedulerError
@@ -87,6 +91,45 @@ def test_where_a_run_is_can_be_read_back(tmp_path: Path) -> None:
     found = read_machine(tmp_path)
     assert found is not None
     assert (found.boot, found.uid, found.pid, found.folder) == (boot_id(), os.getuid(), os.getpid(), "/dev/shm/x")
+
+
+def test_a_run_that_cannot_isolate_is_refused_before_it_starts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    (tmp_path / "train.py").write_text("")
+    with pytest.raises(NotPossible, match="--isolate is not possible: network namespaces need root") as refusal:
+        plan(["--isolate", "--run-dir", str(tmp_path / "run"), str(tmp_path / "train.py")])
+    assert refusal.value.code == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_spare_nodes_come_after_the_others_and_hold_spares_only(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("")
+    words = ["--nodes", "2", "--nproc-per-node", "2", "--spares", "1", "--spare-nodes", "2", "--run-dir"]
+    made = plan([*words, str(tmp_path / "run"), str(tmp_path / "train.py")])
+    assert (made.spec.world_size, made.spec.spares, made.spec.nodes) == (4, 5, 2)
+    assert slots_of(made) == {"node-0": 3, "node-1": 2, "node-2": 2, "node-3": 2}
+
+
+@isolated
+@pytest.mark.slow
+def test_an_isolated_run_that_is_killed_leaves_nothing_that_the_next_does_not_remove(tmp_path: Path) -> None:
+    script = [str(SCRIPTS / "faulty.py"), "--steps", "5000", "--pace", "0.1"]
+    process = start_job(tmp_path / "run", script, ["--nodes", "2", "--isolate"])
+    wait_until("the network", lambda: read_file(tmp_path / "run" / net.RECORD, Network), deadline_s=30)
+    network = read_file(tmp_path / "run" / net.RECORD, Network)
+    assert network is not None
+    wait_until("an agent", lambda: inside(network, A), deadline_s=30)
+    process.kill()
+    process.wait(10)
+    wait_until("the end of its processes", lambda: not inside(network, A) and not inside(network, B), deadline_s=60)
+    assert traces(network.tag)
+    net.clear_leftovers()
+    assert traces(network.tag) == []
+
+
+def inside(network: Network, node: NodeId) -> list[str]:
+    """The processes of a node."""
+    return net.ip("netns", "pids", network.link(node).namespace).split()
 
 
 @isolated
