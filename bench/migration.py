@@ -1,0 +1,211 @@
+"""Migration: planned moves of ranks that are well, 20 times, 4 ranks on two virtual nodes, spares on a third.
+
+    make bench NAME=migration
+
+planned_pause     one rank: the longest gap between two committed steps around the move, less one undisturbed step
+drain_pause       the same for a node of two ranks, in one generation; drain_pause_ratio is to one rank's
+planned_pause_1gb the same for about 1 GB of state; copy_1gb_s: its bytes over the stream measured in the same run
+prepare_speed_ratio   the speed of training while the target is prepared, over the speed before
+unplanned_pause   for comparison in the same run: SIGKILL instead of a move, kill to the next step, less one step
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import tempfile
+import time
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+
+from figures import finish, progress
+from recovery import RANKS, Kill, command, prepare, settled, stop
+from restore import restore_figures
+from steps import read_times, step_time_s, wait_for
+from torchrelay.cli.client import Client
+from torchrelay.orchestrator.shown import MoveView
+
+HERE = Path(__file__).parent
+
+
+@dataclass
+class Moving:
+    """A job whose ranks are moved to and fro."""
+
+    run_dir: Path
+    times: Path
+    size: str
+    process: subprocess.Popen[bytes] = field(init=False)
+
+    def start(self, kill: Path) -> None:
+        words = command("torchrelay.cli.main", "run", "--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1")
+        words += ["--slot-faults", "0", "--moves-per-hour", "-1", "--run-dir", str(self.run_dir), "--quiet"]
+        words += [str(HERE / "workload.py"), "--size", self.size, "--steps", "1000000"]
+        words += ["--times", str(self.times), "--kill", str(kill)]
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+
+    def order(self, *words: str) -> None:
+        """Give an order as an operator does. Raises `CalledProcessError` if it is refused."""
+        subprocess.run(
+            command("torchrelay.cli.main", *words, "--yes", "--run-dir", str(self.run_dir)),
+            check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
+        )  # fmt: skip
+
+    def moves(self) -> list[MoveView]:
+        return list(Client.of(self.run_dir).view_moves(None).moves)
+
+    def await_move(self, number: int, *, deadline_s: float) -> MoveView:
+        """The n-th move, once it is over. Raises `RuntimeError` if it was not carried out."""
+
+        def over() -> bool:
+            moves = self.moves()
+            return len(moves) >= number and not moves[number - 1].open
+
+        wait_for(f"move {number}", over, deadline_s)
+        move = self.moves()[number - 1]
+        if move.state != "done":
+            raise RuntimeError(f"move {number} came to nothing: {move}")
+        return move
+
+    def await_spares(self, count: int) -> None:
+        wait_for(f"{count} warm spares", lambda: Client.of(self.run_dir).status()["spares"]["warm"] >= count, 120)
+
+
+def gap_s(times: dict[int, list[tuple[int, int, int]]], begin: int, end: int) -> float:
+    """The longest time between two commits of a rank, of those that reach into begin..end (ns), in seconds."""
+    longest = 0.0
+    for rows in times.values():
+        stamps = sorted(row[1] for row in rows)
+        spans = [b - a for a, b in pairwise(stamps) if b > begin and a < end]
+        longest = max(longest, max(spans, default=0) / 1e9)
+    return longest
+
+
+def speed(times: dict[int, list[tuple[int, int, int]]], begin: int, end: int) -> float:
+    """Steps per second between two moments, of all ranks together, divided by their number."""
+    count = sum(begin <= row[1] < end for rows in times.values() for row in rows)
+    return count / max(1, len(times)) / ((end - begin) / 1e9)
+
+
+def preparation_ms(move: MoveView) -> float:
+    """How long the targets were prepared while training went on."""
+    at = {
+        told.text.split()[0]: told.after_ms for told in move.story if told.text.startswith(("prepares", "all targets"))
+    }
+    return at["all"] - at["prepares"]
+
+
+def one_move(job: Moving, kill: Kill, number: int, *words: str) -> tuple[float, float]:
+    """Order a move; the pause beyond one step in s, and the speed while targets were prepared over the speed before."""
+    ordered = time.monotonic_ns()
+    job.order(*words)
+    move = job.await_move(number, deadline_s=240)
+    settled(kill, 3)
+    times = read_times(job.times)
+    span = max(round(1e6 * preparation_ms(move)), 1)
+    before = speed(times, ordered - max(4 * span, 10**9), ordered)
+    return gap_s(times, ordered, time.monotonic_ns()) - step_time_s(times), speed(
+        times, ordered, ordered + span
+    ) / before
+
+
+def small_state(work: Path, options: argparse.Namespace) -> dict[str, object]:
+    """4 M parameters: single ranks, whole nodes, and kills beside them."""
+    kill = Kill(prepare(work), work / "times")
+    job = Moving(work / "run", work / "times", "4m")
+    job.start(kill.folder)
+    try:
+        settled(kill, 20)
+        singles, drains, kills = [], [], []
+        for number in range(options.moves):
+            job.await_spares(2)
+            settled(kill, 10)
+            singles.append(one_move(job, kill, number + 1, "migrate", str(number % RANKS)))
+            progress(f"move {number + 1} of {options.moves}: {singles[-1][0]:.3f} s beyond one step")
+        for number in range(options.drains):
+            job.await_spares(2)
+            settled(kill, 10)
+            node = crowded(job)
+            drains.append(one_move(job, kill, options.moves + number + 1, "drain", node))
+            job.order("undrain", node)
+            progress(f"drain {number + 1} of {options.drains}: {drains[-1][0]:.3f} s beyond one step")
+        for number in range(options.kills):
+            job.await_spares(2)
+            settled(kill, 10)
+            at = kill.strike(number % RANKS, deadline_s=60)
+            kills.append(kill.next_step(at, deadline_s=120) - step_time_s(read_times(job.times)))
+            progress(f"kill {number + 1} of {options.kills}: {kills[-1]:.3f} s beyond one step")
+    finally:
+        stop(job.process)
+    pauses = [pause for pause, _ in singles]
+    drained = [pause for pause, _ in drains]
+    return {
+        "planned_pause_p50_s": statistics.median(pauses),
+        "planned_pause_max_s": max(pauses),
+        "drain_pause_p50_s": statistics.median(drained),
+        "drain_pause_ratio": statistics.median(drained) / statistics.median(pauses),
+        "prepare_speed_ratio": statistics.median(ratio for _, ratio in singles),
+        "unplanned_pause_p50_s": statistics.median(kills),
+        "step_s": step_time_s(read_times(job.times)),
+        "planned_pauses_s": pauses,
+        "drain_pauses_s": drained,
+    }
+
+
+def crowded(job: Moving) -> str:
+    """The node with the most ranks, so that a drain moves two."""
+    places = [row["node"] for row in Client.of(job.run_dir).ranks()["ranks"] if row["rank"] is not None]
+    return str(max(sorted(set(places)), key=places.count))
+
+
+def large_state(work: Path, moves: int) -> dict[str, object]:
+    """About 1 GB of state: the pause, and how long its bytes take in a plain stream of the same run."""
+    if not moves:
+        return {}
+    stream = restore_figures(1.0)["plain_stream_gb_per_s"]
+    kill = Kill(prepare(work), work / "times")
+    job = Moving(work / "run", work / "times", "1gb")
+    job.start(kill.folder)
+    try:
+        settled(kill, 8)
+        pauses = []
+        for number in range(moves):
+            job.await_spares(1)
+            settled(kill, 6)
+            pauses.append(one_move(job, kill, number + 1, "migrate", str(number % RANKS))[0])
+            progress(f"1 GB, move {number + 1} of {moves}: {pauses[-1]:.3f} s beyond one step")
+        size = Client.of(job.run_dir).incidents()[-1]["bytes"]
+        step = step_time_s(read_times(job.times))
+    finally:
+        stop(job.process)
+    copy = size / 1e9 / stream
+    return {
+        "planned_pause_1gb_s": statistics.median(pauses),
+        "copy_1gb_s": copy,
+        "planned_pause_1gb_beyond_copy_s": statistics.median(pauses) - copy,
+        "state_gb": size / 1e9,
+        "plain_stream_gb_per_s": stream,
+        "step_1gb_s": step,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--moves", type=int, default=20)
+    parser.add_argument("--drains", type=int, default=10)
+    parser.add_argument("--kills", type=int, default=5)
+    parser.add_argument("--gigabyte-moves", type=int, default=3)
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
+    try:
+        figures = small_state(work / "small", options) | large_state(work / "large", options.gigabyte_moves)
+        finish("migration", figures, moves=options.moves, drains=options.drains, kills=options.kills)
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()
