@@ -1,4 +1,4 @@
-"""Client: asks an orchestrator. Standard library only, so that a verb answers at once.
+"""Client: asks an orchestrator. No web library, so that a verb answers at once.
 
     client = Client.of(Path("torchrelay-runs/train"))
     client.status()["phase"]
@@ -8,16 +8,15 @@ Scripts use the methods that return plain values; the command line those that re
 
 from __future__ import annotations
 
-import http.client
-import json
 import os
 import pwd
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 import msgspec
 
+from torchrelay.cli.asking import ask
 from torchrelay.orchestrator.endpoint import TOKEN, read_endpoint
 from torchrelay.orchestrator.shown import (
     Audit,
@@ -32,7 +31,7 @@ from torchrelay.orchestrator.shown import (
     Status,
     WhyView,
 )
-from torchrelay.wire.trust import read_token
+from torchrelay.wire.tokens import read_token
 
 if TYPE_CHECKING:
     from torchrelay.protocol.events import JobSpec
@@ -92,19 +91,19 @@ class Client:
 
     def cancel(self, job: str, reason: str) -> None:
         """End a job, with exit code 130."""
-        self._ask("POST", f"/v1/jobs/{quote(job)}/cancel", json.dumps({"reason": reason}).encode())
+        self._ask("POST", f"/v1/jobs/{quote(job)}/cancel", msgspec.json.encode({"reason": reason}))
 
     def note(self, call: str, what: str) -> None:
         """Write into the audit what was done without the orchestrator."""
-        self._ask("POST", "/v1/audit", json.dumps({"call": call, "what": what}).encode())
+        self._ask("POST", "/v1/audit", msgspec.json.encode({"call": call, "what": what}))
 
     def shutdown(self, reason: str) -> None:
         """End all workers, agents, and the orchestrator."""
-        self._ask("POST", "/v1/shutdown", json.dumps({"reason": reason}).encode())
+        self._ask("POST", "/v1/shutdown", msgspec.json.encode({"reason": reason}))
 
     def change(self, path: str, body: dict[str, Any], *, dry_run: bool) -> Change:
         """Something that changes the cluster, or with `dry_run` the plan of it."""
-        data = self._ask("POST", f"{path}?dry_run=1" if dry_run else path, json.dumps(body).encode())
+        data = self._ask("POST", f"{path}?dry_run=1" if dry_run else path, msgspec.json.encode(body))
         return decoded(data, Change, f"{self.url}{path}")
 
     # ------------------------------------------------------------ as structs
@@ -153,20 +152,13 @@ class Client:
         return job if job is not None else self.job().job
 
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
-        where = urlsplit(self.url)
-        if where.hostname is None:
-            raise Away(f"{self.url!r} is no URL")
-        connection = http.client.HTTPConnection(where.hostname, where.port, timeout=TIMEOUT_S)
+        headers = {"Authorization": f"Bearer {self._token}", WHO: who_am_i()}
         try:
-            connection.request(method, path, body, {"Authorization": f"Bearer {self._token}", WHO: who_am_i()})
-            response = connection.getresponse()
-            data = response.read()
-        except (OSError, http.client.HTTPException) as error:
+            status, data = ask(self.url, method, path, headers, body or b"", TIMEOUT_S)
+        except OSError as error:
             raise Away(f"no orchestrator answers at {self.url} ({error})") from error
-        finally:
-            connection.close()
-        if response.status >= 400:
-            raise Denied(response.status, reason_in(data))
+        if status >= 400:
+            raise Denied(status, reason_in(data))
         return data
 
 
@@ -201,7 +193,7 @@ def who_am_i() -> str:
 def reason_in(data: bytes) -> str:
     """The reason in an error's body."""
     try:
-        told = json.loads(data)
-    except ValueError:
+        told = msgspec.json.decode(data)
+    except msgspec.DecodeError:
         return data.decode("utf-8", "replace")[:300]
     return str(told["error"]) if isinstance(told, dict) and "error" in told else str(told)
