@@ -23,10 +23,11 @@ from pathlib import Path
 
 from torchrelay.protocol.events import Answer, Event, RecordKept, RestoreFailed, WorkerReported, WorkerResumed
 from torchrelay.protocol.ids import JobId, Point, Rank, WorkerId
-from torchrelay.protocol.orders import Assign, Halt, Interrupt, Recall, Restore, Resume, WorkerOrder
+from torchrelay.protocol.orders import Assign, CatchUp, Halt, Interrupt, Recall, Restore, Resume, WorkerOrder
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.link import Welcome, decode_to_worker
+from torchrelay.worker.courtesy import Courtesy
 from torchrelay.worker.identity import CONTROL_THREAD, Identity
 from torchrelay.worker.standing import Report, Standing
 
@@ -69,6 +70,7 @@ class Link:
         self._answers: dict[type[WorkerOrder], Answer] = {}
         self._reported: Report | None = None
         self._reach: Reach | None = None
+        self._courtesy = Courtesy()
 
     # ------------------------------------------------------------ the main thread
 
@@ -137,6 +139,10 @@ class Link:
         if message.worker != self._worker or message.job != self._job:
             log.warning("dropped an order for %s", message.worker)
             return
+        if isinstance(message, Assign) and message.examples:
+            self._courtesy.give_way()
+        elif isinstance(message, Interrupt | CatchUp | Assign):
+            self._courtesy.take_turn()
         match message:
             case Interrupt():
                 self._interrupt(message)

@@ -1,0 +1,67 @@
+"""Courtesy: the target of a move prepares itself beside ranks that train, and lets them have the processor first.
+
+Its threads get a lower priority, and the old one back when it is called for. An ordinary user may only do the first; so
+it is tried, on a thread that ends, whether the way back is open. (`setpriority` on Linux is per thread, and new threads
+take over the priority of the one that makes them.)
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+STEPS = 10  # of nice: about a tenth of the processor's time beside others that want all of it
+
+
+class Courtesy:
+    """The priority of this process, but for the control thread, which calls this and must hear when it is called for."""
+
+    def __init__(self) -> None:
+        self._before: int | None = None
+        self._over = False
+
+    def give_way(self) -> None:
+        """Let others go first, if that can be taken back. Not again once its turn has come: orders are repeated."""
+        before = os.getpriority(os.PRIO_PROCESS, 0)
+        if self._before is None and not self._over and may_return(before):
+            self._before = before
+            set_all(before + STEPS)
+
+    def take_turn(self) -> None:
+        """Be as quick as others again."""
+        self._over = True
+        if self._before is not None:
+            before, self._before = self._before, None
+            set_all(before)
+
+
+def may_return(priority: int) -> bool:
+    """Whether a thread with a lower priority may have this one again."""
+    found: list[bool] = []
+
+    def attempt() -> None:
+        try:
+            os.setpriority(os.PRIO_PROCESS, 0, priority + 1)
+            os.setpriority(os.PRIO_PROCESS, 0, priority)
+        except PermissionError:
+            return
+        found.append(True)
+
+    thread = threading.Thread(target=attempt, name="courtesy")
+    thread.start()
+    thread.join()
+    return bool(found)
+
+
+def set_all(priority: int) -> None:
+    """Set the priority of all other threads; twice, as one may begin meanwhile, with the priority of its maker."""
+    caller = threading.get_native_id()
+    for _ in range(2):
+        for task in Path("/proc/self/task").iterdir():
+            if int(task.name) == caller:
+                continue
+            try:
+                os.setpriority(os.PRIO_PROCESS, int(task.name), priority)
+            except ProcessLookupError:
+                pass  # it has ended

@@ -1,0 +1,56 @@
+"""Courtesy: all threads of a target but the one that listens step back, and come forward again."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchrelay.worker.courtesy import STEPS, Courtesy, may_return
+
+
+def priorities(*, but: int) -> set[int]:
+    """Of all threads of this process but one."""
+    tasks = [int(task.name) for task in Path("/proc/self/task").iterdir()]
+    return {os.getpriority(os.PRIO_PROCESS, task) for task in tasks if task != but}
+
+
+def on_a_control_thread(what: Callable[[], None]) -> None:
+    thread = threading.Thread(target=what)
+    thread.start()
+    thread.join()
+
+
+def test_all_others_step_back_and_come_forward_again() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if not may_return(before):
+        pytest.skip("an ordinary user may not raise a priority again")
+    seen: list[set[int]] = []
+
+    def control() -> None:
+        me = threading.get_native_id()
+        courtesy = Courtesy()
+        for act in (courtesy.give_way, courtesy.give_way, courtesy.take_turn, courtesy.take_turn, courtesy.give_way):
+            act()
+            seen.append(priorities(but=me))
+        seen.append({os.getpriority(os.PRIO_PROCESS, me)})
+
+    on_a_control_thread(control)
+    back, forth = {before + STEPS}, {before}
+    assert seen == [back, back, forth, forth, forth, forth], "an order that is repeated does not send it back again"
+
+
+def test_without_a_way_back_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = priorities(but=0)
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "setpriority", refuse)
+    courtesy = Courtesy()
+    courtesy.give_way()
+    assert priorities(but=0) == before
+    courtesy.take_turn()
