@@ -77,6 +77,7 @@ class Result(Struct, frozen=True, kw_only=True):
     did: str = ""
     took_s: float | None = None
     resolved: bool | None = None
+    after_s: float | None = None  # from the fault until its incidents were resolved, silence included
     outcome: str = ""
     incidents: tuple[IncidentView, ...] = ()
 
@@ -212,10 +213,14 @@ class Session:
         known = len(self.client.view_incidents(self.job).incidents)
         begin = time.monotonic()
         did = self.act(plan)
+        done = time.monotonic()
         self.record(result, did)
-        result = msgspec.structs.replace(result, did=did, took_s=round(time.monotonic() - begin, 3))
+        result = msgspec.structs.replace(result, did=did, took_s=round(done - begin, 3))
         if not self.given.no_wait:
             result = self.outcome(result, expects, known)
+            if result.incidents:
+                since = begin if plan.lasts_s is not None else done
+                result = msgspec.structs.replace(result, after_s=round(time.monotonic() - since, 2))
         self.tell(result)
         return result.resolved is not False
 
@@ -321,7 +326,8 @@ def outcome_page(result: Result) -> str:
     """What was done, how it was resolved, and the time of each phase."""
     lines = [f"done: {result.did}"]
     if result.outcome:
-        lines.append(f"outcome: {result.outcome}")
+        after = "" if result.after_s is None else f" ({result.after_s:g} s after it was done)"
+        lines.append(f"outcome{after}: {result.outcome}")
     for incident in result.incidents:
         phases = ", ".join(f"{name} {milliseconds(took)}" for name, took in incident.phases.items())
         lines.append(f"{incident.name}: {phases}" if phases else f"{incident.name}: {incident.resolution}")
