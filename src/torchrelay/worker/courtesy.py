@@ -15,7 +15,7 @@ STEPS = 10  # of nice: about a tenth of the processor's time beside others that 
 
 
 class Courtesy:
-    """The priority of this process, but for the control thread, which calls this and must hear when it is called for."""
+    """The priority of this process, but for the control thread, which calls this and must hear its orders."""
 
     def __init__(self) -> None:
         self._before: int | None = None
