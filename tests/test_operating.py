@@ -259,7 +259,8 @@ class TestChanging:
     def test_a_finished_job_takes_no_orders(self, tmp_path: Path) -> None:
         async def story(desk: Desk) -> None:
             await desk.service.put(JobCancelled(job=JOB, reason="enough"))
-            for words in ("migrate 2", "drain node-1"):
+            desk.service.kept = True
+            for words in ("migrate 2", "drain node-1", "undrain node-1", "restart --force"):
                 said = await desk.say(*words.split())
                 assert (said.code, "enough" in said.err) == (2, True), said
 

@@ -32,6 +32,7 @@ from torchrelay.orchestrator.plans import (
     PlanRefused,
     TaintAsk,
     UntaintAsk,
+    check_jobs,
     plan_migrate,
     plan_taint,
     plan_untaint,
@@ -257,6 +258,10 @@ def check_restart(service: Orchestrator, ask: RestartAsk) -> str:
         return "nothing is to be restarted: name the orchestrator, the agents, or both"
     if not service.kept:
         return "this orchestrator was not started by `torchrelay run`: nobody would start it again; end and start it"
+    try:
+        check_jobs(service.cluster)
+    except PlanRefused as error:
+        return str(error)
     if ask.force:
         return ""
     for job in service.cluster.jobs.values():

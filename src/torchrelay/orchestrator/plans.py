@@ -109,6 +109,12 @@ def check_job(job: Job) -> None:
         raise PlanRefused(f"{job.spec.job} {'has ended' if job.phase is JobPhase.ENDED else 'is ending'}{how}")
 
 
+def check_jobs(cluster: Cluster) -> None:
+    """Raises `PlanRefused` if there were jobs, and all are over: nothing would come of it."""
+    if cluster.jobs and all(over(job) for job in cluster.jobs.values()):
+        check_job(list(cluster.jobs.values())[-1])
+
+
 def holder_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     name = job.seats[rank].worker
     return None if name is None else cluster.workers.get(name)
@@ -203,8 +209,7 @@ def plan_taint(scene: Scene, ask: TaintAsk, who: str) -> Planned:
         raise PlanRefused(f"key {ask.key!r} or value {ask.value!r} cannot be used: {form}")
     if ask.ttl_ms is not None and ask.ttl_ms <= 0:
         raise PlanRefused(f"a taint of {ask.ttl_ms} ms would be gone at once: give a longer --ttl, or none")
-    if cluster.jobs and all(over(job) for job in cluster.jobs.values()):
-        check_job(list(cluster.jobs.values())[-1])
+    check_jobs(cluster)
     planned = ask.verb == "drain"
     place = place_text(node.node, slot)
     before = cluster.taints.get((node.node, slot, ask.key))
@@ -258,6 +263,7 @@ def plan_untaint(scene: Scene, ask: UntaintAsk, who: str) -> Planned:
     cluster = scene.cluster
     node = node_of(cluster, ask.node)
     slot = slot_of(node, ask.slot)
+    check_jobs(cluster)
     place = place_text(node.node, slot)
     taint = cluster.taints.get((node.node, slot, ask.key))
     if taint is None:
