@@ -51,7 +51,7 @@ def spec() -> JobSpec:
 def assign(worker: str, rank: int = 2) -> Assign:
     return Assign(
         node=NODE, worker=WorkerId(worker), job=JOB, generation=G1, rank=Rank(rank), world_size=4, local_world_size=4,
-        newcomer=False,
+        local_rank=rank, newcomer=False,
     )  # fmt: skip
 
 

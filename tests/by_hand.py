@@ -163,7 +163,7 @@ class ByHand(Stage):
 
     def assign(self, rank: int, actor: Actor | None = None, *, newcomer: bool = True) -> None:
         self.order(
-            Assign, rank, actor, world_size=self.world, local_world_size=self.world, newcomer=newcomer
+            Assign, rank, actor, world_size=self.world, local_world_size=self.world, local_rank=rank, newcomer=newcomer
         )  # fmt: skip
 
     def rewire(self) -> None:

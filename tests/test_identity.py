@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.orders import Assign
@@ -19,7 +20,7 @@ from torchrelay.worker.identity import Identity, environment_of
 def assign(rank: int = 5, newcomer: bool = False) -> Assign:
     return Assign(
         node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(1), rank=Rank(rank), world_size=8,
-        local_world_size=4, newcomer=newcomer, restarts=2,
+        local_world_size=4, local_rank=rank % 4, newcomer=newcomer, restarts=2,
     )  # fmt: skip
 
 
@@ -195,3 +196,9 @@ def test_a_rank_that_comes_before_the_script_is_there_when_it_asks() -> None:
         [sys.executable, "-c", EARLY], capture_output=True, text=True, timeout=60, cwd=root, check=False
     )
     assert done.stdout.split() == ["5", "_Environ"], done.stderr
+
+
+def test_the_local_rank_is_the_slot_that_a_rank_has_moved_to() -> None:
+    moved = replace(assign(6), local_rank=3)
+    told = environment_of(moved)
+    assert (told["RANK"], told["LOCAL_RANK"], told["GROUP_RANK"]) == ("6", "3", "1")

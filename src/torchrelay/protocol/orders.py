@@ -64,6 +64,8 @@ class Fence(Order, frozen=True, tag=True, kw_only=True):
 class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
     """Take this rank. `newcomer`: the job is already trained to some point; `restarts`: starts of the whole job.
 
+    `local_rank`: the slot on its node, and so the device: another one than its predecessor's, on another node.
+
     `examples`: for the target of a move, who trains now and can show what a step is called with. While training goes
     on there is time to rehearse.
     """
@@ -71,6 +73,7 @@ class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
     rank: Rank
     world_size: int
     local_world_size: int
+    local_rank: int
     newcomer: bool
     restarts: int = 0
     once: tuple[tuple[str, bytes], ...] = ()

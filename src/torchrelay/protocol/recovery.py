@@ -126,7 +126,9 @@ def heir_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     worker = None if move is None else cluster.workers.get(move.targets.get(rank, WorkerId("")))
     if worker is None or worker.life is Life.FENCING or closed(cluster, worker.node, worker.slot):
         return None
-    return worker
+    # When the point is decided nobody is asked any more; one that was told of another can not come there.
+    strayed = job.phase is JobPhase.PREPARING and worker.brought not in (None, job.target)
+    return None if strayed else worker
 
 
 def inherit(cluster: Cluster, job: Job, rank: Rank, heir: Worker) -> Cluster:
@@ -143,10 +145,9 @@ def inherit(cluster: Cluster, job: Job, rank: Rank, heir: Worker) -> Cluster:
     if not heir.prepared:
         return cluster
     job = cluster.jobs[job.spec.job]
-    seat = replace(
-        job.seats[rank], assigned_in=Generation(job.generation - 1), joined=True,
-        shard=heir.shard or job.seats[rank].shard,
-    )  # fmt: skip
+    seat = replace(job.seats[rank], joined=True, shard=heir.shard or job.seats[rank].shard)
+    if job.phase is JobPhase.AGREEING:
+        seat = replace(seat, assigned_in=Generation(job.generation - 1))
     return cluster.with_job(job.with_seat(rank, seat))
 
 

@@ -154,6 +154,7 @@ def assign(job: Job, rank: Rank, newcomer: bool, worker: Worker, examples: tuple
         rank=rank,
         world_size=job.spec.world_size,
         local_world_size=job.spec.nproc_per_node,
+        local_rank=worker.slot,
         newcomer=newcomer,
         restarts=job.restarts,
         once=once,

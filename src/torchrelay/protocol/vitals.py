@@ -316,8 +316,10 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
         return stopped_too_long(pulse, now_ms)
     if job.phase not in TRAINING:
         return ""
-    if any(seat.finished for seat in job.seats.values()) and sample.phase is not WorkerPhase.FINISHED:
-        # Who has finished enters no collective any more, and waits for all others to finish.
+    finished = any(seat.finished for seat in job.seats.values()) and sample.phase is not WorkerPhase.FINISHED
+    if finished or job.phase in MOVING:
+        # Who has finished enters no collective any more, and waits for all others to finish. And who is to halt but is
+        # stopped says nothing of the new generation: nobody could be seen to wait for it.
         stopped = stopped_too_long(pulse, now_ms)
         if stopped:
             return stopped

@@ -88,10 +88,10 @@ class Identity:
 
 def environment_of(order: Assign) -> dict[str, str]:
     """torchrun's variables that differ between ranks, or are known with the rank only."""
-    local, group = order.rank % order.local_world_size, order.rank // order.local_world_size
+    group = order.rank // order.local_world_size
     return {
         "RANK": str(order.rank),
-        "LOCAL_RANK": str(local),
+        "LOCAL_RANK": str(order.local_rank),
         "GROUP_RANK": str(group),
         "ROLE_RANK": str(order.rank),
         "WORLD_SIZE": str(order.world_size),
