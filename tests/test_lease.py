@@ -7,18 +7,25 @@ import fcntl
 import signal
 import sqlite3
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from tests.brain import RecordingLink, listening, serving, spec, start_process, until
 from torchrelay.agent.uplink import Uplink
 from torchrelay.cli.client import Away, Client
 from torchrelay.orchestrator.journal import Call, Journal, JournalRefused, JournalUnavailable, Superseded, read_history
 from torchrelay.protocol.events import JobSubmitted, NodeJoined, Tick
-from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.ids import NodeId, WorkerId
+from torchrelay.protocol.orders import Fence
+from torchrelay.protocol.vitals import Beat
+from torchrelay.wire.channel import AGENT_PATH, Attach, Attached, OrderFrame
+from torchrelay.wire.codec import encode
 from torchrelay.wire.trust import read_token
 
 CALL = Call(wall_ms=1, who="ann@desk", call="drain", what="node-1")
@@ -85,6 +92,50 @@ class TestJournal:
             assert (journal.lease, journal.last_seq) == (1, 1)
             journal.append(Tick(), 8, CALL)
         assert read_history(path).calls[0].seq == 2
+
+
+class TestUplink:
+    def test_orders_of_a_lower_lease_are_not_passed_on(self) -> None:
+        """An orchestrator that gives them after its welcome was replaced is left at once."""
+        order = Fence(node=NodeId("node-0"), worker=WorkerId("w"))
+        connections = []
+
+        async def serve(request: web.Request) -> web.WebSocketResponse:
+            socket = web.WebSocketResponse()
+            await socket.prepare(request)
+            await socket.receive()
+            connections.append(socket)
+            for message in (Attached(lease=3), OrderFrame((order,), 3), OrderFrame((order, order), 2)):
+                await socket.send_bytes(encode(message))
+            await socket.receive()
+            return socket
+
+        async def story() -> None:
+            app = web.Application()
+            app.add_routes([web.get(AGENT_PATH, serve)])
+            server = TestServer(app)
+            await server.start_server()
+            heard: list[object] = []
+            uplink = an_uplink(lambda: str(server.make_url("")), lambda: "trt_x", heard.append)
+            running = asyncio.create_task(uplink.run())
+            await until("a second connection", lambda: len(connections) > 1)
+            assert {type(message) for message in heard} == {Attached, OrderFrame}
+            assert {message.lease for message in heard if isinstance(message, OrderFrame)} == {3}
+            running.cancel()
+            with suppress(asyncio.CancelledError):
+                await running
+            await server.close()
+
+        asyncio.run(asyncio.wait_for(story(), 30))
+
+
+def an_uplink(where: Callable[[], str], token: Callable[[], str], on_message: Callable[[object], None]) -> Uplink:
+    """The agent's end of a node without workers."""
+    node = NodeId("node-0")
+    return Uplink(
+        where=where, token=token, attach=lambda: Attach(node=node, incarnation="a", slots=1),
+        beat=lambda: Beat(node=node, incarnation="a"), on_message=on_message, on_acked=lambda _: None,
+    )  # fmt: skip
 
 
 class TestService:
@@ -157,16 +208,9 @@ class TestProcesses:
         self, tmp_path: Path, first: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
     ) -> None:
         async def story() -> None:
-            from torchrelay.protocol.vitals import Beat
-            from torchrelay.wire.channel import Attach
-
             heard: list[object] = []
-            me = {"node": NodeId("node-0"), "incarnation": "a"}
-            uplink = Uplink(
-                where=lambda: Client.of(tmp_path).url, token=lambda: read_token(tmp_path / "token"),
-                attach=lambda: Attach(**me, slots=1), beat=lambda: Beat(**me),  # type: ignore[arg-type]
-                on_message=heard.append, on_acked=lambda _: None,
-            )  # fmt: skip
+            token = partial(read_token, tmp_path / "token")
+            uplink = an_uplink(lambda: Client.of(tmp_path).url, token, heard.append)
             uplink.lease = 7  # it was attached to a later one
             running = asyncio.create_task(uplink.run())
             await until("a refusal", lambda: "lease 1 is over" in caplog.text)
