@@ -320,10 +320,11 @@ def test_whatever_moves_ends_a_standstill() -> None:
     before = pulse(still=5_000)
     assert feel(before, before.sample, NOW).still_ms == NOW - 5_000
     moves: tuple[dict[str, Any], ...] = (
-        {"point": Point(11)}, {"phase": WorkerPhase.GATE}, {"generation": Generation(2)}, {"collectives": 101},
+        {"point": Point(11)}, {"phase": WorkerPhase.GATE}, {"collectives": 101},
     )  # fmt: skip
     for fields in moves:
         assert feel(before, pulse(**fields).sample, NOW).still_ms == NOW
+    assert feel(before, pulse(generation=Generation(2)).sample, NOW).still_ms == NOW - 5_000
 
 
 def test_a_hang_is_dated_by_its_last_move_and_told_once_it_is_to_be_ended_no_more() -> None:
