@@ -216,7 +216,8 @@ def open_move(cluster: Cluster, job: Job) -> Cluster:
         return cluster
     kind, ranks, reason = choose_group(cluster, job, wanted)
     move = aim(job, Move(job.moved + 1, kind, (), reason, cluster.now_ms), kind, ranks, wanted)
-    move = move.tell(cluster.now_ms, f"asked for by {wanted[ranks[0]].source}: {reason}")
+    source = wanted[ranks[0]].source
+    move = move.tell(cluster.now_ms, reason if source in reason else f"{reason} ({source})")
     job = replace(job, moves=(*job.moves, move)[-KEPT_MOVES:], moved=move.number)
     return cluster.with_job(job)
 
