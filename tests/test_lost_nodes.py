@@ -28,7 +28,7 @@ from torchrelay.wire.prompt import resume_soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
-STEPS = 150
+STEPS = 110  # at this pace longer than any partition or cut here
 PACE_S = 0.1
 FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
 isolated = pytest.mark.skipif(bool(net.obstacle()), reason=net.obstacle())

@@ -70,6 +70,7 @@ class Agent:
         self._leaving: dict[WorkerId, WorkerSeen] = {}  # ended, and the orchestrator has not acknowledged it
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop: asyncio.Future[Shutdown] = loop.create_future()
+        self._back: asyncio.TimerHandle | None = None  # the end of a partition that chaos asked for
         self.sampler = Sampler(site.folder)
         self.processes = Processes(
             site.folder, preload=launch.preload, env=self._env, cwd=launch.cwd, linger_s=site.linger_s,
@@ -120,7 +121,9 @@ class Agent:
             return
         logger.warning("deaf and dumb for %g s, as chaos asks", seconds)
         self.uplink.open.clear()
-        asyncio.get_running_loop().call_later(seconds, self.uplink.open.set)
+        if self._back is not None:
+            self._back.cancel()
+        self._back = asyncio.get_running_loop().call_later(seconds, self.uplink.open.set)
 
     def _why(self, hearing: asyncio.Task[None], talking: asyncio.Task[None]) -> tuple[Shutdown, int]:
         """Why it ends, and with which exit code."""
