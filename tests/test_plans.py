@@ -231,7 +231,7 @@ class TestWhy:
 
     def test_a_node_that_takes_nothing(self) -> None:
         story = two_nodes(spares=0)
-        assert "slot 2: free: no worker is started there" in self.lines(story, "node-1")
+        assert "slot 2: free: no worker is started there, as all 0 spares" in self.lines(story, "node-1")
         story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="gone"))
         assert "lost: nothing is put there" in self.lines(story, "node-1")
 
@@ -240,7 +240,8 @@ class TestWhy:
         carried_out(story, migrate(story, 2, reason="try it"))
         found = why(scene(story), story.job, "m-1")
         assert "M-1 of job (planned): preparing" in found.lines
-        assert found.story[0].text == "asked for by ann@desk: try it"
+        assert WHO in found.story[0].text
+        assert "try it" in found.story[0].text
 
     def test_its_target_and_its_leaver_are_explained(self) -> None:
         story = two_nodes()

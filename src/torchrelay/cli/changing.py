@@ -32,9 +32,19 @@ def reach(run_dir: Path | None) -> Client:
         client = Client.of(found)
         client.view_status()
     except Away as error:
-        remedy = "`torchrelay run` starts it again at once; if the run is over there is nothing to change"
+        refuse_if_over(found)
+        remedy = "`torchrelay run` starts it again at once: try again"
         raise NotPossible(f"nothing was changed: {error}; {remedy}") from error
     return client
+
+
+def refuse_if_over(run_dir: Path) -> None:
+    """Raises `NotPossible` if the journal says that the run has ended: nobody will ever do anything there."""
+    from torchrelay.cli.chronicle import Chronicle  # replaying needs the whole protocol: only now
+
+    chronicle = Chronicle.of(run_dir)
+    if chronicle.over:
+        raise NotPossible(f"nothing can be changed: {chronicle.remark}", 2)
 
 
 def settle(plan: Change, act: Callable[[], Change], *, yes: bool, dry_run: bool, output: Output) -> Change:

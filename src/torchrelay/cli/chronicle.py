@@ -27,6 +27,7 @@ class Chronicle:
     scene: Scene
     remark: str
     calls: tuple[Call, ...] = ()
+    over: bool = False  # there was a job, and it has ended
 
     @classmethod
     def of(cls, run_dir: Path) -> Chronicle:
@@ -39,9 +40,9 @@ class Chronicle:
         cluster = replay(history.entries, ways)
         last = max(history.entries[-1].at_ms if history.entries else 0, cluster.now_ms)
         scene = Scene(cluster, Vitals(), history.reached, history.anchors, last, ways, history.lease)
-        over = all(job.phase is JobPhase.ENDED for job in cluster.jobs.values()) and cluster.jobs
+        over = bool(cluster.jobs) and all(job.phase is JobPhase.ENDED for job in cluster.jobs.values())
         remark = f"the run ended at {scene.at(last)}" if over else away(scene, last)
-        return cls(scene, remark, history.calls)
+        return cls(scene, remark, history.calls, over)
 
     def job(self, job: str | None = None) -> JobStatus:
         return view_job(self.scene, self._find(job))

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchrelay.cli.changing import settle
+from torchrelay.cli.changing import refuse_if_over, settle
 from torchrelay.cli.client import Away, Client, Denied, who_am_i
 from torchrelay.cli.runs import FOLDER, NotPossible, find_run
 from torchrelay.cli.show import Output, remark, show_json
@@ -21,6 +21,8 @@ LOOK_S = 0.05
 def freeze(given: argparse.Namespace) -> None:
     """Write the file, and wait until it is seen."""
     path = file_of(given)
+    if not given.all:
+        check(find_run(given.run_dir))
     reason = " ".join(given.reason.split())
     if path.exists():
         plan = Change(verb="freeze", applied=False, changes=False, plan=(f"frozen already: {path} is there",))
@@ -57,6 +59,14 @@ def unfreeze(given: argparse.Namespace) -> None:
         return done(plan)
 
     carry_out(given, plan, act, path, wanted=False)
+
+
+def check(run_dir: Path) -> None:
+    """Raises `NotPossible` if the run is over. An orchestrator that is only away heeds the file when it is back."""
+    try:
+        Client.of(run_dir).view_status()
+    except (Away, Denied):
+        refuse_if_over(run_dir)
 
 
 def done(plan: Change) -> Change:

@@ -198,5 +198,16 @@ def why_slot(scene: Scene, job: Job, node: Node, slot: int) -> Iterator[str]:
     if because:
         yield f"{holds}: {because}"
         return
+    yield f"free: {why_free(cluster, job)}"
+
+
+def why_free(cluster: Cluster, job: Job) -> str:
+    """Why no worker is started in a slot that could be used."""
     spares = len(cluster.spares(job.spec.job))
-    yield f"free: no worker is started there, as {spares} of {job.spec.spares} spares that are wanted are there already"
+    if over(job):
+        return f"{job.spec.job} is {job.phase}"
+    if spares >= job.spec.spares:
+        return f"no worker is started there, as all {job.spec.spares} spares that are wanted are there"
+    if job.phase is not JobPhase.RUNNING:
+        return f"{job.spec.job} is {job.phase}; spares are filled up when it trains"
+    return f"{spares} of {job.spec.spares} spares are there: one is to be started"
