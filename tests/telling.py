@@ -15,6 +15,7 @@ from torchrelay.protocol import orders as od
 from torchrelay.protocol.cluster import EMPTY, Cluster, advance, orders
 from torchrelay.protocol.ids import START, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import Job
+from torchrelay.protocol.moves import Move
 
 JOB = JobId("job")
 
@@ -66,6 +67,11 @@ class Story:
     @property
     def job(self) -> Job:
         return self.cluster.jobs[JOB]
+
+    @property
+    def move(self) -> Move:
+        """The newest."""
+        return self.job.moves[-1]
 
     def holder(self, rank: int) -> WorkerId:
         worker = self.job.seats[Rank(rank)].worker
