@@ -45,8 +45,8 @@ def status_page(job: JobStatus) -> str:
         facts["frozen"] = "; ".join(f"by {one.source}{': ' if one.reason else ''}{one.reason}" for one in job.freezes)
     if job.taints:
         facts["taints"] = "; ".join(taint.text for taint in job.taints)
-    if job.lease > 1:
-        facts["orchestrator"] = f"lease {job.lease}: it was started {job.lease} times"
+    if job.lease:
+        facts["lease"] = str(job.lease) + (f": the orchestrator was started {job.lease} times" if job.lease > 1 else "")
     if job.restarts:
         facts["restarts"] = f"{job.restarts} from the script's own checkpoint"
     if job.waiting_s is not None:
