@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import msgspec
 import pytest
 
 from tests import small_world as small
-from tests.telling import JOB, answers, submitted
+from tests.telling import JOB, Stand, answers, submitted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.cluster import Cluster, advance, orders
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import RECOVERING, Job, JobPhase
-from torchrelay.protocol.roster import Life, Seat
+from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase
+from torchrelay.protocol.moves import MoveState
+from torchrelay.protocol.roster import Life, Worker
 from torchrelay.simulation.invariants import check_together
 
 (
@@ -27,11 +29,15 @@ from torchrelay.simulation.invariants import check_together
 # One event moves a job as far as what is known allows, so a step may pass over phases; what is not here never happens.
 AFTER: dict[JobPhase, set[JobPhase]] = {
     STARTING: {STARTING, REWIRING, FINISHING, ENDING, ENDED},
-    RUNNING: {RUNNING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
+    RUNNING: {RUNNING, QUIESCING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
+    QUIESCING: {QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
+    HALTING: {HALTING, RELEASING, REWIRING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
+    # The next move may begin at once, when all targets are prepared already.
+    RELEASING: {RELEASING, RUNNING, QUIESCING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
     AGREEING: {AGREEING, PREPARING, REWIRING, STARTING, ENDING, ENDED},
     PREPARING: {PREPARING, REWIRING, AGREEING, STARTING, ENDING, ENDED},
     REWIRING: {REWIRING, RESUMING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
-    RESUMING: {RESUMING, RUNNING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
+    RESUMING: {RESUMING, RUNNING, QUIESCING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
     FINISHING: {FINISHING, ENDING, ENDED},
     ENDING: {ENDING, ENDED},
     ENDED: {ENDED},
@@ -47,31 +53,57 @@ def check_transition(before: Cluster, happening: small.Happening, after: Cluster
         assert job.target >= was.target, "the point to go on from never goes back"
     check_roster(after, job)
     check_orders(after, job)
-    check_progress(job)
+    check_progress(after, job)
     assert advance(after, ev.Tick(), after.now_ms) == after, "it comes to rest at once"
     assert advance(after, happening.event, after.now_ms) == after, "what is heard twice counts once"
     if isinstance(happening.event, ev.Answer):
         stale = msgspec.structs.replace(happening.event, generation=Generation(was.generation - 1))
-        assert advance(before, stale, 0) == before, "stale answers change nothing"
+        assert nothing_changes(before, stale), "stale answers change nothing"
         stranger = msgspec.structs.replace(happening.event, worker="somebody")
-        assert advance(before, stranger, 0) == before, "only the holder of a rank answers for it"
+        assert nothing_changes(before, stranger), "only the holder of a rank answers for it"
+
+
+def nothing_changes(before: Cluster, event: ev.Event) -> bool:
+    """Whether a (folded) state stays as it is. What a move waits for is told anew, as folding has made it forget."""
+    after = advance(before, event, 0)
+    return after == before or small.folded(after) == before
 
 
 def check_roster(cluster: Cluster, job: Job) -> None:
     """One owner: a seat has a living holder that knows its rank, and nobody sits twice."""
     holders = [seat.worker for seat in job.seats.values() if seat.worker is not None]
-    assert len(set(holders)) == len(holders)
+    leavers = [seat.leaver for seat in job.seats.values() if seat.leaver is not None]
+    targets = [] if job.open_move is None else list(job.open_move.targets.values())
     if job.phase in small.LAST_PHASES:
+        assert len(set(holders)) == len(holders)
         return
+    taking_part = holders + leavers + targets
+    assert len(set(taking_part)) == len(taking_part), "nobody has two parts"
     for rank, seat in job.seats.items():
+        if seat.leaver is not None:
+            assert job.phase in RECOVERING - {RESUMING}
+            assert job.boundary is not None
+            assert cluster.workers[seat.leaver].life is not Life.FENCING
+            assert cluster.workers[seat.leaver].rank == rank
         if seat.worker is not None:
             worker = cluster.workers[seat.worker]
             assert worker.life is not Life.FENCING
-            assert worker.rank == rank
-            former = [w for w in cluster.workers.values() if w.rank == rank and w.worker != seat.worker]
-            assert not former, "a rank is given away when its former holder has ended"
-    assert all(worker.rank is None or worker.worker in holders or worker.life is Life.FENCING
-               for worker in cluster.workers.values())  # fmt: skip
+            assert (worker.rank, worker.heir) == (rank, None)
+            former = [w.worker for w in cluster.workers.values() if w.rank == rank and w.worker != seat.worker]
+            assert all(left(job, rank, name) for name in former), "a rank is given away when its holder has ended"
+    for worker in cluster.workers.values():
+        if worker.life is not Life.FENCING:
+            assert worker.rank is None or worker.worker in holders + leavers
+            assert (worker.heir is None) == (worker.worker not in targets)
+
+
+def left(job: Job, rank: Rank, worker: WorkerId) -> bool:
+    """Whether a worker has held a rank until a move took it: it stands at the boundary, or is being ended.
+
+    Or it has never trained: a target that failed, whose leaver has taken the rank back.
+    """
+    leavers = {move.leavers.get(rank) for move in job.moves}
+    return worker in leavers or job.seats[rank].leaver == worker or job.seats[rank].worker in leavers
 
 
 def check_orders(cluster: Cluster, job: Job) -> None:
@@ -95,35 +127,85 @@ def check_orders(cluster: Cluster, job: Job) -> None:
             assert isinstance(order, od.WorkerOrder)
             assert known.life in (Life.STARTED, Life.WARM)
             assert order.generation == job.generation
-            assert job.rank_of(order.worker) == getattr(order, "rank", known.rank)
-            check_order(job, order)
+            check_part(cluster, job, known, order)
 
 
-def check_order(job: Job, order: od.WorkerOrder) -> None:
+def check_part(cluster: Cluster, job: Job, known: Worker, order: od.WorkerOrder) -> None:
+    """Each is ordered what belongs to its part: to the holder of a rank, its target, or who has left it."""
+    rank = getattr(order, "rank", known.rank)
+    if known.heir is not None:
+        assert rank == known.heir
+        assert isinstance(order, od.Assign | od.CatchUp)
+        check_target(cluster, job, order)
+    elif job.seats[rank].leaver == known.worker:
+        assert isinstance(order, od.Decide | od.Recall)
+        assert order.point == job.target == job.boundary
+        assert not isinstance(order, od.Decide) or order.verdict is od.Verdict.REDO
+    else:
+        assert job.rank_of(known.worker) == rank
+        check_order(cluster, job, order)
+
+
+def check_target(cluster: Cluster, job: Job, order: od.Assign | od.CatchUp) -> None:
+    """What the target of a move is ordered: to prepare, from examples of the rank's holder; and to the boundary."""
+    holder = job.seats[order.rank].worker
+    if isinstance(order, od.Assign):
+        assert order.newcomer
+        assert bool(order.examples) == (holder is not None)
+        assert all(cluster.workers[holder].address == each.address for each in order.examples if holder is not None)
+        return
+    assert job.phase is HALTING
+    assert order.point == job.boundary
+    assert job.seats[order.rank].record_of(order.point) == ev.PrivateRecord(order.point, order.private)
+    assert order.sources[0].rank == order.rank
+    for source in order.sources:
+        other = job.seats[source.rank]
+        assert other.ready
+        assert other.worker is not None
+        assert source.address.endswith(other.worker)
+        assert other.shard == job.seats[order.rank].shard
+
+
+def check_order(cluster: Cluster, job: Job, order: od.WorkerOrder) -> None:
     match order:
-        case od.Decide(rank=rank, verdict=verdict, point=point):
-            check_verdict(job, job.seats[rank], verdict, point)
+        case od.Decide(rank=rank, verdict=verdict, point=point, hand_over=hand_over):
+            check_verdict(job, rank, verdict, point)
+            assert hand_over == (job.phase is HALTING and job.open_move is not None and rank in job.open_move.targets)
+        case od.Halt(rank=rank):
+            assert job.phase is QUIESCING
+            assert job.seats[rank].report is None
         case od.CatchUp(rank=rank, point=point, private=private, sources=sources):
             assert point == job.target
             assert ev.PrivateRecord(point, private) in job.seats[rank].private
-            check_sources(job, rank, sources)
+            check_sources(cluster, job, rank, sources)
+        case od.Recall(ward=ward, point=point):
+            assert point == job.target
+            assert job.seats[ward].record_of(point) is None
         case od.Restore(rank=rank, point=point, sources=sources):
             assert point == job.target
             assert job.seats[rank].newcomer
-            check_sources(job, rank, sources)
+            assert sources
+            check_sources(cluster, job, rank, sources)
         case od.Resume(point=point):
-            assert point == job.target
+            assert point == (job.boundary if job.phase is RELEASING else job.target)
         case od.Assign(rank=rank, newcomer=newcomer):
             assert newcomer == job.seats[rank].newcomer
             assert newcomer == (job.phase in RECOVERING)
+            assert not order.examples
         case _:
             pass
 
 
-def check_verdict(job: Job, seat: Seat, verdict: od.Verdict, point: Point) -> None:
-    """Nobody goes back behind what it has committed, and forward only from the gate of the target."""
-    report = seat.report
+def check_verdict(job: Job, rank: Rank, verdict: od.Verdict, point: Point) -> None:
+    """Nobody goes back behind what it has committed, and forward only from the gate of the target, or in peace."""
+    report = job.seats[rank].report
     assert report is not None
+    if verdict is od.Verdict.GO_ON:
+        assert job.phase is HALTING
+        assert point == job.boundary
+        assert report.committed is not None
+        assert point in (report.committed, report.pending, report.committed.after_step())
+        return
     assert point == job.target
     if verdict is od.Verdict.REDO:
         assert report.committed == point
@@ -132,43 +214,49 @@ def check_verdict(job: Job, seat: Seat, verdict: od.Verdict, point: Point) -> No
         assert (report.phase, report.pending) == (WorkerPhase.GATE, point)
 
 
-def check_sources(job: Job, rank: Rank, sources: tuple[od.Source, ...]) -> None:
+def check_sources(cluster: Cluster, job: Job, rank: Rank, sources: tuple[od.Source, ...]) -> None:
+    """All hold the shard at the target: a holder of another rank, or somebody who left its rank there."""
     seat = job.seats[rank]
+    leavers = [source for source in sources if is_leaver(cluster, job, source)]
+    assert not leavers or job.target == job.boundary
+    if seat.leaver is not None and rank not in seat.failed | seat.distrusted and job.target == job.boundary:
+        assert sources[0].address == cluster.workers[seat.leaver].address, "its own leaver comes first"
     for source in sources:
         other = job.seats[source.rank]
-        assert source.rank != rank
-        assert other.worker is not None
-        assert source.address.endswith(other.worker)
-        assert other.holds == job.target
+        if source not in leavers:
+            assert source.rank != rank
+            assert other.worker is not None
+            assert source.address.endswith(other.worker)
+            assert other.holds == job.target
         assert other.shard == seat.shard
         assert source.rank not in seat.distrusted
         assert source.rank not in seat.failed
 
 
-def check_progress(job: Job) -> None:
+def is_leaver(cluster: Cluster, job: Job, source: od.Source) -> bool:
+    leaver = job.seats[source.rank].leaver
+    return leaver is not None and cluster.workers[leaver].address == source.address
+
+
+def check_progress(cluster: Cluster, job: Job) -> None:
     """A phase is left when everybody has done what it asks, and not before."""
     seats = list(job.seats.values())
-    reported = [
-        seat.report.committed for seat in seats if seat.report is not None and seat.report.committed is not None
-    ]
     match job.phase:
+        case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
+            check_halt(cluster, job)
         case JobPhase.PREPARING:
-            assert reported
-            assert job.target is not None
-            assert job.target >= max(reported)
-            assert job.target == max(reported) or any(
-                seat.report is not None and seat.report.phase is WorkerPhase.GATE and seat.report.pending == job.target
-                for seat in seats
-            )
+            check_target_point(job)
             survivors = [seat for seat in seats if seat.worker is not None and seat.assigned_in < job.generation]
             assert all(seat.report is not None for seat in survivors)
             assert not all(seat.ready for seat in seats)
         case JobPhase.REWIRING:
             assert all(seat.ready for seat in seats)
         case JobPhase.RESUMING | JobPhase.RUNNING:
-            assert all(seat.ready and seat.rewired for seat in seats)
+            wired = [seat.ready and seat.rewired for seat in seats]
+            assert all(wired) or (job.phase is RUNNING and not any(seat.rewired for seat in seats))
             assert job.target is None or all(seat.holds == job.target for seat in seats)
             if job.phase is JobPhase.RUNNING:
+                assert job.boundary is None
                 assert all(seat.resumed and not seat.newcomer for seat in seats)
                 assert job.open_incident is None
         case JobPhase.ENDING | JobPhase.ENDED:
@@ -180,6 +268,47 @@ def check_progress(job: Job) -> None:
     if job.phase in RECOVERING and job.target is not None:
         assert job.open_incident is not None
     assert all(incident.cause for incident in job.incidents[1:] if incident.resolution is not Resolution.OPEN)
+
+
+def check_target_point(job: Job) -> None:
+    """The newest that a survivor has committed, or the gate of the last target; without any, where leavers stand."""
+    reports = [seat.report for seat in job.seats.values() if seat.report is not None]
+    committed = [report.committed for report in reports if report.committed is not None]
+    if not committed:
+        assert job.target == job.boundary
+        assert any(seat.leaver is not None for seat in job.seats.values())
+        return
+    assert job.target is not None
+    assert job.target >= max(committed)
+    assert job.target == max(committed) or any(
+        report.phase is WorkerPhase.GATE and report.pending == job.target for report in reports
+    )
+
+
+def check_halt(cluster: Cluster, job: Job) -> None:
+    """A job stops for a move whose targets are prepared, and not before the furthest has come to its stop."""
+    seats, move = list(job.seats.values()), job.open_move
+    assert job.open_incident is not None
+    assert not any(seat.rewired for seat in seats), "connections are not touched"
+    if job.phase is RELEASING:
+        assert move is None or move.state is MoveState.PREPARING
+        assert not all(seat.resumed for seat in seats)
+        return
+    assert move is not None
+    assert move.state is MoveState.STOPPING
+    assert set(move.targets) == set(move.ranks)
+    assert all(cluster.workers[target].prepared for target in move.targets.values())
+    if job.phase is QUIESCING:
+        assert job.boundary is None
+        assert not all(seat.report is not None for seat in seats)
+        return
+    reports = [seat.report for seat in seats if seat.report is not None]
+    assert len(reports) == len(seats)
+    under_way = (WorkerPhase.COMPUTING, WorkerPhase.SECTION, WorkerPhase.GATE)
+    points = [report.pending if report.phase in under_way else report.committed for report in reports]
+    assert job.boundary == max(point for point in points if point is not None)
+    brought = [cluster.workers[target].brought == job.boundary for target in move.targets.values()]
+    assert not (all(seat.ready for seat in seats) and all(brought))
 
 
 def check_quiet(state: Cluster) -> None:
@@ -196,10 +325,12 @@ def check_quiet(state: Cluster) -> None:
     raise AssertionError(f"it stays {cluster.jobs[JOB].phase} for ever: {cluster.jobs[JOB].why}")
 
 
-def explore(start: Cluster, *, last_generation: int, limit: int, quiet: Callable[[Cluster], None] = check_quiet) -> int:
+def explore(
+    start: Cluster, *, last_generation: int, limit: int, quiet: Callable[[Cluster], None] = check_quiet, **world: Any
+) -> int:
     """Check every transition; returns how many states there were."""
     states = set()
-    for before, happening, after in small.reachable(start, limit=limit, last_generation=last_generation):
+    for before, happening, after in small.reachable(start, limit=limit, last_generation=last_generation, **world):
         if before not in states:
             states.add(before)
             quiet(before)
@@ -220,6 +351,78 @@ def test_one_recovery_in_every_order_of_things() -> None:
 
 def test_a_start_in_every_order_of_things() -> None:
     assert explore(from_the_start(), last_generation=1, limit=3_000) > 100
+
+
+def check_move_quiet(state: Cluster) -> None:
+    """When faults cease, every move is made, given up or waits for room, and the job trains or ends."""
+    cluster, now = state, 0
+    for _ in range(60):
+        for order in sorted(orders(cluster), key=repr):
+            for event in answers(order, {name: standing_of(cluster, name) for name in cluster.workers}):
+                cluster = advance(cluster, event, now)
+        job = cluster.jobs[JOB]
+        waits = job.open_move is None or job.open_move.state is MoveState.WAITING
+        ends = job.phase in (FINISHING, ENDED) or any(seat.finished for seat in job.seats.values())
+        if ends or (job.phase is RUNNING and waits):
+            return
+        now += 1_000
+        cluster = advance(cluster, ev.Tick(), now + (small.LONG_MS if now > 30_000 else 0))
+    raise AssertionError(f"it stays {cluster.jobs[JOB].phase} for ever: {cluster.jobs[JOB].moves[-1:]}")
+
+
+def standing_of(cluster: Cluster, name: WorkerId) -> Stand:
+    """Where a worker may stand that was healthy so far."""
+    job = cluster.jobs[JOB]
+    rank = job.rank_of(name)
+    seat = None if rank is None else job.seats[rank]
+    if seat is None or seat.newcomer:
+        return Stand() if job.target is None or seat is None else Stand(caught_up=job.target)
+    there = small.NEXT in (job.target, job.boundary if seat.ready else None)
+    return Stand(small.NEXT, WorkerPhase.STOPPED) if there else Stand(small.HERE, WorkerPhase.GATE, small.NEXT)
+
+
+class NowAndThen:
+    """A check of every n-th state: it takes longer than all others together."""
+
+    def __init__(self, check: Callable[[Cluster], None], nth: int) -> None:
+        self._check, self._nth, self._count = check, nth, 0
+
+    def __call__(self, state: Cluster) -> None:
+        self._count += 1
+        if self._count % self._nth == 0:
+            self._check(state)
+
+
+def explore_the_way_to_the_boundary() -> int:
+    """From the halt to the boundary, with all that can call it off; recoveries that follow are looked at once only."""
+    return explore(
+        small.beginning_of_a_halt(), last_generation=2, limit=5_000,
+        quiet=NowAndThen(check_move_quiet, 20), alphabet=small.happenings_of_a_move, phases=MOVING,
+    )  # fmt: skip
+
+
+def explore_a_cutover() -> int:
+    """From the boundary to training on, in the new roster."""
+    return explore(
+        small.beginning_of_a_cutover(spares=1), last_generation=3, limit=5_000,
+        quiet=NowAndThen(check_move_quiet, 20), alphabet=small.happenings_of_a_move,
+        phases=(HALTING, REWIRING, RESUMING),
+    )  # fmt: skip
+
+
+def test_one_move_up_to_the_boundary_in_every_order_of_things() -> None:
+    assert explore_the_way_to_the_boundary() > 300
+
+
+def test_one_cutover_in_every_order_of_things() -> None:
+    assert explore_a_cutover() > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("start", "last"), [(small.beginning_of_a_move, 2), (small.beginning_of_a_cutover, 3)])
+def test_a_fault_in_a_move_in_every_order_of_things(start: Callable[..., Cluster], last: int) -> None:
+    world: dict[str, Any] = {"alphabet": small.happenings_of_a_move, "quiet": NowAndThen(check_move_quiet, 200)}
+    assert explore(start(spares=1), last_generation=last, limit=60_000, **world) > 3_000
 
 
 @pytest.mark.slow
