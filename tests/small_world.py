@@ -226,7 +226,7 @@ def reachable(
 ) -> Iterator[tuple[Cluster, Happening, Cluster]]:  # fmt: skip
     """Every transition between reachable states, breadth first, as (state, what happens, state after it, unfolded).
 
-    Does not look behind `last_generation`, nor into other `phases`; raises `AssertionError` if more than `limit` states.
+    Does not look behind `last_generation`, nor into other `phases`; raises `AssertionError` at more than `limit` states.
     """
     seen = {start}
     waiting = deque([start])

@@ -72,6 +72,13 @@ def explore_a_recovery() -> None:
     explore(small_world.beginning(), last_generation=2, limit=3_000)
 
 
+def explore_a_move() -> None:
+    from tests import test_exhaustive
+
+    test_exhaustive.explore_the_way_to_the_boundary()
+    test_exhaustive.explore_a_cutover()
+
+
 def judge_vitals() -> None:
     from tests import test_vitals
 
@@ -85,9 +92,9 @@ def reach_decisions() -> None:
 
 
 def hear_facts() -> None:
-    from tests import test_budgets, test_details, test_facts, test_two_jobs
+    from tests import test_budgets, test_details, test_facts, test_migration, test_taints, test_two_jobs
 
-    for module in (test_facts, test_details, test_budgets, test_two_jobs):
+    for module in (test_migration, test_taints, test_facts, test_details, test_budgets, test_two_jobs):
         run_tests_of(module)
 
 
@@ -136,6 +143,7 @@ KILLERS: dict[str, Callable[[], None]] = {
     "transcripts": tell_transcripts,
     "decisions": reach_decisions,
     "facts": hear_facts,
+    "exhaustive: a move": explore_a_move,
     "exhaustive: a start": explore_a_start,
     "exhaustive: a recovery": explore_a_recovery,
     "vitals": judge_vitals,

@@ -120,7 +120,9 @@ def put_on_probation(cluster: Cluster, node: NodeId, slot: int | None, why: str)
     if base <= 0:
         return cluster
     now = cluster.now_ms
-    quarantined = faults >= QUARANTINE_AFTER
+    lying = cluster.taints.get((node, slot, PROBATION))
+    # A quarantine is ended by hand only, however long ago the faults were that led to it.
+    quarantined = faults >= QUARANTINE_AFTER or (lying is not None and lying.until_ms is None)
     reason = f"{why}; {faults} fault{'s' if faults != 1 else ''} within 30 days"
     taint = Taint(
         node, slot, PROBATION, "", Effect.NO_SCHEDULE if quarantined else Effect.PREFER_NO_SCHEDULE, reason,
