@@ -58,7 +58,7 @@ fix: $(READY)  ## format, and repair what a machine can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-soak: $(READY)  ## random faults on real processes and in simulation for MINUTES=10, then the cells covered
+soak: $(READY)  ## faults and moves by chance, simulated and real, for MINUTES=10 (ARGS='--faults 300': so many; --all)
 	$(PY) -m torchrelay.simulation --seeds 10000 --jobs 2
 	$(PY) -m tests.matrix --minutes $(MINUTES) $(ARGS)
 

@@ -1,7 +1,12 @@
 """The matrix of faults and phases on real processes: what `make test` covers, and what `make soak` goes through.
 
-python -m tests.matrix --all                 every cell once, and every second fault in a recovery
-python -m tests.matrix --minutes 60 --seed 3 random cells for an hour, then the cells that were covered
+python -m tests.matrix --all                 every cell once: faults x phases, and who x when inside a move
+python -m tests.matrix --minutes 60          faults and moves by chance for an hour, then what was covered
+python -m tests.matrix --faults 300          so many in a row
+python -m tests.matrix --job 4711            one job of these again, as its seed has it
+
+Acts are done to jobs that train, several to each; each job is then compared with its undisturbed twin, bit by bit at
+every point on every rank. Exit code 1: something was wrong; what was left of that job is kept.
 """
 
 from __future__ import annotations
@@ -12,37 +17,22 @@ import random
 import sys
 import tempfile
 import time
+import traceback
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.acts import EVERY, IMPOSSIBLE, MOVES, OUTER, POSSIBLE, WHENS, WHOS, Act, Inside, Strike
+from tests.cells import ALL, HOWS, PHASES, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
+from tests.live import RANKS, Live, Twin, doubled
 
-HOWS = ("kill", "raise", "exit", "stop", "oom", "comm")
-PHASES = ("forward", "backward", "gate", "update", "between", "section")
-# Second faults: what a survivor or the newcomer is doing when it is hit, while a recovery is under way.
-RECOVERY = ("report", "catch up", "rewire", "restore", "resume")
-# An exception cannot be raised from outside in the main thread while it waits in the gate.
-IMPOSSIBLE = {("raise", "gate"), ("comm", "gate"), ("comm", "between"), ("comm", "update")}
-RANKS = 4
 STRIDE = 7  # steps between two faults: epochs are 25 steps, so every edge is met
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One kind of fault at one place; `second` strikes another worker during the recovery from the first."""
-
-    how: str
-    phase: str
-    second: str = ""
-
-    def __str__(self) -> str:
-        return f"{self.how} in {self.phase}" + (f", then kill in {self.second}" if self.second else "")
-
-
-ALL = [Cell(how, phase) for how in HOWS for phase in PHASES if (how, phase) not in IMPOSSIBLE]
-SECONDS = [Cell("kill", "backward", second) for second in RECOVERY] + [Cell("kill", "gate", "rewire")]
+FLAGS = ["--probation", "3s"]
+MAX_BAD = 5  # jobs that went wrong, after which no further one is begun
+FINE = ("clean", "called off")
 
 
 def plan_of(cells: list[Cell], chance: random.Random) -> tuple[list[dict[str, Any]], int]:
@@ -99,58 +89,171 @@ def unclean(done: Finished) -> list[dict[str, Any]]:
     return [row for row in done.incidents() if row["resolution"] != "clean"]
 
 
-def soak(minutes: float, seed: int, per_job: int) -> int:
-    """Random cells until the time is up; prints what was covered."""
+# ---------------------------------------------------------------- jobs that a driver breaks
+
+
+@dataclass
+class Tally:
+    """What was done, and what was wrong."""
+
+    acts: Counter[str] = field(default_factory=Counter)
+    moves: Counter[str] = field(default_factory=Counter)  # by how they ended
+    incidents: Counter[str] = field(default_factory=Counter)
+    jobs: int = 0
+    points: int = 0
+    bad: list[str] = field(default_factory=list)
+
+    @property
+    def done(self) -> int:
+        return sum(self.acts.values())
+
+
+def draw(seed: int, count: int) -> list[Act]:
+    """The acts of one job: each kind as often as the others, cells by chance; some of them SIGSTOP, not SIGKILL."""
     chance = random.Random(seed)
-    until = time.monotonic() + 60 * minutes
-    covered: Counter[Cell] = Counter()
-    bad = 0
-    while time.monotonic() < until or not covered:
-        cells = [chance.choice(ALL + SECONDS) for _ in range(per_job)]
-        bad += go_through(cells, chance.randrange(1 << 30), covered)
-    print_cover(covered, bad)
-    return 1 if bad else 0
+    acts: list[Act] = []
+    for _ in range(count):
+        kind = chance.choices(("strike", "inside", "move", "outer"), (4, 5, 3, 1))[0]
+        if kind == "strike":
+            acts.append(Strike(chance.choice(ALL + SECONDS)))
+        elif kind == "inside":
+            cell = chance.choice(POSSIBLE)
+            stopped = cell.who in ("source", "bystander") and chance.random() < 0.2
+            acts.append(Inside(cell.who, cell.when, "stop") if stopped else cell)
+        else:
+            acts.append(chance.choice(MOVES) if kind == "move" else chance.choice(OUTER))
+    return acts
 
 
-def go_through(cells: list[Cell], seed: int, covered: Counter[Cell]) -> int:
-    """One job and its undisturbed twin. Returns how many things were wrong."""
-    with tempfile.TemporaryDirectory(prefix="torchrelay-soak-") as folder:
-        work = Path(folder)
-        calm = run_undisturbed(work, "calm", cells, seed)
-        done = run_cells(work, "disturbed", cells, seed, timeout_s=60 + 30 * len(cells))
-        wrong = verdict(done, calm)
-    covered.update(cells)
-    print(f"{sum(covered.values()):5} faults, seed {seed}: {wrong or 'clean, bit-equal'}", flush=True)
-    return len(wrong)
+def go_through(acts: list[Act], seed: int, twin: Twin, tally: Tally, again: str = "") -> list[str]:
+    """One job and its undisturbed twin. Returns what was wrong. `again`: the words to repeat it with."""
+    work = Path(tempfile.mkdtemp(prefix=f"torchrelay-soak-{seed}-"))
+    live: Live | None = None
+    wrong: list[str] = []
+    begin = time.monotonic()
+    act: Act | str = "the start"
+    try:
+        live = Live.begin(work, seed, FLAGS)
+        for act in acts:
+            act.do(live)
+            tally.acts[str(act)] += 1
+        act = "the end"
+        look = live.settled()
+        tally.moves.update(move.state for move in look.moves)
+        wrong += compare(live.end(), twin, work, tally)
+    except Exception as error:  # noqa: BLE001  whatever it is, the next job comes, and the end tells of this one
+        wrong.append(f"in {act}: {error}" if isinstance(error, AssertionError) else traceback.format_exc())
+    finally:
+        if live is not None:
+            wrong += dict.fromkeys(live.wrong)
+            live.kill()
+    tally.jobs += 1
+    if wrong:
+        tally.bad.append(f"job {seed}, kept in {work}: {wrong[0][:300]}\n    again: {again}")
+    else:
+        remove(work)
+    told = "clean, bit-equal" if not wrong else "\n".join(wrong)
+    print(f"{tally.done:5} acts, job {seed}, {time.monotonic() - begin:.0f} s: {told}", flush=True)
+    return wrong
 
 
-def print_cover(covered: Counter[Cell], bad: int) -> None:
-    """The matrix: how often each cell was struck."""
+def compare(done: Finished, twin: Twin, work: Path, tally: Tally) -> list[str]:
+    """The bits, the owners and the ledger of a job that has ended."""
+    wrong = [] if done.code == 0 else [f"exit code {done.code}: {done.output[-2000:]}"]
+    wrong += twin.differences(done)[:10]
+    wrong += doubled(work / "run-digests")
+    rows = done.incidents()
+    wrong += [f"{row['id']} ({row['cause']}): {row['resolution']}" for row in rows if row["resolution"] not in FINE]
+    tally.incidents.update(f"{row['kind']}, {row['resolution']}" for row in rows)
+    tally.points += len(done.digests)
+    return wrong
+
+
+def remove(folder: Path) -> None:
+    """A job that was fine leaves nothing behind."""
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+    folder.rmdir()
+
+
+# ---------------------------------------------------------------- what was covered
+
+
+def print_cover(tally: Tally) -> None:
+    """The matrices: how often each cell was struck."""
     print("\n" + " " * 8 + "".join(f"{phase:>10}" for phase in PHASES))
     for how in HOWS:
-        cells = [str(covered[Cell(how, phase)]) if Cell(how, phase) in ALL else "-" for phase in PHASES]
+        cells = [str(tally.acts[str(Cell(how, phase))]) if Cell(how, phase) in ALL else "-" for phase in PHASES]
         print(f"{how:8}" + "".join(f"{cell:>10}" for cell in cells))
     for cell in SECONDS:
-        print(f"{covered[cell]:5}  {cell}")
-    print(f"{sum(covered.values())} faults, {bad} violations")
+        print(f"{tally.acts[str(cell)]:5}  {cell}")
+    print("\ninside a move" + " " * 3 + "".join(f"{when:>13}" for when in WHENS))
+    for who in WHOS:
+        row = ["-" if (who, when) in IMPOSSIBLE else str(inside(tally, who, when)) for when in WHENS]
+        print(f"{who:16}" + "".join(f"{cell:>13}" for cell in row))
+    for (who, when), why in IMPOSSIBLE.items():
+        print(f"    -  {who} while {when}: {why}")
+    print()
+    for act in [*MOVES, *OUTER]:
+        print(f"{tally.acts[str(act)]:5}  {act}")
+    moves = ", ".join(f"{count} {state}" for state, count in sorted(tally.moves.items()))
+    incidents = ", ".join(f"{count} {what}" for what, count in sorted(tally.incidents.items()))
+    print(f"\n{tally.done} faults and moves in {tally.jobs} jobs on 3 nodes of 2; {tally.points} points compared")
+    print(f"moves: {moves or 'none'}\ninterruptions: {incidents or 'none'}\n{len(tally.bad)} violations")
+    for bad in tally.bad:
+        print(f"  {bad}")
+
+
+def inside(tally: Tally, who: str, when: str) -> int:
+    return sum(tally.acts[name] for name in {str(Inside(who, when, how)) for how in ("kill", "stop")})
+
+
+def slices(acts: Sequence[Act], seed: int, per_job: int) -> list[list[Act]]:
+    """All of them once, in an order by chance."""
+    mixed = list(acts)
+    random.Random(seed).shuffle(mixed)
+    return [mixed[first : first + per_job] for first in range(0, len(mixed), per_job)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="every cell once")
+    parser.add_argument("--inside", action="store_true", help="every cell inside a move once")
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument("--faults", type=int, help="so many faults and moves, however long it takes")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--per-job", type=int, default=8, help="faults in one job")
+    parser.add_argument("--per-job", type=int, default=10, help="acts in one job")
+    parser.add_argument("--job", type=int, metavar="SEED", help="this job alone, again")
     options = parser.parse_args()
-    if not options.all:
-        return soak(options.minutes, options.seed, options.per_job)
-    covered: Counter[Cell] = Counter()
-    cells = ALL + SECONDS
-    bad = 0
-    for first in range(0, len(cells), options.per_job):
-        bad += go_through(cells[first : first + options.per_job], options.seed + first, covered)
-    print_cover(covered, bad)
-    return 1 if bad else 0
+    tally = Tally()
+    with tempfile.TemporaryDirectory(prefix="torchrelay-twin-") as folder:
+        twin = Twin(Path(folder))
+        for seed, acts, words in jobs(options, tally):
+            again = f"python -m tests.matrix {words} --per-job {options.per_job}"
+            go_through(acts, seed, twin, tally, again)
+    print_cover(tally)
+    return 1 if tally.bad else 0
+
+
+def jobs(options: argparse.Namespace, tally: Tally) -> Iterator[tuple[int, list[Act], str]]:
+    """The jobs that are to be done, each with its seed, and the words that repeat it."""
+    if options.job is not None:
+        yield options.job, draw(options.job, options.per_job), f"--job {options.job}"
+        return
+    chance = random.Random(options.seed)
+    print(f"seed {options.seed}", flush=True)
+    if options.all or options.inside:
+        for acts in slices(EVERY if options.all else POSSIBLE, options.seed, options.per_job):
+            which = "--all" if options.all else "--inside"
+            yield chance.randrange(1 << 30), acts, f"{which} --seed {options.seed}"
+        return
+    until = time.monotonic() + 60 * options.minutes
+    while tally.done < options.faults if options.faults is not None else time.monotonic() < until:
+        if len(tally.bad) > MAX_BAD:
+            return
+        seed = chance.randrange(1 << 30)
+        left = options.per_job if options.faults is None else min(options.per_job, options.faults - tally.done)
+        yield seed, draw(seed, left), f"--job {seed}"
 
 
 if __name__ == "__main__":

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.cells import ALL, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
-from tests.matrix import ALL, SECONDS, Cell, run_cells, run_undisturbed, unclean, verdict
+from tests.matrix import run_cells, run_undisturbed, unclean, verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(900)]
 

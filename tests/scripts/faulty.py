@@ -6,6 +6,10 @@ The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that 
 is in `phase` (forward, backward, gate, update, between, section), it does `how` (kill, raise, exit, stop, oom, comm)
 to itself, once per job: a file in --marks named after id and rank remembers it. A fault with "after" is a second one:
 it strikes during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
+
+With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
+("from" in place of "step": at this step or later), DIR/cell.json is for strikes within moves (see `striking`), and
+when there is DIR/stop the script ends after the epoch.
 """
 
 import argparse
@@ -20,6 +24,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import striking
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -47,14 +52,33 @@ class Noisy(Dataset):
 class Faults:
     """The plan, as far as this rank is concerned."""
 
-    def __init__(self, path, marks, rank):
-        self.plan = json.loads(Path(path).read_text()) if path else []
+    def __init__(self, path, marks, rank, live=False):
+        self.path, self.live, self.stamp = path, live, 0
+        self.kept = json.loads(Path(path).read_text()) if path and not live else []
         self.marks, self.rank = Path(marks), rank
+
+    @property
+    def plan(self):
+        if self.live:
+            stamp = os.stat(self.path).st_mtime_ns
+            if stamp != self.stamp:
+                self.kept, self.stamp = json.loads(Path(self.path).read_text()), stamp
+        return self.kept
 
     def begun(self, fault, step):
         if "after" in fault:
             return any(self.marks.glob(f"{fault['after']}.rank*"))
+        if "from" in fault:
+            return step is not None and step >= fault["from"]
         return fault["step"] == step
+
+    def awaits_gate(self, step):
+        """Whether another rank is to be struck while it waits for us in the gate."""
+        return any(
+            fault["phase"] == "gate" and self.rank not in fault["ranks"] and self.begun(fault, step)
+            and not all((self.marks / f"{fault['id']}.rank{rank}").exists() for rank in fault["ranks"])
+            for fault in self.plan
+        )  # fmt: skip
 
     def due(self, step, phase):
         for fault in self.plan:
@@ -100,6 +124,7 @@ def arguments():
     parser.add_argument("--plan")
     parser.add_argument("--marks", default=".")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step")
+    parser.add_argument("--live", metavar="DIR", help="a driver says what strikes, and when the end comes")
     parser.add_argument("--forget", default="", help="leave this out of the state on purpose: rng, cursor")
     return parser.parse_args()
 
@@ -140,19 +165,19 @@ def build(rank):
 
 def second_faults(faults):
     """Strikes in the middle of a recovery: inside our own library, where a worker can die as well as anywhere."""
-    from torchrelay.worker import groups, run, transfer
+    from torchrelay.worker import arrival, groups, transfer
     from torchrelay.worker.edge import Edge
     from torchrelay.worker.standing import Standing
 
     places = {
         "report": (Standing, "interrupt"),
-        "catch up": (run, "decode_record"),
+        "catch up": (arrival, "decode_record"),
         "rewire": (groups, "rewire"),
         "restore": (transfer, "fetch_state"),
         "resume": (Edge, "_say_resumed"),
     }
     for phase, (owner, name) in places.items():
-        if any(fault["phase"] == phase for fault in faults.plan):
+        if faults.live or any(fault["phase"] == phase for fault in faults.plan):
             setattr(owner, name, struck_in(faults, phase, getattr(owner, name)))
 
 
@@ -172,9 +197,10 @@ def gate_watcher(faults, run):
     def watch():
         while True:
             step = run.committed
-            if faults.due(step, "gate") and in_gate():
+            due = faults.due(step, "gate")
+            if due and in_gate():
                 faults.strike(step, "gate")
-            time.sleep(0.0005)
+            time.sleep(0.0005 if due or not faults.live else 0.005)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -189,6 +215,15 @@ def in_gate():
     return False
 
 
+def faults_of(options, rank):
+    if not options.live:
+        return Faults(options.plan, options.marks, rank)
+    striker = striking.Striker(options.live, rank)
+    striking.place_hooks(striker)
+    striker.here("joining")
+    return Faults(Path(options.live, "plan.json"), options.live, rank, live=True)
+
+
 def main():
     options = arguments()
     forget(options.forget)
@@ -198,11 +233,9 @@ def main():
     data = Noisy(800)
     sampler = DistributedSampler(data, shuffle=True, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
-    faults = Faults(options.plan, options.marks, rank)
+    faults = faults_of(options, rank)
     second_faults(faults)
     run = torchrelay.join(model=model, optimizer=optimizer, extra={"scheduler": scheduler, "ema": ema})
-    if any(fault["phase"] == "gate" for fault in faults.plan):
-        gate_watcher(faults, run)
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run.committed, "update"))
     model.module[4].weight.register_hook(lambda *_: faults.strike(run.committed, "backward"))
@@ -214,8 +247,7 @@ def main():
         faults.strike(run.committed, "forward")
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
-        slow = any(f["phase"] == "gate" and f["step"] == run.committed for f in faults.plan)
-        if slow and faults.due(run.committed, "gate") is None:
+        if faults.awaits_gate(run.committed):
             time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()
         ema.update_parameters(model.module)
@@ -228,7 +260,9 @@ def main():
             total = model.module(data.x[rank::8]).square().mean()
         dist.all_reduce(total)
         model.train()
-        return total.item()
+        stop = torch.tensor(int(bool(options.live) and Path(options.live, "stop").exists()))
+        dist.all_reduce(stop)
+        return total.item(), stop.item()
 
     while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults)
     dist.destroy_process_group()
@@ -236,11 +270,15 @@ def main():
 
 def while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults):
     """The loop; epochs are short, so that faults fall on their edges too."""
+    watching = not faults.live and not any(fault["phase"] == "gate" for fault in faults.plan)
     for epoch in run.epochs(10_000):
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
             if run.committed >= options.steps:
                 return
+            if not watching:  # not before: another thread must not be the first to ask for our place
+                gate_watcher(faults, run)
+                watching = True
             loss = train_step(batch)
             scheduler.step()
             faults.strike(run.committed, "between")
@@ -248,9 +286,11 @@ def while_training(run, options, loader, sampler, scheduler, train_step, evaluat
                 print(f"step {run.committed} loss {loss.item():.4f}", flush=True)
             if options.pace:
                 time.sleep(options.pace)
-        value = run.section(evaluate)
+        value, stop = run.section(evaluate)
         if run.rank == 0:
             print(f"epoch {epoch} value {value:.6f}", flush=True)
+        if stop:
+            return
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Proof, for tests and the demonstration: a digest of everything that training depends on, at the entry of each call.
 
-With TORCHRELAY_DIGESTS=DIR every rank appends lines to DIR/rank-<r>.jsonl: {"point", "digest", "generation"}. Two runs
-are bit-equal if they wrote the same digests at the same points.
+With TORCHRELAY_DIGESTS=DIR every rank appends lines to DIR/rank-<r>.jsonl: {"point", "digest", "generation", "worker"}.
+Two runs are bit-equal if they wrote the same digests at the same points; in a generation a rank has one worker.
 """
 
 from __future__ import annotations
@@ -46,5 +46,6 @@ class Proof:
             "point": str(self._cursor.point),
             "digest": digest.text(),
             "generation": self._session.standing.wired,
+            "worker": self._session.worker,
         }
         self._file.write(json.dumps(line) + "\n")
