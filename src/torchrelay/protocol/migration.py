@@ -208,10 +208,7 @@ def open_move(cluster: Cluster, job: Job) -> Cluster:
     """Make a move of what is wished; at first it waits."""
     if job.phase is not JobPhase.RUNNING:
         return cluster
-    wanted = wishes(cluster, job)
-    last = job.moves[-1] if job.moves else None
-    if last is not None and last.state is MoveState.FAILED and cluster.now_ms < last.again_ms:
-        wanted = {rank: wish for rank, wish in wanted.items() if rank not in last.ranks}
+    wanted = due(cluster, job)
     if not wanted:
         return cluster
     kind, ranks, reason = choose_group(cluster, job, wanted)
@@ -220,6 +217,13 @@ def open_move(cluster: Cluster, job: Job) -> Cluster:
     move = move.tell(cluster.now_ms, reason if source in reason else f"{reason} ({source})")
     job = replace(job, moves=(*job.moves, move)[-KEPT_MOVES:], moved=move.number)
     return cluster.with_job(job)
+
+
+def due(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
+    """What is wished, but for what was given up: that rests for a while, unless an operator asks again."""
+    given_up = [move for move in job.moves if move.state is MoveState.FAILED and cluster.now_ms < move.again_ms]
+    resting = {rank for move in given_up for rank in move.ranks} - set(job.requests)
+    return {rank: wish for rank, wish in wishes(cluster, job).items() if rank not in resting}
 
 
 def aim(job: Job, move: Move, kind: MoveKind, ranks: Sequence[Rank], wanted: dict[Rank, Wish]) -> Move:
@@ -252,7 +256,7 @@ def reasons(wanted: dict[Rank, Wish], ranks: Sequence[Rank]) -> str:
 
 def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
     """Begin when nothing speaks against it; else say what does."""
-    wanted = wishes(cluster, job)
+    wanted = due(cluster, job)
     if not wanted:
         return with_move(cluster, job, move.close(MoveState.CALLED_OFF, cluster.now_ms, "nobody wants it any more"))
     kind, ranks, reason = choose_group(cluster, job, wanted)
