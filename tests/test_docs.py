@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from torchrelay.chaos.faults import Fault
+from torchrelay.chaos.story import Act
 from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.orders import Verdict
@@ -149,7 +150,7 @@ def test_every_decision_is_in_the_index() -> None:
 def test_the_story_module_names_only_faults_that_exist() -> None:
     example = (ROOT / "examples" / "demo" / "story.txt").read_text()
     named = {line.split()[0] for line in example.splitlines() if line and not line.startswith("#")}
-    assert named <= set(Fault)
+    assert named <= {*Fault, *Act}
 
 
 def test_the_script_of_the_readme_is_the_script_of_the_examples() -> None:

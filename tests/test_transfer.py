@@ -472,9 +472,6 @@ def test_a_forked_child_does_not_keep_the_port(server: StateServer) -> None:
     assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT) == b"the parent goes on"
 
 
-# ---------------------------------------------------------------- examples
-
-
 def test_an_example_is_given_at_any_time(server: StateServer) -> None:
     server.example = lambda: b"what it looks like"
     assert transfer.fetch_example([source_of(server)], SECRET) == b"what it looks like"

@@ -53,17 +53,25 @@ def build(rank):
     return ddp, optimizer, schedule
 
 
-def main():
+def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--marks", required=True)
     parser.add_argument("--astray", type=int, default=-1)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def data_of_all():
+    generator = torch.Generator().manual_seed(5)
+    return TensorDataset(torch.randn(96, 8, generator=generator), torch.randint(0, 4, (96,), generator=generator))
+
+
+def main():
+    options = arguments()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     places = Places(options.marks, rank)
     model, optimizer, schedule = build(rank)
-    generator = torch.Generator().manual_seed(5)
-    data = TensorDataset(torch.randn(96, 8, generator=generator), torch.randint(0, 4, (96,), generator=generator))
+    data = data_of_all()
     sampler = DistributedSampler(data, seed=3)
     run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule})
     optimizer.register_step_pre_hook(lambda *_: places.come_to("update", run.committed))
