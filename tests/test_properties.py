@@ -8,14 +8,14 @@ all who resume stand at the same point, and whether that point has gone back.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.telling import JOB, Stand, answers, training
+from tests.telling import JOB, Stand, answers, private, training
 from tests.test_exhaustive import check_orders, check_roster
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
@@ -172,6 +172,35 @@ class Tally:
             )
             self.hear(ev.NodeJoined(node=node, incarnation=f"again-{len(self.told)}", slots=3, workers=alive))
 
+    def wish(self, choice: int) -> None:
+        """Somebody wants ranks elsewhere, or thinks better of it; a place is tainted, or cleared."""
+        ranks = tuple(Rank(rank) for rank in range(RANKS) if choice >> rank & 1)
+        node = NODES[choice % 2]
+        match choice % 5:
+            case 0 | 1:
+                self.hear(ev.MoveAsked(job=JOB, ranks=ranks, to=node if choice & 32 else None, reason="r", source="a"))
+            case 2:
+                self.hear(ev.MoveWithdrawn(job=JOB, ranks=ranks, source="a"))
+            case 3:
+                slot = None if choice & 32 else choice % 3
+                ttl_ms = 600 if choice & 16 else None
+                self.hear(ev.TaintSet(node=node, slot=slot, key="k", planned=choice & 8 > 0, source="a", ttl_ms=ttl_ms))
+            case _:
+                for taint in list(self.cluster.taints.values()):
+                    self.hear(ev.TaintCleared(node=taint.node, slot=taint.slot, key=taint.key, source="a"))
+
+    def freeze(self, choice: int) -> None:
+        """Seldom set, and soon lifted: in a frozen job the first fault is the last."""
+        if choice % 4 == 0:
+            self.hear(ev.FreezeSet(source="a"))
+        else:
+            self.hear(ev.FreezeCleared(source="a"))
+
+    def keep(self, choice: int) -> None:
+        """From now on some workers have copies of their wards' records, as buddies have."""
+        for number, worker in enumerate(sorted(self.stands)):
+            self.stands[worker] = replace(self.stands[worker], keeps=choice >> number & 1 > 0)
+
     def quiet(self, choice: int) -> None:
         """Everybody does what is ordered, for a while."""
         for _ in range(1 + choice % 12):
@@ -193,9 +222,11 @@ class Tally:
             case od.Decide(worker=worker, point=point, verdict=verdict):
                 stand = self.stands[worker]
                 forward = stand.phase is WorkerPhase.GATE and stand.pending == point
-                assert stand.committed == point or (forward and verdict is od.Verdict.ROLL_FORWARD)
-            case od.CatchUp(rank=rank, point=point, private=private):
-                assert private == self.left[rank, point], "what this rank's last holder left there"
+                in_peace = verdict is od.Verdict.GO_ON and stand.pending == point
+                assert stand.committed == point or in_peace or (forward and verdict is od.Verdict.ROLL_FORWARD)
+            case od.CatchUp(rank=rank, point=point, private=data):
+                # What this rank's last holder left there, handed over there, or what a buddy has kept of it.
+                assert data in (self.left.get((rank, point)), private(point))
             case od.Restore(point=point, sources=sources):
                 for source in sources:
                     holder = WorkerId(source.address.removeprefix("at:"))
@@ -212,7 +243,7 @@ class Tally:
 
 ACTIONS: tuple[Callable[[Tally, int], None], ...] = (
     Tally.obey, Tally.obey, Tally.quiet, Tally.quiet, Tally.kill, Tally.hang, Tally.train, Tally.wait, Tally.repeat,
-    Tally.fail, Tally.lose_node,
+    Tally.fail, Tally.lose_node, Tally.wish, Tally.wish, Tally.freeze, Tally.keep,
 )  # fmt: skip
 
 
@@ -232,6 +263,8 @@ def play(moves: list[tuple[int, int]]) -> Tally:
         ACTIONS[action % len(ACTIONS)](tally, choice)
     for node in NODES:
         tally.lose_node(2 + NODES.index(node))
+    tally.freeze(1)
+    tally.wish(4)
     for _ in range(40):
         if tally.job.phase in (JobPhase.RUNNING, JobPhase.ENDED):
             break
