@@ -157,7 +157,7 @@ def test_a_lost_node_says_how_long_it_was_silent_and_which_limit_held() -> None:
     cast.live(1_000, A, B, C)
     cast.live(LEAST_SILENCE_MS, A, B, tells=False)
     (event,) = judge(cast.vitals, cast.cluster, cast.now_ms)
-    assert event == ev.NodeLost(node=C, incarnation="a", reason="no beat for 6.0 s (limit 6.0 s)")
+    assert event == ev.NodeLost(node=C, incarnation="a", reason="no beat for 6.0 s (limit 6.0 s)", age_ms=6000)
 
 
 def test_a_node_is_lost_once_and_only_if_it_was_heard() -> None:

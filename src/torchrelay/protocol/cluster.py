@@ -88,7 +88,9 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
     cluster = remember(cluster, event.node, None)
     for worker in [w for w in cluster.workers.values() if w.node == event.node]:
         cause = f"its node {event.node} is lost: {event.reason}"
-        cluster = lose(cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True)
+        cluster = lose(
+            cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True, age_ms=event.age_ms
+        )  # fmt: skip
     return cluster
 
 

@@ -123,6 +123,7 @@ class NodeLost(Fact, frozen=True, tag=True, kw_only=True):
     node: NodeId
     incarnation: str
     reason: str
+    age_ms: int = 0  # how long ago it was heard for the last time
 
 
 class TaintSet(Fact, frozen=True, tag=True, kw_only=True):

@@ -192,9 +192,14 @@ def migrate(cluster: Cluster, job_id: JobId) -> Cluster:
 
 
 def forget_fulfilled(job: Job) -> Job:
-    """Drop requests for ranks that another worker holds by now."""
+    """Drop requests for ranks that another worker holds by now.
+
+    Not of a move that has cut over before training goes on: a target that is lost gives the rank back to its leaver.
+    """
+    move = job.open_move
+    moving = move.leavers if move is not None and move.state is MoveState.MOVING else Table()
     for rank, request in job.requests.items():
-        if job.seats[rank].worker not in (None, request.worker):
+        if job.seats[rank].worker not in (None, request.worker) and moving.get(rank) != request.worker:
             job = replace(job, requests=job.requests.drop(rank))
     return job
 

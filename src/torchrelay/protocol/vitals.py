@@ -222,7 +222,8 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
         silence = silence_of(vitals, cluster, node, now_ms)
         if silence is not None and silence.lost_in_ms == 0:
             reason = f"no beat for {silence.silent_ms / 1000:.1f} s (limit {silence.limit_ms / 1000:.1f} s)"
-            found.append(NodeLost(node=node.node, incarnation=node.incarnation, reason=reason))
+            lost = NodeLost(node=node.node, incarnation=node.incarnation, reason=reason, age_ms=silence.silent_ms)
+            found.append(lost)
     for worker in cluster.workers.values():
         pulse = vitals.pulses.get(worker.worker)
         if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms > FRESH_MS:
