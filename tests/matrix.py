@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -222,9 +223,10 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=10.0)
     parser.add_argument("--faults", type=int, help="so many faults and moves, however long it takes")
     parser.add_argument("--seed", type=int, default=int(time.time()))
-    parser.add_argument("--per-job", type=int, default=10, help="acts in one job")
+    parser.add_argument("--per-job", type=int, default=15, help="acts in one job")
     parser.add_argument("--job", type=int, metavar="SEED", help="this job alone, again")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # jobs do not outlive us
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="torchrelay-twin-") as folder:
         twin = Twin(Path(folder))
