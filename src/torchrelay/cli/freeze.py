@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
+import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from torchrelay.cli.changing import refuse_if_over, settle
@@ -12,6 +15,7 @@ from torchrelay.cli.client import Away, Client, Denied, who_am_i
 from torchrelay.cli.runs import FOLDER, NotPossible, find_run
 from torchrelay.cli.show import Output, remark, show_json
 from torchrelay.orchestrator.endpoint import FREEZE, LIFTED
+from torchrelay.orchestrator.owned import write_owned
 from torchrelay.orchestrator.shown import Change
 
 SEEN_S = 5.0  # the orchestrator looks every half second
@@ -24,17 +28,15 @@ def freeze(given: argparse.Namespace) -> None:
     if not given.all:
         check(find_run(given.run_dir))
     reason = " ".join(given.reason.split())
-    if path.exists():
+    if heeded(path):
         plan = Change(verb="freeze", applied=False, changes=False, plan=(f"frozen already: {path} is there",))
     else:
         lines = (f"freeze {scope(given)}: nothing is moved, and faults end the job as without torchrelay", f"({path})")
         plan = Change(verb="freeze", applied=False, changes=True, plan=lines)
 
     def act() -> Change:
-        draft = path.with_name(f".{FREEZE}.draft")
         try:
-            draft.write_text(f"{reason}\n{who_am_i()}\n")
-            draft.replace(path)
+            write_owned(path, f"{reason}\n{who_am_i()}\n")
         except OSError as error:
             raise NotPossible(f"{path}: {error.strerror}; nothing was changed") from error
         return done(plan)
@@ -45,20 +47,30 @@ def freeze(given: argparse.Namespace) -> None:
 def unfreeze(given: argparse.Namespace) -> None:
     """Remove the file, and wait until that is seen."""
     path = file_of(given)
-    if path.exists():
+    if os.path.lexists(path):
         plan = Change(verb="unfreeze", applied=False, changes=True, plan=(f"unfreeze {scope(given)} ({path})",))
     else:
         plan = Change(verb="unfreeze", applied=False, changes=False, plan=(f"not frozen: there is no {path}",))
 
     def act() -> Change:
+        with suppress(OSError):  # who it was is good to know, but not needed
+            write_owned(path.with_name(LIFTED), f"{who_am_i()}\n")
         try:
-            path.with_name(LIFTED).write_text(f"{who_am_i()}\n")
             path.unlink(missing_ok=True)
         except OSError as error:
             raise NotPossible(f"{path}: {error.strerror}; nothing was changed") from error
         return done(plan)
 
     carry_out(given, plan, act, path, wanted=False)
+
+
+def heeded(path: Path) -> bool:
+    """Whether a file is there that freezes: neither a link nor a pipe, and not a stranger's."""
+    try:
+        found = path.lstat()
+        return stat.S_ISREG(found.st_mode) and found.st_uid in (os.getuid(), 0, path.parent.stat().st_uid)
+    except OSError:
+        return False
 
 
 def check(run_dir: Path) -> None:

@@ -14,19 +14,22 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from torchrelay.orchestrator.clock import wall_clock_ms
-from torchrelay.orchestrator.endpoint import FREEZE, LIFTED
+from torchrelay.orchestrator.endpoint import FREEZE, LIFTED, TOKEN
 from torchrelay.orchestrator.journal import Call, JournalUnavailable
+from torchrelay.orchestrator.owned import Foreign, read_owned
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.protocol.events import FreezeCleared, FreezeSet
+from torchrelay.wire.trust import TrustError, read_token, redact
 
 log = logging.getLogger("torchrelay.orchestrator")
 
 LOOK_S = 0.5
 LIFTED_S = 30.0
 PREFIX = "file "  # of a source; what other sources say is not ours to lift
-MAX_TEXT = 1_000  # bytes read of a file
+DROPPED = "(not shown: it holds what looks like a secret)"
 
 Change = tuple[FreezeSet | FreezeCleared, Call]
+_told: dict[Path, str] = {}  # what is not heeded, and why: told once
 
 
 def freeze_files(run_dir: Path) -> tuple[Path, Path]:
@@ -38,30 +41,41 @@ def freeze_files(run_dir: Path) -> tuple[Path, Path]:
 def read_freezes(run_dir: Path) -> dict[str, tuple[str, str]]:
     """The files that are there, as sources, with the reason and who made them.
 
-    One that belongs to somebody else (but root) is not heeded: folders of runs may lie where anybody may write.
+    What is not a plain file of ours (or of root) is not heeded: folders of runs may lie where anybody may write.
     """
     found = {}
     for path in freeze_files(run_dir):
         try:
-            owner = path.stat().st_uid
-            lines = read_lines(path)
+            file = read_owned(path)
+            lines, owner = lines_of(without_secrets(file.text, run_dir)), file.uid
         except FileNotFoundError:
+            _told.pop(path, None)
+            continue
+        except Foreign as error:
+            if _told.get(path) != str(error):
+                log.warning("%s is not heeded: %s", path, error)
+                _told[path] = str(error)
             continue
         except OSError as error:  # it is there, and that is what counts
             owner, lines = os.getuid(), [f"({path.name} cannot be read: {error.strerror})"]
-        if owner in (os.getuid(), 0):
-            reason, who = ((*lines, "", "")[:2]) if lines else ("", "")
-            found[f"{PREFIX}{path}"] = (reason, who or f"uid {owner}")
+        _told.pop(path, None)
+        reason, who = (*lines, "", "")[:2]
+        found[f"{PREFIX}{path}"] = (reason, who or f"uid {owner}")
     return found
 
 
-def read_lines(path: Path) -> list[str]:
-    """The first lines of a file, without what a terminal would take for an order."""
-    if path.is_dir():
-        return []
-    with path.open("rb") as file:
-        text = file.read(MAX_TEXT).decode("utf-8", "replace")
+def lines_of(text: str) -> list[str]:
+    """The lines of a text, without what a terminal would take for an order."""
     return ["".join(c for c in line if c.isprintable()).strip() for line in text.splitlines()]
+
+
+def without_secrets(text: str, run_dir: Path) -> str:
+    """What a file says is journalled and shown: no secret may get there, however it came into the file."""
+    try:
+        token = read_token(run_dir / TOKEN)
+    except TrustError:
+        token = ""
+    return DROPPED if redact(text) != text or (token and token in text) else text
 
 
 def changes(known: Mapping[str, str], found: Mapping[str, tuple[str, str]]) -> list[Change]:
@@ -82,11 +96,11 @@ def changes(known: Mapping[str, str], found: Mapping[str, tuple[str, str]]) -> l
 
 def lifted_by(path: Path) -> str:
     """Who removed a file, if it was `torchrelay unfreeze` and just now: that leaves its name beside it."""
-    note = path.with_name(LIFTED)
     try:
-        if time.time() - note.stat().st_mtime < LIFTED_S:
-            return read_lines(note)[0]
-    except (OSError, IndexError):
+        note = read_owned(path.with_name(LIFTED))
+        if time.time() - note.changed_s < LIFTED_S:
+            return lines_of(without_secrets(note.text, path.parent))[0]
+    except (OSError, Foreign, IndexError):
         pass  # somebody else did
     return "whoever removed the file"
 
