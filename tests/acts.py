@@ -207,7 +207,7 @@ class Move:
             lambda now: now.well and all(now.holder(rank).worker not in (None, before[rank]) for rank in ranks),
         )
         for rank in ranks:
-            if to and after.holder(rank).node != to[1]:
+            if to and after.holder(rank).node != to[1] and not live.home:
                 live.wrong.append(f"rank {rank} went to {after.holder(rank).node}, not to {to[1]}")
 
     def way(self, live: Live, look: Look, rank: int) -> list[str]:

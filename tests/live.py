@@ -68,15 +68,17 @@ class Live:
     wrong: list[str] = field(default_factory=list)
     owners: dict[tuple[int, int], str] = field(default_factory=dict)
     nodes: dict[int, str] = field(default_factory=dict)  # where each rank began
+    home: bool = False  # whether ranks return there by themselves
     names: int = 0
 
     @classmethod
-    def begin(cls, work: Path, seed: int, flags: list[str], pace_s: float = 0.005) -> Live:
+    def begin(cls, work: Path, seed: int, flags: list[str], *, home: bool = False, pace_s: float = 0.02) -> Live:
         folder = work / "live"
         folder.mkdir()
         (folder / "plan.json").write_text("[]")
         script = [str(SCRIPTS / "faulty.py"), "--live", str(folder), "--steps", "1000000", "--pace", str(pace_s)]
-        live = cls(folder, start_job(work / "run", script, [*FLAGS, *flags]), random.Random(seed))
+        words = [*FLAGS, *flags, *(["--return-home"] if home else [])]
+        live = cls(folder, start_job(work / "run", script, words), random.Random(seed), home=home)
         live.until("training", lambda look: look.job.joined and look.well and (look.job.step or 0) >= 3)
         live.nodes = {row.rank: str(row.node) for row in live.settled().held if row.rank is not None}
         return live
@@ -170,6 +172,10 @@ class Live:
             return all(self.whereabouts().agents().values()) and bool(self.whereabouts().orchestrator())
         except Refusal:
             return False
+
+    def at_home(self, look: Look) -> bool:
+        """Whether all ranks are where they began."""
+        return all(row.rank is not None and self.nodes[row.rank] == row.node for row in look.held)
 
     # ------------------------------------------------------------ doing
 
