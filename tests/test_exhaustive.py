@@ -133,6 +133,7 @@ def check_orders(cluster: Cluster, job: Job) -> None:
 def check_part(cluster: Cluster, job: Job, known: Worker, order: od.WorkerOrder) -> None:
     """Each is ordered what belongs to its part: to the holder of a rank, its target, or who has left it."""
     rank = getattr(order, "rank", known.rank)
+    assert rank is not None
     if known.heir is not None:
         assert rank == known.heir
         assert isinstance(order, od.Assign | od.CatchUp)
@@ -419,10 +420,18 @@ def test_one_cutover_in_every_order_of_things() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("start", "last"), [(small.beginning_of_a_move, 2), (small.beginning_of_a_cutover, 3)])
-def test_a_fault_in_a_move_in_every_order_of_things(start: Callable[..., Cluster], last: int) -> None:
-    world: dict[str, Any] = {"alphabet": small.happenings_of_a_move, "quiet": NowAndThen(check_move_quiet, 200)}
-    assert explore(start(spares=1), last_generation=last, limit=60_000, **world) > 3_000
+def test_one_move_from_the_halt_to_its_end_in_every_order_of_things() -> None:
+    world: dict[str, Any] = {"alphabet": small.happenings_of_a_move, "quiet": NowAndThen(check_move_quiet, 50)}
+    phases = (*MOVING, REWIRING, RESUMING)
+    assert explore(small.beginning_of_a_halt(), last_generation=3, limit=5_000, phases=phases, **world) > 1_000
+
+
+@pytest.mark.slow
+def test_faults_after_a_cutover_in_every_order_of_things() -> None:
+    world: dict[str, Any] = {"alphabet": small.happenings_of_a_move, "quiet": NowAndThen(check_move_quiet, 50)}
+    phases = (HALTING, REWIRING, RESUMING, AGREEING)
+    start = small.beginning_of_a_cutover(spares=1)
+    assert explore(start, last_generation=4, limit=5_000, phases=phases, **world) > 100
 
 
 @pytest.mark.slow

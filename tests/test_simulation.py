@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchrelay.protocol import policy, recovery, speech
+from torchrelay.protocol import boundary, policy, recovery, speech
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.simulation import __main__ as command
 from torchrelay.simulation.coverage import ENOUGH, missing
@@ -127,7 +127,7 @@ def sources_that_hold_another_shard(patch: pytest.MonkeyPatch) -> None:
         del tried
         return tuple(other for other, seat in seats.items() if other != rank and seat.holds == point)
 
-    for module in (policy, recovery, speech):
+    for module in (policy, recovery):
         patch.setattr(module, "choose_sources", choose)
 
 
@@ -137,6 +137,24 @@ def orders_to_resume_that_are_not_given(patch: pytest.MonkeyPatch) -> None:
         speech, "seat_orders",
         lambda *given: (order for order in real(*given) if type(order).__name__ != "Resume"),
     )  # fmt: skip
+
+
+def a_cutover_before_all_stand(patch: pytest.MonkeyPatch) -> None:
+    """Nobody is waited for but the leavers, not even their targets."""
+
+    def halting(cluster: Any, job: Any) -> Any:
+        told = all(boundary.told_where(job, rank) for rank in job.open_move.targets)
+        return boundary.cut_over(cluster, job, job.open_move) if told else cluster
+
+    patch.setattr(recovery, "halting", halting)
+
+
+def leavers_that_are_not_released(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "release_leavers", lambda cluster, job: cluster.with_job(job))
+
+
+def buddies_that_are_not_asked(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(speech, "recall_orders", lambda *_: iter(()))
 
 
 def collectives_of_different_calls(patch: pytest.MonkeyPatch) -> None:
@@ -157,6 +175,9 @@ def collectives_of_different_calls(patch: pytest.MonkeyPatch) -> None:
         (going_back_behind_what_was_committed, ""),
         (sources_that_hold_another_shard, "another shard"),
         (orders_to_resume_that_are_not_given, ""),
+        (a_cutover_before_all_stand, "another state than the undisturbed run"),
+        (leavers_that_are_not_released, "no end"),
+        (buddies_that_are_not_asked, "the world knows no cause"),
         (collectives_of_different_calls, "while others are in"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

@@ -211,7 +211,7 @@ def test_the_longest_probation_that_a_job_asks_for_counts_and_none_if_none_does(
     lying = probation(story)
     assert lying is not None
     assert lying.until_ms == 1
-    spec = ev.JobSpec(job=type(JOB)("other"), world_size=1, nproc_per_node=1, probation_ms=5_000)  # type: ignore[call-arg]
+    spec = ev.JobSpec(job=type(JOB)("other"), world_size=1, nproc_per_node=1, probation_ms=5_000)
     story.hear(ev.JobSubmitted(spec=spec))
     fail(story)
     lying = probation(story)

@@ -95,7 +95,9 @@ class Teller:
     def do_stand(self, plain: list[str], given: dict[str, str]) -> None:
         worker = self.who(plain[0])
         before = self.story.stands.get(worker, Stand())
-        points = {name: point_of(given[name]) for name in ("committed", "pending", "caught_up") if name in given}
+        points: dict[str, Any] = {
+            name: point_of(given[name]) for name in ("committed", "pending", "caught_up") if name in given
+        }
         phase = WorkerPhase(given["phase"]) if "phase" in given else before.phase
         shard = given.get("shard", before.shard)
         stand = before if list(given) == ["keeps"] else Stand(**points, phase=phase, shard=shard)
