@@ -261,10 +261,10 @@ class Twin:
     def of(self, steps: int) -> Finished:
         """A twin of at least so many steps."""
         if self.calm is None or self.steps < steps:
-            self.steps = -(-steps // 250) * 250
+            self.steps = -(-steps // 100) * 100
             script = [str(SCRIPTS / "faulty.py"), "--steps", str(self.steps)]
             at = self.work / f"calm-{self.steps}"
-            self.calm = run_job(at, script, ["--nproc-per-node", str(RANKS)], timeout_s=60 + self.steps / 4)
+            self.calm = run_job(at, script, ["--nproc-per-node", str(RANKS)], timeout_s=300 + self.steps)
             assert self.calm.code == 0, self.calm.output[-2000:]
         return self.calm
 

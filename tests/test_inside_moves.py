@@ -24,7 +24,6 @@ FIRST = [
     Inside("second", "joining"),
     Inside("source's agent", "standing"),
     Inside("target's agent", "rewire"),
-    Inside("target", "halt heard"),
 ]
 
 
