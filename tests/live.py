@@ -79,8 +79,12 @@ class Live:
         script = [str(SCRIPTS / "faulty.py"), "--live", str(folder), "--steps", "1000000", "--pace", str(pace_s)]
         words = [*FLAGS, *flags, *(["--return-home"] if home else [])]
         live = cls(folder, start_job(work / "run", script, words), random.Random(seed), home=home)
-        live.until("training", lambda look: look.job.joined and look.well and (look.job.step or 0) >= 3)
-        live.nodes = {row.rank: str(row.node) for row in live.settled().held if row.rank is not None}
+        try:
+            live.until("training", lambda look: look.job.joined and look.well and (look.job.step or 0) >= 3)
+            live.nodes = {row.rank: str(row.node) for row in live.settled().held if row.rank is not None}
+        except BaseException:
+            live.kill()
+            raise
         return live
 
     @property

@@ -244,10 +244,13 @@ def main() -> int:
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="torchrelay-twin-") as folder:
         twin = Twin(Path(folder))
-        for seed, acts, words in jobs(options, tally):
-            again = f"python -m tests.matrix {words} --per-job {options.per_job}"
-            home = goes_home(seed) and not (options.all or options.inside)
-            go_through(acts, seed, twin, tally, again, home=home)
+        try:
+            for seed, acts, words in jobs(options, tally):
+                again = f"python -m tests.matrix {words} --per-job {options.per_job}"
+                home = goes_home(seed) and not (options.all or options.inside)
+                go_through(acts, seed, twin, tally, again, home=home)
+        except KeyboardInterrupt:
+            tally.bad.append("cut short by a signal")
     print_cover(tally)
     return 1 if tally.bad else 0
 
