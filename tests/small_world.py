@@ -190,7 +190,9 @@ def folded_worker(worker: Worker) -> Worker:
 
 
 def folded_job(job: Job) -> Job:
-    seats = Table((rank, replace(seat, assigned_ms=0, private=seat.private[-2:])) for rank, seat in job.seats.items())
+    seats = Table(
+        (rank, replace(seat, assigned_ms=0, ended_ms=0, private=seat.private[-2:])) for rank, seat in job.seats.items()
+    )
     if job.phase is JobPhase.RELEASING:  # what was reported, and who stood already, is of no account any more
         seats = Table((rank, replace(seat, report=None, ready=False)) for rank, seat in seats.items())
     incident = (Incident(1, JOB, job.generation),) if job.open_incident is not None else ()
@@ -202,6 +204,7 @@ def folded_job(job: Job) -> Job:
         fruitless=0,
         last_code=1,
         waiting_ms=None if job.waiting_ms is None else 0,
+        stood_ms=None if job.stood_ms is None else 0,
         broken=None if job.broken is None else replace(job.broken, at_ms=0, cause=""),
         raised=tuple(replace(entry, at_ms=0) for entry in job.raised),
         incidents=incident,
@@ -226,7 +229,7 @@ def reachable(
 ) -> Iterator[tuple[Cluster, Happening, Cluster]]:  # fmt: skip
     """Every transition between reachable states, breadth first, as (state, what happens, state after it, unfolded).
 
-    Does not look behind `last_generation`, nor into other `phases`; raises `AssertionError` at more than `limit` states.
+    Does not look behind `last_generation`, nor into other `phases`; more than `limit` states are an `AssertionError`.
     """
     seen = {start}
     waiting = deque([start])

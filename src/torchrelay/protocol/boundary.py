@@ -94,7 +94,7 @@ def quiescing(cluster: Cluster, job: Job) -> Cluster:
     if silent:
         if now - job.phase_ms < job.spec.report_ms:
             return cluster
-        return call_off(cluster, job, f"rank {silent[0]} did not say how far it is", MoveState.PREPARING)
+        return in_vain(cluster, job, f"rank {silent[0]} did not say how far it is")
     boundary, reason = choose_boundary(job)
     if boundary is None:
         return call_off(cluster, job, reason, MoveState.PREPARING)
@@ -102,7 +102,8 @@ def quiescing(cluster: Cluster, job: Job) -> Cluster:
     assert incident is not None, "the move has made one"
     text = f"all stop after {boundary}"
     job = job.with_incident(replace(incident, verdict=text, target=boundary)).mark(Mark.AGREED, now)
-    return cluster.with_job(replace(job, boundary=boundary).enter(JobPhase.HALTING, now, f"{text}: {reason}"))
+    job = replace(job, boundary=boundary, stood_ms=None)
+    return cluster.with_job(job.enter(JobPhase.HALTING, now, f"{text}: {reason}"))
 
 
 # ---------------------------------------------------------------- halt
@@ -115,8 +116,16 @@ def halting(cluster: Cluster, job: Job) -> Cluster:
     stand = all(seat.ready for seat in job.seats.values())
     if stand and all(cluster.workers[target].brought == job.boundary for target in move.targets.values()):
         return cut_over(cluster, job, move)
-    if now - job.phase_ms >= job.spec.ready_ms:
-        return call_off(cluster, job, "not everybody came to the boundary in time", MoveState.PREPARING)
+    if not stand:
+        if now - job.phase_ms >= job.spec.ready_ms:
+            return in_vain(cluster, job, "not everybody came to the boundary in time")
+        return cluster
+    # From here on everybody stands still for the targets alone.
+    if job.stood_ms is None:
+        return cluster.with_job(replace(job, stood_ms=now))
+    if now - job.stood_ms >= job.spec.rewire_ms:
+        late = [rank for rank, target in move.targets.items() if cluster.workers[target].brought != job.boundary]
+        return in_vain(cluster, job, f"the target of rank {late[0]} did not come to the boundary in time")
     return cluster
 
 
@@ -184,6 +193,26 @@ def call_off(cluster: Cluster, job: Job, why: str, state: MoveState) -> Cluster:
     return cluster.with_job(with_move(job, move).enter(JobPhase.RELEASING, now, text))
 
 
+def in_vain(cluster: Cluster, job: Job, why: str) -> Cluster:
+    """A boundary came to nothing since somebody was too slow. That is tried again, but not for ever."""
+    move = job.open_move
+    assert move is not None, "a move has asked for the boundary"
+    move = replace(move, tries=move.tries + 1)
+    if move.tries < TRIES:
+        return call_off(cluster, with_move(job, move), why, MoveState.PREPARING)
+    for target in move.targets.values():
+        if target in cluster.workers:
+            cluster = cluster.fence(target)
+    job = give_up(with_move(job, move), move, cluster.now_ms)
+    return call_off(cluster, job, f"given up after {move.tries} tries: {why}", MoveState.FAILED)
+
+
+def give_up(job: Job, move: Move, now_ms: int) -> Job:
+    """What this move was to do rests for a while; requests are dropped: an operator may ask again."""
+    requests = Table((rank, one) for rank, one in job.requests.items() if rank not in move.ranks)
+    return with_move(replace(job, requests=requests), replace(move, again_ms=now_ms + REST_MS))
+
+
 def releasing(cluster: Cluster, job: Job) -> Cluster | None:
     """When everybody has gone on: it was no interruption. None if that takes too long."""
     now = cluster.now_ms
@@ -231,9 +260,9 @@ def finish_move(cluster: Cluster, job: Job) -> Cluster:
     if not left:
         move = move.close(MoveState.DONE, cluster.now_ms, "training goes on")
     elif move.tries + 1 >= TRIES:
+        job = give_up(job, replace(move, ranks=left), cluster.now_ms)
         move = replace(move, again_ms=cluster.now_ms + REST_MS)
         move = move.close(MoveState.FAILED, cluster.now_ms, f"given up after {move.tries + 1} tries")
-        job = replace(job, requests=Table((r, one) for r, one in job.requests.items() if r not in left))
     else:
         move = replace(move, ranks=left, targets=Table(), tries=move.tries + 1, again_ms=cluster.now_ms + AGAIN_MS)
         text = f"once more for rank {', '.join(map(str, left))}"

@@ -45,6 +45,8 @@ def lose(
         seat = job.seats[known.rank]
         if seat.leaver == worker:
             seat = replace(seat, leaver=None)
+        if ended:
+            seat = replace(seat, ended_ms=cluster.now_ms)
         # To take the job for one that has committed nothing would be to begin anew, and not to say so.
         job = replace(job, trained=job.trained or (unread and seat.joined))
         job = job.with_seat(known.rank, keep_private(seat, private))

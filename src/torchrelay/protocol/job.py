@@ -67,6 +67,7 @@ class Job:
     phase: JobPhase = JobPhase.STARTING
     generation: Generation = Generation(1)
     target: Point | None = None  # the point this generation starts from; None: the first wiring
+    stood_ms: int | None = None  # since when all holders stand at the boundary
     boundary: Point | None = None  # the point after which all stop for a move; meant for this generation or the next
     why: str = "waiting for nodes"
     trained: bool = False  # something was committed since the last start of all workers

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from torchrelay.protocol import events as ev
-from torchrelay.protocol.boundary import HOUR_MS, REST_MS, TRIES, call_off, quiesce
+from torchrelay.protocol.boundary import HOUR_MS, REST_MS, TRIES, call_off, give_up, quiesce
 from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
@@ -241,13 +241,16 @@ def aim(job: Job, move: Move, kind: MoveKind, ranks: Sequence[Rank], wanted: dic
 def choose_group(cluster: Cluster, job: Job, wanted: dict[Rank, Wish]) -> tuple[MoveKind, list[Rank], str]:
     """What is moved together: all that is about to fail, else the first group of plans for which there is room."""
     urgent = [rank for rank, wish in wanted.items() if wish.kind is MoveKind.PRE_EMPTIVE]
-    if urgent:
-        ranks = fit(cluster, job, urgent, wanted) or urgent
+    ranks = fit(cluster, job, urgent, wanted)
+    if ranks:
         return MoveKind.PRE_EMPTIVE, ranks, reasons(wanted, ranks)
     groups: dict[str, list[Rank]] = {}
     for rank, wish in wanted.items():
-        groups.setdefault(wish.group, []).append(rank)
+        if rank not in urgent:
+            groups.setdefault(wish.group, []).append(rank)
     chosen = next((one for one in groups.values() if fit(cluster, job, one, wanted) == sorted(one)), None)
+    if urgent and chosen is None:
+        return MoveKind.PRE_EMPTIVE, urgent, reasons(wanted, urgent)
     ranks = sorted(chosen or next(iter(groups.values())))
     return MoveKind.PLANNED, ranks, reasons(wanted, ranks)
 
@@ -318,8 +321,14 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
         if still != move.ranks:
             gone = [rank for rank in move.ranks if rank not in still]
             return narrow(cluster, job, move, still, gone)
+    if gives_precedence(cluster, job, move, wanted):
+        return wait_again(cluster, job, move, "waits: a place is about to fail, and what is on it goes first")
     for rank, target in move.targets.items():
         worker = cluster.workers.get(target)
+        to = wanted[rank].to if rank in wanted else None
+        if worker is not None and to not in (None, worker.node):  # an operator has thought of another node
+            move = replace(move, targets=move.targets.drop(rank), to=move.to.put(rank, to))
+            return with_move(cluster.fence(target), job, move.tell(cluster.now_ms, f"rank {rank} is to go to {to}"))
         if worker is None or worker.life is Life.FENCING:
             return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} is lost")
         if worker.brought is not None and job.phase is JobPhase.RUNNING:
@@ -334,6 +343,14 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
             cluster = cluster.fence(target)
             return lost_target(cluster, job, move, rank, f"target {target} of rank {rank} was not prepared in time")
     return None
+
+
+def gives_precedence(cluster: Cluster, job: Job, move: Move, wanted: dict[Rank, Wish]) -> bool:
+    """Whether a plan that is being prepared makes way for ranks whose places are about to fail."""
+    if move.kind is not MoveKind.PLANNED or move.state is not MoveState.PREPARING or job.phase is not JobPhase.RUNNING:
+        return False
+    urgent = [rank for rank, wish in due(cluster, job).items() if wish.kind is MoveKind.PRE_EMPTIVE]
+    return bool(urgent) and bool(move.targets or fit(cluster, job, urgent, wanted))
 
 
 def to_be_moved(job: Job, move: Move, rank: Rank, wanted: dict[Rank, Wish]) -> bool:
@@ -389,10 +406,7 @@ def abandon(cluster: Cluster, job: Job, move: Move, state: MoveState, why: str) 
             cluster = cluster.fence(target)
     if state is MoveState.FAILED:
         move = replace(move, again_ms=cluster.now_ms + REST_MS)
-        requests = job.requests
-        for rank in move.ranks:  # an operator may ask again
-            requests = requests.drop(rank)
-        job = replace(job, requests=requests)
+        job = give_up(job, move, cluster.now_ms)
     cluster = with_move(cluster, job, move)
     job = cluster.jobs[job.spec.job]
     if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):

@@ -18,7 +18,7 @@ from torchrelay.protocol.boundary import finish_move, halting, quiescing, releas
 from torchrelay.protocol.ending import NO_SPARE, fall_back, interrupt, lose, start_again
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Mark, Resolution
-from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.job import MOVING, Job, JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.orders import Verdict
 from torchrelay.protocol.placing import usable_spares
@@ -82,6 +82,8 @@ def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
     if cluster.now_ms - broken.at_ms < job.spec.collective_grace_ms:
         return cluster
     job = job.suffer(broken, cluster.now_ms)
+    if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
+        return fall_back(cluster, job, f"frozen, so nothing is done about it: {broken.cause}", job.last_code)
     return interrupt(cluster, job, "a connection broke, and every worker is alive")
 
 
@@ -317,7 +319,8 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     for rank, seat in sorted(job.seats.items()):
         if seat.holds is None and not cluster.still_held(job.spec.job, rank):
             if seat.record_of(target) is None:
-                if not buddies_to_ask(cluster, job, rank) or now - job.phase_ms >= job.spec.report_ms:
+                asked_ms = max(job.phase_ms, seat.ended_ms)
+                if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= job.spec.report_ms:
                     return fall_back(cluster, job, f"rank {rank}'s private state at {target} is lost")
             elif shards_known(job, rank) and not sources_of(cluster, job, rank):
                 return fall_back(cluster, job, f"no replica holds the shard of rank {rank}")

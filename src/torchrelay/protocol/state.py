@@ -78,17 +78,22 @@ class Cluster:
 
 
 def keep_private(seat: Seat, records: Iterable[PrivateRecord]) -> Seat:
-    """Add what a former holder left; a newer record of the same point takes the place of the older."""
+    """Add what a former holder left; a newer record of the same point takes the place of the older.
+
+    The newest points are kept, in whatever order the ends of former holders are heard.
+    """
     fresh = tuple(records)
     points = {record.point for record in fresh}
     kept = tuple(record for record in seat.private if record.point not in points)
-    return replace(seat, private=(*kept, *fresh)[-KEPT_RECORDS:])
+    newest = sorted((*kept, *fresh), key=lambda record: record.point)[-KEPT_RECORDS:]
+    return replace(seat, private=tuple(newest))
 
 
 def vacate(seat: Seat) -> Seat:
     """The seat without its holder; which shard belongs to it, and what former holders left, stays."""
     return Seat(
-        shard=seat.shard, home=seat.home, private=seat.private, distrusted=seat.distrusted, leaver=seat.leaver
+        shard=seat.shard, home=seat.home, private=seat.private, distrusted=seat.distrusted, leaver=seat.leaver,
+        ended_ms=seat.ended_ms,
     )  # fmt: skip
 
 

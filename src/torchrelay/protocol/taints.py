@@ -65,7 +65,10 @@ def taint_set(cluster: Cluster, event: ev.TaintSet) -> Cluster:
         if taint == before:
             return cluster
     cluster = replace(cluster, taints=cluster.taints.put(key, taint))
-    return cluster if before is not None or not is_fault(taint) else remember(cluster, event.node, event.slot)
+    if before is not None and is_fault(before) and not is_fault(taint):  # no warning any more: as if it was lifted
+        return put_on_probation(cluster, event.node, event.slot, f"{event.key} was lowered")
+    fresh = is_fault(taint) and (before is None or not is_fault(before))
+    return remember(cluster, event.node, event.slot) if fresh else cluster
 
 
 def taint_cleared(cluster: Cluster, event: ev.TaintCleared) -> Cluster:

@@ -216,7 +216,12 @@ def forget(vitals: Vitals, cluster: Cluster) -> Vitals:
 
 
 def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
-    """The facts that follow from silence and standstill. The same ones again until the cluster has heard them."""
+    """The facts that follow from silence and standstill. The same ones again until the cluster has heard them.
+
+    They are judgements, so under a freeze there are none of jobs that train: who only seems to be lost may go on.
+    """
+    if cluster.freezes and all(job.phase in TRAINING for job in cluster.jobs.values()):
+        return ()
     found: list[Event] = []
     for node in cluster.nodes.values():
         silence = silence_of(vitals, cluster, node, now_ms)

@@ -341,6 +341,13 @@ def kill_target(world: World, strike: Strike) -> bool:
     return True
 
 
+def doom_targets(world: World, strike: Strike) -> bool:
+    """So many that a move is given up."""
+    del strike
+    world.targets_that_die = 3
+    return True
+
+
 def kill_leaver(world: World, strike: Strike) -> bool:
     """Who is to leave in the open move, or stands there still."""
     open_move = world.job.open_move if world.job is not None else None
@@ -388,4 +395,5 @@ STRIKES: dict[FaultKind, Callable[[World, Strike], bool]] = {
     FaultKind.KILL_TARGET: kill_target,
     FaultKind.STOP_TARGET: kill_target,
     FaultKind.KILL_LEAVER: kill_leaver,
+    FaultKind.DOOMED_TARGETS: doom_targets,
 }

@@ -52,6 +52,7 @@ class FaultKind(StrEnum):
     FREEZE = "the operator freezes the job for a while"
     KILL_TARGET = "SIGKILL of the target of a move"
     STOP_TARGET = "SIGSTOP of the target of a move"
+    DOOMED_TARGETS = "targets of moves die while they are prepared, one after the other"
     KILL_LEAVER = "SIGKILL of a worker that is to leave, or has left"
 
 
@@ -138,6 +139,7 @@ KINDS: dict[FaultKind, int] = {
     FaultKind.LONG_SPLIT: 1, FaultKind.POWER: 4, FaultKind.ORCHESTRATOR: 5, FaultKind.UNDYING: 1, FaultKind.CANCEL: 1,
     FaultKind.MOVE: 8, FaultKind.MOVE_TWO: 6, FaultKind.MOVE_AND_BACK: 4, FaultKind.TAINT: 8, FaultKind.DRAIN: 6,
     FaultKind.FREEZE: 1, FaultKind.KILL_TARGET: 6, FaultKind.STOP_TARGET: 2, FaultKind.KILL_LEAVER: 6,
+    FaultKind.DOOMED_TARGETS: 2,
 }  # fmt: skip
 LACKS: dict[Lack, float] = {
     Lack.SPARES: 0.15, Lack.REFILL: 0.07, Lack.SLOTS: 0.05, Lack.REPLICAS: 0.05, Lack.HYBRID: 0.12, Lack.SLOW: 0.05,

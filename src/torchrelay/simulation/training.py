@@ -238,6 +238,10 @@ class Training(Edge):
     def rehearse(self) -> Main[None]:
         """The target of a move: training goes on meanwhile."""
         yield self.world.draw(self.world.plan.speed.compute_ms)
+        if self.world.targets_that_die and self.world.stormy:
+            self.world.targets_that_die -= 1
+            self.world.checker.gone(self.process, "a doomed target")
+            raise Exit(1, "doomed")
         self.prepared = True
         self.process.say(ev.WorkerPrepared(worker=self.process.id))
 

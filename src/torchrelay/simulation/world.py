@@ -55,6 +55,7 @@ class World:
         self.rewires_that_break = 0
         self.fetches_that_break = 0
         self.fetches_that_differ = 0
+        self.targets_that_die = 0
         self._heap: list[tuple[int, int, Callable[..., Any], tuple[Any, ...]]] = []
         self._number = 0
         self.checker = Checker(self)
