@@ -27,12 +27,14 @@ def await_place(session: Session, cursor: Cursor) -> Private:
 
     def fresh() -> CatchUp | None:
         order = standing.order(CatchUp)
-        return None if order is tried else order
+        if order is None or order is tried:
+            return None
+        standing.bring_to(order.point)
+        return order
 
     while True:
         order = standing.wait(fresh, session.welcome.patience_s)
         session.identity.take_over_output()
-        standing.bring_to(order.point)
         private = decode_private(order.private)
         record = decode_record(private.place)
         assert record.last is not None, "records end with a call"

@@ -188,9 +188,11 @@ class Standing:
         return True
 
     def bring_to(self, point: Point) -> None:
-        """The script is being brought to the edge after `point`: there is no way back from it."""
-        with self._changed:
-            self.caught_up = point
+        """The script is being brought to the edge after `point`: there is no way back from it.
+
+        Called by what `wait` finds orders with, under the lock: no report comes between the order and this.
+        """
+        self.caught_up = point
 
     def begin_wiring(self, generation: Generation) -> bool:
         """Begin to connect in this generation; False if there is a newer one by now."""

@@ -1,0 +1,45 @@
+"""A newcomer that has taken its place says so, whenever it is asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.orders import CatchUp
+from torchrelay.wire.page import Page
+from torchrelay.worker import arrival
+from torchrelay.worker.standing import Report, Standing
+
+
+class Enough(Exception):
+    """The rest is another matter."""
+
+
+def test_an_interrupt_right_after_the_order_hears_where_the_script_is_going(tmp_path: Path) -> None:
+    page = Page(tmp_path / "page", create=True)
+    standing = Standing(page)
+    order = CatchUp(
+        node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(2), rank=Rank(1), point=Point(4),
+        private=b"", sources=(),
+    )  # fmt: skip
+    assert standing.hear(order)
+    reports: list[Report | None] = []
+
+    def take_over_output() -> None:
+        reports.append(standing.interrupt(Generation(3)))  # the control thread, meanwhile
+        raise Enough
+
+    session: Any = SimpleNamespace(
+        standing=standing, welcome=SimpleNamespace(patience_s=1.0),
+        identity=SimpleNamespace(take_over_output=take_over_output),
+    )  # fmt: skip
+    try:
+        arrival.await_place(session, cursor=None)  # type: ignore[arg-type]
+    except Enough:
+        pass
+    (report,) = reports
+    assert report is not None
+    assert report.caught_up == Point(4)
+    page.close()
