@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -41,6 +44,50 @@ def test_all_others_step_back_and_come_forward_again() -> None:
     on_a_control_thread(control)
     back, forth = {before + STEPS}, {before}
     assert seen == [back, back, forth, forth, forth, forth], "an order that is repeated does not send it back again"
+
+
+def test_what_was_started_meanwhile_comes_forward_too() -> None:
+    """Loader workers, say, and what they start; who has stepped back by itself stays there."""
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if not may_return(before):
+        pytest.skip("an ordinary user may not raise a priority again")
+    seen: list[tuple[list[int], int]] = []
+
+    def control() -> None:
+        courtesy = Courtesy()
+        courtesy.give_way()
+        os.setpriority(os.PRIO_PROCESS, 0, before + STEPS)  # as that of the thread that starts processes
+        with subprocess.Popen(
+            ["sh", "-c", "sleep 60 & nice -n 3 sleep 60 & echo $$; wait"],
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        ) as shell:
+            assert shell.stdout is not None
+            shell.stdout.readline()
+            try:
+                until(lambda: len(family(shell.pid)) == 3 and max(family(shell.pid)) == before + STEPS + 3)
+                assert family(shell.pid) == [before + STEPS, before + STEPS, before + STEPS + 3]
+                courtesy.take_turn()
+                seen.append((family(shell.pid), os.getpriority(os.PRIO_PROCESS, 0)))
+            finally:
+                os.killpg(shell.pid, signal.SIGKILL)
+                os.setpriority(os.PRIO_PROCESS, 0, before)  # it may be seen for a moment after its end
+
+    on_a_control_thread(control)
+    assert seen == [([before, before, before + STEPS + 3], before + STEPS)]
+
+
+def family(pid: int) -> list[int]:
+    """The priorities of a process and its children, which are there for a while."""
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return sorted(os.getpriority(os.PRIO_PROCESS, one) for one in (pid, *map(int, children)))
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def test_without_a_way_back_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import os
 import threading
 from pathlib import Path
 
+LOWEST = 19
 STEPS = 10  # of nice: about a tenth of the processor's time beside others that want all of it
 
 
@@ -34,6 +35,7 @@ class Courtesy:
         if self._before is not None:
             before, self._before = self._before, None
             set_all(before)
+            bring_children(os.getpid(), min(before + STEPS, LOWEST), before)
 
 
 def may_return(priority: int) -> bool:
@@ -65,3 +67,35 @@ def set_all(priority: int) -> None:
                 os.setpriority(os.PRIO_PROCESS, int(task.name), priority)
             except ProcessLookupError:
                 pass  # it has ended
+
+
+def bring_children(pid: int, low: int, priority: int) -> None:
+    """Who was started meanwhile has the low priority from its maker: bring it back with its threads and children.
+
+    As well as it goes: what has ended, belongs to another user or has a priority of its own choice is left alone.
+    """
+    for child in _children(pid):
+        for task in _threads(child):
+            try:
+                if os.getpriority(os.PRIO_PROCESS, task) == low:
+                    os.setpriority(os.PRIO_PROCESS, task, priority)
+            except OSError:
+                pass  # see above
+        bring_children(child, low, priority)
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for task in _threads(pid):
+        try:
+            found += map(int, Path(f"/proc/{pid}/task/{task}/children").read_text().split())
+        except OSError:
+            pass  # it has ended, or this kernel does not tell
+    return found
+
+
+def _threads(pid: int) -> list[int]:
+    try:
+        return [int(task) for task in os.listdir(f"/proc/{pid}/task")]
+    except OSError:
+        return []
