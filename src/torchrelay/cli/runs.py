@@ -9,6 +9,7 @@ from typing import Protocol
 from torchrelay.cli.client import Away, Client
 from torchrelay.orchestrator.endpoint import JOURNAL
 from torchrelay.orchestrator.shown import (
+    LONGEST_MS,
     Audit,
     Incidents,
     IncidentView,
@@ -101,4 +102,8 @@ def time_in(text: str) -> int:
     found = re.fullmatch(r"(\d+)([smhd]?)", text)
     if found is None:
         raise NotPossible(f"{text!r} is no time: give seconds, or 90s, 10m, 2h, 1d", 2)
-    return int(found[1]) * UNITS[found[2]]
+    # Nobody means more digits than these: they are not even read.
+    time_ms = int(found[1]) * UNITS[found[2]] if len(found[1]) < 20 else LONGEST_MS + 1
+    if time_ms > LONGEST_MS:
+        raise NotPossible(f"{text[:20]} is too long a time: 10 years (3650d) at most", 2)
+    return time_ms

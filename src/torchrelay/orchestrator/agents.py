@@ -8,7 +8,7 @@ from functools import partial
 
 from aiohttp import WSMsgType, web
 
-from torchrelay.orchestrator.journal import JournalUnavailable
+from torchrelay.orchestrator.journal import JournalUnavailable, Unwritable
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.protocol.events import (
     CollectiveFailed,
@@ -125,7 +125,7 @@ async def serve_agent(request: web.Request, service: Orchestrator) -> web.Stream
     pump = asyncio.create_task(link.pump())
     try:
         await converse(socket, link, attach, service)
-    except (WireError, JournalUnavailable) as error:
+    except (WireError, JournalUnavailable, Unwritable) as error:
         log.warning("%s: disconnected: %s", link.node, error)
     finally:
         service.detach(link)

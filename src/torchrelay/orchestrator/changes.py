@@ -25,7 +25,7 @@ from msgspec import Struct
 from torchrelay.orchestrator.answers import SERVICE, answer, body_of, job_of, refusal, who_of
 from torchrelay.orchestrator.clock import wall_clock_ms
 from torchrelay.orchestrator.endpoint import RESTART
-from torchrelay.orchestrator.journal import Call, JournalUnavailable, Superseded
+from torchrelay.orchestrator.journal import Call, JournalUnavailable, Superseded, Unwritable
 from torchrelay.orchestrator.plans import (
     MigrateAsk,
     Planned,
@@ -39,7 +39,7 @@ from torchrelay.orchestrator.plans import (
     tell_change,
 )
 from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.orchestrator.shown import Change
+from torchrelay.orchestrator.shown import LONGEST_MS, Change
 from torchrelay.orchestrator.views import view_job
 from torchrelay.protocol.events import Event, JobCancelled, JobSpec, JobSubmitted
 from torchrelay.protocol.job import JobPhase
@@ -47,6 +47,8 @@ from torchrelay.protocol.moves import MoveState
 from torchrelay.schedulers.local import write_file
 
 Planner = Callable[[Orchestrator, str], Planned]
+MOST_RANKS = 100_000
+MOST = 1_000_000
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
@@ -78,16 +80,27 @@ def check_spec(spec: JobSpec) -> str:
     """What is wrong with a spec; empty if nothing is."""
     if not JOB_NAME.fullmatch(spec.job):
         return f"job name {spec.job!r}: use letters, digits, '.', '_' and '-', at most 63, a letter or digit first"
-    for name in ("world_size", "nproc_per_node", "nodes"):
-        if getattr(spec, name) < 1:
-            return f"{name} is {getattr(spec, name)}: it must be at least 1"
-    for name in ("spares", "max_restarts", "slot_faults", "spare_wait_ms", "probation_ms"):
-        if getattr(spec, name) < 0:
-            return f"{name} is {getattr(spec, name)}: it cannot be negative"
+    for name, value in msgspec.structs.asdict(spec).items():
+        if type(value) is int:
+            least, most = bounds(name)
+            if value < least:
+                must = "it cannot be negative" if least == 0 else f"it must be at least {least}"
+                return f"{name} is {value}: {must}"
+            if value > most:
+                return f"{name} is {value}: it must be at most {most}"
     if spec.world_size != spec.nodes * spec.nproc_per_node:
         ranks = f"{spec.nodes} nodes of {spec.nproc_per_node} have {spec.nodes * spec.nproc_per_node} ranks"
         return f"world_size is {spec.world_size}, but {ranks}: give the same number"
     return ""
+
+
+def bounds(name: str) -> tuple[int, int]:
+    """The least and the most that a number of a spec may be."""
+    if name in ("world_size", "nproc_per_node", "nodes"):
+        return 1, MOST_RANKS
+    if name.endswith("_ms"):
+        return 0, LONGEST_MS
+    return (-MOST, MOST) if name == "moves_per_hour" else (0, MOST_RANKS if name == "spares" else MOST)
 
 
 async def post_job(request: web.Request) -> web.Response:
@@ -119,6 +132,8 @@ async def journalled(request: web.Request, event: Event, call: str, what: str) -
     """Let the orchestrator hear an event, with who asked for it."""
     try:
         await request.app[SERVICE].put(event, called(request, call, what))
+    except Unwritable as error:
+        raise refusal(web.HTTPBadRequest, str(error)) from error
     except JournalUnavailable as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
 
@@ -131,6 +146,8 @@ def noted(request: web.Request, call: str, what: str) -> None:
     """Write down a call that leads to no event."""
     try:
         request.app[SERVICE].journal.note(called(request, call, what))
+    except Unwritable as error:
+        raise refusal(web.HTTPBadRequest, str(error)) from error
     except (JournalUnavailable, Superseded) as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
 
@@ -153,7 +170,7 @@ async def post_shutdown(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     try:
         service.journal.note(called(request, "shutdown", order.reason))
-    except JournalUnavailable:
+    except (JournalUnavailable, Unwritable):
         pass  # an end must be possible on a full disk, too
     except Superseded as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from torchrelay.orchestrator.clock import wall_clock_ms
 from torchrelay.orchestrator.endpoint import FREEZE, LIFTED, TOKEN
-from torchrelay.orchestrator.journal import Call, JournalUnavailable
+from torchrelay.orchestrator.journal import Call, JournalUnavailable, Unwritable
 from torchrelay.orchestrator.owned import Foreign, read_owned
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.protocol.events import FreezeCleared, FreezeSet
@@ -108,7 +108,10 @@ def lifted_by(path: Path) -> str:
 def look_for_freezes(service: Orchestrator, run_dir: Path) -> None:
     """Look once, before anything is done. Raises `JournalUnavailable`, `Superseded`."""
     for event, call in changes(service.cluster.freezes, read_freezes(run_dir)):
-        service.hear(event, call)
+        try:
+            service.hear(event, call)
+        except Unwritable as error:
+            log.warning("a freeze could not be noted: %s", error)
 
 
 async def watch_freezes(service: Orchestrator, run_dir: Path) -> None:
@@ -117,6 +120,6 @@ async def watch_freezes(service: Orchestrator, run_dir: Path) -> None:
         try:
             for event, call in changes(service.cluster.freezes, read_freezes(run_dir)):
                 await service.put(event, call)
-        except JournalUnavailable as error:
+        except (JournalUnavailable, Unwritable) as error:
             log.warning("a freeze could not be noted: %s", error)
         await asyncio.sleep(LOOK_S)

@@ -65,6 +65,10 @@ class JournalUnavailable(Exception):
     """An append did not reach the disk (full, read-only, failing). Nothing was written; it may be tried again."""
 
 
+class Unwritable(Exception):
+    """This event, or this call, fits into no journal (a number beyond 64 bits, half a letter). Nothing was written."""
+
+
 class Superseded(Exception):
     """Another orchestrator has taken over this journal. Nothing was written, and nothing may be decided any more."""
 
@@ -151,15 +155,19 @@ class Journal:
     def append(self, event: Event, at_ms: int, call: Call | None = None) -> int:
         """Write one event, and the call that led to it; returns its number.
 
-        Raises `JournalUnavailable` or `Superseded`, and then nothing has changed.
+        Raises `Unwritable`, `JournalUnavailable` or `Superseded`, and then nothing has changed.
         """
+        data = _encoded(event)
+        if call is not None:
+            _encoded(call)
         seq = self.last_seq + 1
-        self._write("INSERT INTO events VALUES (?, ?, ?)", (seq, at_ms, _encoder.encode(event)), call)
+        self._write("INSERT INTO events VALUES (?, ?, ?)", (seq, at_ms, data), call)
         self.last_seq, self.last_ms = seq, max(at_ms, self.last_ms)
         return seq
 
     def note(self, call: Call) -> None:
         """Write down a call that leads to no event. Raises as `append` does."""
+        _encoded(call)
         self._write("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", (call.wall_ms, call.who, call.call, call.what, 0))
 
     def check_lease(self) -> None:
@@ -383,6 +391,15 @@ def _read_entries(db: sqlite3.Connection, path: Path) -> Iterator[Entry]:
         raise JournalRefused(_damaged(path, f"event {expected} cannot be read: {error}")) from error
     except sqlite3.Error as error:
         raise JournalRefused(_damaged(path, str(error))) from error
+
+
+def _encoded(value: Event | Call) -> bytes:
+    """Raises `Unwritable`."""
+    try:
+        return _encoder.encode(value)
+    except (OverflowError, UnicodeEncodeError) as error:
+        text = ascii(value)  # half a letter cannot be shown either
+        raise Unwritable(f"{type(value).__name__} cannot be journalled ({error}): {text[:200]}") from error
 
 
 def _damaged(path: Path, what: str) -> str:

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.orchestrator.scene import Scene, way_of
-from torchrelay.orchestrator.shown import Change, Leg
+from torchrelay.orchestrator.shown import LONGEST_MS, Change, Leg
 from torchrelay.protocol.cluster import advance
 from torchrelay.protocol.events import Effect, Event, MoveAsked, MoveWithdrawn, TaintCleared, TaintSet
 from torchrelay.protocol.ids import JobId, NodeId, Rank
@@ -209,6 +209,8 @@ def plan_taint(scene: Scene, ask: TaintAsk, who: str) -> Planned:
         raise PlanRefused(f"key {ask.key!r} or value {ask.value!r} cannot be used: {form}")
     if ask.ttl_ms is not None and ask.ttl_ms <= 0:
         raise PlanRefused(f"a taint of {ask.ttl_ms} ms would be gone at once: give a longer --ttl, or none")
+    if ask.ttl_ms is not None and ask.ttl_ms > LONGEST_MS:
+        raise PlanRefused("a taint lies for 10 years at most: give a shorter --ttl, or none")
     check_jobs(cluster)
     planned = ask.verb == "drain"
     place = place_text(node.node, slot)

@@ -24,7 +24,7 @@ from datetime import datetime
 from typing import Protocol, cast, get_args
 
 from torchrelay.orchestrator.clock import Clock, wall_clock_ms
-from torchrelay.orchestrator.journal import Call, Journal, JournalUnavailable, Reached, Superseded
+from torchrelay.orchestrator.journal import Call, Journal, JournalUnavailable, Reached, Superseded, Unwritable
 from torchrelay.orchestrator.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.story import Moment, tell
 from torchrelay.protocol import vitals as vital
@@ -156,6 +156,11 @@ class Orchestrator:
     def _take(self, heard: Heard) -> None:
         try:
             seq = self.hear(heard.event, heard.call)
+        except Unwritable as error:
+            log.warning("an event is dropped: %s", error)
+            if not heard.written.done():
+                heard.written.set_exception(error)
+                heard.written.exception()
         except JournalUnavailable as error:
             self._degrade(str(error))
             self._refuse(heard)
@@ -172,7 +177,10 @@ class Orchestrator:
             heard.written.exception()  # an agent's events are not waited for: it sends them again
 
     def hear(self, event: Event, call: Call | None = None) -> int:
-        """Journal, advance, say what is new. Raises `JournalUnavailable` or `Superseded`; then nothing has happened."""
+        """Journal, advance, say what is new.
+
+        Raises `Unwritable`, `JournalUnavailable` or `Superseded`; then nothing has happened.
+        """
         now = self.clock.now_ms()
         seq = self.journal.append(event, now, call)
         before, self.cluster = self.cluster, advance(self.cluster, event, now)

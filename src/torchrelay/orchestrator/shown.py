@@ -12,6 +12,9 @@ from msgspec import Struct
 
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
 
+# The longest time that anybody may ask for: ten years, in ms.
+LONGEST_MS = 10 * 365 * 86_400_000
+
 # ---------------------------------------------------------------- places
 
 
