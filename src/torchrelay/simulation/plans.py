@@ -139,7 +139,7 @@ KINDS: dict[FaultKind, int] = {
     FaultKind.LONG_SPLIT: 1, FaultKind.POWER: 4, FaultKind.ORCHESTRATOR: 5, FaultKind.UNDYING: 1, FaultKind.CANCEL: 1,
     FaultKind.MOVE: 8, FaultKind.MOVE_TWO: 6, FaultKind.MOVE_AND_BACK: 4, FaultKind.TAINT: 8, FaultKind.DRAIN: 6,
     FaultKind.FREEZE: 1, FaultKind.KILL_TARGET: 6, FaultKind.STOP_TARGET: 2, FaultKind.KILL_LEAVER: 6,
-    FaultKind.DOOMED_TARGETS: 2,
+    FaultKind.DOOMED_TARGETS: 4,
 }  # fmt: skip
 LACKS: dict[Lack, float] = {
     Lack.SPARES: 0.15, Lack.REFILL: 0.07, Lack.SLOTS: 0.05, Lack.REPLICAS: 0.05, Lack.HYBRID: 0.12, Lack.SLOW: 0.05,
@@ -267,6 +267,8 @@ def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     if kind in (FaultKind.KILL_TARGET, FaultKind.STOP_TARGET, FaultKind.KILL_LEAVER) and on is not On.TIME:
         on, phase, skip = On.JOB, chance.choice(MOVE_PHASES), 0
         delay_ms = chance.choice((0, 0, 1, 3, 10, chance.randint(0, 150)))
+    if kind is FaultKind.DOOMED_TARGETS:
+        on, phase, skip, delay_ms = On.TIME, "", 0, 0
     if kind in (FaultKind.LONG_SPLIT, FaultKind.AGENT):
         length_ms = 20_000 if kind is FaultKind.LONG_SPLIT else chance.choice((100, 1_000, 5_000))
     return Strike(kind, on, phase, skip, delay_ms, chance.randrange(ranks), length_ms)

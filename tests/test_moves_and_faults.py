@@ -1,0 +1,154 @@
+"""Moves, freezes and lost nodes where they meet faults: each case was a defect once."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.telling import JOB, Story, running, say, training
+from tests.test_migration import asked, cut_over, halting, preparing, tainted
+from torchrelay.protocol import events as ev
+from torchrelay.protocol import orders as od
+from torchrelay.protocol.boundary import REST_MS, TRIES
+from torchrelay.protocol.ids import NodeId, Point, Rank
+from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.moves import MoveKind, MoveState
+from torchrelay.protocol.taints import PROBATION
+from torchrelay.protocol.vitals import Beat, Vitals, hear, judge
+
+REWIRE_MS = 60_000
+
+
+def on_nodes(there: int, slots: int, **fields: Any) -> Story:
+    """A job of two ranks that trains, on nodes with so many slots."""
+    story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, **fields)))
+    for number in range(there):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=slots))
+    story.settle()
+    story.train(Point(3))
+    return story
+
+
+@pytest.mark.parametrize("late_ms", [4_000, 6_000, 50_000])
+def test_buddies_are_asked_however_late_the_loss_of_a_node_is_heard(late_ms: int) -> None:
+    story = on_nodes(3, 1, nproc_per_node=1, nodes=2, spares=1)
+    story.stands = {worker: replace(stand, keeps=True) for worker, stand in story.stands.items()}
+    lost = story.cluster.workers[story.holder(1)].node
+    story.hear(say(story, ev.CollectiveFailed, 0, summary="reset"))
+    story.wait(1_100)
+    story.answer((od.Interrupt,), but=(1,))
+    story.wait(5_000)  # rank 1 is silent: it is fenced, and its end is waited for
+    story.answer((od.Interrupt,))
+    story.answer((od.Decide,))
+    story.wait(late_ms)
+    assert not story.job.seats[Rank(1)].ready
+    story.hear(ev.NodeLost(node=lost, incarnation="a", reason="silence"))
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+    assert story.job.incidents[-1].resolution is Resolution.CLEAN
+
+
+def test_the_late_end_of_a_leaver_does_not_push_out_newer_records() -> None:
+    story = cut_over(1)
+    leaver = story.job.seats[Rank(1)].leaver
+    assert leaver is not None
+    node = story.cluster.workers[leaver].node
+    for _ in range(3):
+        story.answer((od.Rewire, od.Restore, od.Resume))
+    for rank in (0, 1):
+        story.stands[story.holder(rank)] = training(Point(6))
+    newer = tuple(ev.PrivateRecord(Point(step), b"target") for step in (4, 5, 6))
+    older = tuple(ev.PrivateRecord(Point(step), b"leaver") for step in (1, 2, 3, 4))
+    story.hear(ev.WorkerExited(worker=story.holder(1), node=node, signal=9, private=newer))
+    story.hear(ev.WorkerExited(worker=leaver, node=node, signal=9, cause="fenced", private=older))
+    assert [record.point.step for record in story.job.seats[Rank(1)].private] == [3, 4, 5, 6]
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+
+
+def test_a_target_that_does_not_come_to_the_boundary_holds_up_nobody_for_long_nor_for_ever() -> None:
+    story = halting(1, spares=3, slots=6)
+    for number in range(1, TRIES + 1):
+        assert story.job.phase is JobPhase.HALTING
+        story.answer((od.Decide,))
+        story.wait(0)  # from here on all wait for the target alone
+        story.wait(REWIRE_MS - 1)
+        assert story.job.phase is JobPhase.HALTING
+        story.wait(1)
+        assert story.move.tries == number
+        for _ in range(4):
+            story.answer((od.Resume, od.Fence, od.StartWorker))
+        story.train(Point(4 + number))
+        for _ in range(4):
+            story.answer((od.StartWorker, od.Assign))
+            story.wait(1_000)
+        story.answer((od.Halt,))
+    assert story.move.state is MoveState.FAILED
+    assert story.job.phase is JobPhase.RUNNING
+    assert not story.job.requests
+    assert story.move.again_ms > story.now_ms + REST_MS - 20_000
+
+
+def test_a_freeze_holds_when_a_connection_breaks_before_the_loss_is_heard() -> None:
+    story = running(spares=1)
+    story.hear(ev.FreezeSet(source="ann"))
+    story.hear(say(story, ev.CollectiveFailed, 0, summary="reset by peer"))
+    story.wait(1_100)
+    assert story.job.outcome is not None
+    assert "frozen" in story.job.outcome.reason
+
+
+def test_what_only_seems_to_be_lost_may_go_on_under_a_freeze() -> None:
+    story = running(spares=1)
+    vitals = hear(Vitals(), Beat(node=NodeId("node-0"), incarnation="a"), 0)
+    assert judge(vitals, story.cluster, 10_000_000) != ()
+    story.hear(ev.FreezeSet(source="ann"))
+    assert judge(vitals, story.cluster, 10_000_000) == ()
+
+
+def test_who_thinks_of_another_node_is_moved_there() -> None:
+    story = on_nodes(3, 2, nproc_per_node=2, spares=2)
+    story.hear(asked(1, to="node-1"))
+    story.answer((od.StartWorker,))
+    story.hear(asked(1, to="node-2"))
+    for _ in range(4):
+        story.answer((od.StartWorker, od.Fence))
+    story.settle()
+    story.train(Point(4))
+    story.wait(2_000)
+    story.settle()
+    assert story.cluster.workers[story.holder(1)].node == "node-2"
+    assert (story.move.state, story.move.tries) == (MoveState.DONE, 0)
+
+
+def test_a_place_that_is_about_to_fail_goes_before_a_plan_that_is_being_prepared() -> None:
+    story = preparing(0, spares=1)
+    assert story.move.kind is MoveKind.PLANNED
+    story.hear(tainted(slot=1))
+    assert (story.move.kind, story.move.ranks, story.move.state) == (MoveKind.PRE_EMPTIVE, (1,), MoveState.WAITING)
+    for _ in range(4):
+        story.answer((od.Fence, od.StartWorker))
+    assert story.move.state is MoveState.PREPARING
+
+
+def test_a_warning_without_room_does_not_hold_up_plans_that_have_room() -> None:
+    story = on_nodes(2, 2, nproc_per_node=2, spares=1)
+    for slot in (0, 1):
+        story.hear(tainted("node-1", slot, effect=ev.Effect.NO_SCHEDULE, key="full"))
+    story.hear(tainted("node-0", 0))
+    assert story.move.kind is MoveKind.PRE_EMPTIVE
+    assert "room for 0" in story.move.story[-1][1]
+
+
+def test_a_taint_that_becomes_a_fault_is_remembered_and_one_that_is_lowered_leaves_a_probation() -> None:
+    story = running(spares=1)
+    story.hear(tainted(effect=ev.Effect.NO_SCHEDULE))
+    assert not story.cluster.failures
+    story.hear(tainted(effect=ev.Effect.NO_EXECUTE))
+    assert [len(times) for times in story.cluster.failures.values()] == [1]
+    story.hear(tainted(effect=ev.Effect.NO_SCHEDULE))
+    assert {taint.key for taint in story.cluster.taints.values()} == {"ecc", PROBATION}
