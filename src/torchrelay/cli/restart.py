@@ -15,6 +15,7 @@ from torchrelay.cli.changing import reach, settle
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.runs import NotPossible, find_run
 from torchrelay.cli.show import Output, remark, show_json
+from torchrelay.orchestrator.endpoint import JOURNAL
 from torchrelay.orchestrator.shown import Change, Status
 
 DEADLINE_S = 60.0  # for the orchestrator, and for each agent
@@ -28,6 +29,8 @@ def restart(given: argparse.Namespace) -> None:
         "orchestrator": given.orchestrator or both, "agents": given.agents or both, "force": given.force,
     }  # fmt: skip
     client = reach(given.run_dir)
+    if body["orchestrator"]:
+        check_rules(find_run(given.run_dir))
     before, agents = client.view_status(), incarnations(client)
     plan = client.change("/v1/restart", body, dry_run=True)
 
@@ -45,6 +48,15 @@ def restart(given: argparse.Namespace) -> None:
     found = settle(plan, act, yes=given.yes, dry_run=given.dry_run, output=given.output)
     if given.output is Output.JSON:
         print(show_json(found))
+
+
+def check_rules(run_dir: Path) -> None:
+    """Raises `NotPossible` if what is installed now could not go on with the job: the next orchestrator would end."""
+    from torchrelay.orchestrator.rules import other_rules  # replaying needs the whole protocol: only now
+
+    wrong = other_rules(run_dir / JOURNAL)
+    if wrong:
+        raise NotPossible(f"nothing was restarted, the job goes on as before: {wrong}", 2)
 
 
 def phases(status: Status) -> str:

@@ -22,6 +22,7 @@ from torchrelay.orchestrator.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, wri
 from torchrelay.orchestrator.freezing import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.orchestrator.publishing import publish_rosters
+from torchrelay.orchestrator.rules import other_rules
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.schedulers.local import LocalScheduler
 from torchrelay.wire.trust import TrustError, new_token, read_token, write_token
@@ -84,6 +85,9 @@ def prepare(run_dir: Path) -> None:
 async def run(options: argparse.Namespace) -> str:
     """Serve until told to end. Returns who has taken over, if somebody has. Raises what keeps it from starting."""
     run_dir: Path = options.run_dir
+    wrong = other_rules(run_dir / JOURNAL)
+    if wrong:
+        raise JournalRefused(wrong)
     with contextlib.closing(Journal(run_dir / JOURNAL, take_over=options.take_over)) as journal:
         service = Orchestrator(journal, patience_s=options.patience, kept=options.kept)
         look_for_freezes(service, run_dir)

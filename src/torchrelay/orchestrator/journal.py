@@ -5,7 +5,7 @@ process at any moment (SIGKILL too), and costs some ten microseconds. It does no
 take the last moments with it. On one machine that ends the run anyway; an orchestrator apart from its nodes must wait
 for the disk before it announces a generation (not built yet).
 
-    about     the job's secret, who wrote it last, and the lease
+    about     the job's secret, who wrote it last, the lease, the rules it is to be replayed by, and how late it is
     events    seq, at_ms (the orchestrator's own time, see `clock`), the event in msgpack
     anchors   which wall-clock time belongs to which at_ms; one more whenever the two drift apart
     audit     every changing call: when, who, what, and the event it led to
@@ -30,6 +30,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from torchrelay.protocol.cluster import RULES_VERSION
 from torchrelay.protocol.events import AnyEvent, Event
 from torchrelay.protocol.ids import Generation, JobId, Point
 
@@ -49,7 +50,8 @@ CREATE TABLE IF NOT EXISTS audit (
 _RAISE = """
 INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
 """
-_SIGN = "INSERT INTO about VALUES ('version', ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+_PUT = "INSERT INTO about VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+UNNUMBERED = 1  # the rules of journals that say nothing of rules
 # What a file system says that has no locks.
 _NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
@@ -141,14 +143,17 @@ class Journal:
             raise
         try:
             self.lease = int(self._db.execute(_RAISE).fetchone()[0])
-            self._db.execute(_SIGN, (version("torchrelay"),))
+            self._db.execute(_PUT, ("version", version("torchrelay")))
+            self.rules = _read_rules(self._db)
             self.anchors = list(_read_anchors(self._db))
             last = self._db.execute("SELECT seq, at_ms FROM events ORDER BY seq DESC LIMIT 1").fetchone() or (0, 0)
+            kept = self._db.execute("SELECT value FROM about WHERE name = 'time'").fetchone()
         except sqlite3.Error as error:
             self.close()
             raise JournalRefused(_damaged(path, str(error))) from error
         self.last_seq: int = last[0]
-        self.last_ms: int = max(last[1], self.anchors[-1].at_ms if self.anchors else 0)
+        kept_ms = int(kept[0].split()[0]) if kept else 0
+        self.last_ms: int = max(last[1], kept_ms, self.anchors[-1].at_ms if self.anchors else 0)
 
     # ------------------------------------------------------------ writing
 
@@ -193,7 +198,17 @@ class Journal:
     def remember(self, reached: Reached) -> None:
         """Keep how far the jobs were, for who reads the journal later: beats are not journalled."""
         text = msgspec.json.encode(reached).decode()
-        self._write("INSERT INTO about VALUES ('reached', ?) ON CONFLICT DO UPDATE SET value = excluded.value", (text,))
+        self._write(_PUT, ("reached", text))
+
+    def keep_time(self, at_ms: int, wall_ms: int) -> None:
+        """Keep how late it is: hours may pass without an event. Raises `JournalUnavailable` or `Superseded`."""
+        self._write(_PUT, ("time", f"{at_ms} {wall_ms}"))
+        self.last_ms = max(at_ms, self.last_ms)
+
+    def adopt_rules(self) -> None:
+        """From now on it goes by the rules of this version. Raises `JournalUnavailable` or `Superseded`."""
+        self._write(_PUT, ("rules", str(RULES_VERSION)))
+        self.rules = RULES_VERSION
 
     def reached(self) -> Reached:
         """What was remembered last."""
@@ -256,6 +271,19 @@ def read_history(path: Path) -> History:
             _check_format(db, path)
             entries, anchors = tuple(_read_entries(db, path)), tuple(_read_anchors(db))
             return History(entries, anchors, _read_reached(db), _read_calls(db), _read_lease(db))
+    except sqlite3.Error as error:
+        raise JournalRefused(_damaged(path, str(error))) from error
+
+
+def read_rules(path: Path) -> tuple[int, str]:
+    """By which rules a journal goes, and who wrote it last. Raises as `read_history` does."""
+    if not path.exists():
+        raise FileNotFoundError(f"no journal at {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
+            _check_format(db, path)
+            row = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+            return _read_rules(db), row[0] if row else "unknown"
     except sqlite3.Error as error:
         raise JournalRefused(_damaged(path, str(error))) from error
 
@@ -332,7 +360,8 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _make(db: sqlite3.Connection) -> None:
     header = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT};"
-    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {header} COMMIT;")
+    rules = f"INSERT INTO about VALUES ('rules', '{RULES_VERSION}');"
+    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {rules} {header} COMMIT;")
 
 
 def _header(db: sqlite3.Connection) -> tuple[int, int]:
@@ -362,6 +391,11 @@ def _read_anchors(db: sqlite3.Connection) -> Iterator[Anchor]:
 def _read_lease(db: sqlite3.Connection) -> int:
     row = db.execute("SELECT value FROM about WHERE name = 'lease'").fetchone()
     return int(row[0]) if row else 0
+
+
+def _read_rules(db: sqlite3.Connection) -> int:
+    row = db.execute("SELECT value FROM about WHERE name = 'rules'").fetchone()
+    return int(row[0]) if row else UNNUMBERED
 
 
 def _read_calls(db: sqlite3.Connection) -> tuple[Call, ...]:

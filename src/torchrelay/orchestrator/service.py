@@ -24,11 +24,20 @@ from datetime import datetime
 from typing import Protocol, cast, get_args
 
 from torchrelay.orchestrator.clock import Clock, wall_clock_ms
-from torchrelay.orchestrator.journal import Call, Journal, JournalUnavailable, Reached, Superseded, Unwritable
+from torchrelay.orchestrator.journal import (
+    Call,
+    Journal,
+    JournalRefused,
+    JournalUnavailable,
+    Reached,
+    Superseded,
+    Unwritable,
+)
+from torchrelay.orchestrator.rules import all_ended, refusal
 from torchrelay.orchestrator.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.story import Moment, tell
 from torchrelay.protocol import vitals as vital
-from torchrelay.protocol.cluster import EMPTY, advance, orders
+from torchrelay.protocol.cluster import EMPTY, RULES_VERSION, advance, orders
 from torchrelay.protocol.events import Event, JobSpec, NodeJoined, Tick, WorkerExited
 from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.job import JobPhase
@@ -44,6 +53,7 @@ CALM_S = 0.25
 REPEAT_S = 1.0  # between repetitions of the standing orders, and of attempts to write a journal that fails
 RETURN_S = 5.0  # how long the clock is held after a start, for the agents to come back
 SHUTDOWN_S = 15.0  # how long agents may take to end their workers
+KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without an event
 REMEMBER_S = 2.0  # between two notes of how far the jobs are
 RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
 KEPT_MOMENTS = 100_000
@@ -103,6 +113,7 @@ class Orchestrator:
         self._leave_at_s: float | None = None
         self.clock = Clock(journal.last_ms, source)
         self._skips = self.clock.skips
+        self._kept_ms = journal.last_ms
         journal.anchor(self.clock.now_ms(), wall_clock_ms())
         self._replay()
         self._await_agents()
@@ -112,8 +123,15 @@ class Orchestrator:
             before, self.cluster = self.cluster, advance(self.cluster, entry.event, entry.at_ms)
             self._tell(entry.seq, entry.at_ms, entry.event, before)
             note_ways(self.ways, before, self.cluster)
+        self._check_rules()
         self.standing = orders(self.cluster)
         log.info("replayed %d events of %s", self.journal.last_seq, self.journal.path)
+
+    def _check_rules(self) -> None:
+        if self.journal.rules != RULES_VERSION:
+            if not all_ended(self.cluster):
+                raise JournalRefused(refusal(self.journal.path, self.journal.rules, "of another version"))
+            self.journal.adopt_rules()
 
     # ------------------------------------------------------------ the loop
 
@@ -217,6 +235,8 @@ class Orchestrator:
         try:
             self.journal.check_lease()
             self._anchor(now)
+            if now - self._kept_ms >= KEEP_TIME_MS:
+                self._keep_time(now)
             for event in vital.judge(self.vitals, self.cluster, now):
                 self.hear(event)
             # A tick that changes nothing is not worth a line in the journal.
@@ -241,6 +261,12 @@ class Orchestrator:
         if self.clock.skips != self._skips:
             self.journal.anchor(now, wall_clock_ms())
             self._skips = self.clock.skips
+
+    def _keep_time(self, now: int) -> None:
+        """Note how late it is, if anything depends on it: times to live, probations, budgets of an hour."""
+        self._kept_ms = now
+        if self.cluster.jobs or any(taint.until_ms is not None for taint in self.cluster.taints.values()):
+            self.journal.keep_time(now, wall_clock_ms())
 
     def _await_agents(self) -> None:
         """After a start in the middle of things: no deadline may pass before the agents had time to come back."""
@@ -420,6 +446,7 @@ class Orchestrator:
         self._disconnect("the orchestrator ends")
         try:
             self.journal.remember(self.reached)
+            self._keep_time(self.clock.now_ms())
         except (JournalUnavailable, Superseded) as error:
             log.warning("how far the jobs are could not be noted: %s", error)
         self._ended.set()

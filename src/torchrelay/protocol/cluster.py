@@ -35,6 +35,8 @@ from torchrelay.protocol.taints import (
 )
 
 EMPTY = Cluster()
+# Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
+RULES_VERSION = 2
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -455,4 +457,4 @@ def holder(cluster: Cluster, job: JobId, rank: Rank) -> WorkerId | None:
     return cluster.jobs[job].seats[rank].worker
 
 
-__all__ = ["EMPTY", "RULES", "Cluster", "advance", "holder", "interrupt", "orders"]
+__all__ = ["EMPTY", "RULES", "RULES_VERSION", "Cluster", "advance", "holder", "interrupt", "orders"]
