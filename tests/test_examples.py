@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import warnings
 import weakref
 from collections import OrderedDict, namedtuple
 from typing import Any, NamedTuple
@@ -74,6 +75,32 @@ class Own:
     """Something of the script's."""
 
 
+class Hostile(tuple[Any, ...]):
+    """A named tuple of the script's own making, which cannot even be complained about."""
+
+    _fields = property(lambda _: None)
+
+
+def ragged() -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is a prototype
+        return torch.nested.nested_tensor([torch.ones(2), torch.ones(3)])
+
+
+def cyclic() -> list[Any]:
+    items: list[Any] = []
+    items.append(items)
+    return items
+
+
+def deep() -> dict[str, Any]:
+    top: dict[str, Any] = {}
+    inner = top
+    for _ in range(600):
+        inner["a"] = inner = {}
+    return top
+
+
 @pytest.mark.parametrize(
     ("value", "words"),
     [
@@ -88,6 +115,13 @@ class Own:
         (1 << 70, "too large a int"),
         ("x" * 100_000, "too large a str"),
         ([0] * 10_000, "more than 4096 parts"),
+        (ragged(), "no plain dense tensor"),
+        (cyclic(), "nested more than 32 deep"),
+        (deep(), "nested more than 32 deep"),
+        (Hostile((1,)), "cannot be described: TypeError"),
+        ("\ud800", "cannot be described: UnicodeEncodeError"),
+        ({"\ud800": 1}, "cannot be described: UnicodeEncodeError"),
+        ({"\ud800": Own()}, r"argument 0\['\\ud800'\] is a .*Own"),
     ],
 )
 def test_what_cannot_be_made_elsewhere_is_told(value: Any, words: str) -> None:
@@ -138,6 +172,13 @@ def test_a_later_call_is_told_in_its_turn() -> None:
 def test_garbage_is_no_example() -> None:
     with pytest.raises(ValueError, match="3 bytes that are no examples"):
         examples.decode(b"\xc1ab")
+
+
+def test_strange_names_travel_too() -> None:
+    shown = Examples()
+    shown.add(again).look((), {"\ud800": Own()})
+    (example,) = examples.decode(shown.encoded())
+    assert example.refusal.startswith(r"argument \ud800 is a ")
 
 
 def test_a_refusal_travels() -> None:

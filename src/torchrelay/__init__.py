@@ -58,6 +58,7 @@ def join(
     save: Callable[..., Any] | None = None,
     load: Callable[..., Any] | None = None,
     shard: str = "all",
+    rehearse: bool | None = None,
 ) -> Run:
     """Say what this script's state is, and get a `Run`. Once, after all of it is built and before training.
 
@@ -68,6 +69,10 @@ def join(
     save, load  instead of model and optimizer: functions for checkpoints that the script already has; `save()` returns
                 a state dict and `load(state)` takes it, or `save(path)` and `load(path)` use files
     shard       the name of the part of the state that this rank holds: ranks with equal names are replicas
+    rehearse    whether a worker that a rank moves to tries its steps before, up to their gate, on made-up tensors and
+                on a model that holds no trained weights: side effects of a step happen there, too. None: only steps
+                that are called with tensors and flags alone (on numbers and texts side effects may depend); True: all
+                steps; False: none. A step that reads `run.committed` is left there, as it is not known yet
 
         run = torchrelay.join(model=ddp, optimizer=adamw, extra={"schedule": schedule, "ema": ema})
 
@@ -76,7 +81,7 @@ def join(
     """
     if _join is None:
         return plain.PlainRun()
-    return _join(model, optimizer, extra, save=save, load=load, shard=shard)
+    return _join(model, optimizer, extra, save=save, load=load, shard=shard, rehearse=rehearse)
 
 
 def once(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

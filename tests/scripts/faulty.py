@@ -65,45 +65,47 @@ class Faults:
                 self.kept, self.stamp = json.loads(Path(self.path).read_text()), stamp
         return self.kept
 
-    def begun(self, fault, step):
+    def begun(self, fault, run):
         if "after" in fault:
             return any(self.marks.glob(f"{fault['after']}.rank*"))
+        step = run and run.committed  # not before: a step that asks for it is not rehearsed further
         if "from" in fault:
             return step is not None and step >= fault["from"]
         return fault["step"] == step
 
-    def awaits_gate(self, step):
+    def awaits_gate(self, run):
         """Whether another rank is to be struck while it waits for us in the gate."""
         return any(
-            fault["phase"] == "gate" and self.rank not in fault["ranks"] and self.begun(fault, step)
+            fault["phase"] == "gate" and self.rank not in fault["ranks"] and self.begun(fault, run)
             and not all((self.marks / f"{fault['id']}.rank{rank}").exists() for rank in fault["ranks"])
             for fault in self.plan
         )  # fmt: skip
 
-    def due(self, step, phase):
+    def due(self, run, phase):
         for fault in self.plan:
-            if fault["phase"] == phase and self.rank in fault["ranks"] and self.begun(fault, step):
+            if fault["phase"] == phase and self.rank in fault["ranks"] and self.begun(fault, run):
                 mark = self.marks / f"{fault['id']}.rank{self.rank}"
                 if fault.get("always") or not mark.exists():
                     return fault, mark
         return None
 
-    def strike(self, step, phase):
-        found = self.due(step, phase)
-        if found is None:
-            return
-        fault, mark = found
+    def strike(self, run, phase):
+        found = self.due(run, phase)
+        if found is not None:
+            self.hit(*found, run)
+
+    def hit(self, fault, mark, run):
         mark.write_text(json.dumps({"pid": os.getpid(), "at_ns": time.monotonic_ns(), **fault}))
-        do(fault["how"], step)
+        do(fault["how"], run)
 
 
-def do(how, step):
+def do(how, run):
     """Break this process."""
     match how:
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "raise":
-            raise ValueError(f"a planned exception at step {step}")
+            raise ValueError(f"a planned exception at step {run and run.committed}")
         case "comm":
             raise RuntimeError(
                 "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
@@ -196,10 +198,9 @@ def gate_watcher(faults, run):
 
     def watch():
         while True:
-            step = run.committed
-            due = faults.due(step, "gate")
+            due = faults.due(run, "gate")
             if due and in_gate():
-                faults.strike(step, "gate")
+                faults.hit(*due, run)
             time.sleep(0.0005 if due or not faults.live else 0.005)
 
     threading.Thread(target=watch, daemon=True).start()
@@ -237,24 +238,24 @@ def main():
     second_faults(faults)
     run = torchrelay.join(model=model, optimizer=optimizer, extra={"scheduler": scheduler, "ema": ema})
     # After ours, hence past the gate: inside the update.
-    optimizer.register_step_pre_hook(lambda *_: faults.strike(run.committed, "update"))
-    model.module[4].weight.register_hook(lambda *_: faults.strike(run.committed, "backward"))
+    optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
+    model.module[4].weight.register_hook(lambda *_: faults.strike(run, "backward"))
 
     @run.step
     def train_step(batch):
         x, y = batch
         optimizer.zero_grad()
-        faults.strike(run.committed, "forward")
+        faults.strike(run, "forward")
         loss = torch.nn.functional.cross_entropy(model(x), y)
         loss.backward()
-        if faults.awaits_gate(run.committed):
+        if faults.awaits_gate(run):
             time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()
         ema.update_parameters(model.module)
         return loss.detach()
 
     def evaluate():
-        faults.strike(run.committed, "section")
+        faults.strike(run, "section")
         model.eval()
         with torch.no_grad():
             total = model.module(data.x[rank::8]).square().mean()
@@ -281,7 +282,7 @@ def while_training(run, options, loader, sampler, scheduler, train_step, evaluat
                 watching = True
             loss = train_step(batch)
             scheduler.step()
-            faults.strike(run.committed, "between")
+            faults.strike(run, "between")
             if run.rank == 0:
                 print(f"step {run.committed} loss {loss.item():.4f}", flush=True)
             if options.pace:

@@ -52,13 +52,15 @@ class Death:
             place.split(":", 1)[1] for place in options.die.split(",") if place.startswith(f"{dist.get_rank()}:")
         ]
 
-    def due(self, step, phase):
-        place = f"{step}:{phase}"
+    def due(self, run, phase):
+        if not any(place.endswith(f":{phase}") for place in self.places):
+            return False  # a step that asks for run.committed is not rehearsed further
+        place = f"{run.committed}:{phase}"
         return place in self.places and not (self.marks / f"died {place}").exists()
 
-    def at(self, step, phase):
-        if self.due(step, phase):
-            (self.marks / f"died {step}:{phase}").write_text(str(os.getpid()))
+    def at(self, run, phase):
+        if self.due(run, phase):
+            (self.marks / f"died {run.committed}:{phase}").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -78,14 +80,14 @@ def make_step(run, model, optimizer, death, *, before=lambda loss: loss):
     @run.step
     def train_step(x):
         optimizer.zero_grad()
-        death.at(run.committed, "forward")
+        death.at(run, "forward")
         loss = model(x).square().mean()
         before(loss).backward()
-        if death.due(run.committed, "gate"):
+        if death.due(run, "gate"):
             time.sleep(0.3)  # all gradients are reduced: the others go into the gate meanwhile
-            death.at(run.committed, "gate")
+            death.at(run, "gate")
         optimizer.step()
-        death.at(run.committed, "update")
+        death.at(run, "update")
         return loss.detach()
 
     return train_step
@@ -101,7 +103,7 @@ def epochs(run, options, loader, train_step, death, each=lambda: None):
                 return
             loss = train_step(batch)
             each()
-            death.at(run.committed, "between")
+            death.at(run, "between")
         print(f"epoch {epoch} ended with {loss:.6f}")
 
 
@@ -127,14 +129,14 @@ def scaler(options, death, rank):
     @run.step
     def train_step(x):
         optimizer.zero_grad()
-        death.at(run.committed, "forward")
+        death.at(run, "forward")
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(x).float().square().mean()
         if run.committed % 4 == 3:
             loss = loss * float("inf")
         scaler.scale(loss).backward()
         scaler.step(optimizer)
-        death.at(run.committed, "update")
+        death.at(run, "update")
         scaler.update()
         return loss.detach()
 
@@ -154,12 +156,12 @@ def two_optimizers(options, death, rank):
     def both(x, weight):
         for optimizer in optimizers:
             optimizer.zero_grad()
-        death.at(run.committed, "forward")
+        death.at(run, "forward")
         loss = (first(x) - second(x)).square().mean() * weight
         loss.backward()
         for optimizer in optimizers:
             optimizer.step()
-            death.at(run.committed, "update")
+            death.at(run, "update")
         return {"loss": loss.item(), "pair": (1, [None])}
 
     for batch in run.batches(DataLoader(Noisy(), batch_size=2, shuffle=True)):
@@ -168,7 +170,7 @@ def two_optimizers(options, death, rank):
             return
         told = both(batch, weight)
         assert told["pair"] == (1, [None])
-        death.at(run.committed, "between")
+        death.at(run, "between")
 
 
 def accumulate(options, death, rank):
@@ -181,14 +183,14 @@ def accumulate(options, death, rank):
     @run.step
     def train_step(batches):
         for number, x in enumerate(batches):
-            death.at(run.committed, "forward") if number else None
+            death.at(run, "forward") if number else None
             if number < len(batches) - 1:
                 with model.no_sync():
                     (model(x).square().mean() / len(batches)).backward()
             else:
                 (model(x).square().mean() / len(batches)).backward()
         optimizer.step()
-        death.at(run.committed, "update")
+        death.at(run, "update")
         optimizer.zero_grad()
 
     for _ in run.epochs(100):
@@ -196,7 +198,7 @@ def accumulate(options, death, rank):
             if run.committed >= options.steps:
                 return
             train_step(batches)
-            death.at(run.committed, "between")
+            death.at(run, "between")
 
 
 def loader_workers(options, death, rank):
@@ -222,7 +224,7 @@ def stream(options, death, rank):
         if run.committed >= options.steps:
             return
         step(batch)
-        death.at(run.committed, "between")
+        death.at(run, "between")
 
 
 def saved(options, death, rank, by_path=False):
@@ -250,13 +252,13 @@ def saved(options, death, rank, by_path=False):
     @run.step
     def train_step(x):
         optimizer.zero_grad()
-        death.at(run.committed, "forward")
+        death.at(run, "forward")
         loss = model(x).square().mean()
         loss.backward()
         for parameter in model.parameters():
             dist.all_reduce(parameter.grad)
         optimizer.step()
-        death.at(run.committed, "update")
+        death.at(run, "update")
         return loss.detach()
 
     epochs(run, options, DataLoader(Noisy(), batch_size=8, shuffle=True), train_step, death)
@@ -278,7 +280,7 @@ def sections(options, death, rank):
     data = Noisy()
 
     def evaluate(scale):
-        death.at(run.committed, "section")
+        death.at(run, "section")
         model.eval()
         total = sum(model.module(x).square().sum() for x in run.batches(DataLoader(data, batch_size=16)))
         dist.all_reduce(total)
@@ -293,7 +295,7 @@ def sections(options, death, rank):
                 now = run.section(evaluate, scale=0.5)
                 again = run.section(lambda value: value + 1, now)
                 best = min(best, now, again)
-            death.at(run.committed, "between")
+            death.at(run, "between")
             if run.committed >= options.steps:
                 print(f"best {best:.6f}")
                 return

@@ -11,12 +11,14 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchrelay
 
+REHEARSE = {"wanted": True, "unwanted": False}
+COUNTS = ("counts", "wanted")  # the step is called with a number
 MARKS = Path(sys.argv[sys.argv.index("--marks") + 1])
 
 
 class Pair(NamedTuple):
     x: Any
-    label: int
+    last: bool
 
 
 class Own:
@@ -35,6 +37,13 @@ def mark(name):
         file.write(f"{dist.get_rank()}\n")
 
 
+def fail(way):
+    if way == "raises":
+        raise ValueError("a batch of zeros")
+    if way == "exits":
+        sys.exit(3)
+
+
 def main(way):
     dist.init_process_group("gloo")
     torch.manual_seed(0)
@@ -47,18 +56,17 @@ def main(way):
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler})
+    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler}, rehearse=REHEARSE.get(way))
     run.once("settings", mark, "once")
 
     def train_step(batch):
-        x = {"dict": lambda: batch["x"], "named": lambda: batch.x, "own": lambda: batch.x}.get(way, lambda: batch)()
+        x = batch["x"] if isinstance(batch, dict) else getattr(batch, "x", batch)
         pretended = x.abs().max() < 10
         if pretended:
             print("trying", flush=True)
-            if way == "raises":
-                raise ValueError("a batch of zeros")
-            if way == "exits":
-                sys.exit(3)
+            fail(way)
+        if way == "place":
+            mark(f"at {run.committed}")
         if way == "once":
             run.once(f"pretended {pretended}", mark, "pretended" if pretended else "real")
         optimizer.zero_grad()
@@ -78,7 +86,8 @@ def main(way):
         if step is None:
             step = run.step(train_step)
         x = 100 + torch.randn(2, 4) + at
-        step({"dict": {"x": x, "n": [at]}, "named": Pair(x, at), "own": Own(x)}.get(way, x))
+        batch = {"dict": {"x": x, "n": [None]}, "named": Pair(x, True), "own": Own(x)}.get(way, x)
+        step({"x": x, "n": [at]} if way in COUNTS else batch)
         if run.section(enough):
             break
     assert not (MARKS / "pretended").exists()

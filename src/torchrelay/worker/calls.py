@@ -55,16 +55,20 @@ class Attempt:
 class Calls:
     """All calls of this worker's script."""
 
-    def __init__(self, session: Session, state: State, cursor: Cursor, place: Callable[[], Private] | None) -> None:
+    def __init__(
+        self, session: Session, state: State, cursor: Cursor, place: Callable[[], Private] | None,
+        rehearse: bool | None = None,
+    ) -> None:  # fmt: skip
         """`place`: for a newcomer, waits until its place is known, and sets `cursor` on the way there.
 
-        It returns what the rank's last holder left at the point where `cursor` then leads.
+        It returns what the rank's last holder left at the point where `cursor` then leads. `rehearse`: see `join`.
         """
         self._session = session
         self._standing = session.standing
         self._state = state
         self._cursor = cursor
         self._place = place
+        self._rehearse = rehearse
         self._private: Private | None = None  # of a newcomer, from its arrival until it goes on from the edge
         self.examples = Examples(keep=session.target)
         session.server.example = self.examples.encoded
@@ -97,7 +101,7 @@ class Calls:
         if self._place is None or self._session.rehearsing:
             return
         if self._session.target:
-            tryout.prepare(self._session, self._state, self.examples.functions(), self._try)
+            tryout.prepare(self._session, self._state, self.examples.functions(), self._try, self._rehearse)
         self._private = self._place()
         self._late = self._private.late
         self._place = None

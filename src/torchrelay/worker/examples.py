@@ -17,6 +17,7 @@ from msgspec import Struct
 EVERY = 1024  # calls from one description to the next
 MAX_STEPS = 8  # step functions that are told apart; who defines one in each epoch has ever more
 MAX_NODES = 4096  # in the arguments of one call
+MAX_DEPTH = 32  # of lists in lists; who holds itself has no end
 MAX_TEXT = 1 << 16  # letters or bytes of one plain value
 
 
@@ -127,21 +128,57 @@ def decode(data: bytes) -> list[Example]:
 
 def name_of(function: Callable[..., Any]) -> str:
     """By which the same function is known in another process."""
-    return f"{getattr(function, '__module__', '')}.{getattr(function, '__qualname__', type(function).__qualname__)}"
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    return _sendable(f"{getattr(function, '__module__', '')}.{name}")
 
 
 # ---------------------------------------------------------------- describing
 
 
 def example_of(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Example:
-    """The arguments of a call, described."""
-    describe = _Describing()
+    """The arguments of a call, described. Whatever they are, it raises nothing, and what it returns can be sent."""
     try:
-        told = [describe(value, f"argument {at}") for at, value in enumerate(args)]
-        named = {key: describe(value, f"argument {key}") for key, value in kwargs.items()}
+        return _described(name, args, kwargs)
     except NotRehearsable as error:
-        return Example(name, called=True, refusal=str(error))
-    return Example(name, told, named, called=True)
+        return Example(name, called=True, refusal=_sendable(str(error)))
+    # They are the user's own objects, and to look at one may raise anything: that is no reason to end a healthy step.
+    except Exception as error:  # noqa: BLE001
+        return Example(name, called=True, refusal=f"its arguments cannot be described: {type(error).__name__}")
+
+
+def _described(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Example:
+    describe = _Describing()
+    told = [describe(value, f"argument {at}") for at, value in enumerate(args)]
+    named = {key: describe(value, f"argument {key}") for key, value in kwargs.items()}
+    example = Example(name, told, named, called=True)
+    msgspec.msgpack.encode(example)  # what cannot be sent is found out here, and not when somebody asks for it
+    return example
+
+
+def _sendable(text: str) -> str:
+    """Python's strings may hold halves of letters, which no encoding takes."""
+    return text.encode(errors="backslashreplace").decode()
+
+
+def plain_in(example: Example) -> str:
+    """Where its first plain value is that may decide something: a number or a text, and no flag. Empty if none is."""
+    nodes = [(node, f"argument {at}") for at, node in enumerate(example.args)]
+    nodes += [(node, f"argument {key}") for key, node in example.kwargs.items()]
+    return next(filter(None, (_plain_in(node, path) for node, path in nodes)), "")
+
+
+def _plain_in(node: Node, path: str) -> str:
+    inner: list[tuple[Node, str]] = []
+    match node:
+        case Plain(value):
+            return "" if value is None or isinstance(value, bool) else path
+        case Items(_, items):
+            inner = [(item, f"{path}[{at}]") for at, item in enumerate(items)]
+        case Pairs(keys, values):
+            if not all(isinstance(key, str) for key in keys):
+                return path  # a number may count something, as a key, too
+            inner = [(item, f"{path}[{key!r}]") for key, item in zip(keys, values, strict=True)]
+    return next(filter(None, (_plain_in(item, at) for item, at in inner)), "")
 
 
 class _Describing:
@@ -149,11 +186,20 @@ class _Describing:
 
     def __init__(self) -> None:
         self._left = MAX_NODES
+        self._depth = 0
 
     def __call__(self, value: Any, path: str) -> Node:
         self._left -= 1
         if self._left < 0:
             raise NotRehearsable(f"its arguments have more than {MAX_NODES} parts")
+        if self._depth > MAX_DEPTH:
+            raise NotRehearsable(f"its arguments are nested more than {MAX_DEPTH} deep")
+        self._depth += 1
+        node = self._node(value, path)
+        self._depth -= 1
+        return node
+
+    def _node(self, value: Any, path: str) -> Node:
         kind = type(value)
         if kind is torch.Tensor:
             return _looks(value, path)
@@ -169,7 +215,7 @@ class _Describing:
 
 
 def _looks(tensor: torch.Tensor, path: str) -> Looks:
-    if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
+    if tensor.layout != torch.strided or tensor.is_nested or tensor.is_quantized or tensor.is_meta:
         raise NotRehearsable(f"{path} is no plain dense tensor")
     name = str(tensor.dtype).removeprefix("torch.")
     return Looks(tuple(tensor.shape), name, tensor.device.type, tensor.requires_grad)

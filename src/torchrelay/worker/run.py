@@ -24,6 +24,7 @@ from torchrelay.worker.loaders import source_of
 from torchrelay.worker.loops import Loop
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
+from torchrelay.worker.tryout import PlaceAsked
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -43,6 +44,8 @@ class WorkerRun:
 
     @property
     def committed(self) -> int:
+        if self._session.rehearsing:
+            raise PlaceAsked
         self._calls.arrive()
         return self._calls.committed.step
 
@@ -93,6 +96,7 @@ class Joining:
     def join(
         self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
         save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str = "all",
+        rehearse: bool | None = None,
     ) -> WorkerRun:  # fmt: skip
         """See `torchrelay.join`."""
         session = self._session
@@ -113,7 +117,7 @@ class Joining:
         cursor = Cursor()
         if session.newcomer:
             state.expect()
-            self.calls = Calls(session, state, cursor, lambda: await_place(session, cursor))
+            self.calls = Calls(session, state, cursor, lambda: await_place(session, cursor), rehearse)
         else:
             self.calls = Calls(session, state, cursor, None)
             session.standing.start(START)

@@ -24,15 +24,25 @@ from torchrelay.worker.session import Session
 from torchrelay.worker.state import State, put_gradients
 
 EXAMPLE_S = 10.0  # fetching the example may take
+BEGIN_S = 60.0  # after this no further step is begun; the one under way cannot be cut
 Function = Callable[..., Any]
 Go = Callable[[Function, list[Any], dict[str, Any]], None]  # calls a step function, and cuts it at its gate
 
 
-def prepare(session: Session, state: State, functions: list[Function], go: Go) -> None:
-    """Rehearse what can be rehearsed, and say so. `functions`: of the steps, in the order of their decoration."""
+class PlaceAsked(StepInterrupted):
+    """Unwinds a step that asks for `run.committed` in its rehearsal: there is no true answer yet."""
+
+
+def prepare(session: Session, state: State, functions: list[Function], go: Go, rehearse: bool | None = None) -> None:
+    """Rehearse what can be rehearsed, and say so. `functions`: of the steps, in the order of their decoration.
+
+    `rehearse`: see `torchrelay.join`.
+    """
     session.rehearsing = True
     try:
-        note = _rehearse(session, state, functions, go)
+        if rehearse is False:
+            raise NotRehearsable("join(rehearse=False)")
+        note = _rehearse(session, state, functions, go, rehearse is True)
     except NotRehearsable as why:
         note = f"no rehearsal: {why}"
     finally:
@@ -48,8 +58,8 @@ def called_for(session: Session) -> bool:
     return standing.poisoned or alone or standing.order(CatchUp) is not None
 
 
-def _rehearse(session: Session, state: State, functions: list[Function], go: Go) -> str:
-    """Returns what was done, in words. Raises `NotRehearsable`."""
+def _rehearse(session: Session, state: State, functions: list[Function], go: Go, anyway: bool) -> str:
+    """Returns what was done, in words. `anyway`: also with plain values. Raises `NotRehearsable`."""
     if not functions:
         raise NotRehearsable("no step function is defined before the script asks for its place")
     told = _fetch(session)
@@ -60,10 +70,13 @@ def _rehearse(session: Session, state: State, functions: list[Function], go: Go)
         if called_for(session):
             notes.append("called for meanwhile")
             break
+        if time.monotonic() - begin >= BEGIN_S:
+            notes.append("it takes too long for more")
+            break
         if example.name != examples.name_of(function):
             notes.append(f"{examples.name_of(function)} is {example.name} on a rank that trains")
         elif example.called:
-            why = _try(state, function, example, go)
+            why = _risk(example, anyway) or _try(state, function, example, go)
             rehearsed += not why
             notes += [f"{example.name}: {why}"] if why else []
     if not rehearsed:
@@ -85,6 +98,17 @@ def _fetch(session: Session) -> list[Example]:
         raise NotRehearsable(str(error)) from error
 
 
+def _risk(example: Example, anyway: bool) -> str:
+    """Why this step had better not be rehearsed: a plain value is as it is in the job, the model is not."""
+    where = "" if anyway else examples.plain_in(example)
+    if not where:
+        return ""
+    return (
+        f"the step is called with plain values ({where}), on which side effects may depend; "
+        "join(rehearse=True) rehearses all the same"
+    )
+
+
 def _try(state: State, function: Function, example: Example, go: Go) -> str:
     """Go through one step; returns why that went wrong, if it did."""
     try:
@@ -94,6 +118,8 @@ def _try(state: State, function: Function, example: Example, go: Go) -> str:
                 args, kwargs = examples.arguments(example, _device(state))
                 go(function, args, kwargs)
             _wait_for_gpu()
+    except PlaceAsked:
+        return "the step asks for run.committed"
     except StepInterrupted:
         return ""  # it came to its gate
     except (NotRehearsable, Refused) as why:

@@ -1,0 +1,150 @@
+"""What is rehearsed and what is not: the rules alone, on a session that is none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from torchrelay.errors import StepInterrupted
+from torchrelay.worker import tryout
+from torchrelay.worker.examples import Example, example_of, name_of
+from torchrelay.worker.run import WorkerRun
+from torchrelay.worker.state import State
+
+X = torch.ones(2, 4)
+Step = Callable[..., Any]
+
+
+class Target:
+    """The target of a move, as far as a rehearsal looks at it."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.said: list[Any] = []
+        self.tried: list[Any] = []
+        model = torch.nn.Linear(4, 1)
+        self.state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        self.session: Any = SimpleNamespace(
+            rehearsing=False, worker="w", link=SimpleNamespace(say=self.said.append),
+            standing=SimpleNamespace(order=lambda _: None, poisoned=False),
+        )  # fmt: skip
+        self.told: list[Example] = []
+        monkeypatch.setattr(tryout, "_fetch", lambda _: self.told)
+
+    def rehearse(self, *steps: Step, rehearse: bool | None = None) -> str:
+        """Returns what was said of it."""
+        tryout.prepare(self.session, self.state, list(steps), self._go, rehearse)
+        assert not self.session.rehearsing
+        note: str = self.said[-1].note
+        return note
+
+    def show(self, step: Step, *args: Any, **kwargs: Any) -> None:
+        """A rank that trains calls this step with these."""
+        self.told.append(example_of(name_of(step), args, kwargs))
+
+    def _go(self, function: Step, args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.tried.append((args, kwargs))
+        function(*args, **kwargs)
+        raise StepInterrupted  # at the gate
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Target:
+    return Target(monkeypatch)
+
+
+def step(*_: Any, **__: Any) -> None:
+    """Does nothing."""
+
+
+def another(*_: Any, **__: Any) -> None:
+    """Does nothing either."""
+
+
+@pytest.mark.parametrize(
+    ("args", "where"),
+    [
+        ((3, X), "argument 0"),
+        ((X, {"x": X, "n": [None, 4]}), "argument 1['n'][1]"),
+        ((X, (X, "train")), "argument 1[1]"),
+        ((X, 0.5), "argument 1"),
+        ((X, b"key"), "argument 1"),
+        (({7: X},), "argument 0"),
+    ],
+    ids=["first", "deep", "text", "fraction", "bytes", "key"],
+)
+def test_a_step_that_is_called_with_plain_values_is_not_rehearsed(
+    args: tuple[Any, ...], where: str, target: Target
+) -> None:
+    target.show(step, *args)
+    note = target.rehearse(step)
+    assert note == (
+        f"no rehearsal: {name_of(step)}: the step is called with plain values ({where}), on which side effects may "
+        "depend; join(rehearse=True) rehearses all the same"
+    )
+    assert target.tried == []
+
+
+def test_so_it_is_for_arguments_by_name(target: Target) -> None:
+    target.show(step, X, at=3)
+    assert "(argument at)" in target.rehearse(step)
+    assert target.tried == []
+
+
+def test_a_script_may_ask_for_it_all_the_same(target: Target) -> None:
+    target.show(step, 3, X)
+    assert target.rehearse(step, rehearse=True).startswith("rehearsed a step in ")
+    assert target.tried[0][0][0] == 3
+
+
+def test_a_script_may_forbid_it(target: Target) -> None:
+    target.show(step, X)
+    assert target.rehearse(step, rehearse=False) == "no rehearsal: join(rehearse=False)"
+    assert target.tried == []
+
+
+def test_tensors_flags_and_nothing_decide_nothing(target: Target) -> None:
+    target.show(step, {"x": X, "rest": [None, (X, True)]}, mask=None, last=False)
+    assert target.rehearse(step).startswith("rehearsed a step in ")
+
+
+def test_one_step_is_rehearsed_beside_one_that_is_not(target: Target) -> None:
+    target.show(step, X)
+    target.show(another, 3)
+    note = target.rehearse(step, another)
+    assert note.startswith("rehearsed a step in ")
+    assert "another: the step is called with plain values (argument 0)" in note
+
+
+@pytest.mark.parametrize("rehearse", [None, True])
+def test_who_asks_for_the_place_is_cut(rehearse: bool | None, target: Target) -> None:
+    calls: Any = SimpleNamespace(arrive=lambda: None, committed=SimpleNamespace(step=0))
+    run = WorkerRun(target.session, calls, None)  # type: ignore[arg-type]
+    seen = []
+
+    def asking(_: Any) -> None:
+        try:
+            seen.append(run.committed)
+        except Exception:  # noqa: BLE001  as scripts do around their logging
+            seen.append(-1)
+
+    target.show(asking, X)
+    assert target.rehearse(asking, rehearse=rehearse).endswith(": the step asks for run.committed")
+    assert seen == []
+    assert run.committed == 0, "and afterwards it is told"
+
+
+def test_no_further_step_is_begun_when_it_has_taken_long(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(tryout, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    def slow(_: Any) -> None:
+        now[0] += tryout.BEGIN_S
+
+    target.show(slow, X)
+    target.show(step, X)
+    assert target.rehearse(slow, step) == f"rehearsed a step in {tryout.BEGIN_S:.1f} s; it takes too long for more"
+    assert len(target.tried) == 1
