@@ -179,6 +179,8 @@ class TestProcesses:
         finally:
             process.kill()
             process.wait()
+            assert process.stderr is not None
+            process.stderr.close()
 
     def test_stopped_replaced_and_woken_it_ends_with_96(self, tmp_path: Path, first: subprocess.Popen[str]) -> None:
         old = Client.of(tmp_path)
