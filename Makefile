@@ -3,7 +3,7 @@ VENV ?= .venv
 PYTHON ?= python3
 SEED ?=
 NAME ?= recovery
-MINUTES ?= 10
+FAULTS ?= 300
 ARGS ?=
 
 # uv does not read pip's variables: lend it the wheel folder where there is one.
@@ -58,9 +58,9 @@ fix: $(READY)  ## format, and repair what a machine can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-soak: $(READY)  ## faults and moves by chance, simulated and real, for MINUTES=10 (ARGS='--faults 300': so many; --all)
-	$(PY) -m torchrelay.simulation --seeds 10000 --jobs 2
-	$(PY) -m tests.matrix --minutes $(MINUTES) $(ARGS)
+soak: $(READY)  ## 100,000 simulated schedules, then FAULTS=300 faults and moves on real processes, and the cells covered
+	$(PY) -m torchrelay.simulation --seeds 100000 --jobs 2
+	$(PY) -m tests.matrix --faults $(FAULTS) $(ARGS)
 
 bench: $(READY)  ## one bench: NAME=recovery runs bench/recovery.py
 	@test -f bench/$(NAME).py || { echo "no bench/$(NAME).py; there are: $(basename $(notdir $(wildcard bench/*.py)))" >&2; exit 2; }
