@@ -116,6 +116,6 @@ class TestReplaced:
         first = run.orchestrator()
         first.send_signal(signal.SIGSTOP)
         wait_for("another one", lambda: brain(run) != first.pid, keeper.STUCK_S + 30)
-        wait_for("its answer", run.status)
+        wait_for("its answer, and a beat", lambda: run.status()["step"])
         trains_on(run)
         assert run.status()["lease"] == 2
