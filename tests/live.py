@@ -110,7 +110,10 @@ class Live:
         return look
 
     def note_owners(self, look: Look) -> None:
-        """In a generation a rank has one holder."""
+        """In a generation one worker is connected as a rank. Before that a newcomer that is lost may be replaced."""
+        unsettled = look.job.phase in ("agreeing", "preparing", "starting")
+        if unsettled or look.job.generation != look.ranks.generation:
+            return
         for row in look.held:
             if row.worker is None or row.rank is None:
                 continue

@@ -135,6 +135,22 @@ def test_a_place_that_is_about_to_fail_goes_before_a_plan_that_is_being_prepared
     assert story.move.state is MoveState.PREPARING
 
 
+def test_the_way_home_is_not_lost_by_taking_the_only_room_there() -> None:
+    story = on_nodes(3, 1, nproc_per_node=1, nodes=2, spares=1, return_home=True, probation_ms=60_000)
+    story.hear(asked(1))
+    story.settle()
+    story.train(Point(4))
+    assert story.cluster.workers[story.holder(1)].node == "node-2"
+    story.wait(60_000)
+    for step in range(5, 9):
+        for _ in range(6):
+            story.answer()
+        story.train(Point(step))
+        story.wait(2_000)
+    assert story.cluster.workers[story.holder(1)].node == "node-1"
+    assert story.job.moved == 2
+
+
 def test_a_warning_without_room_does_not_hold_up_plans_that_have_room() -> None:
     story = on_nodes(2, 2, nproc_per_node=2, spares=1)
     for slot in (0, 1):

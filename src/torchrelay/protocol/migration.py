@@ -131,7 +131,10 @@ def homesick(cluster: Cluster, job: Job, worker: Worker, seat: Seat) -> Wish | N
     node = cluster.nodes.get(home)
     if node is None or not node.alive or any(taint.node == home for taint in cluster.taints.values()):
         return None
-    if not room_for(cluster, job, home):
+    # A move that is being prepared has taken its room there.
+    move = job.open_move
+    under_way = move is not None and move.state is not MoveState.WAITING and home in move.to.values()
+    if not under_way and not room_for(cluster, job, home):
         return None
     return Wish(MoveKind.PLANNED, f"returns home to {home}", "torchrelay", home, f"home {home}")
 

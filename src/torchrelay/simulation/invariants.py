@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from torchrelay.simulation.world import World
 
 START_BUDGET = 3
+# More than all strikes of a plan can ask for, each tried again and again.
+MANY_MOVES = 60
 
 
 class Violation(AssertionError):
@@ -318,6 +320,8 @@ class Checker:
             self.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
             return
         code, reason = job.outcome.code, job.outcome.reason
+        if job.moved > MANY_MOVES:
+            self.fail(f"{job.moved} moves were begun: they do not come to rest")
         resolutions = {incident.resolution for incident in job.incidents}
         if Resolution.OPEN in resolutions:
             self.fail("an incident is left open")
