@@ -230,7 +230,8 @@ class Checker:
         for other in self.world.processes.values():
             if other.rank != order.rank or other.id == order.worker or not other.alive or self.node_was_lost:
                 continue
-            if not order.examples and not self.has_left(other.id):
+            target = other.training.prepared and other.training.committed is None  # it has never held the rank
+            if not order.examples and not target and not self.has_left(other.id):
                 self.fail(f"rank {order.rank} is given to {order.worker} while {other.id} still runs")
         recorded = self.once.get(order.rank)
         if recorded is not None and dict(order.once).get("tracker") != recorded:
