@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from random import Random
 
+import msgspec
+
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import JobId, WorkerPhase
 from torchrelay.protocol.job import JobPhase
@@ -180,6 +182,11 @@ def draw(seed: int) -> Plan:
         wish = chance.choice((FaultKind.MOVE, FaultKind.MOVE_TWO, FaultKind.TAINT, FaultKind.DRAIN))
         asked = Strike(wish, On.JOB, JobPhase.RUNNING, 0, chance.randint(0, 300), chance.randrange(ranks), 5_000)
         strikes = (asked, *strikes)
+    if any(strike.kind is FaultKind.DOOMED_TARGETS for strike in strikes):
+        # Time and room for three targets, one after the other.
+        strikes = (Strike(FaultKind.MOVE, On.JOB, JobPhase.RUNNING, 0, 50, chance.randrange(ranks)), *strikes)
+        script = replace(script, calls=script.calls * 4)
+        spec = msgspec.structs.replace(spec, slot_faults=0, moves_per_hour=-1)
     plan = Plan(seed, spec, script, slots, strikes, lacks, draw_weather(chance, lacks), resets=chance.random())
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))

@@ -129,6 +129,8 @@ class World:
         self.seen(f"event: {type(event).__name__} in {now.phase}")
         if self.story is not None and not isinstance(event, ev.Tick):
             self.tell(f"   heard {short(event)}")
+        if was is not None and was.open_move is not None and now.open_move is None:
+            self.seen(f"move: {now.moves[-1].state}")
         if was is not None and was.moves != now.moves and now.moves:
             self.tell(f"   {now.moves[-1].name} {now.moves[-1].state}: {now.moves[-1].story[-1][1]}")
         if was is None or (was.phase, was.generation) == (now.phase, now.generation):
@@ -150,8 +152,6 @@ class World:
             self.seen(f"verdict: {now.open_incident.verdict.split(' to ')[0].split(' the ')[0]}")
         if now.phase is JobPhase.ENDING and now.outcome is not None:
             self.seen(f"outcome: {now.outcome.code}")
-        if was.open_move is not None and now.open_move is None:
-            self.seen(f"move: {now.moves[-1].state}")
         if was.open_incident is not None and now.open_incident is None:
             self.seen(f"resolution: {now.incidents[-1].resolution}")
 
