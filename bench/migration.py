@@ -2,7 +2,8 @@
 
     make bench NAME=migration
 
-planned_pause     one rank: the longest gap between two committed steps around the move, less one undisturbed step
+planned_pause     one rank: the longest gap between two committed steps from halt to resumption, less one step
+planned_standstill   the same by the ledger: from the first rank that stands at the boundary to training on
 drain_pause       the same for a node of two ranks, in one generation; drain_pause_ratio is to one rank's
 planned_pause_1gb the same for about 1 GB of state; copy_1gb_s: its bytes over the stream measured in the same run
 prepare_speed_ratio   the speed of training while the target is prepared, over the speed before
@@ -18,6 +19,7 @@ import subprocess
 import tempfile
 import time
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 from pathlib import Path
 
@@ -74,42 +76,37 @@ class Moving:
         wait_for(f"{count} warm spares", lambda: Client.of(self.run_dir).status()["spares"]["warm"] >= count, 120)
 
 
-def gap_s(times: dict[int, list[tuple[int, int, int]]], begin: int, end: int) -> float:
-    """The longest time between two commits of a rank, of those that reach into begin..end (ns), in seconds."""
-    longest = 0.0
+def spans_s(times: dict[int, list[tuple[int, int, int]]], begin: int, end: int) -> list[float]:
+    """The times between two commits of a rank that touch begin..end (ns), in seconds, of all ranks."""
+    found = []
     for rows in times.values():
         stamps = sorted(row[1] for row in rows)
-        spans = [b - a for a, b in pairwise(stamps) if b > begin and a < end]
-        longest = max(longest, max(spans, default=0) / 1e9)
-    return longest
+        found += [(b - a) / 1e9 for a, b in pairwise(stamps) if b > begin and a < end]
+    return found
 
 
-def speed(times: dict[int, list[tuple[int, int, int]]], begin: int, end: int) -> float:
-    """Steps per second between two moments, of all ranks together, divided by their number."""
-    count = sum(begin <= row[1] < end for rows in times.values() for row in rows)
-    return count / max(1, len(times)) / ((end - begin) / 1e9)
+@dataclass(frozen=True)
+class Moved:
+    """One move: the pause beyond one step, the standstill by the ledger (s), the speed while targets were prepared."""
+
+    pause_s: float
+    ledger_s: float
+    speed_ratio: float
 
 
-def preparation_ms(move: MoveView) -> float:
-    """How long the targets were prepared while training went on."""
-    at = {
-        told.text.split()[0]: told.after_ms for told in move.story if told.text.startswith(("prepares", "all targets"))
-    }
-    return at["all"] - at["prepares"]
-
-
-def one_move(job: Moving, kill: Kill, number: int, *words: str) -> tuple[float, float]:
-    """Order a move; the pause beyond one step in s, and the speed while targets were prepared over the speed before."""
-    ordered = time.monotonic_ns()
+def one_move(job: Moving, kill: Kill, number: int, *words: str) -> Moved:
+    """Order a move and measure it. The pause is the longest gap between commits from the halt to the resumption."""
+    before_ns = time.monotonic_ns()
     job.order(*words)
     move = job.await_move(number, deadline_s=240)
     settled(kill, 3)
     times = read_times(job.times)
-    span = max(round(1e6 * preparation_ms(move)), 1)
-    before = speed(times, ordered - max(4 * span, 10**9), ordered)
-    return gap_s(times, ordered, time.monotonic_ns()) - step_time_s(times), speed(
-        times, ordered, ordered + span
-    ) / before
+    asked_ns = time.monotonic_ns() - round(1e9 * (time.time() - datetime.fromisoformat(move.asked).timestamp()))
+    at = {told.text.split()[0]: asked_ns + 1_000_000 * told.after_ms for told in move.story}
+    calm = statistics.median(spans_s(times, before_ns - 4_000_000_000, before_ns))
+    beside = statistics.mean(spans_s(times, at["prepares"], at["all"]))
+    gap = max(spans_s(times, at["all"], at["training"]))
+    return Moved(gap - calm, (move.pause_ms or 0) / 1000, calm / beside)
 
 
 def small_state(work: Path, options: argparse.Namespace) -> dict[str, object]:
@@ -124,14 +121,14 @@ def small_state(work: Path, options: argparse.Namespace) -> dict[str, object]:
             job.await_spares(2)
             settled(kill, 10)
             singles.append(one_move(job, kill, number + 1, "migrate", str(number % RANKS)))
-            progress(f"move {number + 1} of {options.moves}: {singles[-1][0]:.3f} s beyond one step")
+            progress(f"move {number + 1} of {options.moves}: {singles[-1].pause_s:.3f} s beyond one step")
         for number in range(options.drains):
             job.await_spares(2)
             settled(kill, 10)
             node = crowded(job)
             drains.append(one_move(job, kill, options.moves + number + 1, "drain", node))
             job.order("undrain", node)
-            progress(f"drain {number + 1} of {options.drains}: {drains[-1][0]:.3f} s beyond one step")
+            progress(f"drain {number + 1} of {options.drains}: {drains[-1].pause_s:.3f} s beyond one step")
         for number in range(options.kills):
             job.await_spares(2)
             settled(kill, 10)
@@ -140,14 +137,16 @@ def small_state(work: Path, options: argparse.Namespace) -> dict[str, object]:
             progress(f"kill {number + 1} of {options.kills}: {kills[-1]:.3f} s beyond one step")
     finally:
         stop(job.process)
-    pauses = [pause for pause, _ in singles]
-    drained = [pause for pause, _ in drains]
+    pauses = [one.pause_s for one in singles]
+    drained = [one.pause_s for one in drains]
     return {
         "planned_pause_p50_s": statistics.median(pauses),
         "planned_pause_max_s": max(pauses),
         "drain_pause_p50_s": statistics.median(drained),
         "drain_pause_ratio": statistics.median(drained) / statistics.median(pauses),
-        "prepare_speed_ratio": statistics.median(ratio for _, ratio in singles),
+        "planned_standstill_p50_s": statistics.median(one.ledger_s for one in singles),
+        "drain_standstill_p50_s": statistics.median(one.ledger_s for one in drains),
+        "prepare_speed_ratio": statistics.median(one.speed_ratio for one in singles),
         "unplanned_pause_p50_s": statistics.median(kills),
         "step_s": step_time_s(read_times(job.times)),
         "planned_pauses_s": pauses,
@@ -171,21 +170,23 @@ def large_state(work: Path, moves: int) -> dict[str, object]:
     job.start(kill.folder)
     try:
         settled(kill, 8)
-        pauses = []
+        found = []
         for number in range(moves):
             job.await_spares(1)
             settled(kill, 6)
-            pauses.append(one_move(job, kill, number + 1, "migrate", str(number % RANKS))[0])
-            progress(f"1 GB, move {number + 1} of {moves}: {pauses[-1]:.3f} s beyond one step")
+            found.append(one_move(job, kill, number + 1, "migrate", str(number % RANKS)))
+            progress(f"1 GB, move {number + 1} of {moves}: {found[-1].ledger_s:.3f} s standstill")
         size = Client.of(job.run_dir).incidents()[-1]["bytes"]
         step = step_time_s(read_times(job.times))
     finally:
         stop(job.process)
     copy = size / 1e9 / stream
+    standstill = statistics.median(one.ledger_s for one in found)
     return {
-        "planned_pause_1gb_s": statistics.median(pauses),
+        "planned_pause_1gb_s": statistics.median(one.pause_s for one in found),
+        "planned_standstill_1gb_s": standstill,
         "copy_1gb_s": copy,
-        "planned_pause_1gb_beyond_copy_s": statistics.median(pauses) - copy,
+        "planned_standstill_1gb_beyond_copy_s": standstill - copy,
         "state_gb": size / 1e9,
         "plain_stream_gb_per_s": stream,
         "step_1gb_s": step,
