@@ -196,8 +196,9 @@ class Checker:
             self.weigh_shard(process)  # it may have woken up and trained on before it was found to hang
         if process is None or not process.alive or worker in self.victims or self._must_lose():
             return
-        if self.has_left(worker):
-            return
+        training = process.training
+        if self.has_left(worker) or (training.prepared and not training.resumed):
+            return  # a leaver, or a target that has not gone on: its leaver has the rank again, or has it still
         if has_trained(process) and not self.world.over:
             self.fail(f"{worker} is fenced although it is sound and has trained")
         if not self.disturbed and not self.world.over:
