@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.telling import JOB, Stand, Story, running, say
-from tests.test_migration import HERE, NEXT, SIGKILL, asked, cut_over, halting, quiescing
+from tests.telling import JOB, Stand, Story, running, say, submitted
+from tests.test_migration import HERE, NEXT, SIGKILL, asked, cut_over, halting, on_nodes, preparing, quiescing
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.boundary import renew
@@ -322,3 +322,173 @@ def test_the_newest_moves_are_kept() -> None:
         story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
     assert (len(story.job.moves), story.job.moves[0].number, story.move.number) == (64, 7, 70)
     assert {move.state for move in story.job.moves} == {MoveState.CALLED_OFF}
+
+
+# ---------------------------------------------------------------- who is waited for, and how long
+
+
+def let_go_on(story: Story) -> None:
+    """A boundary was called off: all go on; what was fenced ends, and new spares come up and are prepared."""
+    assert story.job.phase is JobPhase.RELEASING
+    for _ in range(4):
+        story.answer((od.Resume, od.Fence, od.StartWorker, od.Assign))
+
+
+def test_when_all_ranks_stand_the_targets_are_waited_for_as_long_as_connecting_may_take() -> None:
+    story = halting(rewire_ms=700, ready_ms=60_000)
+    story.wait(5_000)
+    story.answer((od.Decide,))
+    assert story.job.stood_ms == 5_000
+    story.wait(699)
+    assert (story.job.phase, story.job.stood_ms) == (JobPhase.HALTING, 5_000)
+    story.wait(1)
+    why = "the target of rank 1 did not come to the boundary in time"
+    assert (story.job.phase, story.job.why, story.move.tries) == (JobPhase.RELEASING, f"called off: {why}", 1)
+
+
+def test_it_is_the_late_target_that_is_named() -> None:
+    story = halting(0, 1, spares=2, rewire_ms=700)
+    story.answer((od.Decide,))
+    first = story.move.targets[Rank(0)]
+    story.hear(say(story, ev.WorkerReady, 0, worker=first, point=NEXT))
+    story.wait(0)
+    story.wait(700)
+    assert "the target of rank 1 did not come" in story.job.why
+
+
+def test_the_wait_for_targets_begins_anew_at_each_boundary() -> None:
+    story = halting(rewire_ms=700, spares=3)
+    story.answer((od.Decide,))
+    story.wait(700)
+    let_go_on(story)
+    story.train(Point(7))
+    story.wait(1_000)
+    story.answer((od.Halt,))
+    assert (story.job.phase, story.job.stood_ms) == (JobPhase.HALTING, None)
+
+
+def test_a_boundary_that_comes_to_nothing_three_times_is_given_up() -> None:
+    story = quiescing(report_ms=500)
+    target = story.move.targets[Rank(1)]
+    for tries in (1, 2):
+        story.wait(500)
+        assert (story.move.state, story.move.tries, story.move.again_ms) == (
+            MoveState.PREPARING, tries, story.now_ms + 1_000
+        )  # fmt: skip
+        assert story.move.targets[Rank(1)] == target
+        let_go_on(story)
+        story.wait(1_000)
+        assert story.job.phase is JobPhase.QUIESCING
+    story.wait(500)
+    assert (story.job.phase, story.move.state, story.move.tries) == (JobPhase.RELEASING, MoveState.FAILED, 3)
+    assert story.move.story[-1][1] == "called off: given up after 3 tries: rank 0 did not say how far it is"
+    assert story.cluster.workers[target].life is Life.FENCING
+    assert (len(story.job.requests), story.move.again_ms) == (0, story.now_ms + 300_000)
+
+
+def test_a_target_that_was_told_where_to_go_is_let_go_and_does_not_count_as_lost() -> None:
+    story = halting(ready_ms=2_000)
+    target = story.move.targets[Rank(1)]
+    story.answer((od.Decide,), but=(0,))
+    story.wait(2_000)
+    assert story.cluster.workers[target].life is Life.FENCING
+    assert (len(story.move.targets), story.move.tries) == (0, 1)
+    assert not any("is lost" in text for _, text in story.move.story)
+
+
+def test_what_a_former_holder_left_of_the_boundary_sends_no_target_there_before_the_leaver_stands() -> None:
+    story = running(spares=2, slots=4)
+    story.stands[story.holder(1)] = Stand(HERE, WorkerPhase.GATE, NEXT)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.settle()
+    story.train(HERE)
+    assert story.job.seats[Rank(1)].record_of(NEXT) is not None
+    story.hear(asked(1))
+    for kind in (od.Assign, od.Halt):
+        story.answer((kind,))
+    target = story.move.targets[Rank(1)]
+    assert (story.job.phase, story.job.boundary) == (JobPhase.HALTING, NEXT)
+    assert not any(isinstance(order, od.CatchUp) for order in story.orders())
+    story.answer((od.Decide,))
+    assert [order.worker for order in story.orders() if isinstance(order, od.CatchUp)] == [target]
+
+
+# ---------------------------------------------------------------- what a cutover leaves
+
+
+def test_a_target_serves_nobody_in_the_generation_in_which_it_was_restored() -> None:
+    story = cut_over(0, 1, ranks=3, spares=2)
+    leaver = story.job.seats[Rank(1)].leaver
+    story.answer((od.Restore,), but=(1,))
+    assert story.job.seats[Rank(0)].holds == NEXT
+    sources = [order.sources for order in story.orders() if isinstance(order, od.Restore)]
+    assert [[source.address for source in each] for each in sources] == [
+        [f"at:{leaver}", f"at:{story.holder(2)}", f"at:{story.job.seats[Rank(0)].leaver}"]
+    ]
+
+
+def test_a_target_of_which_nobody_heard_what_it_needs_needs_what_its_rank_did() -> None:
+    story = preparing()
+    target = story.move.targets[Rank(1)]
+    story.hear(ev.WorkerPrepared(worker=target))
+    assert story.cluster.workers[target].shard == ""
+    for kind in (od.Halt, od.Decide, od.CatchUp):
+        story.answer((kind,))
+    assert (story.holder(1), story.job.seats[Rank(1)].shard) == (target, "all")
+
+
+def test_a_move_shows_that_a_job_that_had_to_start_again_trains() -> None:
+    story = submitted(spares=1, slot_faults=0)
+    story.settle()
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.answer((od.Interrupt,))
+    assert story.job.starts == 1
+    story.settle()
+    story.train(HERE)
+    story.hear(asked(1))
+    story.settle()
+    assert (story.move.state, story.job.starts) == (MoveState.DONE, 0)
+
+
+def test_who_serves_is_asked_anew_in_each_generation() -> None:
+    job = cut_over().job
+    assert [seat.serves for seat in job.seats.values()] == [True, False]
+    assert [seat.serves for seat in renew(job).seats.values()] == [False, False]
+
+
+def test_a_rank_that_has_moved_is_not_said_to_need_it_no_more() -> None:
+    story = cut_over(0, 1, spares=3, slot_faults=0)
+    brought_home(story)
+    said = [text for _, text in story.move.story]
+    assert "once more for rank 1" in said
+    assert not any("need not move any more" in text for text in said)
+
+
+def test_each_target_that_is_lost_with_its_node_counts() -> None:
+    story = on_nodes(2, 2, nproc_per_node=2, spares=2)
+    story.hear(asked(0, 1))
+    for kind in (od.StartWorker, od.Assign, od.Halt, od.Decide):
+        story.answer((kind,))
+    assert (story.job.phase, len(story.move.targets)) == (JobPhase.HALTING, 2)
+    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
+    assert (story.job.phase, story.move.tries, len(story.move.targets)) == (JobPhase.RELEASING, 2, 0)
+
+
+def test_when_it_is_given_up_only_what_went_back_is_forgotten() -> None:
+    story = cut_over(0, 1, spares=2, slot_faults=0, slots=6)
+    for point in (Point(10), Point(20)):
+        for rank in (0, 1):
+            story.lose(story.holder(rank), signal=SIGKILL)
+        story.settle()
+        assert (story.job.phase, story.move.state, story.move.ranks) == (JobPhase.RUNNING, MoveState.PREPARING, (0, 1))
+        story.train(point)
+        for _ in range(3):
+            story.answer((od.StartWorker, od.Assign))
+        story.wait(1_000)
+        for kind in (od.Halt, od.Decide, od.CatchUp):
+            story.answer((kind,))
+        assert story.move.state is MoveState.MOVING
+    story.hear(ev.FreezeSet(source="ann"), asked(0))
+    brought_home(story)
+    assert (story.move.state, story.job.moves[0].state) == (MoveState.WAITING, MoveState.FAILED)
+    assert (set(story.job.requests), story.move.ranks) == ({0}, (0,))

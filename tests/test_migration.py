@@ -60,6 +60,17 @@ def cut_over(*ranks: int, **fields: Any) -> Story:
     return story
 
 
+def on_nodes(there: int, slots: int, **fields: Any) -> Story:
+    """A job of two ranks that trains, on nodes with so many slots."""
+    story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, **fields)))
+    for number in range(there):
+        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=slots))
+    story.settle()
+    story.train(HERE)
+    return story
+
+
 # ---------------------------------------------------------------- heirs
 
 

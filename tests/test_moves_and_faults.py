@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
-from tests.telling import JOB, Story, running, say, training
-from tests.test_migration import asked, cut_over, halting, preparing, tainted
+from tests.telling import running, say, training
+from tests.test_migration import asked, cut_over, halting, on_nodes, preparing, tainted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.boundary import REST_MS, TRIES
@@ -20,17 +19,6 @@ from torchrelay.protocol.taints import PROBATION
 from torchrelay.protocol.vitals import Beat, Vitals, hear, judge
 
 REWIRE_MS = 60_000
-
-
-def on_nodes(there: int, slots: int, **fields: Any) -> Story:
-    """A job of two ranks that trains, on nodes with so many slots."""
-    story = Story()
-    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, **fields)))
-    for number in range(there):
-        story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=slots))
-    story.settle()
-    story.train(Point(3))
-    return story
 
 
 @pytest.mark.parametrize("late_ms", [4_000, 6_000, 50_000])
