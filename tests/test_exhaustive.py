@@ -116,7 +116,7 @@ def check_orders(cluster: Cluster, job: Job) -> None:
         known = cluster.workers.get(name)
         if known is None:
             assert isinstance(order, od.Fence)
-            assert cluster.strays[name] == order.node
+            assert cluster.strays[name][0] == order.node
             continue
         assert order.node == known.node
         if isinstance(order, od.Fence):

@@ -61,6 +61,19 @@ def test_two_ranks_lost_at_once_are_one_incident(tmp_path: Path) -> None:
     assert len(done.incidents()) == 1
 
 
+def test_a_survivor_that_does_not_come_out_of_its_collective_is_replaced_too(tmp_path: Path) -> None:
+    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    killed = {"id": "killed", "ranks": [1], "step": 6, "phase": "backward", "how": "kill"}
+    stuck = {"id": "stuck", "ranks": [2], "step": 6, "phase": "cut", "how": "stick"}
+    flags = ["--nproc-per-node", "4", "--spares", "2"]
+    done = run_job(tmp_path / "run", faulty("--steps", "12", *planned(tmp_path, killed, stuck)), flags)
+    assert verdict(done, calm) == []
+    (incident,) = done.incidents()
+    assert incident["ranks"] == [1, 2]
+    assert any("does not come out of its call for 5." in text for text in incident["story"])
+    assert incident["pause_ms"] < 20_000
+
+
 @pytest.mark.parametrize("forgotten", ["rng", "cursor"])
 def test_leaving_a_part_of_the_state_out_is_noticed(tmp_path: Path, forgotten: str) -> None:
     script = faulty("--steps", "20", "--forget", forgotten)

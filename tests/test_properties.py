@@ -222,7 +222,8 @@ class Tally:
             case od.Decide(worker=worker, point=point, verdict=verdict):
                 stand = self.stands[worker]
                 forward = stand.phase is WorkerPhase.GATE and stand.pending == point
-                in_peace = verdict is od.Verdict.GO_ON and stand.pending == point
+                # Nobody was lost: who is in a gate comes out of it, and goes on to the boundary from there.
+                in_peace = verdict is od.Verdict.GO_ON and stand.pending is not None and stand.pending <= point
                 assert stand.committed == point or in_peace or (forward and verdict is od.Verdict.ROLL_FORWARD)
             case od.CatchUp(rank=rank, point=point, private=data):
                 # What this rank's last holder left there, handed over there, or what a buddy has kept of it.
@@ -232,6 +233,8 @@ class Tally:
                     holder = WorkerId(source.address.removeprefix("at:"))
                     assert self.stands[holder].committed == point
                     assert self.ranks[holder] == source.rank
+            case od.Resume() if self.job.phase is JobPhase.RELEASING:
+                pass  # everybody goes on from where it is
             case od.Resume(worker=worker, point=point):
                 assert point is None or self.stands[worker].committed == point
                 if point is not None:

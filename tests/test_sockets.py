@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from torchrelay.worker import sockets
 from torchrelay.worker.sockets import Ours, open_sockets
 
 
@@ -64,6 +65,55 @@ def test_a_connection_to_another_address_is_a_strangers(
     assert ours.break_backends() == ours.break_store() == 0
     assert is_open(here)
     assert is_open(there)
+
+
+def shut(end: socket.socket) -> bool:
+    """Whether our end was shut down here."""
+    try:
+        end.send(b"")
+        end.getpeername()
+        end.send(b"x")
+    except OSError:
+        return True
+    return False
+
+
+def test_what_flows_is_let_flow_and_what_rests_is_broken(
+    connection: tuple[socket.socket, socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, here, there = connection
+    ours = Ours()
+    ours.peers = frozenset([listener.getsockname()])
+    monkeypatch.setattr(sockets.time, "sleep", lambda _: there.send(b"more"))
+    assert ours.break_still() == 0, "it flowed between two looks"
+    monkeypatch.setattr(sockets.time, "sleep", lambda _: None)
+    assert ours.break_still() == 0, "nobody has read it yet"
+    assert here.recv(8) == b"more"
+    monkeypatch.setattr(sockets.time, "sleep", lambda _: here.send(b"on"))
+    assert ours.break_still() == 0
+    assert there.recv(8) == b"on"
+    monkeypatch.setattr(sockets.time, "sleep", lambda _: None)
+    assert not shut(here)
+    there.recv(8)
+    assert ours.break_still() == 1
+    assert shut(here)
+
+
+def test_what_flows_for_too_long_is_broken_all_the_same(
+    connection: tuple[socket.socket, socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listener, here, there = connection
+    ours = Ours()
+    ours.peers = frozenset([listener.getsockname()])
+    now = 100.0
+    monkeypatch.setattr(sockets.time, "monotonic", lambda: now)
+    monkeypatch.setattr(sockets.time, "sleep", lambda _: there.send(b"more"))
+    for moment in (100.0, 100.9, 103.0, 103.9, 104.8):  # between the second and the third it was left alone
+        now = moment
+        assert ours.break_still() == 0
+    now = 105.1
+    assert ours.break_still() == 1
+    assert shut(here)
 
 
 @pytest.mark.parametrize(

@@ -153,7 +153,7 @@ class Teller:
         for worker in sorted(self.story.cluster.workers.values(), key=lambda each: each.worker):
             if job.rank_of(worker.worker) is None or worker.life in (Life.STARTING, Life.FENCING):
                 lines.append(f"     {worker.life} {worker.worker}{show_heir(worker)}")
-        lines += [f"     stray {worker} on {node}" for worker, node in sorted(self.story.cluster.strays.items())]
+        lines += [f"     stray {worker} on {node}" for worker, (node, _) in sorted(self.story.cluster.strays.items())]
         lines += [f"     {show_taint(taint)}" for taint in self.story.cluster.taints.values()]
         lines += [f"     frozen by {source}: {why}" for source, why in self.story.cluster.freezes.items()]
         if job.open_move is not None:

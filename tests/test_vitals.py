@@ -273,6 +273,44 @@ def test_in_which_phases_a_stopped_holder_is_in_the_way() -> None:
     assert evidence(pulse(still=60_000), *waiting, phase=JobPhase.AGREEING) == ""
 
 
+def in_the_way(one: Pulse, *, ready: bool = False, **job: Any) -> str:
+    """Why this worker keeps all from the edge, when only it is not there."""
+    seats = cluster().jobs[JOB].seats
+    seats = seats.put(Rank(1), replace(seats[Rank(1)], ready=ready))
+    return evidence(one, **{"phase": JobPhase.PREPARING, "seats": seats, **job})
+
+
+@pytest.mark.parametrize(
+    ("phase", "step_ms", "limit"),
+    [
+        (WorkerPhase.COMPUTING, 100.0, 5_000), (WorkerPhase.GATE, 1_000.0, 20_000), (WorkerPhase.COMPUTING, 0.0, 600_000),
+        (WorkerPhase.COMPUTING, 60_000.0, 600_000), (WorkerPhase.SECTION, 100.0, 120_000),
+    ],
+)  # fmt: skip
+def test_who_does_not_come_out_of_its_call_after_a_fault_is_stuck(
+    phase: WorkerPhase, step_ms: float, limit: int
+) -> None:
+    there: dict[str, Any] = {"phase": phase, "step_ms": step_ms}
+    assert in_the_way(pulse(still=limit, **there)) == (
+        f"does not come out of its call for {limit / 1000:.1f} s (patience {limit / 1000:.1f} s)"
+    )
+    assert in_the_way(pulse(still=limit - 1, **there)) == ""
+    assert in_the_way(pulse(still=limit, used=limit // 20, **there)) != ""
+    assert in_the_way(pulse(still=limit, used=limit // 20 + 1, **there)) == ""
+
+
+def test_nobody_is_stuck_at_an_edge_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
+    stuck = pulse(still=700_000)
+    others = set(JobPhase) - {JobPhase.PREPARING}
+    assert {phase for phase in others if in_the_way(stuck, phase=phase)} == set()
+    for phase in set(WorkerPhase) - {WorkerPhase.COMPUTING, WorkerPhase.GATE, WorkerPhase.SECTION}:
+        assert in_the_way(pulse(still=700_000, phase=phase)) == ""
+    assert in_the_way(stuck, ready=True) == ""
+    assert in_the_way(stuck, phase_ms=NOW - 4_999) == ""
+    assert in_the_way(stuck, phase_ms=NOW - 5_000) != ""
+    assert in_the_way(pulse(SPARE, still=700_000)) == ""
+
+
 def test_who_is_stopped_while_others_have_finished_keeps_them() -> None:
     seats = cluster().jobs[JOB].seats
     seats = seats.put(Rank(0), replace(seats[Rank(0)], finished=True))

@@ -3,8 +3,8 @@
     torchrelay run --nproc-per-node 4 faulty.py --steps 60 --plan plan.json --marks DIR
 
 The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that is named has committed `step` steps and
-is in `phase` (forward, backward, gate, update, between, section), it does `how` (kill, raise, exit, stop, oom, comm)
-to itself, once per job: a file in --marks named after id and rank remembers it. A fault with "after" is a second one:
+is in `phase` (forward, backward, gate, update, between, section; cut: its backward pass was), it does `how` (kill,
+raise, exit, stop, oom, comm, stick) to itself, once per job: a file in --marks named after id and rank remembers it. A fault with "after" is a second one:
 it strikes during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
 
 With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
@@ -114,6 +114,8 @@ def do(how, run):
             os._exit(7)
         case "stop":
             os.kill(os.getpid(), signal.SIGSTOP)
+        case "stick":
+            threading.Event().wait()
         case "oom":
             # What the kernel's OOM killer does to a process: no handler, no unwinding, in an allocation.
             ctypes.memset(ctypes.create_string_buffer(1 << 20), 1, 1 << 20)
@@ -247,7 +249,11 @@ def main():
         optimizer.zero_grad()
         faults.strike(run, "forward")
         loss = torch.nn.functional.cross_entropy(model(x), y)
-        loss.backward()
+        try:
+            loss.backward()
+        except RuntimeError:
+            faults.strike(run, "cut")
+            raise
         if faults.awaits_gate(run):
             time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()

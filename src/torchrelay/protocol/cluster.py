@@ -36,7 +36,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 2
+RULES_VERSION = 3
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -73,10 +73,12 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
         if absent and worker.pid:
             cause = "was gone when its node's agent came back"
             cluster = lose(cluster, worker.worker, cause=cause, detector="agent", ended=False)
+    known = cluster.strays.items()
+    strays = Table((stray, place) for stray, place in known if place[0] != event.node or stray in alive)
     for seen in event.workers:
         if seen.worker not in cluster.workers:
-            cluster = replace(cluster, strays=cluster.strays.put(seen.worker, event.node))
-    return cluster
+            strays = strays.put(seen.worker, (event.node, seen.slot))
+    return replace(cluster, strays=strays)
 
 
 def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
@@ -102,7 +104,7 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
 def worker_started(cluster: Cluster, event: ev.WorkerStarted) -> Cluster:
     known = cluster.workers.get(event.worker)
     if known is None:
-        return replace(cluster, strays=cluster.strays.put(event.worker, event.node))
+        return replace(cluster, strays=cluster.strays.put(event.worker, (event.node, event.slot)))
     if known.life is not Life.STARTING:
         return cluster
     return cluster.with_worker(started(known, event, cluster.now_ms))

@@ -144,7 +144,10 @@ class Restore(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 class Resume(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Train on from `point` (None: go on with the script; first wiring, or a halt that is called off)."""
+    """Train on from `point` (None: go on with the script, at the first wiring).
+
+    After a halt that was called off: from wherever the worker is; `point` is then the boundary, if there was one.
+    """
 
     rank: Rank
     point: Point | None

@@ -31,7 +31,7 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
     """Slots of living nodes without a process, that may be used, in the order in which ranks fill them."""
     # Until all nodes are there, each gets no more than its share: the first would take all ranks.
     limit = job.spec.nproc_per_node if awaits_nodes(cluster, job) else None
-    taken = {(worker.node, worker.slot) for worker in cluster.workers.values()}
+    taken = {(worker.node, worker.slot) for worker in cluster.workers.values()} | set(cluster.strays.values())
     free = [
         (node.node, slot)
         for node in cluster.nodes.values()

@@ -34,7 +34,7 @@ from torchrelay.protocol.state import Cluster
 
 def standing_orders(cluster: Cluster) -> frozenset[Order]:
     """Everything that is to be done now, for all jobs and nodes."""
-    said: list[Order] = [Fence(node=node, worker=worker) for worker, node in cluster.strays.items()]
+    said: list[Order] = [Fence(node=node, worker=worker) for worker, (node, _) in cluster.strays.items()]
     for worker in cluster.workers.values():
         if worker.life is Life.STARTING:
             said.append(StartWorker(node=worker.node, worker=worker.worker, slot=worker.slot, job=worker.job))

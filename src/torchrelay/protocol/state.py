@@ -25,7 +25,7 @@ class Cluster:
     workers: Table[WorkerId, Worker] = Table()
     jobs: Table[JobId, Job] = Table()
     # Processes that should not be there: of a lost node that came back, or of a job that is over.
-    strays: Table[WorkerId, NodeId] = Table()
+    strays: Table[WorkerId, tuple[NodeId, int]] = Table()
     # When the slots lost workers, as (node, slot) -> times.
     strikes: Table[tuple[NodeId, int], tuple[int, ...]] = Table()
     born: int = 0  # workers named so far

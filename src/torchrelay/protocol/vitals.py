@@ -11,6 +11,11 @@ signal inside one, and nobody moves.
     between steps (saving, logging)        30 min
     in a declared section                  none: sections may take as long as they need
 
+After a fault everybody comes to an edge before anything else. Who does not move and uses no CPU time is stuck:
+
+    computing                              20 steps, 5 s to 10 min; before the first commit 10 min
+    in a declared section                  2 min
+
 Ranks that have committed the same point are all on the way to the same next call. If one computes a step and another
 is in a section, and neither moves, the script has taken different ways on them, and none of them will ever get on.
 
@@ -319,7 +324,7 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
     sample = pulse.sample
     if job.rank_of(sample.worker) is None or job.phase in STANDING:
         # Nobody trains: only what the kernel has stopped is in the way (a spare too: it could not take a rank).
-        return stopped_too_long(pulse, now_ms)
+        return stopped_too_long(pulse, now_ms) or stuck(job, pulse, now_ms)
     if job.phase not in TRAINING:
         return ""
     finished = any(seat.finished for seat in job.seats.values()) and sample.phase is not WorkerPhase.FINISHED
@@ -338,6 +343,29 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
     if limit is None or waited < limit:
         return ""
     return f"{how} for {waited / 1000:.1f} s while others wait for it (patience {limit / 1000:.1f} s)"
+
+
+def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
+    """Why this worker will not come to the edge; empty if it may. A library may wait on in a connection that is gone."""
+    rank = job.rank_of(pulse.sample.worker)
+    seat = job.seats[rank] if rank is not None else None
+    limit = edge_limit(pulse.sample)
+    if job.phase is not JobPhase.PREPARING or seat is None or seat.ready or limit is None:
+        return ""
+    since = max(pulse.still_ms, job.phase_ms)
+    idle = pulse.sample.cpu_ms - pulse.still_cpu_ms <= IDLE_SHARE * (now_ms - pulse.still_ms)
+    if not idle or now_ms - since < limit:
+        return ""
+    return f"does not come out of its call for {(now_ms - since) / 1000:.1f} s (patience {limit / 1000:.1f} s)"
+
+
+def edge_limit(sample: Sample) -> float | None:
+    """How long an interrupted worker may stand still before its edge, in ms; None: as long as the core lets it."""
+    if sample.phase is WorkerPhase.SECTION:
+        return 120_000
+    if sample.phase not in (WorkerPhase.COMPUTING, WorkerPhase.GATE):
+        return None
+    return clamp(20 * sample.step_ms, 5_000, 600_000) if sample.step_ms else 600_000
 
 
 def stopped_too_long(pulse: Pulse, now_ms: int) -> str:

@@ -108,6 +108,11 @@ def make_hang(world: World, strike: Strike, process: Process) -> None:
     process.training.will_hang = True
 
 
+def make_stuck(world: World, strike: Strike, process: Process) -> None:
+    del world, strike
+    process.training.will_stick = True
+
+
 def stop(world: World, strike: Strike, process: Process) -> None:
     """SIGSTOP. When all ranks are stopped nobody waits for anybody: that is a pause of the job, and no fault."""
     others = [each for each in world.processes.values() if each.life is Life.RUNNING and each.rank is not None]
@@ -370,6 +375,7 @@ STRIKES: dict[FaultKind, Callable[[World, Strike], bool]] = {
     FaultKind.STOP: hit(stop),
     FaultKind.PAUSE: hit(pause),
     FaultKind.HANG: hit(make_hang),
+    FaultKind.STUCK: hit(make_stuck),
     FaultKind.TWO: kill_two,
     FaultKind.KILL_NEWCOMER: kill_newcomer,
     FaultKind.KILL_SPARE: kill_spare,

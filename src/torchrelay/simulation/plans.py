@@ -30,6 +30,7 @@ class FaultKind(StrEnum):
     STOP = "SIGSTOP of a rank, for ever"
     PAUSE = "SIGSTOP of a rank that wakes up again"
     HANG = "a rank's main thread hangs"
+    STUCK = "a rank does not come out of a collective that was broken"
     TWO = "SIGKILL of two ranks at once"
     KILL_NEWCOMER = "SIGKILL of a newcomer"
     KILL_SPARE = "SIGKILL of a spare"
@@ -135,7 +136,7 @@ class Plan:
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.
 KINDS: dict[FaultKind, int] = {
     FaultKind.KILL: 10, FaultKind.EXIT: 3, FaultKind.RAISE: 4, FaultKind.STOP: 4, FaultKind.PAUSE: 4,
-    FaultKind.HANG: 2, FaultKind.TWO: 5, FaultKind.KILL_NEWCOMER: 5, FaultKind.KILL_SPARE: 3,
+    FaultKind.HANG: 2, FaultKind.STUCK: 4, FaultKind.TWO: 5, FaultKind.KILL_NEWCOMER: 5, FaultKind.KILL_SPARE: 3,
     FaultKind.STOP_SPARE: 2, FaultKind.CUT: 3, FaultKind.REWIRE_BREAKS: 3, FaultKind.NEVER_REWIRES: 1,
     FaultKind.RESTORE_BREAKS: 3, FaultKind.MISMATCH: 2, FaultKind.AGENT: 4, FaultKind.SPLIT: 4,
     FaultKind.LONG_SPLIT: 1, FaultKind.POWER: 4, FaultKind.ORCHESTRATOR: 5, FaultKind.UNDYING: 1, FaultKind.CANCEL: 1,

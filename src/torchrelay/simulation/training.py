@@ -59,6 +59,7 @@ class Training(Edge):
         # ---- what a fault makes it do at the next occasion
         self.will_raise = ""
         self.will_hang = False
+        self.will_stick = False
         self.will_exit = False
 
     # ================================================================ the control thread
@@ -117,7 +118,7 @@ class Training(Edge):
 
     def halt(self) -> None:
         """Promise to begin no call behind the one under way, and say how far that is. Nothing is cut."""
-        if self.halted < self.heard:
+        if self.report is None or self.report.generation < self.heard:  # or it was called off before it was heard
             self.halted = self.resumed = self.heard
             self.report = self.tell_standing()
             self.limit = self.pending if self.pending is not None else self.committed
@@ -131,6 +132,8 @@ class Training(Edge):
     def lift(self) -> None:
         """The move is called off: the promise of the halt is lifted. It may never have heard of that."""
         self.halted, self.limit, self.resumed = Generation(0), None, self.heard
+        if self.report is None or self.report.generation < self.heard:
+            self.report = self.tell_standing()
         self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
 
     def recall(self, order: od.Recall) -> None:
@@ -328,6 +331,7 @@ class Training(Edge):
             self.say_raised("script", str(error), fatal=False)
             passed = yield from self.verdict()
         except Broken as error:
+            yield from self.stick()
             if not self.interrupted:
                 self.say_broken(error)
             passed = yield from self.verdict()
@@ -384,6 +388,13 @@ class Training(Edge):
         if self.will_hang and self.script.calls[call] is WorkerPhase.COMPUTING and self.would_be_missed():
             self.world.tell(f"{self.process.id} (rank {self.rank}) hangs")
             self.world.checker.gone(self.process, "hangs")
+            yield Wait.BLOCKED
+
+    def stick(self) -> Main[None]:
+        """A collective that never returns, though its connections are gone."""
+        if self.will_stick and self.interrupted:
+            self.world.tell(f"{self.process.id} (rank {self.rank}) is stuck")
+            self.world.checker.gone(self.process, "stuck")
             yield Wait.BLOCKED
 
     def would_be_missed(self) -> bool:

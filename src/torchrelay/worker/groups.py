@@ -265,11 +265,12 @@ def _prove(device: str, timeout_s: float) -> None:
 def break_connections() -> int:
     """Make whoever is blocked in a collective, in connecting or in the store fail now. Returns how many were broken.
 
-    From any thread, at any time, as often as you like. Only our own connections: listeners and the script's sockets
-    are left alone. The groups stay unusable until the next `rewire`.
+    From any thread, at any time, and to be called again while somebody is blocked: a connection over which something
+    flows is left for the next time. Only our own connections: listeners and the script's sockets are left alone. The
+    groups stay unusable until the next `rewire`.
     """
     ours = _process.ours
-    return abandon.break_all() + _process.backends.abort() + ours.break_backends() + ours.break_store()
+    return abandon.break_all() + _process.backends.abort() + ours.break_store() + ours.break_still()
 
 
 def collectives() -> int:

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.1  # between signs of life in the page
 BREAK_S = 0.02  # between two breaks while the main thread may still be blocked
+BREAKS = 50  # after so many in a row it computes rather than waits, and is looked after less often
 CONNECT_S = 0.05  # between attempts to reach an agent that is gone
 GREETING_S = 30.0  # how long the agent may take to welcome us
 SEND_S = 5.0  # how long the agent may not read before its connection counts as gone
@@ -119,9 +120,10 @@ class Link:
         assert self._socket is not None, "connected"
         assert self._reach is not None, "then started"
         standing, reach = self._standing, self._reach
+        breaks = 0
         while True:
             try:
-                data = self._socket.receive(BREAK_S if standing.blocked else BEAT_S)
+                data = self._socket.receive(BREAK_S if standing.blocked and breaks < BREAKS else BEAT_S)
                 if data is not None:
                     self._hear(data)
             except (Closed, WireError) as error:
@@ -130,6 +132,9 @@ class Link:
             if standing.blocked:
                 # Again and again: between two breaks the main thread may have gone into a further collective.
                 reach.break_connections()
+                breaks += 1
+            else:
+                breaks = 0
 
     def _hear(self, data: bytes) -> None:
         message = decode_to_worker(data)

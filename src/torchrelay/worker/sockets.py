@@ -1,21 +1,34 @@
 """Sockets of this process: which belong to our communicators, and how to break them from another thread.
 
 A blocked Gloo collective cannot be aborted, but its connections can be shut down under it: the waiter then fails at
-once. Ours are told from the script's by their addresses: every device of ours and of our peers listens at an address
+once, unless a message was half transferred. Gloo has taken such a message out of its lists, fails all that is in them,
+and whoever waits for that one message waits until its timeout, half an hour by default (`Pair::signalException` in
+gloo/transport/tcp/pair.cc). So what flows is let flow: between two that live it comes to rest by itself.
+
+Ours are told from the script's by their addresses: every device of ours and of our peers listens at an address
 that we know. A descriptor's number may be used again for something else at any time, so a socket is judged and touched
 only through a duplicate of our own.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 import stat
+import struct
+import termios
+import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 Address = tuple[str, int]
+
+LOOK_S = 0.01  # between two looks at what has flowed
+FLOW_S = 2.0  # how long a connection may flow after the first attempt to break it
+ATTEMPT_S = 1.0  # attempts closer together than this are one
+_TCP_INFO = struct.Struct("=120xQQ")  # of linux/tcp.h: bytes acknowledged by the other side, bytes received from it
 
 
 class Ends(NamedTuple):
@@ -26,6 +39,14 @@ class Ends(NamedTuple):
     listens: bool
 
 
+class Flow(NamedTuple):
+    """How many bytes the other side has taken and sent, and how many of these nobody here has read yet."""
+
+    sent: int
+    received: int
+    unread: int
+
+
 @dataclass(frozen=True)
 class OpenSocket:
     """A TCP socket of this process: its descriptor's number, its inode, its ends, and a handle that closes with us."""
@@ -34,6 +55,17 @@ class OpenSocket:
     inode: int
     ends: Ends
     handle: socket.socket
+
+    def flow(self) -> Flow | None:
+        """What has flowed so far; None where the system does not say."""
+        try:
+            sent, received = _TCP_INFO.unpack(
+                self.handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+            )
+            (unread,) = struct.unpack("i", fcntl.ioctl(self.handle, termios.FIONREAD, b"\0" * 4))
+        except (OSError, struct.error):
+            return None
+        return Flow(sent, received, unread)
 
     def shut_down(self) -> bool:
         """Shut it down in both directions. False if it was not connected any more."""
@@ -105,6 +137,7 @@ class Ours:
         self.peers: frozenset[Address] = frozenset()
         self.store: Address | None = None
         self.hosted: frozenset[Address] = frozenset()
+        self._first_s = self._last_s = float("-inf")  # of the attempts to break what flows
 
     def add_devices(self, addresses: Iterable[Address]) -> None:
         self.devices |= frozenset(addresses)
@@ -123,8 +156,34 @@ class Ours:
         return ends.peer is not None and ends.peer == self.store
 
     def break_backends(self) -> int:
-        """Shut down the connections of our backends. Returns how many were still connected."""
+        """Shut down the connections of our backends, whatever flows. Returns how many were still connected."""
         return sum(sock.shut_down() for sock in open_sockets() if self.is_connection(sock.ends))
+
+    def break_still(self) -> int:
+        """Shut down those of our backends' connections that are at rest; after `FLOW_S` of attempts, all of them.
+
+        Takes `LOOK_S` if there are any. Returns how many were still connected, and are not any more.
+        """
+        now = time.monotonic()
+        if now - self._last_s > ATTEMPT_S:
+            self._first_s = now
+        self._last_s = now
+        if now - self._first_s > FLOW_S:
+            return self.break_backends()
+        before = self._flows()
+        if not before:
+            return 0
+        time.sleep(LOOK_S)
+        broken = 0
+        for sock in open_sockets():
+            if self.is_connection(sock.ends):
+                flow = sock.flow()
+                rests = flow is None or (flow.unread == 0 and before.get(sock.inode) == flow)
+                broken += rests and sock.shut_down()
+        return broken
+
+    def _flows(self) -> dict[int, Flow | None]:
+        return {sock.inode: sock.flow() for sock in open_sockets() if self.is_connection(sock.ends)}
 
     def break_store(self) -> int:
         """Shut down our client of the store. Returns whether it was still connected."""
