@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from tests.telling import JOB
-from torchrelay.protocol.events import JobSpec, WorkerReported
+from tests.telling import JOB, Story, running
+from tests.test_migration import SIGKILL, asked, cut_over, on_nodes, preparing, tainted
+from torchrelay.protocol import events as ev
+from torchrelay.protocol import orders as od
+from torchrelay.protocol.events import Effect, JobSpec, WorkerReported
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.migration import AWAY_MS, Wish, fit, wishes
+from torchrelay.protocol.moves import MoveKind, MoveState
 from torchrelay.protocol.orders import Verdict
 from torchrelay.protocol.policy import (
     choose_sources,
@@ -182,3 +189,197 @@ def test_no_limit_means_no_cordon_and_no_refill_means_one_fault() -> None:
     once = JobSpec(job=JOB, world_size=1, nproc_per_node=1, refill=False, slot_faults=0)
     assert not cordoned(once, (), 1)
     assert cordoned(once, (1,), 10_000_000)
+
+
+# ---------------------------------------------------------------- room
+
+
+def wish(to: str | None = None) -> Wish:
+    return Wish(MoveKind.PLANNED, "a wish", "ann", None if to is None else NodeId(to))
+
+
+def fitting(story: Story, *to: str | None) -> list[Rank]:
+    wanted = {Rank(rank): wish(node) for rank, node in enumerate(to)}
+    return fit(story.cluster, story.job, list(wanted), wanted)
+
+
+def test_ranks_that_go_to_a_node_need_room_on_it() -> None:
+    story = on_nodes(2, 4, nproc_per_node=4, spares=0)
+    story.hear(*(tainted("node-1", slot, effect=Effect.NO_SCHEDULE) for slot in (2, 3)))
+    assert fitting(story, "node-1", "node-1", "node-1") == [0, 1]
+    assert fitting(story, "node-1", "node-0", "node-1", "node-0") == [0, 1, 2, 3]
+    assert fitting(story, None, None, None, None, None) == [0, 1, 2, 3]
+
+
+def test_who_can_go_to_one_node_only_has_its_room_before_who_can_go_anywhere() -> None:
+    story = on_nodes(2, 2, nproc_per_node=2, spares=0)
+    story.hear(tainted("node-1", 1, effect=Effect.NO_SCHEDULE))
+    assert fitting(story, None, "node-1") == [1]
+
+
+def test_of_what_is_about_to_fail_as_much_is_moved_as_there_is_room_for() -> None:
+    story = running(ranks=3, spares=1)
+    story.hear(ev.FreezeSet(source="ann"), asked(1), tainted(slot=0), tainted(slot=2))
+    assert (story.move.kind, story.move.ranks) == (MoveKind.PRE_EMPTIVE, (0,))
+
+
+def test_of_warnings_of_one_time_the_first_key_counts() -> None:
+    story = running(spares=0, slots=2)
+    story.hear(ev.FreezeSet(source="ann"), tainted(key="b"), tainted(key="a"))
+    assert story.move.reason == "node-0/1 is tainted a"
+
+
+def test_nodes_that_are_to_be_emptied_are_emptied_one_after_the_other() -> None:
+    story = on_nodes(3, 1, nproc_per_node=1, nodes=2, spares=1)
+    story.hear(ev.FreezeSet(source="ann"), *(tainted(node, None, planned=True) for node in ("node-0", "node-1")))
+    assert story.move.ranks == (0,)
+    story.hear(ev.FreezeCleared(source="ann"))
+    assert (story.move.ranks, story.move.state) == ((0,), MoveState.PREPARING)
+
+
+# ---------------------------------------------------------------- what is about to fail goes first
+
+
+def test_a_plan_that_is_being_prepared_makes_way_for_a_warning() -> None:
+    story = preparing(0, spares=1)
+    target = story.move.targets[Rank(0)]
+    story.hear(tainted())
+    assert story.cluster.workers[target].life is Life.FENCING
+    assert (story.move.kind, story.move.ranks, story.move.state) == (MoveKind.PRE_EMPTIVE, (1,), MoveState.WAITING)
+    assert (len(story.move.targets), story.move.tries) == (0, 0)
+    said = [text for _, text in story.move.story]
+    assert "waits: a place is about to fail, and what is on it goes first" in said
+    for _ in range(4):
+        story.answer((od.Fence, od.StartWorker))
+    assert story.move.state is MoveState.PREPARING
+
+
+def test_a_plan_that_waits_does_not_hold_up_a_warning() -> None:
+    story = running(spares=1)
+    story.hear(ev.FreezeSet(source="ann"), asked(0))
+    story.hear(tainted(), ev.FreezeCleared(source="ann"))
+    assert (story.move.kind, story.move.ranks, story.move.state) == (MoveKind.PRE_EMPTIVE, (1,), MoveState.PREPARING)
+
+
+def test_a_plan_makes_way_when_training_goes_on_and_not_in_a_recovery() -> None:
+    story = preparing(0, ranks=3, spares=2)
+    target = story.move.targets[Rank(0)]
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.hear(tainted(slot=2))
+    assert (story.job.phase, story.move.targets[Rank(0)]) == (JobPhase.AGREEING, target)
+    story.answer((od.Interrupt,))
+    assert story.cluster.workers[target].life is not Life.FENCING
+
+
+def targetless(**fields: Any) -> Story:
+    """A plan for rank 0 whose target is lost in the recovery of rank 1, in which rank 2's place is tainted."""
+    story = preparing(0, ranks=3, **fields)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.lose(story.move.targets[Rank(0)], signal=SIGKILL)
+    story.hear(tainted(slot=2))
+    for kind in (od.Assign, od.Interrupt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume):
+        assert story.job.phase is not JobPhase.RUNNING
+        assert (story.move.state, len(story.move.targets)) == (MoveState.PREPARING, 0)
+        story.answer((kind,))
+    return story
+
+
+def test_room_goes_to_a_warning_and_not_first_to_a_plan() -> None:
+    story = targetless(spares=3)
+    assert (story.move.kind, story.move.ranks) == (MoveKind.PRE_EMPTIVE, (2,))
+    assert set(story.move.targets) == {2}
+    assert not any(isinstance(order, od.Fence) for order in story.orders())
+
+
+def test_without_any_room_it_is_room_that_a_plan_is_said_to_wait_for() -> None:
+    story = targetless(spares=2, refill=False)
+    said = [text for _, text in story.move.story]
+    assert "waits: no room for rank 0 any more" in said
+    assert not any("goes first" in text for text in said)
+
+
+# ---------------------------------------------------------------- the way home
+
+
+def away(*, waited_ms: int = 0, **fields: Any) -> Story:
+    """Rank 1, which began on node-1, was moved to node-2 after a while."""
+    story = on_nodes(3, 1, **({"nproc_per_node": 1, "nodes": 2, "spares": 1, "return_home": True} | fields))
+    story.wait(waited_ms)
+    story.hear(asked(1))
+    story.settle()
+    story.train(Point(7))
+    assert story.cluster.workers[story.holder(1)].node == "node-2"
+    return story
+
+
+def test_nobody_goes_home_who_is_not_to() -> None:
+    story = away(return_home=False)
+    story.wait(10 * AWAY_MS)
+    assert (wishes(story.cluster, story.job), len(story.job.moves)) == ({}, 1)
+
+
+def test_the_time_away_begins_with_the_move() -> None:
+    story = away(waited_ms=10 * AWAY_MS)
+    story.wait(AWAY_MS - 1)
+    assert wishes(story.cluster, story.job) == {}
+    story.wait(1)
+    assert (story.move.reason, story.move.state) == ("returns home to node-1", MoveState.PREPARING)
+
+
+def test_the_only_room_at_home_is_that_of_the_move_which_takes_it() -> None:
+    story = away()
+    story.wait(AWAY_MS)
+    target = story.move.targets[Rank(1)]
+    assert target.startswith("node-1")
+    story.settle()
+    assert (story.holder(1), story.move.state) == (target, MoveState.DONE)
+
+
+def test_nobody_goes_home_where_there_is_no_room() -> None:
+    story = away(refill=False)
+    spare = story.cluster.spares(JOB)[0]
+    story.lose(spare.worker, signal=SIGKILL)
+    story.wait(AWAY_MS)
+    assert wishes(story.cluster, story.job) == {}
+    # Another move is under way, to somewhere else.
+    story.hear(ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1), asked(0, to="node-3"))
+    assert (story.move.ranks, story.move.state, set(wishes(story.cluster, story.job))) == (
+        (0,), MoveState.PREPARING, {0}
+    )  # fmt: skip
+
+
+def test_a_way_home_that_waits_is_called_off_when_its_room_is_gone() -> None:
+    story = away(refill=False)
+    story.hear(ev.FreezeSet(source="ann"))
+    story.wait(AWAY_MS)
+    assert (story.move.reason, story.move.state) == ("returns home to node-1", MoveState.WAITING)
+    story.lose(story.cluster.spares(JOB)[0].worker, signal=SIGKILL)
+    assert story.move.state is MoveState.CALLED_OFF
+
+
+def test_the_way_home_ends_with_the_loss_of_home() -> None:
+    story = away()
+    story.wait(AWAY_MS)
+    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
+    assert (story.move.state, story.move.tries) == (MoveState.CALLED_OFF, 0)
+
+
+def test_who_is_moved_by_a_fault_on_its_way_home_has_moved() -> None:
+    story = on_nodes(4, 1, nproc_per_node=1, nodes=2, spares=2, return_home=True, probation_ms=0)
+    story.hear(asked(1))
+    for kind in (od.Assign, od.Halt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume, od.Fence):
+        story.answer((kind,))
+    assert (story.move.reason, story.move.state) == ("returns home to node-1", MoveState.PREPARING)
+    away = story.holder(1)
+    story.hear(ev.WorkerHung(worker=away, evidence="stopped"))
+    story.lose(story.move.targets[Rank(1)], signal=SIGKILL)
+    assert (story.move.tries, len(story.move.targets)) == (1, 0)
+    story.lose(away, signal=SIGKILL)
+    assert story.holder(1).startswith("node-3")
+    assert [move.state for move in story.job.moves] == [MoveState.DONE, MoveState.RECOVERED]
+
+
+def test_in_a_move_that_has_cut_over_nothing_is_wished_of_the_new_holder() -> None:
+    story = cut_over()
+    assert set(story.job.requests) == {1}
+    assert wishes(story.cluster, story.job) == {}

@@ -8,9 +8,11 @@ from typing import Any
 from tests.telling import JOB, Stand, Story, running, say
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import NodeId, Point, Rank, WorkerPhase
+from torchrelay.protocol.boundary import HOUR_MS
+from torchrelay.protocol.events import Effect
+from torchrelay.protocol.ids import NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveState
+from torchrelay.protocol.moves import MoveKind, MoveState
 from torchrelay.protocol.roster import Life
 
 HERE, NEXT = Point(3), Point(4)
@@ -272,3 +274,182 @@ def test_a_rank_returns_home_when_it_was_away_long_enough_and_nothing_lies_there
     assert len(story.job.moves) == moves
     story.wait(999)
     assert (story.move.reason, story.move.to[Rank(1)]) == ("returns home to node-1", "node-1")
+
+
+# ---------------------------------------------------------------- who is asked for, and who is not
+
+
+def test_ranks_that_are_asked_for_one_after_the_other_are_not_moved_together() -> None:
+    story = running(ranks=3, spares=1)
+    story.hear(ev.FreezeSet(source="ann"), asked(0), asked(1), asked(2))
+    assert len({request.group for request in story.job.requests.values()}) == 3
+    assert story.move.ranks == (0,)
+
+
+def test_a_vacant_rank_is_recovered_and_cannot_be_asked_for() -> None:
+    story = running(spares=0, refill=False)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.hear(asked(1))
+    assert len(story.job.requests) == 0
+
+
+def test_only_a_target_is_prepared() -> None:
+    story = preparing()
+    before = story.cluster
+    for worker in (WorkerId("nobody"), story.holder(0), WorkerId("node-0.3.3")):
+        story.hear(ev.WorkerPrepared(worker=worker))
+    assert story.cluster == before
+    target = story.move.targets[Rank(1)]
+    story.hear(ev.WorkerPrepared(worker=target))
+    assert f"target {target} of rank 1 is prepared" in [text for _, text in story.move.story]
+
+
+def test_a_request_whose_rank_has_moved_by_a_fault_is_forgotten_though_another_is_being_prepared() -> None:
+    story = running(ranks=3, spares=2, slots=6)
+    story.hear(asked(0), asked(1))
+    assert (story.move.ranks, set(story.job.requests)) == ((0,), {0, 1})
+    story.lose(story.holder(1), signal=SIGKILL)
+    assert story.job.phase is JobPhase.AGREEING
+    assert set(story.job.requests) == {0}
+    story = preparing(0, 1, ranks=3, spares=2)
+    story.lose(story.holder(1), signal=SIGKILL)
+    assert (story.move.ranks, story.move.state, set(story.job.requests)) == ((0,), MoveState.PREPARING, {0})
+
+
+def test_who_asks_is_said_once() -> None:
+    story = preparing()
+    assert story.move.story[0][1] == "a wish (ann)"
+    story = running(spares=2)
+    story.hear(asked(1, reason="ann wishes it"))
+    assert story.move.story[0][1] == "ann wishes it"
+
+
+def test_a_plan_that_waits_becomes_a_warning_when_its_taint_does() -> None:
+    story = running(spares=1)
+    story.hear(ev.FreezeSet(source="ann"), tainted(planned=True))
+    assert (story.move.kind, story.move.state) == (MoveKind.PLANNED, MoveState.WAITING)
+    story.hear(tainted())
+    assert (story.move.kind, story.move.number) == (MoveKind.PRE_EMPTIVE, 1)
+
+
+# ---------------------------------------------------------------- when nothing is moved
+
+
+def test_the_moves_of_the_last_hour_count_whatever_the_time() -> None:
+    story = running(spares=1, slots=4, moves_per_hour=1)
+    story.wait(2 * HOUR_MS)
+    story.hear(asked(1))
+    story.settle()
+    story.hear(asked(0))
+    assert story.move.story[-1][1] == "waits: 1 moves within the last hour, 1 are allowed (--moves-per-hour)"
+    story.wait(HOUR_MS)
+    assert story.move.state is MoveState.PREPARING
+
+
+def test_nobody_is_asked_to_stop_when_the_job_is_about_to_end() -> None:
+    story = preparing()
+    story.hear(say(story, ev.WorkerFinished, 0))
+    story.answer((od.Assign,))
+    assert story.cluster.workers[story.move.targets[Rank(1)]].prepared
+    assert (story.job.phase, story.move.state) == (JobPhase.RUNNING, MoveState.PREPARING)
+
+
+def test_how_a_move_ended_of_which_a_fault_has_done_a_part() -> None:
+    story = preparing(0, 1, ranks=3, spares=3)
+    story.lose(story.holder(1), signal=SIGKILL)
+    assert (story.move.ranks, story.move.state) == ((0,), MoveState.PREPARING)
+    story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
+    assert story.job.moves[0].state is MoveState.RECOVERED
+    story = preparing(0, 1, ranks=3, spares=3)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.hear(ev.FreezeSet(source="ann"))
+    assert (story.job.phase, story.move.state) == (JobPhase.AGREEING, MoveState.CALLED_OFF)
+
+
+def test_a_boundary_is_called_off_when_one_of_two_ranks_need_not_move_any_more() -> None:
+    story = halting(0, 1, spares=2)
+    story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
+    assert (story.job.phase, story.move.ranks) == (JobPhase.RELEASING, (0,))
+
+
+# ---------------------------------------------------------------- targets that are of no use
+
+
+def test_a_target_that_hangs_is_replaced_before_its_end_is_seen() -> None:
+    story = preparing()
+    first = story.move.targets[Rank(1)]
+    story.hear(ev.WorkerHung(worker=first, evidence="stopped"))
+    assert (story.move.tries, story.move.targets[Rank(1)]) == (1, "node-0.3.3")
+    assert f"target {first} of rank 1 is lost" in [text for _, text in story.move.story]
+
+
+def test_why_a_target_was_of_no_use_is_told() -> None:
+    story = preparing()
+    first = story.move.targets[Rank(1)]
+    story.hear(tainted(slot=2))
+    assert f"the place of target {first} is tainted by now" in [text for _, text in story.move.story]
+    story = preparing(ready_ms=2_000)
+    first = story.move.targets[Rank(1)]
+    story.wait(2_000)
+    assert f"target {first} of rank 1 was not prepared in time" in [text for _, text in story.move.story]
+
+
+def test_who_is_prepared_waits_for_a_slower_target() -> None:
+    story = preparing(0, 1, spares=3, ready_ms=2_000)
+    first = story.move.targets[Rank(0)]
+    story.hear(ev.WorkerPrepared(worker=first))
+    story.wait(2_000)
+    assert (story.move.targets[Rank(0)], story.move.tries) == (first, 1)
+
+
+def test_a_target_has_time_while_a_fault_is_dealt_with() -> None:
+    story = preparing(ranks=3, spares=2, ready_ms=2_000)
+    target = story.move.targets[Rank(1)]
+    story.lose(story.holder(0), signal=SIGKILL)
+    while story.job.phase is not JobPhase.REWIRING:
+        story.answer((od.Interrupt, od.Decide, od.CatchUp))
+    story.wait(2_000)
+    assert (story.job.phase, story.move.targets[Rank(1)], story.move.tries) == (JobPhase.REWIRING, target, 0)
+
+
+def test_a_place_that_is_used_last_is_no_targets_if_there_is_another() -> None:
+    story = running(spares=2)
+    story.hear(tainted(slot=2, effect=Effect.PREFER_NO_SCHEDULE), asked(1))
+    assert story.move.targets[Rank(1)] == "node-0.3.3"
+
+
+def test_a_spare_on_a_closed_place_is_no_room() -> None:
+    story = running(spares=1)
+    story.hear(tainted(slot=2, effect=Effect.NO_SCHEDULE), asked(1))
+    assert story.move.story[-1][1] == "waits: 1 worker needed, there is room for 0"
+    assert not any(isinstance(order, od.Fence) for order in story.orders())
+
+
+def test_a_move_whose_room_is_gone_waits_again() -> None:
+    story = preparing(spares=1, refill=False)
+    story.lose(story.move.targets[Rank(1)], signal=SIGKILL)
+    said = [text for _, text in story.move.story]
+    assert (story.move.state, said[-2:]) == (
+        MoveState.WAITING, ["waits: no room for rank 1 any more", "waits: 1 worker needed, there is room for 0"]
+    )  # fmt: skip
+
+
+def test_who_thinks_of_another_node_gives_up_the_target_that_was_being_prepared() -> None:
+    story = on_nodes(3, 2, nproc_per_node=2, spares=2)
+    story.hear(asked(1, to="node-1"))
+    first = story.move.targets[Rank(1)]
+    assert first.startswith("node-1")
+    story.hear(asked(1, to="node-2"))
+    assert story.cluster.workers[first].life is Life.FENCING
+    assert (story.move.to[Rank(1)], story.move.tries) == ("node-2", 0)
+    assert "rank 1 is to go to node-2" in [text for _, text in story.move.story]
+    assert story.move.targets[Rank(1)].startswith("node-2")
+
+
+def test_nobody_is_asked_to_stop_before_every_rank_has_a_target() -> None:
+    """There is a spare elsewhere, and one on a place of the wanted node that is closed: neither is of use."""
+    story = on_nodes(2, 3, nproc_per_node=2, spares=1)
+    story.hear(tainted(slot=2, effect=Effect.NO_SCHEDULE))
+    story.settle()
+    story.hear(cleared(slot=2), tainted("node-1", 0, effect=Effect.NO_SCHEDULE), asked(1, to="node-1"))
+    assert (story.job.phase, story.move.state) == (JobPhase.RUNNING, MoveState.PREPARING)

@@ -119,6 +119,23 @@ def test_a_plan_is_no_fault_and_neither_is_a_place_that_is_only_closed() -> None
         assert len(story.cluster.taints) == 0
 
 
+def test_a_taint_that_becomes_a_warning_is_a_fault_and_one_that_is_lowered_is_as_if_lifted() -> None:
+    story = two_nodes(probation_ms=1_000)
+    story.hear(taint(effect=Effect.NO_SCHEDULE))
+    assert len(story.cluster.failures) == 0
+    story.wait(5)
+    story.hear(taint(effect=Effect.NO_EXECUTE))
+    assert dict(story.cluster.failures) == {(OTHER, None): (5,)}
+    story.hear(taint(effect=Effect.NO_SCHEDULE))
+    lying = probation(story)
+    assert lying is not None
+    assert (lying.until_ms, lying.reason) == (1_005, "ecc was lowered; 1 fault within 30 days")
+    # What was no warning leaves nothing when it is lowered.
+    story = two_nodes(probation_ms=1_000)
+    story.hear(taint(effect=Effect.NO_SCHEDULE), taint(effect=Effect.PREFER_NO_SCHEDULE))
+    assert probation(story) is None
+
+
 def test_a_taint_is_over_when_its_time_is_and_not_before() -> None:
     story = two_nodes()
     story.hear(taint(ttl_ms=100, planned=True))
