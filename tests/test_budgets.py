@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from tests.telling import JOB, raised, running, say, submitted
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from tests.telling import JOB, Story, raised, running, say, submitted
+from tests.test_migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.cluster import orders
 from torchrelay.protocol.ending import NO_SPARE
-from torchrelay.protocol.ids import Point, Rank
+from torchrelay.protocol.ids import NodeId, Point, Rank
 from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import DYING_MS, ENDING_MS, GENERATION_BUDGET, START_BUDGET
+from torchrelay.protocol.roster import Life
 
 HERE, NEXT = Point(3), Point(4)
 SIGKILL = 9
@@ -136,3 +144,101 @@ def test_who_cannot_be_ended_holds_up_its_own_rank_only() -> None:
     story.lose(story.holder(2), signal=SIGKILL)
     assert story.job.seats[Rank(2)].worker is not None
     assert story.job.seats[Rank(1)].worker is None
+
+
+# ---------------------------------------------------------------- buddies
+
+
+def without_a_node(late_ms: int = 0, **fields: Any) -> Story:
+    """Rank 1's node is lost, `late_ms` after the verdict, and with it the page."""
+    story = on_nodes(3, 1, nproc_per_node=1, nodes=2, spares=1, **fields)
+    lost = story.cluster.workers[story.holder(1)].node
+    if late_ms:
+        story.hear(say(story, ev.CollectiveFailed, 0, summary="reset"))
+        story.wait(1_100)
+        story.answer((od.Interrupt,), but=(1,))
+        story.wait(5_000)  # rank 1 is silent: it is fenced, and its end is waited for
+        story.answer((od.Interrupt,))
+        story.answer((od.Decide,))
+        story.wait(late_ms)
+        assert not story.job.seats[Rank(1)].ready
+    story.hear(ev.NodeLost(node=lost, incarnation="a", reason="silence"))
+    story.answer((od.Interrupt,))
+    return story
+
+
+@pytest.mark.parametrize("late_ms", [4_000, 6_000, 50_000])
+def test_buddies_are_asked_however_late_the_loss_of_a_node_is_heard(late_ms: int) -> None:
+    story = without_a_node(late_ms)
+    story.stands = {worker: replace(stand, keeps=True) for worker, stand in story.stands.items()}
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+    assert story.job.incidents[-1].resolution is Resolution.CLEAN
+
+
+def test_buddies_are_waited_for_as_long_as_for_a_report() -> None:
+    story = without_a_node(report_ms=500)
+    story.wait(499)
+    assert (story.job.phase, story.job.outcome) == (JobPhase.PREPARING, None)
+    story.wait(1)
+    assert story.job.outcome is not None
+    assert story.job.outcome.reason == "rank 1's private state at 3 is lost"
+
+
+# ---------------------------------------------------------------- moves
+
+
+def test_a_target_that_fails_while_all_are_asked_where_they_stand_makes_a_new_generation() -> None:
+    """Its leaver holds the rank again, and has promised nothing in this one."""
+    story = cut_over(ranks=3, spares=3)
+    leaver = story.job.seats[Rank(1)].leaver
+    story.lose(story.holder(0), signal=SIGKILL)
+    assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, 4)
+    story.lose(story.holder(1), signal=SIGKILL)
+    assert (story.holder(1), story.job.phase, story.job.generation) == (leaver, JobPhase.AGREEING, 5)
+
+
+def test_a_target_that_was_told_nothing_was_not_brought_anywhere() -> None:
+    story = halting(ranks=3, spares=3)
+    target = story.move.targets[Rank(1)]
+    story.lose(story.holder(0), signal=SIGKILL)
+    assert (story.job.phase, story.cluster.workers[target].brought) == (JobPhase.AGREEING, None)
+
+
+def test_a_node_may_take_with_it_both_a_target_that_is_on_its_way_and_the_holder_of_a_rank() -> None:
+    story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, spares=2)))
+    for node, slots in (("node-0", 1), ("node-1", 1), ("node-2", 2)):
+        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=slots))
+    story.settle()
+    story.train(HERE)
+    story.hear(tainted("node-2", 0, effect=ev.Effect.PREFER_NO_SCHEDULE))
+    story.lose(story.holder(0), signal=SIGKILL)
+    story.settle()
+    story.train(NEXT)
+    story.hear(cleared("node-2", 0), asked(1, to="node-2"))
+    target, holder = story.move.targets[Rank(1)], story.holder(0)
+    assert (target[:8], holder[:8], target < holder) == ("node-2.0", "node-2.1", True)
+    for kind in (od.Assign, od.Halt, od.Decide):
+        story.answer((kind,))
+    assert [order.worker for order in story.orders() if isinstance(order, od.CatchUp)] == [target]
+    story.hear(ev.NodeLost(node=NodeId("node-2"), incarnation="a", reason="silence"))
+    assert (story.job.phase, len(story.move.targets)) == (JobPhase.AGREEING, 0)
+
+
+def test_no_move_outlives_its_workers() -> None:
+    story = halting(0, max_restarts=1)
+    target = story.move.targets[Rank(0)]
+    story.hear(asked(1), raised(story, 0, kind="undeclared", summary="all_reduce"))
+    assert (story.job.phase, story.job.restarts, story.job.boundary) == (JobPhase.STARTING, 1, None)
+    assert (story.job.moves[0].state, story.job.moves[0].story[-1][1]) == (
+        MoveState.CALLED_OFF, "all workers start again: all_reduce"
+    )  # fmt: skip
+    assert (story.cluster.workers[target].life, len(story.job.requests)) == (Life.FENCING, 0)
+
+
+def test_a_move_ends_with_its_job() -> None:
+    story = preparing()
+    story.hear(ev.JobCancelled(job=JOB, reason="enough"))
+    assert (story.move.state, story.move.story[-1][1]) == (MoveState.CALLED_OFF, "the job ends with 130: enough")
+    assert len(story.job.requests) == 0

@@ -86,6 +86,14 @@ def test_names_are_sorted_as_people_do() -> None:
     assert sorted(["10", "x", "9"], key=natural) == ["9", "10", "x"]
 
 
+def test_it_is_said_when_a_spare_is_taken_whose_place_is_to_be_used_last() -> None:
+    warm = spare("warm", Life.WARM)
+    taken = "rank 3 moves to warm spare warm on node-1"
+    assert choose_spare([warm], Rank(3), near=None)[1] == taken
+    last = choose_spare([warm], Rank(3), near=None, last=lambda _: True)
+    assert last[1] == f"{taken}, though its place is to be used last"
+
+
 # ---------------------------------------------------------------- sources
 
 

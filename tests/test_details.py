@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from tests.telling import JOB, Story, after_an_error, answers, raised, running, say, submitted
+from dataclasses import replace
+
+from tests.telling import JOB, Stand, Story, after_an_error, answers, raised, running, say, submitted
+from tests.test_migration import asked, cut_over, halting, on_nodes, quiescing
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ending import NO_STATE
-from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.incident import Mark
+from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.incident import Fault, Incident, Mark
 from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.moves import Move, MoveKind, MoveState
+from torchrelay.protocol.placing import asked_nodes, free_slots
 from torchrelay.protocol.policy import DYING_MS, UNJOINED_MS
-from torchrelay.protocol.roster import natural
+from torchrelay.protocol.roster import Life, Seat, natural
+from torchrelay.protocol.state import vacate
 from torchrelay.protocol.table import Table
 
 HERE, NEXT = Point(3), Point(4)
@@ -84,7 +90,58 @@ def test_a_name_may_have_digits_that_are_no_numbers() -> None:
     assert sorted(["node-²", "node-10", "node-2"], key=natural) == ["node-2", "node-10", "node-²"]
 
 
+def started(story: Story) -> list[tuple[NodeId, int]]:
+    """The places in which workers are being started."""
+    return [(order.node, order.slot) for order in story.orders() if isinstance(order, od.StartWorker)]
+
+
+def test_a_rank_that_wants_to_go_to_a_node_gets_a_worker_there_and_no_other_is_started() -> None:
+    story = on_nodes(3, 2, nproc_per_node=2, spares=0)
+    story.hear(asked(1, to="node-2"))
+    assert started(story) == [("node-2", 0)]
+    story = on_nodes(3, 2, nproc_per_node=2, spares=0)
+    story.hear(asked(0, 1, to="node-1"))
+    assert started(story) == [("node-1", 0), ("node-1", 1)]
+
+
+def test_while_a_move_waits_there_are_as_many_spares_as_ever() -> None:
+    story = running(spares=0, slots=4)
+    story.hear(ev.FreezeSet(source="ann"), asked(0, 1))
+    assert (story.move.state, started(story)) == (MoveState.WAITING, [])
+    story.hear(ev.FreezeCleared(source="ann"))
+    assert (story.move.state, started(story)) == (MoveState.PREPARING, [(NODE, 2), (NODE, 3)])
+
+
+def test_wanted_nodes_are_served_as_people_sort_them() -> None:
+    story = on_nodes(11, 1, nproc_per_node=1, nodes=2, spares=0)
+    to = Table({Rank(0): NodeId("node-10"), Rank(1): NodeId("node-2")})
+    move = Move(1, MoveKind.PLANNED, (Rank(0), Rank(1)), "a wish", 0, MoveState.PREPARING, to=to)
+    job = replace(story.job, moves=(move,))
+    assert asked_nodes(story.cluster, job, free_slots(story.cluster, job)) == ["node-2", "node-10"]
+
+
 # ---------------------------------------------------------------- what is kept
+
+
+def test_a_vacant_seat_keeps_what_belongs_to_the_rank_and_nothing_of_its_holder() -> None:
+    belongs = {
+        "shard": "left", "home": NODE, "private": (ev.PrivateRecord(HERE, b"private"),), "ended_ms": 7,
+        "distrusted": frozenset({Rank(2)}), "leaver": WorkerId("leaver"),
+    }  # fmt: skip
+    seat = Seat(worker=WorkerId("w"), joined=True, newcomer=True, holds=HERE, ready=True, serves=True, **belongs)  # type: ignore[arg-type]
+    vacant = vacate(seat)
+    assert {name: getattr(vacant, name) for name in belongs} == belongs
+    assert (vacant.worker, vacant.joined, vacant.newcomer, vacant.holds) == (None, False, False, None)
+    assert (vacant.ready, vacant.serves) == (False, False)
+
+
+def test_what_a_move_does_to_its_ranks_is_planned_and_a_fault_that_comes_into_it_is_not() -> None:
+    first, second = (Fault("a wish", "move M-2", 0, Rank(rank)) for rank in (0, 1))
+    incident = Incident(1, JOB, Generation(2), kind="planned", move=2).suffer(first).suffer(second)
+    assert (incident.kind, incident.faults) == ("planned", (first, second))
+    fault = Fault("ended by signal 9", "agent: process exit", 5, Rank(0))
+    incident = incident.suffer(fault)
+    assert (incident.kind, incident.faults, incident.cause) == ("unplanned", (fault, first, second), fault.cause)
 
 
 def test_the_end_of_a_job_is_dated() -> None:
@@ -278,6 +335,97 @@ def test_who_waits_for_the_first_wiring_is_asked_no_more() -> None:
     story.answer((od.StartWorker,))
     story.hear(say(story, ev.WorkerReady, 0, point=None))
     assert [order.rank for order in story.orders() if isinstance(order, od.Assign)] == [1]
+
+
+def ordered(story: Story, kind: type[od.WorkerOrder]) -> list[WorkerId]:
+    """Who is ordered something of this kind."""
+    return [order.worker for order in story.orders() if isinstance(order, kind)]
+
+
+def test_who_has_said_how_far_it_is_is_not_asked_again_to_stop() -> None:
+    story = quiescing()
+    story.answer((od.Halt,), but=(1,))
+    assert ordered(story, od.Halt) == [story.holder(1)]
+
+
+def test_a_target_is_assigned_before_it_is_warm_and_though_nobody_can_show_it_a_step() -> None:
+    story = running(spares=1, slots=3)
+    spare = story.cluster.spares(JOB)[0]
+    story.cluster = story.cluster.with_worker(replace(spare, life=Life.STARTED))
+    story.hear(asked(1))
+    (order,) = (order for order in story.orders() if isinstance(order, od.Assign))
+    assert (order.worker, order.examples) == (spare.worker, (od.Source(Rank(1), f"at:{story.holder(1)}"),))
+    story.hear(ev.WorkerHung(worker=story.holder(1), evidence="stopped"))
+    (order,) = (order for order in story.orders() if isinstance(order, od.Assign))
+    assert (order.worker, order.examples) == (spare.worker, ())
+
+
+def test_a_target_learns_from_those_who_have_the_same_shard() -> None:
+    story = quiescing(ranks=3)
+    story.hear(say(story, ev.WorkerJoined, 0, shard="other"))
+    story.answer((od.Halt,))
+    story.answer((od.Decide,))
+    (order,) = (order for order in story.orders() if isinstance(order, od.CatchUp))
+    assert [source.rank for source in order.sources] == [1, 2]
+
+
+def test_a_target_is_sent_to_a_boundary_while_all_halt_and_not_in_a_recovery() -> None:
+    """A former holder has left a record of the boundary, so that nothing is missing."""
+    story = running(ranks=3, spares=3, slots=6)
+    story.stands[story.holder(1)] = Stand(HERE, WorkerPhase.GATE, NEXT)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.settle()
+    story.train(HERE)
+    story.hear(asked(1))
+    story.answer((od.Assign,))
+    target = story.move.targets[Rank(1)]
+    story.stands[story.holder(1)] = Stand(HERE, WorkerPhase.GATE, NEXT)
+    story.answer((od.Halt,))
+    story.answer((od.Decide,), but=(1, 2))
+    story.lose(story.holder(2), signal=SIGKILL)
+    assert story.cluster.workers[target].brought is None
+    story.answer((od.Interrupt,))
+    story.answer((od.Decide,))
+    assert (story.job.phase, story.job.target, story.job.boundary) == (JobPhase.PREPARING, NEXT, NEXT)
+    assert target not in ordered(story, od.CatchUp)
+    story.lose(story.holder(0), signal=SIGKILL)
+    assert (story.job.phase, story.cluster.workers[target].brought) == (JobPhase.AGREEING, None)
+
+
+def test_a_leaver_is_told_to_stand_when_the_target_is_known() -> None:
+    story = cut_over(ranks=3, spares=3)
+    leaver = story.job.seats[Rank(1)].leaver
+    assert ordered(story, od.Decide) == [leaver]
+    story.lose(story.holder(0), signal=SIGKILL)
+    assert (story.job.phase, ordered(story, od.Decide)) == (JobPhase.AGREEING, [])
+    story.answer((od.Interrupt,))
+    assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
+    assert leaver in ordered(story, od.Decide)
+
+
+def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is_known() -> None:
+    story = Story()
+    for node in ("node-0", "node-1"):
+        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=4))
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=4, nproc_per_node=2, nodes=2, spares=4)))
+    story.settle()
+    story.train(HERE)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.settle()
+    story.train(NEXT)
+    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
+    assert (story.job.phase, story.job.target, ordered(story, od.Recall)) == (JobPhase.AGREEING, HERE, [])
+    story.answer((od.Interrupt,))
+    recalls = [order for order in story.orders() if isinstance(order, od.Recall)]
+    assert {order.rank: order.ward for order in recalls} == {0: 2, 1: 2}
+    assert len(recalls) == 2
+
+
+def test_a_connection_that_breaks_on_the_way_to_a_boundary_is_mended() -> None:
+    story = halting()
+    story.hear(say(story, ev.CollectiveFailed, 0, summary="reset", generation=story.job.generation - 1))
+    story.wait(1_000)
+    assert story.job.phase is JobPhase.AGREEING
 
 
 # ---------------------------------------------------------------- tables

@@ -2,42 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-import pytest
-
 from tests.telling import running, say, training
 from tests.test_migration import asked, cut_over, halting, on_nodes, preparing, tainted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.boundary import REST_MS, TRIES
 from torchrelay.protocol.ids import NodeId, Point, Rank
-from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import MoveKind, MoveState
 from torchrelay.protocol.taints import PROBATION
 from torchrelay.protocol.vitals import Beat, Vitals, hear, judge
 
 REWIRE_MS = 60_000
-
-
-@pytest.mark.parametrize("late_ms", [4_000, 6_000, 50_000])
-def test_buddies_are_asked_however_late_the_loss_of_a_node_is_heard(late_ms: int) -> None:
-    story = on_nodes(3, 1, nproc_per_node=1, nodes=2, spares=1)
-    story.stands = {worker: replace(stand, keeps=True) for worker, stand in story.stands.items()}
-    lost = story.cluster.workers[story.holder(1)].node
-    story.hear(say(story, ev.CollectiveFailed, 0, summary="reset"))
-    story.wait(1_100)
-    story.answer((od.Interrupt,), but=(1,))
-    story.wait(5_000)  # rank 1 is silent: it is fenced, and its end is waited for
-    story.answer((od.Interrupt,))
-    story.answer((od.Decide,))
-    story.wait(late_ms)
-    assert not story.job.seats[Rank(1)].ready
-    story.hear(ev.NodeLost(node=lost, incarnation="a", reason="silence"))
-    story.settle()
-    assert story.job.phase is JobPhase.RUNNING
-    assert story.job.incidents[-1].resolution is Resolution.CLEAN
 
 
 def test_the_late_end_of_a_leaver_does_not_push_out_newer_records() -> None:
