@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from tests.telling import JOB, Story, raised, running, say, submitted
@@ -13,8 +14,8 @@ from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.cluster import orders
 from torchrelay.protocol.ending import NO_SPARE
-from torchrelay.protocol.ids import NodeId, Point, Rank
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.incident import Mark, Resolution
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import DYING_MS, ENDING_MS, GENERATION_BUDGET, START_BUDGET
@@ -185,7 +186,86 @@ def test_buddies_are_waited_for_as_long_as_for_a_report() -> None:
     assert story.job.outcome.reason == "rank 1's private state at 3 is lost"
 
 
+def kept(story: Story, by: int, of: int, **fields: Any) -> ev.Event:
+    """The holder of a rank says that it has a copy of the record of its ward."""
+    event = say(story, ev.RecordKept, by, ward=Rank(of), point=HERE, private=b"kept")
+    return msgspec.structs.replace(event, **fields)
+
+
+def test_a_copy_counts_from_a_buddy_that_was_asked_and_of_the_point_that_is_looked_for() -> None:
+    story = without_a_node()
+    before = story.cluster
+    for stranger in (
+        {"job": JobId("other")}, {"rank": Rank(9)}, {"ward": Rank(9)}, {"worker": story.holder(1)},
+        {"generation": Generation(1)}, {"point": NEXT},
+    ):  # fmt: skip
+        story.hear(kept(story, 0, 1, **stranger))
+        assert story.cluster == before, stranger
+    story.hear(kept(story, 0, 1))
+    record = story.job.seats[Rank(1)].record_of(HERE)
+    assert record is not None
+    assert record.data == b"kept"
+
+
+def test_a_copy_that_comes_when_all_are_at_the_edge_comes_too_late() -> None:
+    story = running()
+    story.lose(story.holder(1), signal=SIGKILL)
+    for kind in (od.Interrupt, od.Decide, od.CatchUp):
+        story.answer((kind,))
+    assert story.job.phase is JobPhase.REWIRING
+    before = story.cluster
+    story.hear(kept(story, 1, 0))
+    assert story.cluster == before
+
+
+def test_a_leaver_is_a_buddy_as_well() -> None:
+    story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, spares=2)))
+    for node, slots in (("node-0", 1), ("node-1", 1), ("node-2", 2)):
+        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=slots))
+    story.settle()
+    story.train(HERE)
+    story.hear(asked(1))
+    for kind in (od.Assign, od.Halt, od.Decide, od.CatchUp):
+        story.answer((kind,))
+    leaver = story.job.seats[Rank(1)].leaver
+    assert story.job.phase is JobPhase.REWIRING
+    story.hear(ev.NodeLost(node=NodeId("node-0"), incarnation="a", reason="silence"))
+    story.answer((od.Interrupt,))
+    recalls = [(order.worker, order.ward) for order in story.orders() if isinstance(order, od.Recall)]
+    assert recalls == [(leaver, 0)]
+    story.hear(kept(story, 1, 0, worker=leaver, point=NEXT))
+    assert story.job.seats[Rank(0)].record_of(NEXT) is not None
+
+
 # ---------------------------------------------------------------- moves
+
+
+def test_at_a_boundary_what_others_say_does_not_count() -> None:
+    story = preparing(spares=3)
+    former = story.move.targets[Rank(1)]
+    story.hear(ev.WorkerHung(worker=former, evidence="stopped"))
+    for kind in (od.Assign, od.Halt):
+        story.answer((kind,))
+    assert story.job.phase is JobPhase.HALTING
+    target, before = story.move.targets[Rank(1)], story.cluster
+    for who in (
+        {"worker": WorkerId("nobody")}, {"worker": former}, {"worker": target, "generation": Generation(1)},
+        {"worker": WorkerId("node-0.4.4")}, {"generation": Generation(1)},
+    ):  # fmt: skip
+        story.hear(say(story, ev.WorkerReady, 1, point=NEXT, **who))
+        assert story.cluster == before, who
+
+
+def test_who_stands_at_a_boundary_has_said_so_once_and_the_first_dates_it() -> None:
+    story = halting(ranks=3, spares=2)
+    for rank, at_ms in ((1, 10), (0, 20), (2, 30)):
+        story.wait(at_ms - story.now_ms)
+        story.hear(say(story, ev.WorkerReady, rank, point=NEXT, private=b"first"))
+    assert story.job.incidents[-1].marks[Mark.STOOD] == 10
+    before = story.cluster
+    story.hear(say(story, ev.WorkerReady, 1, point=NEXT, private=b"second"))
+    assert story.cluster == before
 
 
 def test_a_target_that_fails_while_all_are_asked_where_they_stand_makes_a_new_generation() -> None:
@@ -242,3 +322,101 @@ def test_a_move_ends_with_its_job() -> None:
     story.hear(ev.JobCancelled(job=JOB, reason="enough"))
     assert (story.move.state, story.move.story[-1][1]) == (MoveState.CALLED_OFF, "the job ends with 130: enough")
     assert len(story.job.requests) == 0
+
+
+def broken(story: Story) -> None:
+    """A connection breaks, and nobody is known to be lost."""
+    story.hear(say(story, ev.CollectiveFailed, 0, summary="reset"))
+    story.wait(1_000)
+
+
+def test_while_frozen_nothing_is_done_about_a_broken_connection_of_who_trains() -> None:
+    for story, phase in ((running(), JobPhase.RUNNING), (halting(), JobPhase.RELEASING)):
+        story.hear(ev.FreezeSet(source="ann"))
+        assert story.job.phase is phase
+        broken(story)
+        assert story.job.outcome is not None
+        assert story.job.outcome.reason.startswith("frozen, so nothing is done about it: its collective failed")
+
+
+def test_a_recovery_that_was_begun_is_finished_though_frozen() -> None:
+    story = running()
+    story.lose(story.holder(1), signal=SIGKILL)
+    while story.job.phase is not JobPhase.RESUMING:
+        story.answer()
+    story.hear(ev.FreezeSet(source="ann"))
+    generation = story.job.generation
+    broken(story)
+    assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, generation + 1)
+
+
+def test_a_lost_rank_goes_last_to_a_place_that_is_to_be_used_last() -> None:
+    story = running(spares=2)
+    story.hear(tainted(slot=2, effect=ev.Effect.PREFER_NO_SCHEDULE))
+    story.lose(story.holder(1), signal=SIGKILL)
+    assert story.holder(1) == "node-0.3.3"
+
+
+def test_leavers_whose_ranks_have_their_state_make_room_for_a_lost_rank() -> None:
+    for restored in (True, False):
+        story = cut_over(ranks=3, spares=1, refill=False)
+        leaver = story.job.seats[Rank(1)].leaver
+        assert leaver is not None
+        if restored:
+            story.answer((od.Restore,))
+        story.lose(story.holder(0), signal=SIGKILL)
+        dismissed = story.cluster.workers[leaver].life is Life.FENCING
+        assert (dismissed, story.job.seats[Rank(1)].leaver) == ((True, None) if restored else (False, leaver))
+        story.settle()
+        assert (story.job.phase is JobPhase.RUNNING) == restored
+
+
+def test_a_node_that_takes_all_targets_leaves_none_to_make_way() -> None:
+    story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=3, nproc_per_node=2, nodes=2, spares=2)))
+    for node, slots in (("node-0", 2), ("node-1", 3)):
+        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=slots))
+    story.settle()
+    story.train(HERE)
+    story.hear(asked(0, 1))
+    assert [target[:6] for target in story.move.targets.values()] == ["node-1", "node-1"]
+    story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
+    assert (story.job.phase, story.move.state, story.move.tries) == (JobPhase.AGREEING, MoveState.PREPARING, 2)
+
+
+# ---------------------------------------------------------------- boundaries and faults
+
+
+def test_all_ranks_change_hands_and_a_connection_cannot_be_made() -> None:
+    story = cut_over(0, 1, spares=2)
+    story.hear(say(story, ev.RewireFailed, 0, reason="refused"))
+    story.answer((od.Interrupt,))
+    assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
+    assert story.job.why.endswith("all ranks change hands, and their leavers stand after 4")
+
+
+def test_who_stands_is_followed_and_not_the_leavers() -> None:
+    story = cut_over(spares=2)
+    story.hear(say(story, ev.RewireFailed, 0, reason="refused"))
+    story.answer((od.Interrupt,))
+    assert story.job.why.endswith("step 4 is committed on rank 0: nobody goes back behind it")
+
+
+def test_a_boundary_to_which_nobody_has_come_is_nothing_to_go_on_from() -> None:
+    story = halting()
+    story.hear(ev.NodeLost(node=NodeId("node-0"), incarnation="a", reason="silence"))
+    assert story.job.outcome is not None
+    assert story.job.outcome.reason == "every rank that held state is lost"
+
+
+def test_a_boundary_is_forgotten_when_it_is_not_the_point_from_which_all_go_on() -> None:
+    story = halting(ranks=3, spares=3)
+    story.lose(story.holder(0), signal=SIGKILL)
+    story.answer((od.Interrupt,))
+    assert (story.job.phase, story.job.target, story.job.boundary) == (JobPhase.PREPARING, HERE, None)
+
+
+def test_a_boundary_is_forgotten_when_training_goes_on() -> None:
+    story = cut_over()
+    story.settle()
+    assert (story.job.phase, story.job.target, story.job.boundary) == (JobPhase.RUNNING, NEXT, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from tests.telling import JOB, Story, running
+from tests.telling import JOB, Stand, Story, running, say
 from tests.test_migration import SIGKILL, asked, cut_over, on_nodes, preparing, tainted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
@@ -13,7 +13,7 @@ from torchrelay.protocol.events import Effect, JobSpec, WorkerReported
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.migration import AWAY_MS, Wish, fit, wishes
-from torchrelay.protocol.moves import MoveKind, MoveState
+from torchrelay.protocol.moves import MoveKind, MoveState, Taint
 from torchrelay.protocol.orders import Verdict
 from torchrelay.protocol.policy import (
     choose_sources,
@@ -23,6 +23,7 @@ from torchrelay.protocol.policy import (
     judge_report,
     slot_order,
 )
+from torchrelay.protocol.recovery import heir_of
 from torchrelay.protocol.roster import Life, Seat, Worker, natural
 
 HERE, NEXT = Point(7), Point(8)
@@ -132,6 +133,98 @@ def test_a_newcomer_that_was_restored_can_be_asked_from_the_next_generation_on()
     restored = replace(reported(None), holds=HERE)
     assert choose_sources(seats(Seat(shard="all"), restored), Rank(0), HERE) == ()
     assert choose_sources(seats(Seat(shard="all"), restored), Rank(0), HERE, tried=True) == (1,)
+
+
+def sources(story: Story, rank: int) -> list[str]:
+    """Where the holder of a rank is told to fetch its state."""
+    found = [order for order in story.orders() if isinstance(order, od.Restore) and order.rank == rank]
+    return [source.address for order in found for source in order.sources]
+
+
+def test_a_leaver_that_did_not_deliver_is_asked_no_more_in_this_generation_and_not_again_if_its_digest_differed() -> (
+    None
+):
+    for mismatch in (False, True):
+        story = cut_over(spares=2)
+        leaver, other = f"at:{story.job.seats[Rank(1)].leaver}", f"at:{story.holder(0)}"
+        assert sources(story, 1) == [leaver, other]
+        story.hear(say(story, ev.RestoreFailed, 1, source=Rank(1), reason="broken", mismatch=mismatch))
+        assert sources(story, 1) == [other]
+        story.hear(say(story, ev.RewireFailed, 0, reason="refused"))
+        for kind in (od.Interrupt, od.Decide, od.CatchUp):
+            story.answer((kind,))
+        assert sources(story, 1) == ([other] if mismatch else [leaver, other])
+
+
+def test_who_is_restored_gives_the_state_of_its_rank_and_its_leaver_does_not() -> None:
+    story = cut_over(0, 1, ranks=3, spares=3)
+    story.answer((od.Restore,), but=(1,))
+    story.lose(story.holder(2), signal=SIGKILL)
+    for kind in (od.Assign, od.Interrupt, od.Decide, od.CatchUp):
+        story.answer((kind,))
+    assert (story.job.phase, story.job.seats[Rank(0)].leaver is None) == (JobPhase.REWIRING, False)
+    assert sources(story, 2) == [f"at:{story.holder(0)}", f"at:{story.job.seats[Rank(1)].leaver}"]
+
+
+def test_a_leaver_of_another_shard_gives_nothing() -> None:
+    story = preparing(0, 1, spares=2)
+    story.hear(*(say(story, ev.WorkerJoined, rank, shard=shard) for rank, shard in enumerate(("left", "right"))))
+    for rank, shard in enumerate(("left", "right")):
+        story.stands[story.move.targets[Rank(rank)]] = Stand(shard=shard)
+    for kind in (od.Assign, od.Halt, od.Decide, od.CatchUp):
+        story.answer((kind,))
+    assert sources(story, 1) == [f"at:{story.job.seats[Rank(1)].leaver}"]
+
+
+def test_leavers_that_did_not_deliver_are_asked_again_before_all_is_given_up() -> None:
+    story = cut_over(0, 1, spares=3)
+    leaver = story.job.seats[Rank(1)].leaver
+    assert leaver is not None
+    story.lose(leaver, signal=SIGKILL)
+    story.lose(story.holder(1), signal=SIGKILL)
+    for kind in (od.Assign, od.Interrupt, od.Decide, od.CatchUp):
+        story.answer((kind,))
+    assert (story.job.phase, sources(story, 1)) == (JobPhase.REWIRING, [f"at:{story.job.seats[Rank(0)].leaver}"])
+    generation = story.job.generation
+    story.hear(say(story, ev.RestoreFailed, 1, source=Rank(0), reason="broken"))
+    assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, generation + 1)
+
+
+def test_a_target_that_nobody_can_restore_gives_its_rank_back() -> None:
+    story = cut_over(spares=2)
+    target, leaver = story.holder(1), story.job.seats[Rank(1)].leaver
+    for source in (0, 1):
+        story.hear(say(story, ev.RestoreFailed, 1, source=Rank(source), reason="broken"))
+    assert (story.holder(1), story.cluster.workers[target].life) == (leaver, Life.FENCING)
+    fault = story.job.incidents[-1].faults[0]
+    assert (fault.cause, fault.detector) == ("its state could not be had, verified", "restore")
+
+
+# ---------------------------------------------------------------- heirs
+
+
+def test_a_target_that_cannot_be_used_is_no_heir() -> None:
+    story = preparing()
+    target = story.move.targets[Rank(1)]
+    found = heir_of(story.cluster, story.job, Rank(1))
+    assert found is not None
+    assert found.worker == target
+    assert heir_of(story.cluster, story.job, Rank(0)) is None
+    assert heir_of(story.cluster.fence(target), story.job, Rank(1)) is None
+    full = Taint(found.node, found.slot, "full", "", Effect.NO_SCHEDULE, "", "ann", 0)
+    lying = replace(story.cluster, taints=story.cluster.taints.put((full.node, full.slot, full.key), full))
+    assert heir_of(lying, story.job, Rank(1)) is None
+
+
+def test_an_heir_needs_what_it_has_joined_with_and_else_what_its_rank_did() -> None:
+    for shard, needed in (("other", "other"), ("", "all")):
+        story = preparing()
+        target = story.move.targets[Rank(1)]
+        if shard:
+            story.hear(ev.WorkerJoined(worker=target, job=JOB, rank=Rank(1), shard=shard))
+        story.hear(ev.WorkerPrepared(worker=target))
+        story.lose(story.holder(1), signal=SIGKILL)
+        assert (story.holder(1), story.job.seats[Rank(1)].shard) == (target, needed)
 
 
 # ---------------------------------------------------------------- the target and the verdicts

@@ -46,6 +46,8 @@ def changes(story: Story, *events: ev.Event) -> bool:
         ev.OnceRecorded(job=JobId("other"), rank=Rank(0), name="n", value=b"v"),
         ev.WorkerResumed(job=JobId("other"), generation=Generation(1), worker=NOBODY, rank=Rank(0)),
         ev.WorkerFinished(job=JOB, generation=Generation(1), worker=NOBODY, rank=Rank(9)),
+        ev.WorkerReady(job=JobId("other"), generation=Generation(1), worker=NOBODY, rank=Rank(0), point=HERE),
+        ev.WorkerJoined(worker=WorkerId("node-0.2.2"), job=JOB, rank=Rank(0), shard="a spare has none"),
         ev.Tick(),
     ],
     ids=lambda event: type(event).__name__,
@@ -134,6 +136,7 @@ def test_a_fault_is_dated_by_its_detector() -> None:
     for event in (
         ev.WorkerExited(worker=WorkerId("node-0.1.1"), node=NODE, signal=SIGKILL, age_ms=40),
         ev.WorkerHung(worker=WorkerId("node-0.1.1"), evidence="stopped", age_ms=40),
+        ev.NodeLost(node=NODE, incarnation="a", reason="silence", age_ms=40),
     ):
         story = running()
         story.wait(1_000)
