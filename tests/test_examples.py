@@ -28,7 +28,7 @@ def again(*args: Any, **kwargs: Any) -> tuple[list[Any], dict[str, Any]]:
     """Described, sent, and made again."""
     shown = Examples()
     shown.add(again).look(args, kwargs)
-    (example,) = examples.decode(shown.encoded())
+    (example,) = examples.decode(shown.encoded()).examples
     return examples.arguments(example, CPU)
 
 
@@ -165,7 +165,7 @@ def test_a_later_call_is_told_in_its_turn() -> None:
     step = shown.add(again)
     for size in range(1, EVERY + 3):
         step.look((torch.ones(size),), {})
-    (example,) = examples.decode(shown.encoded())
+    (example,) = examples.decode(shown.encoded()).examples
     assert example.args == [examples.Looks((EVERY + 1,), "float32", "cpu", False)]
 
 
@@ -177,7 +177,7 @@ def test_garbage_is_no_example() -> None:
 def test_strange_names_travel_too() -> None:
     shown = Examples()
     shown.add(again).look((), {"\ud800": Own()})
-    (example,) = examples.decode(shown.encoded())
+    (example,) = examples.decode(shown.encoded()).examples
     assert example.refusal.startswith(r"argument \ud800 is a ")
 
 

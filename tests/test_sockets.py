@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from collections.abc import Iterator
 
 import pytest
 
-from torchrelay.worker import sockets
 from torchrelay.worker.sockets import Ours, open_sockets
 
 
@@ -84,15 +84,15 @@ def test_what_flows_is_let_flow_and_what_rests_is_broken(
     listener, here, there = connection
     ours = Ours()
     ours.peers = frozenset([listener.getsockname()])
-    monkeypatch.setattr(sockets.time, "sleep", lambda _: there.send(b"more"))
+    monkeypatch.setattr(time, "sleep", lambda _: there.send(b"more"))
     assert ours.break_still() == 0, "it flowed between two looks"
-    monkeypatch.setattr(sockets.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     assert ours.break_still() == 0, "nobody has read it yet"
     assert here.recv(8) == b"more"
-    monkeypatch.setattr(sockets.time, "sleep", lambda _: here.send(b"on"))
+    monkeypatch.setattr(time, "sleep", lambda _: here.send(b"on"))
     assert ours.break_still() == 0
     assert there.recv(8) == b"on"
-    monkeypatch.setattr(sockets.time, "sleep", lambda _: None)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
     assert not shut(here)
     there.recv(8)
     assert ours.break_still() == 1
@@ -106,8 +106,8 @@ def test_what_flows_for_too_long_is_broken_all_the_same(
     ours = Ours()
     ours.peers = frozenset([listener.getsockname()])
     now = 100.0
-    monkeypatch.setattr(sockets.time, "monotonic", lambda: now)
-    monkeypatch.setattr(sockets.time, "sleep", lambda _: there.send(b"more"))
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(time, "sleep", lambda _: there.send(b"more"))
     for moment in (100.0, 100.9, 103.0, 103.9, 104.8):  # between the second and the third it was left alone
         now = moment
         assert ours.break_still() == 0

@@ -11,6 +11,7 @@ from torch import nn
 
 from tests.carrying import Script, carry
 from torchrelay.errors import StateMismatch
+from torchrelay.worker import memory
 from torchrelay.worker.state import State
 
 
@@ -270,3 +271,20 @@ def test_several_models_and_optimizers_have_names() -> None:
     assert list(first.parts()) == ["model['g']", "model['d']", "optimizer[0]", "optimizer[1]"]
     carry(first, second)
     assert first.digest() == second.digest()
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.ones(3, 4), torch.ones(3, 4, dtype=torch.bfloat16).t(), torch.ones(()), torch.ones(0, 3),
+        torch.ones(2, 3, 4, 5).to(memory_format=torch.channels_last), torch.ones(8, 8)[:, ::2],
+        torch.ones(1, 4).expand(3, 4), torch.ones(2, dtype=torch.complex64),
+    ],
+    ids=["plain", "transposed", "scalar", "empty", "channels last", "with gaps", "expanded", "complex"],
+)  # fmt: skip
+def test_zeros_look_like_torchs_own(tensor: torch.Tensor) -> None:
+    made, expected = memory.zeros_like(tensor), torch.zeros_like(tensor)
+    assert torch.equal(made, expected)
+    assert (made.dtype, made.shape, made.stride()) == (expected.dtype, expected.shape, expected.stride())
+    made += 1
+    assert torch.equal(made, torch.ones_like(tensor))

@@ -11,7 +11,7 @@ import torch
 
 from torchrelay.errors import StepInterrupted
 from torchrelay.worker import tryout
-from torchrelay.worker.examples import Example, example_of, name_of
+from torchrelay.worker.examples import Example, Told, example_of, name_of
 from torchrelay.worker.run import WorkerRun
 from torchrelay.worker.state import State
 
@@ -32,7 +32,7 @@ class Target:
             standing=SimpleNamespace(order=lambda _: None, poisoned=False),
         )  # fmt: skip
         self.told: list[Example] = []
-        monkeypatch.setattr(tryout, "_fetch", lambda _: self.told)
+        monkeypatch.setattr(tryout, "_fetch", lambda _: Told(self.told))
 
     def rehearse(self, *steps: Step, rehearse: bool | None = None) -> str:
         """Returns what was said of it."""

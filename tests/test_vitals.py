@@ -283,8 +283,10 @@ def in_the_way(one: Pulse, *, ready: bool = False, **job: Any) -> str:
 @pytest.mark.parametrize(
     ("phase", "step_ms", "limit"),
     [
-        (WorkerPhase.COMPUTING, 100.0, 5_000), (WorkerPhase.GATE, 1_000.0, 20_000), (WorkerPhase.COMPUTING, 0.0, 600_000),
-        (WorkerPhase.COMPUTING, 60_000.0, 600_000), (WorkerPhase.SECTION, 100.0, 120_000),
+        (WorkerPhase.COMPUTING, 100.0, 5_000), (WorkerPhase.GATE, 1_000.0, 20_000),
+        (WorkerPhase.COMPUTING, 0.0, 600_000),
+        (WorkerPhase.COMPUTING, 60_000.0, 600_000),
+        (WorkerPhase.SECTION, 100.0, 120_000),
     ],
 )  # fmt: skip
 def test_who_does_not_come_out_of_its_call_after_a_fault_is_stuck(

@@ -346,7 +346,7 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
 
 
 def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
-    """Why this worker will not come to the edge; empty if it may. A library may wait on in a connection that is gone."""
+    """Why this worker will not come to the edge; empty if it may. A library may wait for what cannot come any more."""
     rank = job.rank_of(pulse.sample.worker)
     seat = job.seats[rank] if rank is not None else None
     limit = edge_limit(pulse.sample)

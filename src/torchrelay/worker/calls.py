@@ -29,6 +29,7 @@ from torchrelay.worker.gate import Gate, world
 from torchrelay.worker.proof import Proof
 from torchrelay.worker.record import AtGate, AtReturn, Private, encode_gate, encode_return
 from torchrelay.worker.redo import Redo
+from torchrelay.worker.reserve import pieces
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 from torchrelay.worker.tail import NoCollectives
@@ -70,7 +71,7 @@ class Calls:
         self._place = place
         self._rehearse = rehearse
         self._private: Private | None = None  # of a newcomer, from its arrival until it goes on from the edge
-        self.examples = Examples(keep=session.target)
+        self.examples = Examples(keep=session.target, pieces=lambda: pieces(state.optimizers()))
         session.server.example = self.examples.encoded
         self._gate = Gate(session, *world())
         self._edge = Edge(session, state, cursor.last_call)
@@ -150,7 +151,7 @@ class Calls:
         if self._private is not None:
             self._end_tail()
             self._keep_inherited()
-            self._edge.stop()
+            self._edge.stop(whole=False)
             self._private = None
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
@@ -162,7 +163,7 @@ class Calls:
         elif self._standing.stop():
             for wrapper in self._wrappers:
                 ddp.mark(wrapper)  # a call lies behind us: what DDP is now belongs to the one that follows
-            self._edge.stop()
+            self._edge.stop(whole=True)
 
     def _begin(self, kind: str) -> Attempt | None:
         """The entry: what follows can be undone. None if we have to stand still before."""
@@ -190,7 +191,7 @@ class Calls:
             self._cursor.drop_call(attempt.call)
         redo.rewind()
         random_state.restore(random_state.pack(attempt.rng))
-        self._edge.stop()
+        self._edge.stop(whole=False)
 
     # ------------------------------------------------------------ the gate
 

@@ -12,7 +12,7 @@ import threading
 from pathlib import Path
 
 LOWEST = 19
-STEPS = 10  # of nice: about a tenth of the processor's time beside others that want all of it
+STEPS = 15  # of nice: about a thirtieth of the processor's time beside others that want all of it
 
 
 class Courtesy:

@@ -136,6 +136,16 @@ def settle(ddp: DistributedDataParallel) -> bool:
     return True
 
 
+def is_final(ddp: DistributedDataParallel) -> bool:
+    """Whether this wrapper's reducer goes on beside fresh ones of the same layout without a difference.
+
+    Not if it is yet to change its buckets by what it has counted; with a static graph, a first step goes another way.
+    """
+    if ddp.static_graph:
+        return False
+    return bool(ddp._has_rebuilt_buckets or ddp.find_unused_parameters)
+
+
 def layout(ddp: DistributedDataParallel) -> Layout:
     """The layout that the next step will use, if the last one went by the gate. At any time."""
     settled = ddp._has_rebuilt_buckets

@@ -65,8 +65,11 @@ class Edge:
                 standing.enter(WorkerPhase.BOOTING)
                 return
 
-    def stop(self) -> None:
-        """Stand still until ordered to go on. The state is as it was at the entry of the call, before and after."""
+    def stop(self, *, whole: bool) -> None:
+        """Stand still until ordered to go on. The state is as it was at the entry of the call, before and after.
+
+        `whole`: no call was cut short on the way here, so that DDP is in the middle of nothing.
+        """
         assert self._state is not None, "only who has joined stops at calls"
         rng = random_state.capture()
         gradients = self._state.gradients()
@@ -85,14 +88,11 @@ class Edge:
                     self._rewire(order)
                 case Restore():
                     gradients = self._restore(order) or gradients
-                case Resume() if self._standing.halted == order.generation:
-                    self._session.server.withdraw()
-                    if self._standing.go_on(order.generation):
-                        self._say_resumed(order.generation)
-                        return
                 case Resume():
-                    self._renew(gradients)
-                    random_state.restore(rng)
+                    self._session.server.withdraw()
+                    if self._standing.halted != order.generation:  # else nothing was touched
+                        self._put_right(gradients, whole)
+                        random_state.restore(rng)
                     if self._standing.go_on(order.generation):
                         self._say_resumed(order.generation)
                         return
@@ -224,11 +224,12 @@ class Edge:
 
     # ------------------------------------------------------------ resume
 
-    def _renew(self, gradients: bytes) -> None:
-        """All ranks come out with the same reducers, and with the gradients of the entry."""
+    def _put_right(self, gradients: bytes, whole: bool) -> None:
+        """All ranks come out with reducers that do the same, and with the gradients of the entry."""
         assert self._state is not None, "only who has joined goes on from a point"
-        self._session.server.withdraw()
         state = self._state
+        if whole and all(map(ddp.is_final, state.ddps())):
+            return  # a fresh reducer would do no other, and take memory that was never touched
         for wrapper, layout in zip(state.ddps(), state.ddp_layouts(), strict=True):
             ddp.renew(wrapper, layout)
         state.forget_received_layouts()

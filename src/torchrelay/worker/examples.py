@@ -14,6 +14,8 @@ import msgspec
 import torch
 from msgspec import Struct
 
+from torchrelay.worker.reserve import Piece
+
 EVERY = 1024  # calls from one description to the next
 MAX_STEPS = 8  # step functions that are told apart; who defines one in each epoch has ever more
 MAX_NODES = 4096  # in the arguments of one call
@@ -69,7 +71,14 @@ class Example(Struct, array_like=True):
     refusal: str = ""
 
 
-_decoder = msgspec.msgpack.Decoder(list[Example])
+class Told(Struct, array_like=True):
+    """What the target of a move is told: of each step function an example, and what the optimizers keep."""
+
+    examples: list[Example]
+    pieces: list[Piece] = []
+
+
+_decoder = msgspec.msgpack.Decoder(Told)
 
 
 class Shown:
@@ -92,9 +101,10 @@ class Shown:
 class Examples:
     """The step functions of one script, in the order of their decoration."""
 
-    def __init__(self, *, keep: bool = False) -> None:
-        """`keep`: hold on to the functions, to rehearse them."""
+    def __init__(self, *, keep: bool = False, pieces: Callable[[], list[Piece]] = list) -> None:
+        """`keep`: hold on to the functions, to rehearse them. `pieces`: what the optimizers keep, from any thread."""
         self._keep = keep
+        self._pieces = pieces
         self._shown: list[Shown] = []
 
     def add(self, function: Callable[..., Any]) -> Shown:
@@ -115,10 +125,12 @@ class Examples:
     def encoded(self) -> bytes:
         """All examples; nothing as long as no step was called. From any thread: each is replaced as a whole."""
         examples = [shown.example for shown in self._shown]
-        return msgspec.msgpack.encode(examples) if any(example.called for example in examples) else b""
+        if not any(example.called for example in examples):
+            return b""
+        return msgspec.msgpack.encode(Told(examples, self._pieces()))
 
 
-def decode(data: bytes) -> list[Example]:
+def decode(data: bytes) -> Told:
     """Raises `ValueError` for bytes that are no examples."""
     try:
         return _decoder.decode(data)

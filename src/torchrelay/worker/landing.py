@@ -14,15 +14,20 @@ import torch
 
 from torchrelay.errors import StateMismatch
 from torchrelay.worker import memory
+from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.tree import ArrayLeaf, Leaf, array_bytes
 
 
 class Landing:
     """The places of one arriving state. Used once: made from a decoded tree, filled by the transfer, then finished."""
 
-    def __init__(self, kept: frozenset[memory.Place] = frozenset()) -> None:
-        """`kept`: live tensors that hold values of their own and must stay as they are; their bytes go nowhere."""
+    def __init__(self, kept: frozenset[memory.Place] = frozenset(), reserve: Reserve | None = None) -> None:
+        """`kept`: live tensors that hold values of their own and must stay as they are; their bytes go nowhere.
+
+        `reserve`: where new tensors come from, as long as it has any.
+        """
         self._kept = kept
+        self._reserve = reserve or Reserve()
         self._places: dict[int, torch.Tensor] = {}
         self._owners: dict[memory.Place, int] = {}  # which index a live tensor was given to
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (to, from), when all bytes are here
@@ -91,7 +96,8 @@ class Landing:
         if fits and old is not None and (place is None or self._owners.setdefault(place, leaf.index) == leaf.index):
             self._places[leaf.index] = old.detach()
             return old
-        self._places[leaf.index] = fresh = _allocate(leaf, path)
+        fresh = self._reserve.take(leaf)
+        self._places[leaf.index] = fresh = _allocate(leaf, path) if fresh is None else fresh
         return fresh
 
     def _take_kept(self, leaf: Leaf, live: torch.Tensor) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
+import numpy as np
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
@@ -51,6 +52,15 @@ def size(tensor: torch.Tensor) -> int:
     """How many bytes are carried for this tensor."""
     once = _once(tensor)
     return once.numel() * once.element_size()
+
+
+def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
+    """Zeros that look like this tensor. On the CPU their memory is found when it is first used, if it ever is."""
+    if tensor.device.type != "cpu" or not tensor.numel() or not _ordered(tensor).is_contiguous():
+        return torch.zeros_like(tensor)
+    count = tensor.numel() * tensor.element_size()
+    flat = torch.from_numpy(np.zeros(count, np.uint8)).view(tensor.dtype)  # of calloc(), unlike torch's own
+    return torch.as_strided(flat, tensor.shape, tensor.stride())
 
 
 def outgoing(tensor: torch.Tensor) -> Iterator[memoryview]:

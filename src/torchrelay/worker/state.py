@@ -33,6 +33,7 @@ from torchrelay.worker.parts import (
     part_of,
 )
 from torchrelay.worker.private import Private
+from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.saved import Load, Save, SavedPart
 
 VERSION = 1  # of the manifest; both ends must have the same
@@ -77,6 +78,7 @@ class State:
         self._arrived: dict[str, Any] = {}
         self._layouts: list[ddp.Layout] | None = None
         self.saves = save is not None
+        self.reserve = Reserve()  # memory for what arrives
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
         self._check()
 
@@ -187,7 +189,7 @@ class State:
         if not isinstance(arrived, dict) or arrived.get("version") != VERSION:
             raise StateMismatch("the state that arrives was written by another version of torchrelay")
         self._landing = None  # what a try before this one has allocated is free before we allocate again
-        landing = Landing(self.private.kept())
+        landing = Landing(self.private.kept(), self.reserve)
         try:
             check_names("the state", self._parts, arrived["parts"])
             for path, part in self._parts.items():
@@ -208,7 +210,7 @@ class State:
             part.settle()
         self._layouts = self._arrived["ddp"]
         self.put_gradients(self._arrived["gradients"])
-        self._landing, self._arrived = None, {}
+        self._landing, self._arrived, self.reserve = None, {}, Reserve()
 
     def expect(self) -> None:
         """For a newcomer, at join(): its script runs on between calls as if it had trained; let no one warn of that."""
@@ -265,7 +267,7 @@ def put_gradients(parameters: Sequence[torch.Tensor], there: Sequence[int]) -> N
         elif parameter.grad is not None:
             parameter.grad.detach().zero_()
         else:
-            parameter.grad = torch.zeros_like(parameter)
+            parameter.grad = memory.zeros_like(parameter.detach())
 
 
 def _named(name: str, given: Any, kind: type) -> list[tuple[str, Any]]:

@@ -1,8 +1,9 @@
 """Tryout: the target of a move goes through a step before it counts, while the others train on.
 
-It asks a rank that trains what its steps are called with, makes arguments that look the same, and calls each step
-function on its own model: forward, backward, DDP's reducer, up to the gate, where it is cut. Then everything is as it
-was. First times (kernels, memory, compilation) are behind it when it takes over, and nothing else has changed.
+It asks a rank that trains what its steps are called with and what its optimizers keep. It takes memory for the latter,
+makes arguments that look the same, and calls each step function on its own model: forward, backward, DDP's reducer, up
+to the gate, where it is cut. Then everything is as it was. First times (kernels, memory, compilation) are behind it
+when it takes over, and nothing else has changed.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from torchrelay.errors import Refused, StepInterrupted
 from torchrelay.protocol.events import WorkerPrepared
 from torchrelay.protocol.orders import Assign, CatchUp
 from torchrelay.worker import ddp, examples, random_state, transfer
-from torchrelay.worker.examples import Example, NotRehearsable
+from torchrelay.worker.examples import Example, NotRehearsable, Told
 from torchrelay.worker.redo import Redo
+from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State, put_gradients
 
@@ -40,9 +42,11 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go, r
     """
     session.rehearsing = True
     try:
+        told = _fetch(session)
+        state.reserve = Reserve(told.pieces)
         if rehearse is False:
             raise NotRehearsable("join(rehearse=False)")
-        note = _rehearse(session, state, functions, go, rehearse is True)
+        note = _rehearse(session, state, told.examples, functions, go, anyway=rehearse is True)
     except NotRehearsable as why:
         note = f"no rehearsal: {why}"
     finally:
@@ -58,11 +62,12 @@ def called_for(session: Session) -> bool:
     return standing.poisoned or alone or standing.order(CatchUp) is not None
 
 
-def _rehearse(session: Session, state: State, functions: list[Function], go: Go, anyway: bool) -> str:
+def _rehearse(
+    session: Session, state: State, told: list[Example], functions: list[Function], go: Go, *, anyway: bool
+) -> str:
     """Returns what was done, in words. `anyway`: also with plain values. Raises `NotRehearsable`."""
     if not functions:
         raise NotRehearsable("no step function is defined before the script asks for its place")
-    told = _fetch(session)
     begin = time.monotonic()
     notes = []
     rehearsed = 0
@@ -85,7 +90,7 @@ def _rehearse(session: Session, state: State, functions: list[Function], go: Go,
     return "; ".join([f"rehearsed {what} in {time.monotonic() - begin:.1f} s", *notes])
 
 
-def _fetch(session: Session) -> list[Example]:
+def _fetch(session: Session) -> Told:
     assigned = session.identity.assigned
     assert isinstance(assigned, Assign), "targets are assigned"
     cancel = session.new_transfer()
