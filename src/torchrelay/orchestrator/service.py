@@ -104,7 +104,7 @@ class Orchestrator:
         self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
         self.degraded = ""
         self.superseded = ""  # who has taken over, in words
-        self._inbox: asyncio.Queue[Heard] = asyncio.Queue()
+        self._inbox: asyncio.Queue[Heard | None] = asyncio.Queue()  # None: look again, and do not wait for the tick
         self._ended = asyncio.Event()
         self._secret = journal.secret()
         self._repeated_s = 0.0
@@ -317,6 +317,7 @@ class Orchestrator:
         self.standing = frozenset()
         self._disconnect("another orchestrator has taken over")
         self._ended.set()
+        self._inbox.put_nowait(None)
         self._wake_readers()
 
     # ------------------------------------------------------------ agents
@@ -450,4 +451,5 @@ class Orchestrator:
         except (JournalUnavailable, Superseded) as error:
             log.warning("how far the jobs are could not be noted: %s", error)
         self._ended.set()
+        self._inbox.put_nowait(None)
         self._wake_readers()
