@@ -132,3 +132,18 @@ def test_a_taint_that_becomes_a_fault_is_remembered_and_one_that_is_lowered_leav
     assert [len(times) for times in story.cluster.failures.values()] == [1]
     story.hear(tainted(effect=ev.Effect.NO_SCHEDULE))
     assert {taint.key for taint in story.cluster.taints.values()} == {"ecc", PROBATION}
+
+
+def test_a_target_that_joined_before_it_inherited_has_joined() -> None:
+    """It says so once. Moves wait for those who have not."""
+    story = preparing(1)
+    target = story.move.targets[Rank(1)]
+    story.hear(ev.WorkerJoined(worker=target, job=story.job.spec.job, rank=Rank(1), shard="half"))
+    lost = story.cluster.workers[story.holder(1)]
+    story.hear(ev.WorkerExited(worker=lost.worker, node=lost.node, signal=9))
+    seat = story.job.seats[Rank(1)]
+    assert (seat.worker, seat.joined, seat.shard) == (target, True, "half")
+    unknown = preparing(1)
+    lost = unknown.cluster.workers[unknown.holder(1)]
+    unknown.hear(ev.WorkerExited(worker=lost.worker, node=lost.node, signal=9))
+    assert not unknown.job.seats[Rank(1)].joined

@@ -144,11 +144,11 @@ def inherit(cluster: Cluster, job: Job, rank: Rank, heir: Worker) -> Cluster:
     job = with_move(job, replace(move, targets=move.targets.drop(rank))).tell(cluster.now_ms, text)
     cluster = cluster.with_worker(replace(heir, heir=None))
     cluster = take(cluster, job, rank, heir.worker)
-    if not heir.prepared:
+    if not heir.prepared and not heir.shard:
         return cluster
     job = cluster.jobs[job.spec.job]
     seat = replace(job.seats[rank], joined=True, shard=heir.shard or job.seats[rank].shard)
-    if job.phase is JobPhase.AGREEING:
+    if heir.prepared and job.phase is JobPhase.AGREEING:
         seat = replace(seat, assigned_in=Generation(job.generation - 1))
     return cluster.with_job(job.with_seat(rank, seat))
 

@@ -25,6 +25,7 @@ from torchrelay.simulation import script as sc
 from torchrelay.simulation.plans import JOB, Lack
 
 if TYPE_CHECKING:
+    from torchrelay.protocol.job import Job
     from torchrelay.simulation.machines import Machine
     from torchrelay.simulation.processes import Process
     from torchrelay.simulation.training import Training
@@ -82,6 +83,15 @@ class Checker:
 
     def fail(self, text: str) -> None:
         raise Violation(text)
+
+    def trains_on(self, job: Job) -> None:
+        """Whoever resumed from a point has joined before, and has said so once: moves wait for those who have not."""
+        weather = self.world.plan.weather
+        if weather.lost or weather.late or weather.reordered or job.target is None:
+            return  # it may be heard later
+        for rank, seat in job.seats.items():
+            if not seat.joined:
+                self.fail(f"rank {rank} trains on, and nobody remembers that {seat.worker} has joined")
 
     # ------------------------------------------------------------ faults
 

@@ -152,6 +152,8 @@ class World:
             self.seen(f"verdict: {now.open_incident.verdict.split(' to ')[0].split(' the ')[0]}")
         if now.phase is JobPhase.ENDING and now.outcome is not None:
             self.seen(f"outcome: {now.outcome.code}")
+        if was.phase is JobPhase.RESUMING and now.phase is JobPhase.RUNNING:
+            self.checker.trains_on(now)
         if was.open_incident is not None and now.open_incident is None:
             self.seen(f"resolution: {now.incidents[-1].resolution}")
 
