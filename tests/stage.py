@@ -15,7 +15,7 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -343,3 +343,13 @@ class Stage:
             private=private,
         )  # fmt: skip
         self.take(ended)
+
+
+Bits = dict[int, dict[str, set[str]]]
+
+
+def bits(stage: Stage, ranks: Iterable[int] = range(4)) -> Bits:
+    """The digest of everything at each point of each rank: one, however often the point was reached."""
+    found = {rank: stage.points(rank) for rank in ranks}
+    assert all(len(digests) == 1 for points in found.values() for digests in points.values()), found
+    return found

@@ -13,8 +13,8 @@ from typing import Any
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.cluster import EMPTY, Cluster, advance, orders
-from torchrelay.protocol.ids import START, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import Job
+from torchrelay.protocol.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import Move
 
 JOB = JobId("job")
@@ -151,6 +151,25 @@ def after_an_error(point: Point) -> Story:
     story.settle()
     story.train(point)
     return story
+
+
+def begun(cluster: Cluster) -> Cluster:
+    """The same when all its workers have started, and those with a rank are connected and train."""
+    for worker in list(cluster.workers.values()):
+        event = ev.WorkerStarted(
+            worker=worker.worker, node=worker.node, slot=worker.slot, pid=9, address="a", store="s"
+        )
+        cluster = advance(cluster, event, 0)
+    seats = [(rank, seat.worker) for rank, seat in cluster.jobs[JOB].seats.items() if seat.worker is not None]
+    answers: list[ev.Answer] = []
+    first = Generation(1)
+    answers += [ev.WorkerReady(job=JOB, generation=first, worker=w, rank=rank, point=None) for rank, w in seats]
+    answers += [ev.WorkerRewired(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
+    answers += [ev.WorkerResumed(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
+    for answer in answers:
+        cluster = advance(cluster, answer, 0)
+    assert cluster.jobs[JOB].phase is JobPhase.RUNNING
+    return cluster
 
 
 def place_of(order: od.Order) -> tuple[int, str]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.by_hand import ByHand, Marks, boundary_of
 from tests.jobs import SCRIPTS
+from tests.stage import Bits, bits
 from torchrelay.protocol.events import CollectiveFailed, WorkerFinished, WorkerReady, WorkerReported
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.protocol.orders import Decide, Halt, Restore, Verdict
@@ -21,7 +22,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 RANKS = range(4)
 PHASE = WorkerPhase
 Staged = tuple[ByHand, Marks]
-Bits = dict[int, dict[str, set[str]]]
 
 
 def open_stage(folder: Path, *arguments: str) -> Staged:
@@ -46,12 +46,6 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
     stage, marks = open_stage(tmp_path)
     yield stage, marks
     stage.close()
-
-
-def bits(stage: ByHand) -> Bits:
-    found = {rank: stage.points(rank) for rank in RANKS}
-    assert all(len(digests) == 1 for points in found.values() for digests in points.values()), found
-    return found
 
 
 def phase(stage: ByHand, rank: int) -> WorkerPhase:

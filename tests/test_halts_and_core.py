@@ -10,7 +10,7 @@ import pytest
 
 from tests.by_hand import Marks
 from tests.jobs import SCRIPTS
-from tests.stage import NODE, Actor, Stage
+from tests.stage import NODE, Actor, Bits, Stage, bits
 from torchrelay.protocol.events import (
     CollectiveFailed,
     StateRestored,
@@ -29,7 +29,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
 
 RANKS = range(4)
 Staged = tuple[Stage, Marks]
-Bits = dict[int, dict[str, set[str]]]
 
 
 def open_stage(folder: Path, spares: int = 1) -> Staged:
@@ -53,12 +52,6 @@ def staged(tmp_path: Path) -> Iterator[Staged]:
     stage, marks = open_stage(tmp_path)
     yield stage, marks
     stage.close()
-
-
-def bits(stage: Stage) -> Bits:
-    found = {rank: stage.points(rank) for rank in RANKS}
-    assert all(len(digests) == 1 for points in found.values() for digests in points.values()), found
-    return found
 
 
 def end(stage: Stage, calm: Bits) -> None:

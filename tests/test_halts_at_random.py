@@ -10,6 +10,7 @@ import pytest
 
 from tests.by_hand import ByHand, boundary_of
 from tests.jobs import SCRIPTS
+from tests.stage import bits
 from torchrelay.protocol.events import CollectiveFailed, WorkerReady
 from torchrelay.protocol.ids import START
 from torchrelay.protocol.orders import Decide, Verdict
@@ -19,18 +20,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 RANKS = range(4)
 STEPS = 60
 SEED = int(os.environ.get("SEED", "1"))
-Bits = dict[int, dict[str, set[str]]]
 
 
 def open_stage(folder: Path) -> ByHand:
     folder.mkdir()
     return ByHand(folder / "stage", [str(SCRIPTS / "faulty.py"), "--steps", str(STEPS), "--marks", str(folder)])
-
-
-def bits(stage: ByHand) -> Bits:
-    found = {rank: stage.points(rank) for rank in RANKS}
-    assert all(len(digests) == 1 for points in found.values() for digests in points.values())
-    return found
 
 
 def disturb(stage: ByHand, chance: random.Random) -> str:

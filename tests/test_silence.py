@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.telling import begun
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.cluster import EMPTY, Cluster, advance
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
@@ -41,21 +42,7 @@ def running(per_node: int = 2) -> Cluster:
     cluster = advance(EMPTY, ev.JobSubmitted(spec=spec), 0)
     for node in (A, B, C):
         cluster = advance(cluster, ev.NodeJoined(node=node, incarnation="a", slots=per_node), 0)
-    for worker in list(cluster.workers.values()):
-        event = ev.WorkerStarted(
-            worker=worker.worker, node=worker.node, slot=worker.slot, pid=9, address="a", store="s"
-        )
-        cluster = advance(cluster, event, 0)
-    first = Generation(1)
-    seats = [(rank, seat.worker) for rank, seat in cluster.jobs[JOB].seats.items() if seat.worker is not None]
-    answers: list[ev.Answer] = []
-    answers += [ev.WorkerReady(job=JOB, generation=first, worker=w, rank=rank, point=None) for rank, w in seats]
-    answers += [ev.WorkerRewired(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
-    answers += [ev.WorkerResumed(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
-    for answer in answers:
-        cluster = advance(cluster, answer, 0)
-    assert cluster.jobs[JOB].phase is JobPhase.RUNNING
-    return cluster
+    return begun(cluster)
 
 
 @dataclass

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.telling import begun
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.cluster import EMPTY, Cluster, advance
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
@@ -40,21 +41,7 @@ def running() -> Cluster:
     spec = ev.JobSpec(job=JOB, world_size=RANKS, nproc_per_node=RANKS, spares=1)
     cluster = advance(EMPTY, ev.JobSubmitted(spec=spec), 0)
     cluster = advance(cluster, ev.NodeJoined(node=NODE, incarnation="a", slots=RANKS + 1), 0)
-    for worker in list(cluster.workers.values()):
-        event = ev.WorkerStarted(
-            worker=worker.worker, node=NODE, slot=worker.slot, pid=10 + worker.slot, address="a", store="s"
-        )
-        cluster = advance(cluster, event, 0)
-    answers: list[ev.Answer] = []
-    seats = [(rank, seat.worker) for rank, seat in cluster.jobs[JOB].seats.items() if seat.worker is not None]
-    first = Generation(1)
-    answers += [ev.WorkerReady(job=JOB, generation=first, worker=w, rank=rank, point=None) for rank, w in seats]
-    answers += [ev.WorkerRewired(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
-    answers += [ev.WorkerResumed(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
-    for answer in answers:
-        cluster = advance(cluster, answer, 0)
-    assert cluster.jobs[JOB].phase is JobPhase.RUNNING
-    return cluster
+    return begun(cluster)
 
 
 @dataclass
