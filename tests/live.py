@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import random
 import subprocess
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.orchestrator.shown import JobStatus, MoveView, Nodes, Ranks, RankStatus, Status, TaintView
 
 FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1", "--slot-faults", "0", "--moves-per-hour", "-1"]
+SLOTS = 2  # of each node
 PROBATION = "torchrelay/probation"
 RANKS, SPARES = 4, 2
 HEARD_MS = 1_500
@@ -181,8 +183,10 @@ class Live:
             return False
 
     def at_home(self, look: Look) -> bool:
-        """Whether all ranks are where they began."""
-        return all(row.rank is not None and self.nodes[row.rank] == row.node for row in look.held)
+        """Whether all ranks are where they began, but for those whose place other ranks have taken meanwhile."""
+        there = Counter(str(row.node) for row in look.held)
+        homes = [(self.nodes[row.rank], row.node) for row in look.held if row.rank is not None]
+        return all(home == node or there[home] == SLOTS for home, node in homes)
 
     # ------------------------------------------------------------ doing
 
