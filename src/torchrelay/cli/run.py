@@ -123,7 +123,7 @@ def add_moving(group: argparse._ArgumentGroup) -> None:
     )  # fmt: skip
     group.add_argument(
         *both("return-home"), action="store_true",
-        help="ranks move back, by themselves, to the node they began on when there is room and nothing is held against it",
+        help="ranks move back, by themselves, to the node they began on, if it has room and is well again",
     )  # fmt: skip
 
 
