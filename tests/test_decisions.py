@@ -216,15 +216,21 @@ def test_a_target_that_cannot_be_used_is_no_heir() -> None:
     assert heir_of(lying, story.job, Rank(1)) is None
 
 
-def test_an_heir_needs_what_it_has_joined_with_and_else_what_its_rank_did() -> None:
-    for shard, needed in (("other", "other"), ("", "all")):
+def test_an_heir_has_joined_if_it_said_so_and_is_asked_where_it_stands_if_it_was_prepared() -> None:
+    for shard, prepared, known in (
+        ("other", True, (True, "other", True)), ("", True, (True, "all", True)),
+        ("other", False, (True, "other", False)), ("", False, (False, "all", False)),
+    ):  # fmt: skip
         story = preparing()
         target = story.move.targets[Rank(1)]
         if shard:
             story.hear(ev.WorkerJoined(worker=target, job=JOB, rank=Rank(1), shard=shard))
-        story.hear(ev.WorkerPrepared(worker=target))
+        if prepared:
+            story.hear(ev.WorkerPrepared(worker=target))
         story.lose(story.holder(1), signal=SIGKILL)
-        assert (story.holder(1), story.job.seats[Rank(1)].shard) == (target, needed)
+        seat = story.job.seats[Rank(1)]
+        assert seat.worker == target
+        assert (seat.joined, seat.shard, seat.assigned_in < story.job.generation) == known
 
 
 # ---------------------------------------------------------------- the target and the verdicts
