@@ -32,6 +32,9 @@ EQUIVALENT: dict[str, str] = {
     ): STANDS,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
     "cluster:module: 3 to 7": "a version has to be another one than before, whichever",
+    "cluster:node_joined: place[0] != event.node or stray in alive without stray in alive": (
+        "who is there still is put back just after"
+    ),
     "cluster:worker_raised: without if move is None": TARGET,
     "cluster:stood_at_boundary: event.private and event.point is not None without event.point is not None": (
         "it is the boundary, which was asked just before; it is said for the types"
