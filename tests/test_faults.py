@@ -122,7 +122,9 @@ def test_without_a_spare_the_slot_of_the_dead_is_used_again(tmp_path: Path) -> N
 
 
 def test_when_all_ranks_are_lost_the_job_starts_from_the_scripts_checkpoint_or_ends(tmp_path: Path) -> None:
-    plan = planned(tmp_path, {"id": "all", "ranks": [0, 1, 2, 3], "step": 5, "phase": "forward", "how": "kill"})
+    plan = planned(
+        tmp_path, {"id": "all", "ranks": [0, 1, 2, 3], "step": 5, "phase": "forward", "how": "kill", "together": True}
+    )
     done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), ["--nproc-per-node", "4"], timeout_s=120)
     assert done.code == 91
     assert "every rank that held state is lost" in done.output

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.telling import running, say, training
-from tests.test_migration import asked, cut_over, halting, on_nodes, preparing, tainted
+from tests.test_migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.boundary import REST_MS, TRIES
@@ -147,3 +147,36 @@ def test_a_target_that_joined_before_it_inherited_has_joined() -> None:
     lost = unknown.cluster.workers[unknown.holder(1)]
     unknown.hear(ev.WorkerExited(worker=lost.worker, node=lost.node, signal=9))
     assert not unknown.job.seats[Rank(1)].joined
+
+
+def test_who_thinks_of_another_node_while_the_move_waits_is_moved_there() -> None:
+    story = on_nodes(3, 2, nproc_per_node=2, spares=0)
+    story.hear(ev.FreezeSet(source="ann"), asked(1, to="node-1"), asked(1, to="node-2"), ev.FreezeCleared(source="ann"))
+    assert dict(story.move.to) == {Rank(1): NodeId("node-2")}
+    assert story.cluster.workers[story.move.targets[Rank(1)]].node == "node-2"
+
+
+def test_spares_on_closed_slots_keep_nobody_from_their_node() -> None:
+    story = on_nodes(2, 4, nproc_per_node=2, spares=2)
+    closed = ev.Effect.NO_SCHEDULE
+    story.hear(tainted("node-0", 2, effect=closed), tainted("node-1", 0, effect=closed), cleared("node-0", 2))
+    story.hear(tainted("node-1", 1, effect=closed), asked(1, to="node-1"))
+    target = story.cluster.workers[story.move.targets[Rank(1)]]
+    assert (target.node, target.slot) == ("node-1", 2)
+
+
+def test_of_two_ranks_that_were_moved_to_the_end_of_all_tries_only_the_one_that_did_not_move_rests() -> None:
+    story = cut_over(0, 1, ranks=3, spares=2, slots=8)
+    for number in range(1, TRIES + 1):
+        for rank in story.move.ranks if number < TRIES else (Rank(1),):
+            story.lose(story.holder(rank))
+        story.settle()
+        if number < TRIES:
+            story.train(Point(10 * number))
+            for _ in range(6):
+                story.wait(1_000)
+                story.answer((od.StartWorker, od.Assign, od.Halt))
+            story.answer((od.Decide,))
+            story.answer((od.CatchUp,))
+    assert story.move.state is MoveState.FAILED
+    assert story.move.ranks == (1,)

@@ -177,7 +177,7 @@ def collectives_of_different_calls(patch: pytest.MonkeyPatch) -> None:
         (orders_to_resume_that_are_not_given, ""),
         (a_cutover_before_all_stand, "another state than the undisturbed run"),
         (leavers_that_are_not_released, "no end"),
-        (buddies_that_are_not_asked, "the world knows no cause"),
+        (buddies_that_are_not_asked, ""),
         (collectives_of_different_calls, "while others are in"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",

@@ -284,8 +284,8 @@ def test_who_does_not_come_out_of_its_call_after_a_fault_is_stuck(
         f"does not come out of its call for {limit / 1000:.1f} s (patience {limit / 1000:.1f} s)"
     )
     assert in_the_way(pulse(still=limit - 1, **there)) == ""
-    assert in_the_way(pulse(still=limit, used=limit // 20, **there)) != ""
-    assert in_the_way(pulse(still=limit, used=limit // 20 + 1, **there)) == ""
+    assert in_the_way(pulse(still=limit, used=limit // 10, **there)) != ""
+    assert in_the_way(pulse(still=limit, used=limit // 10 + 1, **there)) == ""
 
 
 def test_nobody_is_stuck_at_an_edge_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:

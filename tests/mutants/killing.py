@@ -92,9 +92,22 @@ def reach_decisions() -> None:
 
 
 def hear_facts() -> None:
-    from tests import test_boundary, test_budgets, test_details, test_facts, test_migration, test_taints, test_two_jobs
+    from tests import (
+        test_boundary,
+        test_budgets,
+        test_details,
+        test_facts,
+        test_give_back,
+        test_migration,
+        test_moves_and_faults,
+        test_taints,
+        test_two_jobs,
+    )
 
-    for module in (test_boundary, test_migration, test_taints, test_facts, test_details, test_budgets, test_two_jobs):
+    for module in (
+        test_boundary, test_migration, test_taints, test_facts, test_details, test_budgets, test_two_jobs,
+        test_moves_and_faults, test_give_back,
+    ):  # fmt: skip
         run_tests_of(module)
 
 

@@ -4,9 +4,9 @@
 
 The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that is named has committed `step` steps and
 is in `phase` (forward, backward, gate, update, between, section; cut: its backward pass was), it does `how` (kill,
-raise, exit, stop, oom, comm, stick) to itself, once per job: a file in --marks named after id and rank remembers it. A
-fault with "after" is a second one: it strikes during the recovery from the fault of that id, in "report", "catch up",
-"rewire", "restore" or "resume".
+raise, exit, stop, oom, comm, stick) to itself, once per job: a file in --marks named after id and rank remembers it.
+With "together" those that are named wait for one another before. A fault with "after" is a second one: it strikes
+during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
 
 With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
 ("from" in place of "step": at this step or later), DIR/cell.json is for strikes within moves (see `striking`), and
@@ -97,6 +97,9 @@ class Faults:
 
     def hit(self, fault, mark, run):
         mark.write_text(json.dumps({"pid": os.getpid(), "at_ns": time.monotonic_ns(), **fault}))
+        others = [self.marks / f"{fault['id']}.rank{rank}" for rank in fault["ranks"]]
+        while fault.get("together") and not all(other.exists() for other in others):
+            time.sleep(0.001)
         do(fault["how"], run)
 
 

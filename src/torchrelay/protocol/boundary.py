@@ -261,7 +261,7 @@ def finish_move(cluster: Cluster, job: Job) -> Cluster:
         move = move.close(MoveState.DONE, cluster.now_ms, "training goes on")
     elif move.tries + 1 >= TRIES:
         job = give_up(job, replace(move, ranks=left), cluster.now_ms)
-        move = replace(move, again_ms=cluster.now_ms + REST_MS)
+        move = replace(move, ranks=left, again_ms=cluster.now_ms + REST_MS)  # those that did move may move again
         move = move.close(MoveState.FAILED, cluster.now_ms, f"given up after {move.tries + 1} tries")
     else:
         move = replace(move, ranks=left, targets=Table(), tries=move.tries + 1, again_ms=cluster.now_ms + AGAIN_MS)

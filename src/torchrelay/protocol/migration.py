@@ -271,8 +271,7 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
     if not wanted:
         return with_move(cluster, job, move.close(MoveState.CALLED_OFF, cluster.now_ms, "nobody wants it any more"))
     kind, ranks, reason = choose_group(cluster, job, wanted)
-    if (kind, tuple(ranks), reason) != (move.kind, move.ranks, move.reason):
-        move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
+    move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
     why = objection(cluster, job, move, wanted)
     if why:
         return with_move(cluster, job, move.tell(cluster.now_ms, f"waits: {why}"))

@@ -85,7 +85,7 @@ def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> l
     if move is None or move.state is not MoveState.PREPARING:
         return []
     named = {move.to[rank] for rank in move.ranks if rank in move.to and rank not in move.targets}
-    there = {spare.node for spare in cluster.spares(job.spec.job)}
+    there = {spare.node for spare in usable_spares(cluster, job)}
     return sorted(named & {node for node, _ in free} - there, key=natural)
 
 

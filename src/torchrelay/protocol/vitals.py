@@ -353,7 +353,8 @@ def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
     if job.phase is not JobPhase.PREPARING or seat is None or seat.ready or limit is None:
         return ""
     since = max(pulse.still_ms, job.phase_ms)
-    idle = pulse.sample.cpu_ms - pulse.still_cpu_ms <= IDLE_SHARE * (now_ms - pulse.still_ms)
+    # Twice the share: the control thread is at work, too, breaking connections.
+    idle = pulse.sample.cpu_ms - pulse.still_cpu_ms <= 2 * IDLE_SHARE * (now_ms - pulse.still_ms)
     if not idle or now_ms - since < limit:
         return ""
     return f"does not come out of its call for {(now_ms - since) / 1000:.1f} s (patience {limit / 1000:.1f} s)"

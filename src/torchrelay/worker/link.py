@@ -35,7 +35,8 @@ log = logging.getLogger(__name__)
 
 BEAT_S = 0.1  # between signs of life in the page
 BREAK_S = 0.02  # between two breaks while the main thread may still be blocked
-BREAKS = 50  # after so many in a row it computes rather than waits, and is looked after less often
+BREAKS = 50  # after so many in a row it computes rather than waits, and one beat in so many is enough:
+BEATS = 10
 CONNECT_S = 0.05  # between attempts to reach an agent that is gone
 GREETING_S = 30.0  # how long the agent may take to welcome us
 SEND_S = 5.0  # how long the agent may not read before its connection counts as gone
@@ -129,12 +130,13 @@ class Link:
             except (Closed, WireError) as error:
                 self._reconnect(error)
             standing.beat(reach.collectives())
-            if standing.blocked:
-                # Again and again: between two breaks the main thread may have gone into a further collective.
-                reach.break_connections()
-                breaks += 1
-            else:
+            if not standing.blocked:
                 breaks = 0
+                continue
+            # Again and again: between two breaks the main thread may have gone into a further collective.
+            if breaks < BREAKS or breaks % BEATS == 0:
+                reach.break_connections()
+            breaks += 1
 
     def _hear(self, data: bytes) -> None:
         message = decode_to_worker(data)
