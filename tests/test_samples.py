@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from torchrelay.agent.samples import Sampler, descendants
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.vitals import Sample
 from torchrelay.wire.page import Page, Status
 
 W = WorkerId("w1")
@@ -100,9 +102,27 @@ def test_the_cpu_time_of_children_counts(tmp_path: Path) -> None:
         def used() -> int:
             sample = sampler.sample(W, pid, None)
             assert sample is not None
-            return sample.cpu_ms
+            return min(sample.cpu_ms, sample.main_ms)
 
         until(lambda: used() >= 100)
+
+
+def burn_in_another_thread() -> None:
+    threading.Thread(target=burn, daemon=True).start()
+    signal.pause()
+
+
+def test_the_main_threads_time_is_told_apart(tmp_path: Path) -> None:
+    sampler = Sampler(tmp_path)
+    with child(burn_in_another_thread) as pid:
+
+        def sample() -> Sample:
+            found = sampler.sample(W, pid, None)
+            assert found is not None
+            return found
+
+        until(lambda: sample().cpu_ms >= 200)
+        assert sample().main_ms < 100
 
 
 def test_what_a_worker_left_is_read_and_then_removed(tmp_path: Path) -> None:

@@ -202,7 +202,14 @@ def cluster() -> Cluster:
 
 
 def pulse(
-    rank: int = 1, *, still: int = 0, stopped: int | None = None, heard: int = 0, used: int = 0, **fields: Any
+    rank: int = 1,
+    *,
+    still: int = 0,
+    stopped: int | None = None,
+    heard: int = 0,
+    used: int = 0,
+    main: int = 0,
+    **fields: Any,
 ) -> Pulse:
     """A pulse of a rank's holder, or of the spare; ages in ms before now."""
     workers = {seat: worker.worker for worker in cluster().workers.values() for seat in [worker.rank]}
@@ -210,10 +217,10 @@ def pulse(
     given: dict[str, Any] = {
         "worker": worker, "rank": Rank(rank), "generation": Generation(1), "point": Point(10),
         "phase": WorkerPhase.COMPUTING, "phase_ms": 0, "step_ms": 100.0, "collectives": 100, "beat_ms": 50,
-        "process": "S", "cpu_ms": 5_000 + used,
+        "process": "S", "cpu_ms": 5_000 + used, "main_ms": 3_000 + main,
     }  # fmt: skip
     since = None if stopped is None else NOW - stopped
-    return Pulse(Sample(**(given | fields)), NOW - heard, NOW - still, 5_000, since)
+    return Pulse(Sample(**(given | fields)), NOW - heard, NOW - still, 5_000, since, None, 3_000)
 
 
 def evidence(one: Pulse, *others: Pulse, **job: Any) -> str:
@@ -284,8 +291,8 @@ def test_who_does_not_come_out_of_its_call_after_a_fault_is_stuck(
         f"does not come out of its call for {limit / 1000:.1f} s (patience {limit / 1000:.1f} s)"
     )
     assert in_the_way(pulse(still=limit - 1, **there)) == ""
-    assert in_the_way(pulse(still=limit, used=limit // 10, **there)) != ""
-    assert in_the_way(pulse(still=limit, used=limit // 10 + 1, **there)) == ""
+    assert in_the_way(pulse(still=limit, used=limit, main=limit // 20, **there)) != ""
+    assert in_the_way(pulse(still=limit, main=limit // 20 + 1, **there)) == ""
 
 
 def test_nobody_is_stuck_at_an_edge_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:

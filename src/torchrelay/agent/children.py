@@ -189,10 +189,10 @@ class Stat:
     started: int  # ticks since boot; with the pid it names a process for ever
 
 
-def read_stat(pid: int) -> Stat:
-    """Raises `ProcessGone`."""
+def read_stat(pid: int, *, main_thread: bool = False) -> Stat:
+    """Of a process, or of its main thread alone. Raises `ProcessGone`."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text()
+        text = Path(f"/proc/{pid}/task/{pid}/stat" if main_thread else f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError) as error:
         raise ProcessGone(pid) from error
     rest = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets

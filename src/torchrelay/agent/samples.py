@@ -31,7 +31,7 @@ class Sampler:
     def sample(self, worker: WorkerId, pid: int, rank: Rank | None) -> Sample | None:
         """The worker now; None if its process has ended."""
         try:
-            state, cpu_ms = read_process(pid)
+            state, cpu_ms, main_ms = read_process(pid)
         except ProcessGone:
             return None
         now = time.monotonic_ns()
@@ -41,7 +41,7 @@ class Sampler:
             return Sample(
                 worker=worker, rank=rank, generation=Generation(0), point=None, phase=WorkerPhase.BOOTING,
                 phase_ms=span_ms(first, now), step_ms=0.0, collectives=0, beat_ms=span_ms(first, now), process=state,
-                cpu_ms=cpu_ms,
+                cpu_ms=cpu_ms, main_ms=main_ms,
             )  # fmt: skip
         return Sample(
             worker=worker,
@@ -55,6 +55,7 @@ class Sampler:
             beat_ms=span_ms(status.beat_ns or first, now),
             process=state,
             cpu_ms=cpu_ms,
+            main_ms=main_ms,
         )
 
     def records(self, worker: WorkerId) -> tuple[PrivateRecord, ...]:
@@ -90,16 +91,19 @@ def span_ms(since_ns: int, now_ns: int) -> int:
     return max(0, (now_ns - since_ns) // 1_000_000)
 
 
-def read_process(pid: int) -> tuple[str, int]:
-    """State letter and CPU time in ms, of the process and its descendants. Raises `ProcessGone`."""
-    stat = read_stat(pid)
-    ticks = stat.cpu_ticks
+def read_process(pid: int) -> tuple[str, int, int]:
+    """State letter, and CPU time in ms: of the process and its descendants, and of its main thread and these.
+
+    Raises `ProcessGone`.
+    """
+    stat, main = read_stat(pid), read_stat(pid, main_thread=True)
+    below = 0
     for child in descendants(pid):
         try:
-            ticks += read_stat(child).cpu_ticks
+            below += read_stat(child).cpu_ticks
         except ProcessGone:
             continue
-    return stat.state, int(ticks * _TICK_MS)
+    return stat.state, int((stat.cpu_ticks + below) * _TICK_MS), int((main.cpu_ticks + below) * _TICK_MS)
 
 
 def descendants(pid: int) -> Iterator[int]:

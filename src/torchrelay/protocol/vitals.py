@@ -11,7 +11,8 @@ signal inside one, and nobody moves.
     between steps (saving, logging)        30 min
     in a declared section                  none: sections may take as long as they need
 
-After a fault everybody comes to an edge before anything else. Who does not move and uses no CPU time is stuck:
+After a fault everybody comes to an edge before anything else. Whose main thread does not move and uses no CPU time is
+stuck:
 
     computing                              20 steps, 5 s to 10 min; before the first commit 10 min
     in a declared section                  2 min
@@ -60,6 +61,7 @@ class Sample(Struct, frozen=True, kw_only=True):
     beat_ms: int  # how long its control thread has been silent
     process: str  # state letter of the kernel: R, S, D, T (stopped), Z
     cpu_ms: int  # CPU time used so far, children included
+    main_ms: int = 0  # the same of its main thread and children alone
 
 
 class Beat(Struct, frozen=True, tag=True, kw_only=True):
@@ -103,6 +105,7 @@ class Pulse:
     still_cpu_ms: int  # its CPU time then
     stopped_ms: int | None = None  # since when the kernel has had it stopped
     advanced_ms: int | None = None  # when it was last seen to have committed a further point in its generation
+    still_main_ms: int = 0  # the CPU time of its main thread and children then
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,11 +203,11 @@ def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
     since = before.stopped_ms if before is not None else None
     stopped_ms = (since if since is not None else now_ms) if stopped else None
     if before is None:
-        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms)
+        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, None, sample.main_ms)
     advanced_ms = now_ms if advanced(before.sample, sample) else before.advanced_ms
     if place_of(before.sample) != place_of(sample):
-        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, advanced_ms)
-    return Pulse(sample, now_ms, before.still_ms, before.still_cpu_ms, stopped_ms, advanced_ms)
+        return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, advanced_ms, sample.main_ms)
+    return replace(before, sample=sample, heard_ms=now_ms, stopped_ms=stopped_ms, advanced_ms=advanced_ms)
 
 
 def advanced(before: Sample, now: Sample) -> bool:
@@ -353,8 +356,8 @@ def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
     if job.phase is not JobPhase.PREPARING or seat is None or seat.ready or limit is None:
         return ""
     since = max(pulse.still_ms, job.phase_ms)
-    # Twice the share: the control thread is at work, too, breaking connections.
-    idle = pulse.sample.cpu_ms - pulse.still_cpu_ms <= 2 * IDLE_SHARE * (now_ms - pulse.still_ms)
+    # Not of other threads: Gloo's may spin for ever, for a message that nobody waits for any more.
+    idle = pulse.sample.main_ms - pulse.still_main_ms <= IDLE_SHARE * (now_ms - pulse.still_ms)
     if not idle or now_ms - since < limit:
         return ""
     return f"does not come out of its call for {(now_ms - since) / 1000:.1f} s (patience {limit / 1000:.1f} s)"
