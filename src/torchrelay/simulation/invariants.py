@@ -22,7 +22,7 @@ from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, Work
 from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.state import Cluster
 from torchrelay.simulation import script as sc
-from torchrelay.simulation.plans import JOB, Lack
+from torchrelay.simulation.plans import JOB, FaultKind, Lack
 
 if TYPE_CHECKING:
     from torchrelay.protocol.job import Job
@@ -149,6 +149,12 @@ class Checker:
             if each.alive and each.rank is not None and each.id not in self.victims and each.id not in self.fenced
         ]
 
+    def given_up(self, machine: Machine) -> None:
+        """It was silent for too long. One crash of its agent is short, or one split; one after the other may not be."""
+        short = {FaultKind.AGENT, FaultKind.SPLIT, FaultKind.ORCHESTRATOR}
+        if sum(strike.kind in short for strike in self.world.plan.strikes) > 1:
+            self.node_gone(machine)
+
     def node_gone(self, machine: Machine) -> None:
         self.node_was_lost = True
         # It is lost twice: for its peers at once, and again when its silence has lasted too long.
@@ -202,8 +208,11 @@ class Checker:
         job = self.world.job
         self.fenced.setdefault(worker, job.generation if job is not None else Generation(0))
         process = self.world.processes.get(worker)
-        if process is not None and worker in self.victims:
-            self.weigh_shard(process)  # it may have woken up and trained on before it was found to hang
+        # Victims may have woken up and trained on before they were found out, and a leaver that goes was the last
+        # that had their shard.
+        for victim in self.victims:
+            if victim in self.world.processes:
+                self.weigh_shard(self.world.processes[victim])
         if process is None or not process.alive or worker in self.victims or self._must_lose():
             return
         training = process.training
@@ -211,7 +220,8 @@ class Checker:
             return  # a leaver, or a target that has not gone on: its leaver has the rank again, or has it still
         if has_trained(process) and not self.world.over:
             self.fail(f"{worker} is fenced although it is sound and has trained")
-        if not self.disturbed and not self.world.over:
+        weather = self.world.plan.weather
+        if not self.disturbed and not self.world.over and not (weather.lost or weather.late):
             self.fail(f"{worker} is fenced although nothing has happened")
 
     def has_left(self, worker: WorkerId) -> bool:
@@ -384,8 +394,8 @@ class Checker:
         """On an error of the script no spare is burnt; one that strikes one rank only needs a second opinion."""
         error = self.world.script.error
         weather = self.world.plan.weather
-        if self.struck or weather.reordered or weather.lost or weather.late:
-            return  # something else has cost a spare, or what was raised is heard too late
+        if self.struck or weather.reordered or weather.lost or weather.late or Lack.SLOW in self.world.plan.lacks:
+            return  # something else has cost a spare (so may being slow), or what was raised is heard too late
         if error is not None and len(self.newcomers) > (0 if error.rank is None else 1):
             self.fail(f"{len(self.newcomers)} spares were burnt on an error of the script")
 

@@ -400,7 +400,9 @@ class Training(Edge):
     def would_be_missed(self) -> bool:
         """A hang is found if others wait for it. Before the first commit it has ten minutes: too long for us."""
         others = [
-            each for each in self.world.processes.values() if each.life.value == "running" and each.rank is not None
+            each
+            for each in self.world.processes.values()
+            if each.life.value == "running" and each.rank is not None and each.training.resumed
         ]
         return self.committed != START and any(
             each.rank != self.process.rank and not each.training.will_hang for each in others

@@ -124,6 +124,8 @@ class World:
         """The orchestrator has heard an event."""
         if isinstance(event, ev.OnceRecorded):
             self.checker.once.setdefault(event.rank, event.value)
+        if isinstance(event, ev.NodeLost):
+            self.checker.given_up(self.machines[event.node])
         was, now = before.jobs.get(JOB), after.jobs.get(JOB)
         assert now is not None, "the job was submitted"
         self.seen(f"event: {type(event).__name__} in {now.phase}")
