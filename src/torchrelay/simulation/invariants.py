@@ -129,6 +129,13 @@ class Checker:
             if not any(shards[each.training.rank] == shards[process.rank] for each in trained):
                 self.causes.add(Cause.NO_REPLICA)
 
+    def weigh_victims(self) -> None:
+        """They may have woken up and trained on before they were found out; or the last of their shard has left since."""
+        for worker in self.victims:
+            process = self.world.processes.get(worker)
+            if process is not None:
+                self.weigh_shard(process)
+
     def start_hit(self) -> None:
         """A start is hit before anything was committed."""
         self.hit_before_commit.add(self.world.now)
@@ -195,6 +202,9 @@ class Checker:
 
     def ordered(self, fresh: Iterable[od.Order], standing: frozenset[od.Order]) -> None:
         """Orders are given for the first time."""
+        fresh = list(fresh)
+        if any(isinstance(order, od.Fence) for order in fresh):
+            self.weigh_victims()
         for order in fresh:
             self.world.seen(f"order: {type(order).__name__}")
             if isinstance(order, od.Fence):
@@ -208,11 +218,6 @@ class Checker:
         job = self.world.job
         self.fenced.setdefault(worker, job.generation if job is not None else Generation(0))
         process = self.world.processes.get(worker)
-        # Victims may have woken up and trained on before they were found out, and a leaver that goes was the last
-        # that had their shard.
-        for victim in self.victims:
-            if victim in self.world.processes:
-                self.weigh_shard(self.world.processes[victim])
         if process is None or not process.alive or worker in self.victims or self._must_lose():
             return
         training = process.training
