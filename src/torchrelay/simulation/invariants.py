@@ -130,7 +130,7 @@ class Checker:
                 self.causes.add(Cause.NO_REPLICA)
 
     def weigh_victims(self) -> None:
-        """They may have woken up and trained on before they were found out; or the last of their shard has left since."""
+        """They may have woken up and trained on before they were found; or the last of their shard has left since."""
         for worker in self.victims:
             process = self.world.processes.get(worker)
             if process is not None:
