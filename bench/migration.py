@@ -49,12 +49,10 @@ class Moving:
         words += ["--times", str(self.times), "--kill", str(kill)]
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
 
-    def order(self, *words: str) -> None:
-        """Give an order as an operator does. Raises `CalledProcessError` if it is refused."""
-        subprocess.run(
-            command("torchrelay.cli.main", *words, "--yes", "--run-dir", str(self.run_dir)),
-            check=True, stdout=subprocess.DEVNULL, stdin=subprocess.DEVNULL,
-        )  # fmt: skip
+    def order(self, path: str, **body: object) -> None:
+        """Give an order by the API: a command that starts beside the ranks would take their processor for a while."""
+        client = Client.of(self.run_dir)
+        client.change(path.format(job=client.name_of(None)), body, dry_run=False)
 
     def moves(self) -> list[MoveView]:
         return list(Client.of(self.run_dir).view_moves(None).moves)
@@ -94,10 +92,10 @@ class Moved:
     speed_ratio: float
 
 
-def one_move(job: Moving, kill: Kill, number: int, *words: str) -> Moved:
+def one_move(job: Moving, kill: Kill, number: int, path: str, **body: object) -> Moved:
     """Order a move and measure it. The pause is the longest gap between commits from the halt to the resumption."""
     before_ns = time.monotonic_ns()
-    job.order(*words)
+    job.order(path, **body)
     move = job.await_move(number, deadline_s=240)
     settled(kill, 3)
     times = read_times(job.times)
@@ -120,14 +118,14 @@ def small_state(work: Path, options: argparse.Namespace) -> dict[str, object]:
         for number in range(options.moves):
             job.await_spares(2)
             settled(kill, 10)
-            singles.append(one_move(job, kill, number + 1, "migrate", str(number % RANKS)))
+            singles.append(one_move(job, kill, number + 1, "/v1/jobs/{job}/migrate", ranks=[number % RANKS]))
             progress(f"move {number + 1} of {options.moves}: {singles[-1].pause_s:.3f} s beyond one step")
         for number in range(options.drains):
             job.await_spares(2)
             settled(kill, 10)
             node = crowded(job)
-            drains.append(one_move(job, kill, options.moves + number + 1, "drain", node))
-            job.order("undrain", node)
+            drains.append(one_move(job, kill, options.moves + number + 1, "/v1/drain", node=node))
+            job.order("/v1/undrain", node=node)
             progress(f"drain {number + 1} of {options.drains}: {drains[-1].pause_s:.3f} s beyond one step")
         for number in range(options.kills):
             job.await_spares(2)
@@ -174,7 +172,7 @@ def large_state(work: Path, moves: int) -> dict[str, object]:
         for number in range(moves):
             job.await_spares(1)
             settled(kill, 6)
-            found.append(one_move(job, kill, number + 1, "migrate", str(number % RANKS)))
+            found.append(one_move(job, kill, number + 1, "/v1/jobs/{job}/migrate", ranks=[number % RANKS]))
             progress(f"1 GB, move {number + 1} of {moves}: {found[-1].ledger_s:.3f} s standstill")
         size = Client.of(job.run_dir).incidents()[-1]["bytes"]
         step = step_time_s(read_times(job.times))
