@@ -101,10 +101,10 @@ def one_move(job: Moving, kill: Kill, number: int, path: str, **body: object) ->
     times = read_times(job.times)
     asked_ns = time.monotonic_ns() - round(1e9 * (time.time() - datetime.fromisoformat(move.asked).timestamp()))
     at = {told.text.split()[0]: asked_ns + 1_000_000 * told.after_ms for told in move.story}
-    calm = statistics.median(spans_s(times, before_ns - 4_000_000_000, before_ns))
+    before = spans_s(times, before_ns - 4_000_000_000, before_ns)
     beside = statistics.mean(spans_s(times, at["prepares"], at["all"]))
     gap = max(spans_s(times, at["all"], at["training"]))
-    return Moved(gap - calm, (move.pause_ms or 0) / 1000, calm / beside)
+    return Moved(gap - statistics.median(before), (move.pause_ms or 0) / 1000, statistics.mean(before) / beside)
 
 
 def small_state(work: Path, options: argparse.Namespace) -> dict[str, object]:

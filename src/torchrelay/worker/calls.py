@@ -71,7 +71,9 @@ class Calls:
         self._place = place
         self._rehearse = rehearse
         self._private: Private | None = None  # of a newcomer, from its arrival until it goes on from the edge
-        self.examples = Examples(keep=session.target, pieces=lambda: pieces(state.optimizers()))
+        self.examples = Examples(
+            keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts
+        )
         session.server.example = self.examples.encoded
         self._gate = Gate(session, *world())
         self._edge = Edge(session, state, cursor.last_call)
@@ -151,7 +153,7 @@ class Calls:
         if self._private is not None:
             self._end_tail()
             self._keep_inherited()
-            self._edge.stop(whole=False)
+            self._edge.stop(whole=True)
             self._private = None
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.

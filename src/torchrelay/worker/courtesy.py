@@ -1,4 +1,4 @@
-"""Courtesy: the target of a move prepares itself beside ranks that train, and lets them have the processor first.
+"""Courtesy: a spare that starts, or the target of a move, works beside ranks that train and lets them go first.
 
 Its threads get a lower priority, and the old one back when it is called for. An ordinary user may only do the first; so
 it is tried, on a thread that ends, whether the way back is open. (`setpriority` on Linux is per thread, and new threads

@@ -122,9 +122,7 @@ def settle(ddp: DistributedDataParallel) -> bool:
     if ddp._has_rebuilt_buckets or (ddp.find_unused_parameters and not ddp.static_graph):
         return True
     reducer = ddp.reducer
-    try:
-        reducer._check_reducer_finalized()
-    except RuntimeError:
+    if not _is_whole(ddp):
         return False  # gradients are missing: DDP will say so itself, in its next forward pass
     if ddp.static_graph:
         # torch would change the buckets after the second step, from what it counted in the first: both would be lost
@@ -133,6 +131,7 @@ def settle(ddp: DistributedDataParallel) -> bool:
     elif not reducer._rebuild_buckets():
         return False  # no backward pass with communication yet
     ddp._has_rebuilt_buckets = True
+    layout(ddp)  # now, while no optimizer has taken its memory yet: reading it takes as much as all gradients
     return True
 
 
@@ -146,13 +145,45 @@ def is_final(ddp: DistributedDataParallel) -> bool:
     return bool(ddp._has_rebuilt_buckets or ddp.find_unused_parameters)
 
 
+def adopt(ddp: DistributedDataParallel, layout: Layout) -> bool:
+    """Go on with the reducer that is there, if it has this layout and is in the middle of nothing; else False.
+
+    Its buckets are in memory that was touched, those of a fresh one are not.
+    """
+    known = known_layout(ddp)
+    if known is None or not (known["settled"] == layout["settled"] and known["buckets"] == layout["buckets"]):
+        return False
+    if not _is_whole(ddp):
+        return False
+    ddp.require_forward_param_sync = vars(ddp)[_SYNC] = layout["sync_buffers"]
+    return True
+
+
+def _is_whole(ddp: DistributedDataParallel) -> bool:
+    """Whether no backward pass is half done."""
+    try:
+        ddp.reducer._check_reducer_finalized()
+    except RuntimeError:
+        return False
+    return True
+
+
 def layout(ddp: DistributedDataParallel) -> Layout:
     """The layout that the next step will use, if the last one went by the gate. At any time."""
+    known = known_layout(ddp)
+    if known is None:
+        _buckets[ddp] = (ddp._has_rebuilt_buckets, _read_buckets(ddp))
+        known = known_layout(ddp)
+        assert known is not None, "it was just read"
+    return known
+
+
+def known_layout(ddp: DistributedDataParallel) -> Layout | None:
+    """The same, if it was read before: without a touch of the reducer, while another thread trains."""
     settled = ddp._has_rebuilt_buckets
     known = _buckets.get(ddp)
     if known is None or known[0] != settled:
-        known = (settled, _read_buckets(ddp))
-        _buckets[ddp] = known
+        return None
     return Layout(
         buckets=[list(bucket) for bucket in known[1]],
         settled=settled,
@@ -257,13 +288,21 @@ def _dictate(ddp: DistributedDataParallel, buckets: Sequence[Sequence[int]]) -> 
 
 
 def pretend(ddp: DistributedDataParallel) -> object:
-    """Let the reducer reduce with nobody there, until it is renewed; what is returned must be kept as long.
+    """Let the reducer reduce with nobody there, until `unpretend`, or until it is renewed.
+
+    What is returned must be kept as long.
 
     The fake backend cannot stand in: the reducer asks its works for a future, and they have none.
     """
     alone = _Alone(ddp.process_group)
     ddp.reducer._update_process_group(alone)
     return alone
+
+
+def unpretend(ddp: DistributedDataParallel) -> bool:
+    """Let it reduce with all ranks again. False if it was left half-way: it is to be renewed."""
+    ddp.reducer._update_process_group(ddp.process_group)
+    return _is_whole(ddp)
 
 
 class _Alone(dist.ProcessGroup):

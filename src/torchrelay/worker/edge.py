@@ -228,7 +228,12 @@ class Edge:
         """All ranks come out with reducers that do the same, and with the gradients of the entry."""
         assert self._state is not None, "only who has joined goes on from a point"
         state = self._state
-        if whole and all(map(ddp.is_final, state.ddps())):
+        if (
+            whole
+            and all(map(ddp.is_final, state.ddps()))
+            and all(map(ddp.adopt, state.ddps(), state.received_layouts()))
+        ):
+            state.forget_received_layouts()
             return  # a fresh reducer would do no other, and take memory that was never touched
         for wrapper, layout in zip(state.ddps(), state.ddp_layouts(), strict=True):
             ddp.renew(wrapper, layout)

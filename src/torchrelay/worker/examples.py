@@ -14,6 +14,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
+from torchrelay.worker.ddp import Layout
 from torchrelay.worker.reserve import Piece
 
 EVERY = 1024  # calls from one description to the next
@@ -72,10 +73,11 @@ class Example(Struct, array_like=True):
 
 
 class Told(Struct, array_like=True):
-    """What the target of a move is told: of each step function an example, and what the optimizers keep."""
+    """What the target of a move is told: of each step function an example, what the optimizers keep, DDP's buckets."""
 
     examples: list[Example]
     pieces: list[Piece] = []
+    layouts: list[Layout] = []
 
 
 _decoder = msgspec.msgpack.Decoder(Told)
@@ -101,10 +103,17 @@ class Shown:
 class Examples:
     """The step functions of one script, in the order of their decoration."""
 
-    def __init__(self, *, keep: bool = False, pieces: Callable[[], list[Piece]] = list) -> None:
-        """`keep`: hold on to the functions, to rehearse them. `pieces`: what the optimizers keep, from any thread."""
+    def __init__(
+        self,
+        *,
+        keep: bool = False,
+        pieces: Callable[[], list[Piece]] = list,
+        layouts: Callable[[], list[Layout]] = list,
+    ) -> None:
+        """`keep`: hold on to the functions, to rehearse them. `pieces`, `layouts`: see `Told`, from any thread."""
         self._keep = keep
         self._pieces = pieces
+        self._layouts = layouts
         self._shown: list[Shown] = []
 
     def add(self, function: Callable[..., Any]) -> Shown:
@@ -127,7 +136,7 @@ class Examples:
         examples = [shown.example for shown in self._shown]
         if not any(example.called for example in examples):
             return b""
-        return msgspec.msgpack.encode(Told(examples, self._pieces()))
+        return msgspec.msgpack.encode(Told(examples, self._pieces(), self._layouts()))
 
 
 def decode(data: bytes) -> Told:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ class Identity:
         self._known = threading.Event()
         self._becoming = threading.Lock()
         self.assigned: Assign | None = None
+        self.assigned_cpu_s = 0.0  # processor time of this process by then
         self.asked: Callable[[], None] = _nothing  # called once: the script asks for its rank for the first time
         self.wait_on: Callable[[], None] = _nothing  # called now and then while the rank is waited for; raises to end
 
@@ -66,7 +68,7 @@ class Identity:
                 if self.assigned.rank != order.rank:
                     raise ValueError(f"this worker is rank {self.assigned.rank} and cannot become rank {order.rank}")
                 return
-            self.assigned = order
+            self.assigned, self.assigned_cpu_s = order, time.process_time()
             if not order.examples:  # the rank's log is still its holder's, which trains on
                 self.take_over_output()
             tell_environment(environment_of(order))

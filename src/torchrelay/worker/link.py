@@ -121,6 +121,8 @@ class Link:
         assert self._socket is not None, "connected"
         assert self._reach is not None, "then started"
         standing, reach = self._standing, self._reach
+        if not self._identity.known:
+            self._courtesy.give_way()  # a spare, as long as nothing is said of a rank
         breaks = 0
         while True:
             try:

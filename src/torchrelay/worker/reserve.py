@@ -7,16 +7,18 @@ its optimizers keep, and the target takes as much, and touches it, while the oth
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import torch
 from msgspec import Struct
 from torch.optim import Optimizer
 
 from torchrelay.worker import memory
+from torchrelay.worker.pace import no_pace
 from torchrelay.worker.tree import Leaf
 
 MAX_PIECES = 1 << 16  # more small tensors than that are no matter of memory
+SLICE = 1 << 20  # bytes touched at once
 LEAST = 1 << 14  # bytes; smaller pieces come out of memory that the process has anyway
 
 
@@ -43,14 +45,15 @@ def pieces(optimizers: Iterable[Optimizer]) -> list[Piece]:
 class Reserve:
     """Tensors to be had for the asking."""
 
-    def __init__(self, wanted: Iterable[Piece] = ()) -> None:
-        """Takes the memory and touches it."""
+    def __init__(self, wanted: Iterable[Piece] = (), pace: Callable[[], None] = no_pace) -> None:
+        """Takes the memory and touches it. `pace` is called after each slice of it."""
         self._free: dict[Piece, list[torch.Tensor]] = {}
         for piece in wanted:
             dtype = getattr(torch, piece.dtype, None)
             if isinstance(dtype, torch.dtype):
                 tensor = torch.empty_strided(piece.shape, piece.strides, dtype=dtype)
-                self._free.setdefault(piece, []).append(tensor.zero_())
+                _touch(tensor, pace)
+                self._free.setdefault(piece, []).append(tensor)
 
     def take(self, leaf: Leaf) -> torch.Tensor | None:
         """A tensor for this leaf, of unknown values; None if there is none left."""
@@ -58,3 +61,11 @@ class Reserve:
             return None
         free = self._free.get(Piece(str(leaf.dtype).removeprefix("torch."), tuple(leaf.shape), tuple(leaf.strides)))
         return free.pop() if free else None
+
+
+def _touch(tensor: torch.Tensor, pace: Callable[[], None]) -> None:
+    """Make the kernel find the memory of this tensor."""
+    whole = torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
+    for part in torch.split(whole, SLICE):
+        part.zero_()
+        pace()

@@ -254,6 +254,11 @@ class Standing:
             finally:
                 self.waiting = False
 
+    def rest(self, seconds: float, enough: Callable[[], bool]) -> None:
+        """Do nothing for so long, or until an order comes after which `enough` holds."""
+        with self._changed:
+            self._changed.wait_for(enough, seconds)
+
     def have_patience(self, patience_s: float) -> None:
         """Raises `OrdersStayedAway` when the agent has said nothing for `patience_s`."""
         if time.monotonic() - self._word_s > patience_s:

@@ -235,11 +235,21 @@ class State:
         """For each DDP wrapper, its buckets: those received, until DDP was renewed with them, else its own."""
         return self._own_layouts() if self._layouts is None else self._layouts
 
+    def received_layouts(self) -> list[ddp.Layout]:
+        """For each DDP wrapper, the layout that was received and still counts; nothing if none was."""
+        return self._layouts or []
+
     def forget_received_layouts(self) -> None:
         """DDP was renewed with the layouts that were received: from now on its own count."""
         self._layouts = None
 
     # ------------------------------------------------------------ inside
+
+    def known_layouts(self) -> list[ddp.Layout]:
+        """For each DDP wrapper its own layout, if it is final and known; else nothing. From any thread."""
+        known = [ddp.known_layout(wrapper) for wrapper in self.ddps() if ddp.is_final(wrapper)]
+        found = [layout for layout in known if layout is not None]
+        return found if len(found) == len(self.ddps()) else []
 
     def _own_layouts(self) -> list[ddp.Layout]:
         return [ddp.layout(wrapper) for wrapper in self.ddps()]

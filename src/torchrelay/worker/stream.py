@@ -30,9 +30,6 @@ VERSION = 1
 SMALL = 4096  # bytes of a message of one who has not proved anything
 CHUNK = 1 << 20  # bytes moved and hashed at once
 _LENGTH = struct.Struct("!I")
-# Of the sockets' buffers, where both ends are on one host: what is under way then stays in the processor's cache, which
-# is worth up to a third. Between hosts the system's own sizing is left alone, as delay needs more.
-_LOCAL_BUFFER = 200_000
 
 View = memoryview
 Filled = Callable[[], None] | None
@@ -110,9 +107,6 @@ class Stream:
         self._stall_s = stall_s
         self._decoder: msgspec.msgpack.Decoder[Message] = msgspec.msgpack.Decoder(Message)
         connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if connected.getsockname()[0] == connected.getpeername()[0]:
-            for option in (socket.SO_SNDBUF, socket.SO_RCVBUF):
-                connected.setsockopt(socket.SOL_SOCKET, option, _LOCAL_BUFFER)
         connected.settimeout(None)
         _mine.add(connected)
         self.allow(stall_s, deadline)
@@ -120,7 +114,7 @@ class Stream:
     def allow(self, stall_s: float, deadline: float) -> None:
         """Set other limits from now on."""
         self._stall_s, self._deadline = stall_s, deadline
-        # By the kernel and not by Python's timeouts: a whole chunk is then one system call, without a poll before it.
+        # By the kernel and not by Python's timeouts: there is then no poll before each system call.
         limit = max(0.001, min(stall_s, deadline - time.monotonic()))
         packed = struct.pack("@ll", int(limit), int(limit % 1 * 1_000_000))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
@@ -190,7 +184,7 @@ class Stream:
         while view:
             self._check_time()
             try:
-                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
+                count = self._socket.recv_into(view)
             except BlockingIOError:
                 raise StreamBroken(f"no byte came for {self._stall_s:.1f} s") from None
             except OSError as error:

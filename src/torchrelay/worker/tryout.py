@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from torchrelay.protocol.events import WorkerPrepared
 from torchrelay.protocol.orders import Assign, CatchUp
 from torchrelay.worker import ddp, examples, random_state, transfer
 from torchrelay.worker.examples import Example, NotRehearsable, Told
+from torchrelay.worker.pace import Pace
 from torchrelay.worker.redo import Redo
 from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.session import Session
@@ -41,12 +43,14 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go, r
     `rehearse`: see `torchrelay.join`.
     """
     session.rehearsing = True
+    rest = partial(session.standing.rest, enough=lambda: called_for(session))
     try:
         told = _fetch(session)
-        state.reserve = Reserve(told.pieces)
+        state.reserve = Reserve(told.pieces, Pace(rest, session.identity.assigned_cpu_s))
         if rehearse is False:
             raise NotRehearsable("join(rehearse=False)")
-        note = _rehearse(session, state, told.examples, functions, go, anyway=rehearse is True)
+        _lay_out(state, told.layouts)
+        note = _rehearse(session, state, told.examples, functions, go, Pace(rest), anyway=rehearse is True)
     except NotRehearsable as why:
         note = f"no rehearsal: {why}"
     finally:
@@ -62,8 +66,25 @@ def called_for(session: Session) -> bool:
     return standing.poisoned or alone or standing.order(CatchUp) is not None
 
 
+def _lay_out(state: State, told: list[ddp.Layout]) -> None:
+    """Give DDP the buckets that it has in the job. Its reducer then stays when the state arrives."""
+    wrappers = state.ddps()
+    try:
+        for wrapper, layout in zip(wrappers, told, strict=True) if told else ():
+            ddp.renew(wrapper, layout)
+    except ValueError as error:
+        raise NotRehearsable(f"DDP's buckets are others on a rank that trains: {error}") from error
+
+
 def _rehearse(
-    session: Session, state: State, told: list[Example], functions: list[Function], go: Go, *, anyway: bool
+    session: Session,
+    state: State,
+    told: list[Example],
+    functions: list[Function],
+    go: Go,
+    pace: Pace,
+    *,
+    anyway: bool,
 ) -> str:
     """Returns what was done, in words. `anyway`: also with plain values. Raises `NotRehearsable`."""
     if not functions:
@@ -81,7 +102,7 @@ def _rehearse(
         if example.name != examples.name_of(function):
             notes.append(f"{examples.name_of(function)} is {example.name} on a rank that trains")
         elif example.called:
-            why = _risk(example, anyway) or _try(state, function, example, go)
+            why = _risk(example, anyway) or _try(state, function, example, go, pace)
             rehearsed += not why
             notes += [f"{example.name}: {why}"] if why else []
     if not rehearsed:
@@ -114,13 +135,15 @@ def _risk(example: Example, anyway: bool) -> str:
     )
 
 
-def _try(state: State, function: Function, example: Example, go: Go) -> str:
+def _try(state: State, function: Function, example: Example, go: Go, pace: Pace) -> str:
     """Go through one step; returns why that went wrong, if it did."""
     try:
-        with _put_back(state):
+        with _put_back(state, pace):
+            pace()
             # The script may look at its place from within any of these.
             with torch.inference_mode(False), torch.enable_grad():
                 args, kwargs = examples.arguments(example, _device(state))
+                pace()
                 go(function, args, kwargs)
             _wait_for_gpu()
     except PlaceAsked:
@@ -135,7 +158,7 @@ def _try(state: State, function: Function, example: Example, go: Go) -> str:
 
 
 @contextmanager
-def _put_back(state: State) -> Iterator[None]:
+def _put_back(state: State, pace: Pace) -> Iterator[None]:
     """Afterwards all is as before. What is in the state will be overwritten anyway, the rest would be a trace."""
     rng = random_state.capture()
     wrappers, layouts, gradients = state.ddps(), state.ddp_layouts(), state.gradients()
@@ -147,13 +170,16 @@ def _put_back(state: State) -> Iterator[None]:
     finally:
         try:
             _wait_for_gpu()
+            pace()
             redo.rewind()
         finally:
             for wrapper, layout in zip(wrappers, layouts, strict=True):
-                ddp.renew(wrapper, layout)
+                if not ddp.unpretend(wrapper):
+                    ddp.renew(wrapper, layout)
             del pretended
             put_gradients([parameter for _, parameter in state.parameters()], gradients)
             random_state.restore(rng)
+            pace()
 
 
 def _device(state: State) -> torch.device:
