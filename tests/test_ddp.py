@@ -251,6 +251,40 @@ class TestOneRank:
         with pytest.raises(RuntimeError, match="Expected to have finished reduction in the prior iteration"):
             backward(ddp)
 
+    def test_a_reducer_that_was_rehearsed_with_stays_and_reduces_the_same(self) -> None:
+        trained = wrap()
+        backward(trained)
+        assert ddps.known_layout(trained) is None, "nobody has asked the reducer yet"
+        ddps.settle(trained)
+        layout, expected = ddps.layout(trained), backward(trained)
+        ddp = wrap()
+        ddps.renew(ddp, layout)
+        kept = ddp.reducer
+        pretended = ddps.pretend(ddp)
+        backward(ddp)
+        assert ddps.unpretend(ddp)
+        del pretended
+        layout["sync_buffers"] = False
+        assert ddps.adopt(ddp, layout)
+        assert ddps.layout(ddp) == layout
+        assert ddp.reducer is kept
+        for mine, theirs in zip(backward(ddp), expected, strict=True):
+            assert torch.equal(mine, theirs)
+
+    def test_a_reducer_of_another_layout_or_in_the_middle_of_a_pass_is_not_adopted(self) -> None:
+        ddp = wrap()
+        backward(ddp)
+        assert ddps.settle(ddp)
+        layout = ddps.layout(ddp)
+        assert ddps.adopt(ddp, layout)
+        assert not ddps.adopt(ddp, {**layout, "buckets": layout["buckets"][::-1]})
+        assert not ddps.adopt(ddp, {**layout, "settled": False})
+        pretended = ddps.pretend(ddp)
+        interrupted_backward(ddp, 5)
+        assert not ddps.unpretend(ddp)
+        del pretended
+        assert not ddps.adopt(ddp, layout)
+
     @pytest.mark.parametrize("at", [9, 5, 0])
     @pytest.mark.parametrize("settled", [False, True])
     def test_a_renewed_reducer_has_the_layout_and_reduces_once(self, at: int, settled: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from torchrelay.worker.reserve import LEAST, MAX_PIECES, Piece, Reserve, pieces
+from torchrelay.worker.reserve import LEAST, MAX_PIECES, SLICE, Piece, Reserve, pieces
 from torchrelay.worker.state import State
 from torchrelay.worker.tree import Leaf
 
@@ -63,3 +63,15 @@ def test_only_what_is_alike_is_given_and_each_once() -> None:
     assert taken is not None
     assert (taken.dtype, taken.shape, taken.stride()) == (torch.bfloat16, (2, 3), (1, 2))
     assert reserve.take(leaf) is None
+
+
+def test_memory_is_touched_slice_by_slice() -> None:
+    portions: list[None] = []
+    count = 2 * SLICE // 4 + 1
+    reserve = Reserve(
+        [Piece("float32", (count,), (1,)), Piece("float32", (2, 3), (1, 4))], lambda: portions.append(None)
+    )
+    assert len(portions) == 3 + 1
+    taken = reserve.take(Leaf(torch.float32, (2, 3), (1, 4), "cpu", 0))
+    assert taken is not None
+    assert taken.stride() == (1, 4)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing.connection
+import os
 import re
 import socket
 import time
@@ -19,6 +20,7 @@ from torchrelay.protocol.ids import Generation, Rank
 from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.orders import Interrupt, Source
+from torchrelay.worker.courtesy import STEPS, may_return
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -140,3 +142,22 @@ def test_a_target_that_is_called_for_stops_preparing(targets: Make, tmp_path: Pa
     assert note == "no rehearsal: rank 0 did not deliver: the transfer was cancelled"
     reported = [event for event in stage.of(WorkerReported) if event.worker == target.worker]
     assert [(event.committed, event.caught_up) for event in reported] == [(None, None)]
+
+
+def test_a_spare_lets_ranks_go_first_until_it_is_one(targets: Make, tmp_path: Path) -> None:
+    here = os.getpriority(os.PRIO_PROCESS, 0)
+    if not may_return(here):
+        pytest.skip("an ordinary user may not raise a priority again")
+    stage = targets(script("targets"), "dict", "--marks", str(tmp_path))
+    stage.until(lambda: stage.step() >= 3, "training")
+    ranks = [stage.actor(rank) for rank in range(WORLD)]
+    (spare,) = (actor for actor in stage.actors.values() if actor not in ranks)
+    assert [os.getpriority(os.PRIO_PROCESS, actor.pid) for actor in ranks] == [here] * WORLD
+    assert os.getpriority(os.PRIO_PROCESS, spare.pid) == here + STEPS
+    stage.kill(1)
+    stage.until(lambda: stage.notes(), "prepared")
+    assert os.getpriority(os.PRIO_PROCESS, spare.pid) == here + STEPS, "a target is no rank yet"
+    (tmp_path / "enough").touch()
+    stage.until(lambda: stage.job.phase is JobPhase.RUNNING, "recovered")
+    assert os.getpriority(os.PRIO_PROCESS, spare.pid) == here
+    assert stage.end() == 0, stage.all_logs()

@@ -29,7 +29,7 @@ class Target:
         self.state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
         self.session: Any = SimpleNamespace(
             rehearsing=False, worker="w", link=SimpleNamespace(say=self.said.append),
-            standing=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_: None),
+            standing=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_, **__: None),
             identity=SimpleNamespace(assigned_cpu_s=0.0),
         )  # fmt: skip
         self.told: list[Example] = []
