@@ -5,7 +5,8 @@
 planned_pause     one rank: the longest gap between two committed steps from halt to resumption, less one step
 planned_standstill   the same by the ledger: from the first rank that stands at the boundary to training on
 drain_pause       the same for a node of two ranks, in one generation; drain_pause_ratio is to one rank's
-planned_pause_1gb the same for about 1 GB of state; copy_1gb_s: its bytes over the stream measured in the same run
+planned_pause_1gb the same for about 1 GB of state; copy_1gb_s: its bytes over the stream measured in the same run. The
+                  nodes are virtual, so the state is read out of the leaver's memory; _sent: it is sent, as between machines
 prepare_speed_ratio   the speed of training while the target is prepared, over the speed before
 unplanned_pause   for comparison in the same run: SIGKILL instead of a move, kill to the next step, less one step
 """
@@ -13,6 +14,7 @@ unplanned_pause   for comparison in the same run: SIGKILL instead of a move, kil
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import statistics
 import subprocess
@@ -40,6 +42,7 @@ class Moving:
     run_dir: Path
     times: Path
     size: str
+    neighbours: bool = True  # states are read where they lie, on the same machine
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self, kill: Path) -> None:
@@ -47,7 +50,8 @@ class Moving:
         words += ["--slot-faults", "0", "--moves-per-hour", "-1", "--run-dir", str(self.run_dir), "--quiet"]
         words += [str(HERE / "workload.py"), "--size", self.size, "--steps", "1000000"]
         words += ["--times", str(self.times), "--kill", str(kill)]
-        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL)
+        env = {**os.environ, "TORCHRELAY_NEIGHBOURS": str(int(self.neighbours))}
+        self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=env)
 
     def order(self, path: str, **body: object) -> None:
         """Give an order by the API: a command that starts beside the ranks would take their processor for a while."""
@@ -163,8 +167,28 @@ def large_state(work: Path, moves: int) -> dict[str, object]:
     if not moves:
         return {}
     stream = restore_figures(1.0)["plain_stream_gb_per_s"]
+    figures: dict[str, object] = {}
+    for suffix, neighbours in (("", True), ("_sent", False)):
+        found, size, step = large_moves(work / f"large{suffix}", moves, neighbours=neighbours)
+        standstill = statistics.median(one.ledger_s for one in found)
+        copy = size / 1e9 / stream
+        figures |= {
+            f"planned_pause_1gb{suffix}_s": statistics.median(one.pause_s for one in found),
+            f"planned_standstill_1gb{suffix}_s": standstill,
+            f"planned_standstill_1gb{suffix}_beyond_copy_s": standstill - copy,
+            f"planned_pauses_1gb{suffix}_s": [one.pause_s for one in found],
+            "copy_1gb_s": copy,
+            "state_gb": size / 1e9,
+            "plain_stream_gb_per_s": stream,
+            f"step_1gb{suffix}_s": step,
+        }
+    return figures
+
+
+def large_moves(work: Path, moves: int, *, neighbours: bool) -> tuple[list[Moved], int, float]:
+    """The moves of one job, its state's bytes, its step time in seconds."""
     kill = Kill(prepare(work), work / "times")
-    job = Moving(work / "run", work / "times", "1gb")
+    job = Moving(work / "run", work / "times", "1gb", neighbours)
     job.start(kill.folder)
     try:
         settled(kill, 8)
@@ -174,21 +198,9 @@ def large_state(work: Path, moves: int) -> dict[str, object]:
             settled(kill, 6)
             found.append(one_move(job, kill, number + 1, "/v1/jobs/{job}/migrate", ranks=[number % RANKS]))
             progress(f"1 GB, move {number + 1} of {moves}: {found[-1].ledger_s:.3f} s standstill")
-        size = Client.of(job.run_dir).incidents()[-1]["bytes"]
-        step = step_time_s(read_times(job.times))
+        return found, Client.of(job.run_dir).incidents()[-1]["bytes"], step_time_s(read_times(job.times))
     finally:
         stop(job.process)
-    copy = size / 1e9 / stream
-    standstill = statistics.median(one.ledger_s for one in found)
-    return {
-        "planned_pause_1gb_s": statistics.median(one.pause_s for one in found),
-        "planned_standstill_1gb_s": standstill,
-        "copy_1gb_s": copy,
-        "planned_standstill_1gb_beyond_copy_s": standstill - copy,
-        "state_gb": size / 1e9,
-        "plain_stream_gb_per_s": stream,
-        "step_1gb_s": step,
-    }
 
 
 def main() -> None:
@@ -200,7 +212,7 @@ def main() -> None:
     options = parser.parse_args()
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
     try:
-        figures = small_state(work / "small", options) | large_state(work / "large", options.gigabyte_moves)
+        figures = small_state(work / "small", options) | large_state(work, options.gigabyte_moves)
         finish("migration", figures, moves=options.moves, drains=options.drains, kills=options.kills)
     finally:
         shutil.rmtree(work, ignore_errors=True)

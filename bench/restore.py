@@ -3,6 +3,7 @@
     make bench NAME=restore
 
 restore_bandwidth_ratio   bytes a second of a restore over those of the plain stream, medians of turns in one run
+restore_read_ratio        the same where the state is read out of the other's memory, as on one machine
 restore_extra_mb          memory beyond the state itself at the peak, the larger of both sides
 """
 
@@ -105,28 +106,31 @@ def measure(gigabytes: float) -> dict[str, float]:
     source.start()
     address, port = pipe.recv()
     state = build(gigabytes, trained=False)
-    restores, streams, extra, size = [], [], 0.0, 0
+    sent, read, streams, extra, size = [], [], [], 0.0, 0
     for number in range(ROUNDS + 1):
-        before = reset_peak()
-        sources = [Source(Rank(0), address)]
-        received = fetch_state(sources, secret, Generation(1), Point(1), state, timeout_s=120)
-        size = received.size
-        # What the state itself has taken: in the first round the optimizer's moments are allocated.
-        grown = 2 / 3 * size / 2**20 if number == 0 else 0.0
-        extra = max(extra, peak_and_now_mb()[0] - before - grown)
-        restores.append(received.took_s)
+        for way, took in (("0", sent), ("1", read)):
+            os.environ["TORCHRELAY_NEIGHBOURS"] = way
+            before = reset_peak()
+            sources = [Source(Rank(0), address)]
+            received = fetch_state(sources, secret, Generation(1), Point(1), state, timeout_s=120)
+            size = received.size
+            # What the state itself has taken: in the first round the optimizer's moments are allocated.
+            grown = 2 / 3 * size / 2**20 if number == 0 and way == "0" else 0.0
+            extra = max(extra, peak_and_now_mb()[0] - before - grown)
+            took.append(received.took_s)
         streams.append(plain_stream(pipe, port, size))
-        progress(f"round {number}: restore {received.took_s:.3f} s, plain stream {streams[-1]:.3f} s")
+        progress(f"round {number}: sent {sent[-1]:.3f} s, read {read[-1]:.3f} s, plain stream {streams[-1]:.3f} s")
     pipe.send(None)
     theirs_extra = float(pipe.recv())
     source.join(30)
     # The first round also pays for memory that is touched for the first time.
-    restore, stream = statistics.median(restores[1:]), statistics.median(streams[1:])
+    restore, stream = statistics.median(sent[1:]), statistics.median(streams[1:])
     return {
         "restore_bandwidth_ratio": stream / restore,
+        "restore_read_ratio": stream / statistics.median(read[1:]),
         "restore_gb_per_s": size / restore / 1e9,
         "plain_stream_gb_per_s": size / stream / 1e9,
-        "restore_first_s": restores[0],
+        "restore_first_s": sent[0],
         "restore_gb": size / 1e9,
         "restore_extra_mb": max(extra, theirs_extra),
     }

@@ -20,3 +20,9 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """States are sent, though both ends are on one machine and one could read the other's (see test_neighbour)."""
+    monkeypatch.setenv("TORCHRELAY_NEIGHBOURS", "0")

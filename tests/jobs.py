@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -37,6 +38,9 @@ def torchrelay(*words: str, timeout_s: float = 60) -> subprocess.CompletedProces
     )
 
 
+_turn = itertools.count()
+
+
 def start_job(
     run_dir: Path, script: Sequence[str], flags: Sequence[str] = (), env: Mapping[str, str] | None = None
 ) -> subprocess.Popen[str]:
@@ -44,7 +48,9 @@ def start_job(
     digests = run_dir.parent / f"{run_dir.name}-digests"
     digests.mkdir(parents=True, exist_ok=True)
     words = [sys.executable, "-m", "torchrelay.cli.main", "run", "--run-dir", str(run_dir), *flags, *script]
-    environment = {**os.environ, "TORCHRELAY_DIGESTS": str(digests), "OMP_NUM_THREADS": "1", **(env or {})}
+    # In every other job states are sent, as they are between machines; in the others they are read where they lie.
+    ours = {"TORCHRELAY_DIGESTS": str(digests), "OMP_NUM_THREADS": "1", "TORCHRELAY_NEIGHBOURS": str(next(_turn) % 2)}
+    environment = {**os.environ, **ours, **(env or {})}
     with (run_dir.parent / f"{run_dir.name}.out").open("w") as out:
         return subprocess.Popen(words, env=environment, stdout=out, stderr=subprocess.STDOUT, text=True)
 

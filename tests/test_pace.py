@@ -23,7 +23,7 @@ class Worker:
         self.ticks = [0, 0]  # busy, idle
         self.pass_ticks(busy=1, idle=0)
         monkeypatch.setattr(pace, "_STAT", self.stat)
-        monkeypatch.setattr(pace.time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr("torchrelay.worker.pace.time.monotonic", lambda: self.now_s)
 
     def pace(self, since_s: float | None = None) -> Pace:
         return Pace(self.rest, since_s, cpu_s=lambda: self.cpu_s)

@@ -22,6 +22,7 @@ from torchrelay.worker.state import State
 from torchrelay.worker.stream import CHUNK
 from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 
+pytestmark = pytest.mark.usefixtures("sent")
 SECRET = trust.new_secret()
 AT = Point(7, 1)
 NOW = Generation(3)

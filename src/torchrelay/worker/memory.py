@@ -79,6 +79,14 @@ def incoming(tensor: torch.Tensor) -> Iterator[tuple[memoryview, Callable[[], No
             yield _view(stage.view(-1).view(torch.uint8)), _copier(piece, stage)
 
 
+def places(tensor: torch.Tensor) -> list[tuple[int, int]] | None:
+    """Address and bytes of each view of `outgoing`; None if some of them are copies."""
+    found = list(_pieces(tensor))
+    if not all(direct for _, direct in found):
+        return None
+    return [(piece.data_ptr(), piece.numel()) for piece, _ in found]
+
+
 def _copier(piece: torch.Tensor, stage: torch.Tensor) -> Callable[[], None]:
     def copy() -> None:
         piece.copy_(stage)

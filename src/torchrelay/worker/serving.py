@@ -7,6 +7,7 @@ The state is read straight from the live tensors, so it is published only while 
 from __future__ import annotations
 
 import logging
+import os
 import socket
 import threading
 import time
@@ -21,6 +22,7 @@ from torchrelay.protocol.ids import START, Generation, Point, Rank
 from torchrelay.wire import trust
 from torchrelay.worker import memory
 from torchrelay.worker.digest import Digest
+from torchrelay.worker.neighbour import READ, Shown, machine, permit
 from torchrelay.worker.state import State
 from torchrelay.worker.stream import (
     VERSION,
@@ -80,6 +82,7 @@ class StateServer:
         self._proved = 0  # how many have
         self._closed = False
         self._manifest_lock = threading.Lock()
+        self._permitting = threading.Lock()  # our memory may be read by one neighbour at a time: the kernel knows one
         threading.Thread(target=self._accept, name="state server", daemon=True).start()
 
     # ------------------------------------------------------------ for the main thread
@@ -175,7 +178,7 @@ class StateServer:
                     return
                 offer = self._await_offer(stream, generation, ask)
                 with self._reading(stream, offer):
-                    self._give(stream, offer, ask.want)
+                    self._give(stream, offer, ask)
         except StreamBroken as error:
             log.debug("a client of the state server left: %s", error)
         finally:
@@ -207,7 +210,7 @@ class StateServer:
         ask = stream.receive()
         if not isinstance(ask, Ask) or not _known(ask.want):
             raise StreamBroken("it asks for nothing that is known")
-        context = client_context(hello.generation, ask.want, ask.point)
+        context = client_context(hello.generation, ask.want, ask.point, ask.machine, ask.pid)
         if not trust.verify(self._secret, hello.nonce, nonce, context, ask.proof):
             log.warning("a client of the state server could not prove that it belongs to this job")
             raise StreamBroken("it does not know the job's secret")
@@ -258,16 +261,26 @@ class StateServer:
                 self._readers.discard(stream)
                 self._changed.notify_all()
 
-    def _give(self, stream: Stream, offer: _Offer, want: str) -> None:
-        """Send what is published, and the digest of what was sent."""
+    def _give(self, stream: Stream, offer: _Offer, ask: Ask) -> None:
+        """Send what is published, or show where it lies, and the digest of what was sent or read."""
         try:
-            head, tensors = self._told(offer, want)
+            head, tensors = self._told(offer, ask.want)
         except (TypeError, ValueError, TorchrelayError) as error:
-            log.error("the %s cannot be served: %s", want, error)
-            stream.send(RefusedAnswer(f"its {want} cannot be told: {error}"))
+            log.error("the %s cannot be served: %s", ask.want, error)
+            stream.send(RefusedAnswer(f"its {ask.want} cannot be told: {error}"))
             return
         stream.allow(STALL_S, float("inf"))
-        _send(stream, offer.generation, offer.point, head, tensors)
+        near = ask.want == STATE and ask.machine and ask.machine == machine()
+        shown = Shown(tensors) if near else None
+        if shown is not None and shown.whole and self._permitting.acquire(blocking=False):
+            try:
+                permit(ask.pid)
+                _show_or_send(stream, offer.generation, offer.point, head, tensors, shown)
+            finally:
+                permit(0)
+                self._permitting.release()
+        else:
+            _send(stream, offer.generation, offer.point, head, tensors)
 
     def _show(self, stream: Stream) -> None:
         """Send what steps are called with. That is no matter of a generation or point."""
@@ -298,5 +311,25 @@ def _send(stream: Stream, generation: Generation, point: Point, head: bytes, ten
     stream.send(Serving(generation, point, len(head), sum(memory.size(tensor) for tensor in tensors)))
     digest = Digest()
     stream.send_views([memoryview(head)], digest)
-    stream.send_views((view for tensor in tensors for view in memory.outgoing(tensor)), digest)
+    _send_body(stream, tensors, digest)
     stream.send_bytes(digest.raw())
+
+
+def _show_or_send(
+    stream: Stream, generation: Generation, point: Point, head: bytes, tensors: list[Tensor], shown: Shown
+) -> None:
+    """The same for a neighbour: it reads the tensors itself, if the kernel lets it."""
+    size = sum(memory.size(tensor) for tensor in tensors)
+    stream.send(Serving(generation, point, len(head), size, os.getpid(), len(shown)))
+    digest = Digest()
+    stream.send_views([memoryview(head)], digest)
+    stream.send_bytes(shown.told())
+    if bytes(stream.receive_bytes(1)) == READ:
+        shown.watch(stream, digest)
+    else:
+        _send_body(stream, tensors, digest)
+    stream.send_bytes(digest.raw())
+
+
+def _send_body(stream: Stream, tensors: list[Tensor], digest: Digest) -> None:
+    stream.send_views((view for tensor in tensors for view in memory.outgoing(tensor)), digest)

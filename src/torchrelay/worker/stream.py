@@ -6,6 +6,7 @@
     Ask(proof, what, point)                           ->
                                                       <-     Answer: waiting, ..., refused or serving
                                                       <-     head, then the tensors' bytes, then their digest
+                                                             (on one machine: where they lie, see `neighbour`)
 
 Who has proved nothing can make us read 4 KB and wait a few seconds, no more. The stream is proved at its start; it is
 not encrypted, and its digest is no seal: it belongs on a network whose hosts are trusted.
@@ -26,7 +27,7 @@ from msgspec import Struct
 from torchrelay.protocol.ids import Generation, Point
 from torchrelay.worker.digest import Digest
 
-VERSION = 1
+VERSION = 2
 SMALL = 4096  # bytes of a message of one who has not proved anything
 CHUNK = 1 << 20  # bytes moved and hashed at once
 _LENGTH = struct.Struct("!I")
@@ -54,12 +55,17 @@ class Challenge(Struct, frozen=True, tag=True):
     proof: bytes
 
 
-class Ask(Struct, frozen=True, tag=True):
-    """The client proves the same of itself, and says what it wants: "record", "state", "example" or "lane <rank>"."""
+class Ask(Struct, frozen=True, tag=True, omit_defaults=True):
+    """The client proves the same of itself, and says what it wants: "record", "state", "example" or "lane <rank>".
+
+    `machine`, `pid`: who it is, for a source on the same machine; empty if it can only take what is sent.
+    """
 
     proof: bytes
     want: str
     point: Point
+    machine: str = ""
+    pid: int = 0
 
 
 class Waiting(Struct, frozen=True, tag=True):
@@ -72,13 +78,18 @@ class RefusedAnswer(Struct, frozen=True, tag=True):
     reason: str
 
 
-class Serving(Struct, frozen=True, tag=True):
-    """It follows: `head` bytes (the record, or the state's manifest), then `body` bytes of tensors, then the digest."""
+class Serving(Struct, frozen=True, tag=True, omit_defaults=True):
+    """It follows: `head` bytes (the record, or the state's manifest), then `body` bytes of tensors, then the digest.
+
+    `pid`: of the source, if the tensors may be read out of its memory, where they lie in `places` pieces.
+    """
 
     generation: Generation
     point: Point
     head: int
     body: int
+    pid: int = 0
+    places: int = 0
 
 
 Message = Hello | Challenge | Ask | Waiting | RefusedAnswer | Serving
@@ -89,9 +100,9 @@ def server_context(generation: Generation) -> str:
     return f"torchrelay transfer {VERSION} server {generation}"
 
 
-def client_context(generation: Generation, want: str, point: Point) -> str:
+def client_context(generation: Generation, want: str, point: Point, machine: str = "", pid: int = 0) -> str:
     """What the client's proof is for; the request is part of it."""
-    return f"torchrelay transfer {VERSION} client {generation} {want} {point.step} {point.section}"
+    return f"torchrelay transfer {VERSION} client {generation} {want} {point.step} {point.section} {machine} {pid}"
 
 
 class Stream:
@@ -163,16 +174,25 @@ class Stream:
             self.send_bytes(piece)
 
     def receive_views(
-        self, views: Iterable[tuple[View, Filled]], digest: Digest, progress: Callable[[int], None]
+        self,
+        views: Iterable[tuple[View, Filled]],
+        digest: Digest,
+        progress: Callable[[int], None],
+        fill: Callable[[View], None] | None = None,
     ) -> None:
-        """Fill memory in order, add what it holds then to the digest, and tell how many bytes came."""
+        """Fill memory in order, add what it holds then to the digest, and tell how many bytes came.
+
+        `fill`: fills it with what comes next, if that does not come over the connection.
+        """
+        fill = fill or self._fill
         for group, filled in _grouped(views):
             if len(group) == 1:
-                self._fill(group[0])
+                fill(group[0])
                 digest.add(group[0])
                 count = len(group[0])
             else:
-                gathered = memoryview(self.receive_bytes(sum(map(len, group))))
+                gathered = memoryview(bytearray(sum(map(len, group))))
+                fill(gathered)
                 count = _scatter(gathered, group)
                 for view in group:
                     digest.add(view)

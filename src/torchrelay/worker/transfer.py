@@ -1,10 +1,12 @@
 """Transfer: fetch another worker's record or state, and be sure of every bit of it.
 
-State lands in the live tensors; its digest, over what lies there then, is compared with the source's at the end.
+State lands in the live tensors; its digest, over what lies there then, is compared with the source's at the end. What
+lies in the memory of the same machine is read there (`neighbour`).
 """
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -21,6 +23,7 @@ from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
 from torchrelay.worker import memory
 from torchrelay.worker.digest import SIZE, Digest
+from torchrelay.worker.neighbour import NONCE_BYTES, PLACE_BYTES, READ, SEND, Reader, machine
 from torchrelay.worker.serving import EXAMPLE, GREETING_S, LANE, RECORD, STATE, StateServer
 from torchrelay.worker.stream import (
     VERSION,
@@ -49,6 +52,7 @@ __all__ = [
 ]
 
 STALL_S = 5.0  # how long no byte may come from a source before it counts as stalled
+MAX_PLACES = 1 << 20  # in a neighbour's memory
 MAX_HEAD = 256 << 20  # bytes of a record, or of a state's plain values
 
 T = TypeVar("T")
@@ -191,7 +195,11 @@ def fetch_state(
             if progress is not None:
                 progress(came, serving.body)
 
-        stream.receive_views((place for tensor in places for place in memory.incoming(tensor)), digest, count)
+        views = (place for tensor in places for place in memory.incoming(tensor))
+        reader = _reader(stream, serving)
+        stream.receive_views(views, digest, count, reader.fill if reader is not None else None)
+        if reader is not None:
+            reader.end(stream)
         _compare(stream, digest)
         state.commit_received()
         return digest.text(), serving.head + serving.body
@@ -203,6 +211,19 @@ def fetch_state(
 
 class _DigestDiffers(StreamBroken):
     """All bytes came, and they are others than were sent."""
+
+
+def _reader(stream: Stream, serving: Serving) -> Reader | None:
+    """Who reads the tensors out of the source's memory; None if they are sent. Told to the source, if it asks."""
+    if not serving.pid:
+        return None
+    if not 0 <= serving.places <= MAX_PLACES:
+        raise StreamBroken(f"tensors in {serving.places} places were announced, at most {MAX_PLACES} are taken")
+    told = stream.receive_bytes(NONCE_BYTES + (1 + serving.places) * PLACE_BYTES)
+    reader = Reader(stream, serving.pid, told)
+    may = reader.may()
+    stream.send_bytes(READ if may else SEND)
+    return reader if may else None
 
 
 def _receive_head(stream: Stream, serving: Serving, digest: Digest) -> bytearray:
@@ -279,8 +300,10 @@ class _Fetch:
             self.secret, nonce, challenge.nonce, context, challenge.proof
         ):
             raise StreamBroken("it could not prove that it belongs to this job")
-        proof = trust.prove(self.secret, nonce, challenge.nonce, client_context(self.generation, self.want, self.point))
-        stream.send(Ask(proof, self.want, self.point))
+        where, pid = (machine(), os.getpid()) if self.want == STATE else ("", 0)
+        context = client_context(self.generation, self.want, self.point, where, pid)
+        proof = trust.prove(self.secret, nonce, challenge.nonce, context)
+        stream.send(Ask(proof, self.want, self.point, where, pid))
         answer: object = Waiting()
         while isinstance(answer, Waiting):
             answer = stream.receive()
