@@ -5,8 +5,8 @@
 planned_pause     one rank: the longest gap between two committed steps from halt to resumption, less one step
 planned_standstill   the same by the ledger: from the first rank that stands at the boundary to training on
 drain_pause       the same for a node of two ranks, in one generation; drain_pause_ratio is to one rank's
-planned_pause_1gb the same for about 1 GB of state; copy_1gb_s: its bytes over the stream measured in the same run. The
-                  nodes are virtual, so the state is read out of the leaver's memory; _sent: it is sent, as between machines
+planned_pause_1gb the same for about 1 GB of state; copy_1gb_s: its bytes over the stream measured in the same run.
+                  The nodes are virtual: the state is read out of the leaver's memory. With _sent: it is sent
 prepare_speed_ratio   the speed of training while the target is prepared, over the speed before
 unplanned_pause   for comparison in the same run: SIGKILL instead of a move, kill to the next step, less one step
 """

@@ -106,7 +106,9 @@ def measure(gigabytes: float) -> dict[str, float]:
     source.start()
     address, port = pipe.recv()
     state = build(gigabytes, trained=False)
-    sent, read, streams, extra, size = [], [], [], 0.0, 0
+    sent: list[float] = []
+    read: list[float] = []
+    streams, extra, size = [], 0.0, 0
     for number in range(ROUNDS + 1):
         for way, took in (("0", sent), ("1", read)):
             os.environ["TORCHRELAY_NEIGHBOURS"] = way
