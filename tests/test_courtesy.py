@@ -101,3 +101,54 @@ def test_without_a_way_back_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> 
     courtesy.give_way()
     assert priorities(but=0) == before
     courtesy.take_turn()
+
+
+def test_a_thread_that_has_chosen_a_priority_of_its_own_keeps_it() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if not may_return(before):
+        pytest.skip("an ordinary user may not raise a priority again")
+    ready, done = threading.Event(), threading.Event()
+    chosen: list[int] = []
+
+    def modest() -> None:
+        os.setpriority(os.PRIO_PROCESS, 0, before + 2)
+        ready.set()
+        done.wait(30)
+        chosen.append(os.getpriority(os.PRIO_PROCESS, 0))
+
+    def control() -> None:
+        courtesy = Courtesy()
+        courtesy.give_way()
+        courtesy.take_turn()
+
+    thread = threading.Thread(target=modest)
+    thread.start()
+    assert ready.wait(30)
+    on_a_control_thread(control)
+    done.set()
+    thread.join()
+    assert chosen == [before + 2]
+
+
+def test_who_has_given_up_the_right_to_a_priority_stays_where_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    if not may_return(before):
+        pytest.skip("an ordinary user may not raise a priority again")
+
+    def control() -> None:
+        courtesy = Courtesy()
+        courtesy.give_way()
+        allowed = os.setpriority
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "setpriority", refuse)
+            courtesy.take_turn()
+        for task in Path("/proc/self/task").iterdir():
+            allowed(os.PRIO_PROCESS, int(task.name), before)
+        came_through.append(True)
+
+    def refuse(*_: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    came_through: list[bool] = []
+    on_a_control_thread(control)
+    assert came_through

@@ -89,7 +89,7 @@ def test_it_is_read_bit_for_bit_and_hardly_a_byte_is_sent(server: StateServer, r
     assert counter.passed < CHUNK / 16
 
 
-WAYS = ("gaps", "elsewhere", "turned off", "forbidden", "another process", "one at a time")
+WAYS = ("gaps", "elsewhere", "turned off", "forbidden", "another process", "one at a time", "many places")
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -107,6 +107,8 @@ def test_where_it_cannot_be_read_it_is_sent(
         monkeypatch.setattr("torchrelay.worker.serving.os.getpid", os.getppid)
     elif way == "one at a time":
         server._permitting.acquire()
+    elif way == "many places":
+        monkeypatch.setattr(neighbour, "MAX_PLACES", 5)
     server.publish(NOW, AT, state=given)
     counter = relay(lambda piece, _: piece)
     fetch(counter.source, taken)

@@ -70,6 +70,7 @@ class Calls:
         self._cursor = cursor
         self._place = place
         self._rehearse = rehearse
+        self._whole = False  # of a target: the reducers with which it has rehearsed may stay
         self._private: Private | None = None  # of a newcomer, from its arrival until it goes on from the edge
         self.examples = Examples(
             keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts
@@ -104,7 +105,8 @@ class Calls:
         if self._place is None or self._session.rehearsing:
             return
         if self._session.target:
-            tryout.prepare(self._session, self._state, self.examples.functions(), self._try, self._rehearse)
+            functions = self.examples.functions()
+            self._whole = tryout.prepare(self._session, self._state, functions, self._try, self._rehearse)
         self._private = self._place()
         self._late = self._private.late
         self._place = None
@@ -153,7 +155,7 @@ class Calls:
         if self._private is not None:
             self._end_tail()
             self._keep_inherited()
-            self._edge.stop(whole=True)
+            self._edge.stop(whole=self._whole)
             self._private = None
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
@@ -200,7 +202,7 @@ class Calls:
     def before_update(self, optimizer: Optimizer) -> None:
         """From the hook of every optimizer: in a step, the gate before its first update."""
         if self._session.rehearsing:
-            raise StepInterrupted
+            raise tryout.AtGate
         attempt = self._attempt
         if attempt is None or attempt.kind != "step":
             where = "in a section" if attempt is not None else "outside of any step"

@@ -7,9 +7,12 @@ take over the priority of the one that makes them.)
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 LOWEST = 19
 STEPS = 15  # of nice: about a thirtieth of the processor's time beside others that want all of it
@@ -27,15 +30,16 @@ class Courtesy:
         before = os.getpriority(os.PRIO_PROCESS, 0)
         if self._before is None and not self._over and may_return(before):
             self._before = before
-            set_all(before + STEPS)
+            set_all(min(before + STEPS, LOWEST), of=before)
 
     def take_turn(self) -> None:
         """Be as quick as others again."""
         self._over = True
         if self._before is not None:
             before, self._before = self._before, None
-            set_all(before)
-            bring_children(os.getpid(), min(before + STEPS, LOWEST), before)
+            low = min(before + STEPS, LOWEST)
+            set_all(before, of=low)
+            bring_children(os.getpid(), low, before)
 
 
 def may_return(priority: int) -> bool:
@@ -56,17 +60,23 @@ def may_return(priority: int) -> bool:
     return bool(found)
 
 
-def set_all(priority: int) -> None:
-    """Set the priority of all other threads; twice, as one may begin meanwhile, with the priority of its maker."""
+def set_all(priority: int, *, of: int) -> None:
+    """Set the priority of all other threads that have this one; who has chosen another keeps it.
+
+    Twice, as one may begin meanwhile, with the priority of its maker.
+    """
     caller = threading.get_native_id()
     for _ in range(2):
         for task in Path("/proc/self/task").iterdir():
             if int(task.name) == caller:
                 continue
             try:
-                os.setpriority(os.PRIO_PROCESS, int(task.name), priority)
+                if os.getpriority(os.PRIO_PROCESS, int(task.name)) == of:
+                    os.setpriority(os.PRIO_PROCESS, int(task.name), priority)
             except ProcessLookupError:
                 pass  # it has ended
+            except PermissionError as error:  # the script has given up the right to it
+                log.warning("a thread stays at a low priority: %s", error)
 
 
 def bring_children(pid: int, low: int, priority: int) -> None:

@@ -127,11 +127,14 @@ def settle(ddp: DistributedDataParallel) -> bool:
     if ddp.static_graph:
         # torch would change the buckets after the second step, from what it counted in the first: both would be lost
         # by a fault between them. The order in which parameters were defined, reversed, is as good.
-        _dictate(ddp, _reversed_order(ddp))
+        buckets = _reversed_order(ddp)
+        _dictate(ddp, buckets)
+        _buckets[ddp] = (True, buckets)
     elif not reducer._rebuild_buckets():
         return False  # no backward pass with communication yet
     ddp._has_rebuilt_buckets = True
-    layout(ddp)  # now, while no optimizer has taken its memory yet: reading it takes as much as all gradients
+    if all(parameter.device.type == "cpu" for parameter in _remember(ddp).parameters):
+        layout(ddp)  # for targets to come. It takes as much memory as all gradients: a GPU may have none left
     return True
 
 
@@ -148,11 +151,13 @@ def is_final(ddp: DistributedDataParallel) -> bool:
 def adopt(ddp: DistributedDataParallel, layout: Layout) -> bool:
     """Go on with the reducer that is there, if it has this layout and is in the middle of nothing; else False.
 
-    Its buckets are in memory that was touched, those of a fresh one are not.
+    Its buckets are in memory that was touched, those of a fresh one are not. That no pass is half done can be asked;
+    that it has counted nothing in a pass without communication, or in a forward pass alone, is for the caller to know.
     """
     known = known_layout(ddp)
     if known is None or not (known["settled"] == layout["settled"] and known["buckets"] == layout["buckets"]):
         return False
+    ddp.reducer._update_process_group(ddp.process_group)  # whatever it was rehearsed with
     if not _is_whole(ddp):
         return False
     ddp.require_forward_param_sync = vars(ddp)[_SYNC] = layout["sync_buffers"]

@@ -228,17 +228,24 @@ class Edge:
         """All ranks come out with reducers that do the same, and with the gradients of the entry."""
         assert self._state is not None, "only who has joined goes on from a point"
         state = self._state
-        if (
-            whole
-            and all(map(ddp.is_final, state.ddps()))
-            and all(map(ddp.adopt, state.ddps(), state.received_layouts()))
-        ):
-            state.forget_received_layouts()
+        if whole and self._keep_reducers():
             return  # a fresh reducer would do no other, and take memory that was never touched
         for wrapper, layout in zip(state.ddps(), state.ddp_layouts(), strict=True):
             ddp.renew(wrapper, layout)
         state.forget_received_layouts()
         state.put_gradients(gradients)  # a fresh reducer has dropped them
+
+    def _keep_reducers(self) -> bool:
+        """Whether all reducers may go on as they are; a newcomer's, if they have the layouts that it has received."""
+        assert self._state is not None, "only who has joined has reducers"
+        wrappers, received = self._state.ddps(), self._state.received_layouts()
+        if not all(map(ddp.is_final, wrappers)):
+            return False
+        if received is not None:
+            if not all(ddp.adopt(*pair) for pair in zip(wrappers, received, strict=True)):
+                return False
+            self._state.forget_received_layouts()
+        return True
 
     def _say_resumed(self, generation: Generation) -> None:
         session = self._session

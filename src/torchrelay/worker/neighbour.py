@@ -32,8 +32,10 @@ NONCE_BYTES = 16
 ALIVE, DONE = b".", b"!"
 READ, SEND = b"r", b"s"  # what the reader wants to do: read it itself, or have it sent
 SIGN_S = 0.05  # between two signs of life
+MAX_PLACES = 1 << 20
 MOST_VECTORS = 64  # of one system call; the kernel takes up to 1024
 _PR_SET_PTRACER = 0x59616D61
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _libc = ctypes.CDLL(None, use_errno=True)
 if hasattr(_libc, "process_vm_readv"):
     _libc.process_vm_readv.restype = ctypes.c_ssize_t
@@ -65,7 +67,8 @@ class Shown:
         self._tensors = list(tensors)
         places = [memory.places(tensor) for tensor in self._tensors]
         self._places = [place for found in places if found is not None for place in found]
-        self.whole = all(found is not None for found in places)  # else something of it must be copied to be sent
+        # Else something of it must be copied to be sent, or it lies in too many pieces to tell.
+        self.whole = all(found is not None for found in places) and len(self._places) <= MAX_PLACES
 
     def __len__(self) -> int:
         return len(self._places)
@@ -88,8 +91,16 @@ class Shown:
 
 
 def permit(pid: int) -> None:
-    """Let this process read our memory, where the kernel wants that to be said (Yama's ptrace_scope 1); 0: nobody."""
-    _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)  # an error says that nobody wants it to be said
+    """Let this process read our memory, where the kernel wants that to be said (Yama's ptrace_scope 1); 0: nobody.
+
+    Only there, as it takes the place of what the script may have permitted to others.
+    """
+    try:
+        restricted = _YAMA.read_text().strip() == "1"
+    except OSError:
+        return
+    if restricted:
+        _libc.prctl(_PR_SET_PTRACER, ctypes.c_ulong(pid), 0, 0, 0)
 
 
 # ---------------------------------------------------------------- the reader

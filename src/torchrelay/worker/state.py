@@ -235,9 +235,9 @@ class State:
         """For each DDP wrapper, its buckets: those received, until DDP was renewed with them, else its own."""
         return self._own_layouts() if self._layouts is None else self._layouts
 
-    def received_layouts(self) -> list[ddp.Layout]:
-        """For each DDP wrapper, the layout that was received and still counts; nothing if none was."""
-        return self._layouts or []
+    def received_layouts(self) -> list[ddp.Layout] | None:
+        """For each DDP wrapper, the layout that was received and still counts; None if none was."""
+        return self._layouts
 
     def forget_received_layouts(self) -> None:
         """DDP was renewed with the layouts that were received: from now on its own count."""

@@ -23,7 +23,7 @@ from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
 from torchrelay.worker import memory
 from torchrelay.worker.digest import SIZE, Digest
-from torchrelay.worker.neighbour import NONCE_BYTES, PLACE_BYTES, READ, SEND, Reader, machine
+from torchrelay.worker.neighbour import MAX_PLACES, NONCE_BYTES, PLACE_BYTES, READ, SEND, Reader, machine
 from torchrelay.worker.serving import EXAMPLE, GREETING_S, LANE, RECORD, STATE, StateServer
 from torchrelay.worker.stream import (
     VERSION,
@@ -52,7 +52,6 @@ __all__ = [
 ]
 
 STALL_S = 5.0  # how long no byte may come from a source before it counts as stalled
-MAX_PLACES = 1 << 20  # in a neighbour's memory
 MAX_HEAD = 256 << 20  # bytes of a record, or of a state's plain values
 
 T = TypeVar("T")

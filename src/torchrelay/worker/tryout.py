@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -37,11 +38,25 @@ class PlaceAsked(StepInterrupted):
     """Unwinds a step that asks for `run.committed` in its rehearsal: there is no true answer yet."""
 
 
-def prepare(session: Session, state: State, functions: list[Function], go: Go, rehearse: bool | None = None) -> None:
+class AtGate(StepInterrupted):
+    """Unwinds a step at the gate of its rehearsal."""
+
+
+@dataclass
+class Tried:
+    """How the rehearsal of a step went."""
+
+    gate: bool = False  # it came to its gate
+    whole: bool = False  # and DDP's reducers are as its gate leaves them on a rank that trains
+
+
+def prepare(session: Session, state: State, functions: list[Function], go: Go, rehearse: bool | None = None) -> bool:
     """Rehearse what can be rehearsed, and say so. `functions`: of the steps, in the order of their decoration.
 
-    `rehearse`: see `torchrelay.join`.
+    `rehearse`: see `torchrelay.join`. Returns whether DDP's reducers may stay: made with the layout that they have in
+    the job, they have gone through steps up to their gates, and through nothing else.
     """
+    whole = False
     session.rehearsing = True
     rest = partial(session.standing.rest, enough=lambda: called_for(session))
     try:
@@ -50,12 +65,14 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go, r
         if rehearse is False:
             raise NotRehearsable("join(rehearse=False)")
         _lay_out(state, told.layouts)
-        note = _rehearse(session, state, told.examples, functions, go, Pace(rest), anyway=rehearse is True)
+        note, whole = _rehearse(session, state, told.examples, functions, go, Pace(rest), anyway=rehearse is True)
     except NotRehearsable as why:
         note = f"no rehearsal: {why}"
+        whole = False
     finally:
         session.rehearsing = False
     session.link.say(WorkerPrepared(worker=session.worker, note=note))
+    return whole and bool(told.layouts)
 
 
 def called_for(session: Session) -> bool:
@@ -85,13 +102,16 @@ def _rehearse(
     pace: Pace,
     *,
     anyway: bool,
-) -> str:
-    """Returns what was done, in words. `anyway`: also with plain values. Raises `NotRehearsable`."""
+) -> tuple[str, bool]:
+    """Returns what was done, in words, and whether DDP's reducers are whole. Raises `NotRehearsable`.
+
+    `anyway`: also with plain values.
+    """
     if not functions:
         raise NotRehearsable("no step function is defined before the script asks for its place")
     begin = time.monotonic()
     notes = []
-    rehearsed = 0
+    rehearsed, whole = 0, True
     for function, example in zip(functions, told, strict=False):
         if called_for(session):
             notes.append("called for meanwhile")
@@ -102,13 +122,16 @@ def _rehearse(
         if example.name != examples.name_of(function):
             notes.append(f"{examples.name_of(function)} is {example.name} on a rank that trains")
         elif example.called:
-            why = _risk(example, anyway) or _try(state, function, example, go, pace)
+            why = _risk(example, anyway)
+            if not why:
+                why, tried = _try(state, function, example, go, pace)
+                whole = whole and tried.whole
             rehearsed += not why
             notes += [f"{example.name}: {why}"] if why else []
     if not rehearsed:
         raise NotRehearsable("; ".join(notes) or "none of its steps was called yet")
     what = "a step" if rehearsed == 1 else f"{rehearsed} steps"
-    return "; ".join([f"rehearsed {what} in {time.monotonic() - begin:.1f} s", *notes])
+    return "; ".join([f"rehearsed {what} in {time.monotonic() - begin:.1f} s", *notes]), whole
 
 
 def _fetch(session: Session) -> Told:
@@ -135,16 +158,21 @@ def _risk(example: Example, anyway: bool) -> str:
     )
 
 
-def _try(state: State, function: Function, example: Example, go: Go, pace: Pace) -> str:
-    """Go through one step; returns why that went wrong, if it did."""
+def _try(state: State, function: Function, example: Example, go: Go, pace: Pace) -> tuple[str, Tried]:
+    """Go through one step; returns why that went wrong, if it did, and how it was left."""
+    tried = Tried()
+    return _why(state, function, example, go, pace, tried), tried
+
+
+def _why(state: State, function: Function, example: Example, go: Go, pace: Pace, tried: Tried) -> str:
     try:
-        with _put_back(state, pace):
+        with _put_back(state, pace, tried):
             pace()
             # The script may look at its place from within any of these.
             with torch.inference_mode(False), torch.enable_grad():
                 args, kwargs = examples.arguments(example, _device(state))
                 pace()
-                go(function, args, kwargs)
+                _go_to_gate(go, function, args, kwargs, tried)
             _wait_for_gpu()
     except PlaceAsked:
         return "the step asks for run.committed"
@@ -157,8 +185,16 @@ def _try(state: State, function: Function, example: Example, go: Go, pace: Pace)
     return ""
 
 
+def _go_to_gate(go: Go, function: Function, args: list[Any], kwargs: dict[str, Any], tried: Tried) -> None:
+    try:
+        go(function, args, kwargs)
+    except AtGate:
+        tried.gate = True
+        raise
+
+
 @contextmanager
-def _put_back(state: State, pace: Pace) -> Iterator[None]:
+def _put_back(state: State, pace: Pace, tried: Tried) -> Iterator[None]:
     """Afterwards all is as before. What is in the state will be overwritten anyway, the rest would be a trace."""
     rng = random_state.capture()
     wrappers, layouts, gradients = state.ddps(), state.ddp_layouts(), state.gradients()
@@ -174,8 +210,9 @@ def _put_back(state: State, pace: Pace) -> Iterator[None]:
             redo.rewind()
         finally:
             for wrapper, layout in zip(wrappers, layouts, strict=True):
-                if not ddp.unpretend(wrapper):
+                if not (ddp.unpretend(wrapper) and tried.gate):
                     ddp.renew(wrapper, layout)
+            tried.whole = True
             del pretended
             put_gradients([parameter for _, parameter in state.parameters()], gradients)
             random_state.restore(rng)
