@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable
 
 import pytest
+
+# Who starts the tests in the background of a shell has SIGINT ignored, and so would all that they start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SLOW = frozenset(
     {
