@@ -158,6 +158,8 @@ class Inside:
                 wanted = [["done", "done"]]
             elif self.who == "source" and early:
                 wanted = [["recovered"]]
+                if (self.how, self.when) == ("stop", "catching up"):
+                    wanted += [["done"]]  # it had handed over by then, and may be found out behind the cutover only
             elif self.who == "bystander":  # it may be the rank's own target that the bystander's recovery took
                 wanted = [["done"], ["called off", "done"]]
         if states not in wanted:
