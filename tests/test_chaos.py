@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import signal
 import subprocess
 import sys
@@ -139,6 +140,15 @@ def test_a_story_is_told_in_order_and_each_strike_once() -> None:
 )
 def test_a_strike_waits_for_all_its_conditions(line: str, seen: Facts, due: bool) -> None:
     assert (parse(line).advance(seen) is not None) is due
+
+
+def test_what_was_drained_is_undrained_when_the_move_is_over() -> None:
+    (strike,) = parse("undrain step>=3").strikes
+    under_way = Facts(step=9, phase="running", training=True, spares=0, pids={}, moving=True)
+    assert not strike.due(under_way)
+    assert strike.due(dataclasses.replace(under_way, moving=False))
+    (kill,) = parse("kill rank=0").strikes
+    assert kill.due(dataclasses.replace(under_way, pids={0: 1}))
 
 
 @pytest.mark.parametrize(

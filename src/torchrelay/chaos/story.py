@@ -9,7 +9,7 @@ One line a strike, in the words of the transcripts; blank lines and `#` comments
     node   of=3      spares>=2           a whole node: the one on which rank 3 is
     taint  of=1      ttl=20              the slot on which rank 1 is, for 20 s
     drain  of=0      spares>=1           the node on which rank 0 is
-    undrain                              whatever was drained
+    undrain                              whatever was drained, when it is empty
     orchestrator     step>=300
 
 A strike is due when those before it have struck and all its conditions hold. Without `at=` it waits until all ranks
@@ -32,6 +32,7 @@ class Facts:
     step     the newest committed anywhere; None before the first rank has joined
     phase    the job's, in one word
     places   where each rank is: node/slot
+    moving   a move is under way, or waits for room
     training every rank is held by a worker that trains
     spares   how many are warm
     pids     of the workers, by rank
@@ -43,6 +44,7 @@ class Facts:
     spares: int
     pids: Mapping[int, int]
     places: Mapping[int, str] = field(default_factory=dict)
+    moving: bool = False
 
 
 class Act(StrEnum):
@@ -90,7 +92,8 @@ class Strike:
         now = facts.phase == self.at if self.at else facts.training
         there = all(rank in facts.pids for rank in self.ranks) and (self.of is None or self.of in facts.places)
         reached = facts.step is not None and facts.step >= self.step
-        return now and there and reached and facts.spares >= self.spares
+        done = self.fault is not Act.UNDRAIN or not facts.moving
+        return now and there and reached and done and facts.spares >= self.spares
 
     def __str__(self) -> str:
         ranks = ",".join(str(rank) for rank in self.ranks)
