@@ -45,7 +45,7 @@ class Seen:
             spares=self.status["spares"]["warm"],
             pids={row["rank"]: row["pid"] for row in holders if row["pid"]},
             places={row["rank"]: f"{row['node']}/{row['slot']}" for row in holders if row["worker"]},
-            moving=self.status["move"] is not None,
+            moving=self.status.get("move") is not None,
         )
 
 
