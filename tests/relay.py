@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 
 from torchrelay.protocol.ids import Rank
 from torchrelay.protocol.orders import Source
@@ -72,3 +73,19 @@ def flip(position: int) -> Callable[[bytes, int], bytes | None]:
         return bytes(changed)
 
     return spoil
+
+
+MakeRelay = Callable[[Callable[[bytes, int], bytes | None]], Relay]
+
+
+@contextmanager
+def relays(server: StateServer) -> Iterator[MakeRelay]:
+    """Make relays to this server; they are closed at the end."""
+    with ExitStack() as stack:
+
+        def make(spoil: Callable[[bytes, int], bytes | None]) -> Relay:
+            one = Relay(server, spoil)
+            stack.callback(one.close)
+            return one
+
+        yield make

@@ -7,14 +7,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from multiprocessing.connection import Connection
 
 import pytest
 import torch
 
-from tests.relay import Relay, flip
+from tests.relay import MakeRelay, flip, relays
 from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
@@ -57,18 +57,9 @@ def server() -> Iterator[StateServer]:
 
 
 @pytest.fixture
-def relay(server: StateServer) -> Iterator[Callable[[Callable[[bytes, int], bytes | None]], Relay]]:
-    with ExitStack() as stack:
-
-        def make(spoil: Callable[[bytes, int], bytes | None]) -> Relay:
-            one = Relay(server, spoil)
-            stack.callback(one.close)
-            return one
-
+def relay(server: StateServer) -> Iterator[MakeRelay]:
+    with relays(server) as make:
         yield make
-
-
-MakeRelay = Callable[[Callable[[bytes, int], bytes | None]], Relay]
 
 
 def source_of(server: StateServer) -> Source:

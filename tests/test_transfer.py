@@ -7,13 +7,13 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
 import torch
 
-from tests.relay import Relay, flip
+from tests.relay import MakeRelay, flip, relays
 from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
@@ -66,18 +66,9 @@ def fetch(*sources: Source, into: State | None = None, timeout_s: float = 20.0, 
 
 
 @pytest.fixture
-def relay(server: StateServer) -> Iterator[Callable[[Callable[[bytes, int], bytes | None]], Relay]]:
-    with ExitStack() as stack:
-
-        def make(spoil: Callable[[bytes, int], bytes | None]) -> Relay:
-            one = Relay(server, spoil)
-            stack.callback(one.close)
-            return one
-
+def relay(server: StateServer) -> Iterator[MakeRelay]:
+    with relays(server) as make:
         yield make
-
-
-MakeRelay = Callable[[Callable[[bytes, int], bytes | None]], Relay]
 
 
 # ---------------------------------------------------------------- what arrives
