@@ -19,7 +19,7 @@ from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
 from torchrelay.worker import neighbour, transfer
-from torchrelay.worker.neighbour import MOST_VECTORS, Reader, machine
+from torchrelay.worker.neighbour import MOST_VECTORS, Reader, Shown, machine
 from torchrelay.worker.state import State
 from torchrelay.worker.stream import CHUNK
 from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
@@ -229,3 +229,12 @@ def test_a_source_in_another_process(fault: str) -> None:
 def test_a_machine_has_one_name() -> None:
     assert machine() == machine() != ""
     assert trust.NONCE_BYTES >= neighbour.NONCE_BYTES
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_memory_in_which_something_else_stands_is_of_another_process(same: bool) -> None:
+    shown = Shown([torch.ones(3)])
+    told = bytearray(shown.told())
+    told[0] ^= 0 if same else 1
+    reader = Reader(None, os.getpid(), told)  # type: ignore[arg-type]
+    assert reader.may() is same
