@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import torchrelay
 
-SIZES = {"4m": (1024, 4), "tiny": (16, 2), "1gb": (4096, 5)}
+SIZES = {"4m": (1024, 4), "tiny": (16, 2), "1gb": (4096, 5), "1gb-frozen": (1024, 2)}
+FROZEN_ROWS = {"1gb-frozen": 250_000}
 
 
 def arguments() -> argparse.Namespace:
@@ -36,14 +37,27 @@ def arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
+class Base(torch.nn.Module):
+    """A large table that is looked up and not trained, as of a base model that is tuned: much state, short steps."""
+
+    def __init__(self, rows: int, width: int) -> None:
+        super().__init__()
+        self.table = torch.nn.Embedding(rows, width)
+        self.table.weight.requires_grad_(False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        looked_up: torch.Tensor = self.table(torch.arange(len(x)))
+        return x + looked_up
+
+
 def build(size: str) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
     width, depth = SIZES[size]
     torch.manual_seed(0)
-    layers: list[torch.nn.Module] = []
+    layers: list[torch.nn.Module] = [Base(FROZEN_ROWS[size], width)] if size in FROZEN_ROWS else []
     for _ in range(depth):
         layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
     model = DistributedDataParallel(torch.nn.Sequential(*layers))
-    return model, torch.optim.AdamW(model.parameters(), lr=1e-4)
+    return model, torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4)
 
 
 def die_when_told(model: DistributedDataParallel, orders: str, rank: int) -> None:
@@ -58,7 +72,7 @@ def die_when_told(model: DistributedDataParallel, orders: str, rank: int) -> Non
             told.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    next(iter(model.module.parameters())).register_hook(hook)
+    next(one for one in model.module.parameters() if one.requires_grad).register_hook(hook)
 
 
 class Times:

@@ -10,6 +10,9 @@ import pytest
 from tests.cells import ALL, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
 from tests.matrix import run_cells, run_undisturbed, unclean, verdict
+from torchrelay.orchestrator.journal import read_history
+from torchrelay.protocol.events import WorkerExited
+from torchrelay.worker.record import decode_private
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(900)]
 
@@ -59,6 +62,31 @@ def test_two_ranks_lost_at_once_are_one_incident(tmp_path: Path) -> None:
     done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), flags)
     assert verdict(done, calm) == []
     assert len(done.incidents()) == 1
+
+
+def test_the_first_calls_of_a_successor_are_cut_short_and_redone(tmp_path: Path) -> None:
+    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    faults = [
+        {"id": f"fault {step}", "ranks": [rank], "step": step, "phase": "backward", "how": "kill"}
+        for step, rank in ((6, 1), (7, 2), (8, 3), (9, 1))
+    ]
+    flags = ["--nproc-per-node", "4", "--spares", "3"]
+    done = run_job(tmp_path / "run", faulty("--steps", "12", *planned(tmp_path, *faults)), flags)
+    assert verdict(done, calm) == []
+    assert len(done.incidents()) == len(faults)
+    # The second holder of rank 1 has looked at none of its three calls: it counts on where the first has stopped.
+    assert [calls_of(left) for left in left_behind(done)][-1] >= 9
+
+
+def left_behind(done: Finished) -> list[bytes]:
+    """The newest private record of each worker that was lost while it trained, in order."""
+    events = [entry.event for entry in read_history(done.run_dir / "journal.db").entries]
+    exits = [event for event in events if isinstance(event, WorkerExited) and event.signal is not None]
+    return [max(event.private, key=lambda kept: kept.point).data for event in exits if event.private]
+
+
+def calls_of(record: bytes) -> int:
+    return decode_private(record).learned["step"].calls
 
 
 def test_a_survivor_that_does_not_come_out_of_its_collective_is_replaced_too(tmp_path: Path) -> None:

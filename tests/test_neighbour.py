@@ -19,7 +19,7 @@ from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.protocol.orders import Source
 from torchrelay.wire import trust
 from torchrelay.worker import neighbour, transfer
-from torchrelay.worker.neighbour import MOST_VECTORS, Reader, Shown, machine
+from torchrelay.worker.neighbour import MOST_VECTORS, PIECE, Reader, Shown, machine
 from torchrelay.worker.state import State
 from torchrelay.worker.stream import CHUNK
 from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
@@ -125,12 +125,12 @@ def test_no_flipped_bit_leads_to_another_state(server: StateServer, relay: MakeR
 
 
 def test_what_is_written_while_it_is_read_is_found_out(server: StateServer) -> None:
-    given = a_state(1, large=8 * CHUNK)
+    given = a_state(1, large=16 * CHUNK)
     server.publish(NOW, AT, state=given)
     last = given.manifest()[1][1]
 
     def write(came: int, _: int) -> None:
-        if came <= 2 * CHUNK:
+        if came <= PIECE:
             hashed.wait(10)
             last[-1] += 1
 
@@ -144,22 +144,22 @@ def test_what_is_written_while_it_is_read_is_found_out(server: StateServer) -> N
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(neighbour, "_await_done", told)
         with pytest.raises(TransferFailed, match="digest") as caught:
-            fetch(source_of(server), a_state(2, large=8 * CHUNK), progress=write)
+            fetch(source_of(server), a_state(2, large=16 * CHUNK), progress=write)
     assert caught.value.mismatch
 
 
 def test_a_withdrawn_state_is_read_no_more_and_that_is_no_mismatch(server: StateServer) -> None:
-    given = a_state(1, large=8 * CHUNK)
+    given = a_state(1, large=16 * CHUNK)
     server.publish(NOW, AT, state=given)
 
     def withdraw(came: int, _: int) -> None:
-        if came <= 2 * CHUNK:
+        if came <= PIECE:
             server.withdraw()
             assert not server._readers
             given.manifest()[1][0].zero_()  # the source trains on
 
     with pytest.raises(TransferFailed) as caught:
-        fetch(source_of(server), a_state(2, large=8 * CHUNK), progress=withdraw)
+        fetch(source_of(server), a_state(2, large=16 * CHUNK), progress=withdraw)
     assert not caught.value.mismatch
 
 
@@ -168,6 +168,38 @@ def test_a_fetch_can_be_cancelled_while_it_reads(server: StateServer) -> None:
     cancel = Cancel()
     with pytest.raises(TransferCancelled):
         fetch(source_of(server), a_state(2, large=40 * CHUNK), cancel=cancel, progress=lambda *_: cancel.cancel())
+
+
+def test_nothing_is_written_behind_the_back_of_who_was_told_of_an_end(
+    server: StateServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server.publish(NOW, AT, state=a_state(1, large=16 * CHUNK))
+    cancel, reading = Cancel(), set[int]()
+    began, cancelled = threading.Event(), threading.Event()
+    read = neighbour._libc.process_vm_readv
+
+    def slowly(*asked: object) -> int:
+        reading.add(threading.get_ident())
+        began.set()
+        cancelled.wait(10)
+        count: int = read(*asked)
+        reading.discard(threading.get_ident())
+        return count
+
+    def cut(came: int, _: int) -> None:
+        if came <= PIECE:
+            monkeypatch.setattr(neighbour._libc, "process_vm_readv", slowly)
+        elif not cancel.cancelled:
+            assert began.wait(10)
+            cancel.cancel()
+            threading.Timer(0.1, cancelled.set).start()
+
+    monkeypatch.setattr(neighbour, "threads", lambda: 2)
+    monkeypatch.setattr(neighbour, "SIGN_S", 0.0)
+    with pytest.raises(TransferCancelled):
+        fetch(source_of(server), a_state(2, large=16 * CHUNK), cancel=cancel, progress=cut)
+    assert cancelled.is_set()
+    assert not reading
 
 
 def test_a_source_may_not_show_less_than_it_serves(server: StateServer, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from torchrelay.errors import Refused
-from torchrelay.worker import marks, random_state, redo
+from torchrelay.worker import marks, memory, random_state, redo
+from torchrelay.worker.probe import Probe
+from torchrelay.worker.record import Learned
 from torchrelay.worker.redo import Redo
 from torchrelay.worker.state import State
 
@@ -335,6 +337,100 @@ def test_gradients_that_no_update_will_use_may_lie_there() -> None:
 
 def test_gradients_of_zeros_may_lie_there() -> None:
     digests(Script(zero="after"), {})
+
+
+# ---------------------------------------------------------------- who takes over a rank
+
+
+def taken_over(script: Script, before_gate: Callable[[Script], Callable[[], None]] | None = None) -> Script:
+    """The same script in another process, which has the state and what was learned, and has called nothing."""
+    heir = Script(zero=script.zero)
+    data, tensors = script.state.manifest()
+    for live, values in zip(heir.state.receive(data), tensors, strict=True):
+        live.detach().copy_(values)
+    heir.state.commit_received()
+    heir.state.private.load(script.state.private.record())
+    heir.steps = script.steps
+    heir.before_gate = before_gate(heir) if before_gate else heir.before_gate
+    heir.redo.take_over(script.redo.learned)
+    return heir
+
+
+def counting(script: Script) -> Callable[[], None]:
+    def count() -> None:
+        script.log["seen"].append(script.steps)
+
+    return count
+
+
+@pytest.mark.parametrize("place", ["", "backward", "gate"])
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_a_successor_redoes_calls_as_its_predecessor_would(calls: int, place: str) -> None:
+    script, whole = Script(), Script()
+    script.before_gate, whole.before_gate = counting(script), counting(whole)
+    expected = digests(whole, {}, calls + 3)
+    digests(script, {}, calls)
+    rng = random_state.capture()
+    heir = taken_over(script, counting)
+    random_state.restore(rng)
+    found = []
+    for number in range(3):
+        heir.call(cut=place if number == 0 else "")
+        found.append(heir.state.digest())
+    assert found == expected[calls:]
+    assert heir.log["seen"] == list(range(calls + 3))
+
+
+def test_a_successor_does_not_look_at_its_first_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    digests(script, {}, 3)
+    heir = taken_over(script)
+    looks: list[int] = []
+    look = Probe.look
+
+    def counted(probe: Probe) -> dict[str, str]:
+        looks.append(heir.steps)
+        return look(probe)
+
+    monkeypatch.setattr(Probe, "look", counted)
+    for _ in range(4):
+        heir.call()
+    assert looks == [5, 5]  # the sixth call of the rank, as with its predecessor: at its entry and at its gate
+    names = heir.state.private._names
+    assert names == script.state.private._names
+    assert names
+
+
+def test_of_another_script_nothing_is_taken_over() -> None:
+    heir = Script()
+    heir.redo.take_over(Learned(100, True, b"\1", b"\1"))
+    assert heir.redo.learned.calls == 0
+
+
+def test_with_save_and_load_a_successor_looks_itself() -> None:
+    script, heir = SaverScript(), SaverScript()
+    for _ in range(4):
+        script.call()
+    heir.redo.take_over(script.redo.learned)
+    assert heir.redo.learned.calls == 0
+
+
+def test_the_more_there_is_the_rarer_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    monkeypatch.setattr(Probe, "size", lambda _: 5 << 29)
+    digests(script, {}, 3)
+    looked = []
+    for _ in range(40):
+        script.call()
+        looked += [script.redo._calls] * bool(script.redo._before)
+    assert looked == [18, 36]  # two and a half GB: one of 3 * 6 calls
+
+
+def test_what_is_looked_at_is_the_state_without_what_is_put_back_anyway() -> None:
+    script = Script()
+    digests(script, {}, 2)
+    everything = sum(map(memory.size, script.state.manifest()[1]))
+    assert Probe(script.state).size() == everything - script.generator.get_state().numel()
 
 
 # ---------------------------------------------------------------- save and load

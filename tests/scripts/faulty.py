@@ -242,7 +242,8 @@ def main():
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     faults = faults_of(options, rank)
     second_faults(faults)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scheduler": scheduler, "ema": ema})
+    seen = {"rows": 0}
+    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scheduler": scheduler, "ema": ema, "seen": seen})
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
     model.module[4].weight.register_hook(lambda *_: faults.strike(run, "backward"))
@@ -251,6 +252,7 @@ def main():
     def train_step(batch):
         x, y = batch
         optimizer.zero_grad()
+        seen["rows"] += len(x)  # before the gate: a call that is redone must not count twice
         faults.strike(run, "forward")
         loss = torch.nn.functional.cross_entropy(model(x), y)
         try:

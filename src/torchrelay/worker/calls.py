@@ -156,6 +156,7 @@ class Calls:
             self._end_tail()
             self._keep_inherited()
             self._edge.stop(whole=self._whole)
+            self._take_over(self._private)
             self._private = None
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
@@ -249,7 +250,9 @@ class Calls:
     def _record(self, attempt: Attempt, rng: random_state.Seen) -> tuple[bytes | memoryview, ...]:
         """What outlives this process, as of the gate."""
         attempt.private = self._state.private.record()
-        return encode_gate(random_state.parts(rng), AtGate(attempt.private, self._cursor.record(), self._late))
+        learned = {kind: redo.learned for kind, redo in self._redo.items()}
+        gate = AtGate(attempt.private, self._cursor.record(), self._late, learned)
+        return encode_gate(random_state.parts(rng), gate)
 
     def _at_return(self, attempt: Attempt, result: bytes) -> bytes:
         """What has become known since the gate, when the call has returned."""
@@ -350,7 +353,8 @@ class Calls:
         """The record of the point that we are brought to, at its gate and at its return, as of now."""
         state = self._state.private.record()
         back = AtReturn(result, state if state != private.state else None, private.late)
-        return encode_gate((private.rng,), AtGate(private.state, private.place, private.late)), encode_return(back)
+        gate = AtGate(private.state, private.place, private.late, private.learned)
+        return encode_gate((private.rng,), gate), encode_return(back)
 
     def _keep_inherited(self) -> None:
         """The rank is ours soon, and may be taken over from us before we have committed anything."""
@@ -361,6 +365,12 @@ class Calls:
         except PageFull as error:
             raise _too_large(error) from error
         self._inherited = ((), b"")
+
+    def _take_over(self, private: Private) -> None:
+        """What the calls of this rank's last holder have shown."""
+        for kind, redo in self._redo.items():
+            if kind in private.learned:
+                redo.take_over(private.learned[kind])
 
     def _end_tail(self) -> None:
         if self._tail is not None:

@@ -1,8 +1,8 @@
 """Neighbour: the state of a worker on the same machine is read straight out of its memory, by process_vm_readv(2).
 
-That is one copy where a connection makes two, and takes half as long. Who asks for a state says on which machine it is.
-If that is the source's own, it tells where its tensors lie and what stands at one place of its memory; if the reader
-finds the same there, it reads the rest, and if not, the bytes come over the connection as ever.
+That is one copy where a connection makes two, and several threads make it. Who asks for a state says on which machine
+it is. If that is the source's own, it tells where its tensors lie and what stands at one place of its memory; if the
+reader finds the same there, it reads the rest, and if not, the bytes come over the connection as ever.
 
 The connection stays meanwhile: both ends show signs of life over it, the source withdraws by cutting it, and gives its
 digest only when the reader has said that it is done. So a digest that matches says that nothing was written meanwhile.
@@ -16,15 +16,15 @@ import os
 import struct
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 from torch import Tensor
 
 from torchrelay.worker import memory
 from torchrelay.worker.digest import Digest
-from torchrelay.worker.stream import Stream, StreamBroken, View
+from torchrelay.worker.stream import Filled, Piece, Stream, StreamBroken, View, pieces
 
 _PLACE = struct.Struct("@QQ")  # address and bytes
 PLACE_BYTES = _PLACE.size
@@ -34,6 +34,9 @@ READ, SEND = b"r", b"s"  # what the reader wants to do: read it itself, or have 
 SIGN_S = 0.05  # between two signs of life
 MAX_PLACES = 1 << 20
 MOST_VECTORS = 64  # of one system call; the kernel takes up to 1024
+MOST_THREADS = 4  # that read: together they are faster than one thread that adds to the digest
+PIECE = 8 << 20  # bytes that one thread reads; smaller ones take longer, as threads wait for one another more often
+AHEAD = 4  # pieces that are read before they are needed
 _PR_SET_PTRACER = 0x59616D61
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -54,6 +57,11 @@ def machine() -> str:
         return f"{boot} {os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
         return ""
+
+
+def threads() -> int:
+    """How many threads read at once."""
+    return min(MOST_THREADS, len(os.sched_getaffinity(0)))
 
 
 # ---------------------------------------------------------------- the source
@@ -120,47 +128,64 @@ class Reader:
         """Whether we are allowed to read, and it is the right process. To be asked once, before anything is read."""
         found = bytearray(NONCE_BYTES)
         try:
-            self.fill(memoryview(found))
+            self._read(memoryview(found), self._aim(NONCE_BYTES))
         except StreamBroken:
             return False
         return bytes(found) == self._nonce
 
-    def fill(self, view: View) -> None:
-        """Fill this memory with what comes next. Raises `StreamBroken`."""
-        while view:
-            count = self._read(view)
-            self._skip(count)
-            view = view[count:]
-        self._signs.show()
+    def receive_views(
+        self, views: Iterable[tuple[View, Filled]], digest: Digest, progress: Callable[[int], None]
+    ) -> None:
+        """Fill memory in order, add what it holds then to the digest, and tell how many bytes came.
 
-    def _read(self, view: View) -> int:
-        target = _Vector(ctypes.addressof(ctypes.c_char.from_buffer(view)), len(view))
-        origin = list(self._ahead(len(view)))
-        if not origin:
-            raise StreamBroken("it has shown less than it serves")
-        vectors = (_Vector * len(origin))(*origin)
-        count: int = _libc.process_vm_readv(
-            ctypes.c_int(self._pid), ctypes.byref(target), ctypes.c_ulong(1), vectors, ctypes.c_ulong(len(origin)),
-            ctypes.c_ulong(0),
-        )  # fmt: skip
-        if count <= 0:
-            raise StreamBroken(f"its memory cannot be read: {os.strerror(ctypes.get_errno())}")
-        return count
+        While a piece is added, other threads read the next ones. None of them reads any more when this returns, or
+        raises `StreamBroken`.
+        """
+        waiting: deque[tuple[Piece, Future[None]]] = deque()
 
-    def _ahead(self, size: int) -> Iterator[_Vector]:
-        """The next places, of at most so many bytes."""
-        at = self._at
-        for base, length in islice(self._places, MOST_VECTORS):
-            if size <= 0:
-                return
-            count = min(size, length - at)
-            yield _Vector(base + at, count)
-            size, at = size - count, 0
+        def land() -> None:
+            piece, done = waiting.popleft()
+            done.result()
+            progress(piece.land(digest))
+            self._signs.show()
 
-    def _skip(self, count: int) -> None:
-        self._at += count
-        while self._places and self._at >= self._places[0][1]:
-            self._at -= self._places.popleft()[1]
+        with ThreadPoolExecutor(threads(), "reader") as pool:
+            for piece in pieces(views, PIECE):
+                waiting.append((piece, pool.submit(self._read, piece.memory, self._aim(len(piece.memory)))))
+                if len(waiting) > AHEAD:
+                    land()
+            while waiting:
+                land()
+
+    def _aim(self, size: int) -> list[_Vector]:
+        """The places of the next bytes, so many. Raises `StreamBroken`."""
+        found = []
+        while size:
+            if not self._places:
+                raise StreamBroken("it has shown less than it serves")
+            base, length = self._places[0]
+            count = min(size, length - self._at)
+            found.append(_Vector(base + self._at, count))
+            size, self._at = size - count, self._at + count
+            if self._at >= length:
+                self._places.popleft()
+                self._at = 0
+        return found
+
+    def _read(self, view: View, origin: list[_Vector]) -> None:
+        """Fill this memory with what lies there. Raises `StreamBroken`."""
+        for start in range(0, len(origin), MOST_VECTORS):
+            batch = origin[start : start + MOST_VECTORS]
+            size = sum(vector.length for vector in batch)
+            target = _Vector(ctypes.addressof(ctypes.c_char.from_buffer(view)), size)
+            count: int = _libc.process_vm_readv(
+                ctypes.c_int(self._pid), ctypes.byref(target), ctypes.c_ulong(1),
+                (_Vector * len(batch))(*batch), ctypes.c_ulong(len(batch)), ctypes.c_ulong(0),
+            )  # fmt: skip
+            if count != size:
+                why = os.strerror(ctypes.get_errno()) if count < 0 else f"{max(count, 0)} bytes of {size}"
+                raise StreamBroken(f"its memory cannot be read: {why}")
+            view = view[size:]
 
     def end(self, stream: Stream) -> None:
         """Say that all is read, and wait until the source has found nothing wrong with that."""

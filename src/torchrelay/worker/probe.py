@@ -34,6 +34,11 @@ class Probe:
             found[name] = digest.text()
         return found
 
+    def size(self) -> int:
+        """Bytes that are looked at."""
+        tensors = (tensor for part in self.parts.values() for tensor in tree.encode(_looked_at(part), part.path)[1])
+        return sum(map(memory.size, tensors)) + sum(map(memory.size, self.buffers.values()))
+
     def copyable(self, limit: int) -> list[Part]:
         """The parts that may be copied: those below `limit` bytes whose way back is known to be harmless."""
         # Optimizer state changes in the update only, and the script's own load() may do more than to load.

@@ -10,12 +10,21 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 from msgspec import Struct
 
 _HEAD = struct.Struct("<II")
+
+
+class Learned(Struct, array_like=True, frozen=True):
+    """What the calls of one kind have shown of themselves so far: see `redo`."""
+
+    calls: int
+    over: bool  # the first of them were all looked at
+    moving: bytes  # for each buffer, in order, 1 if a call changes it
+    copied: bytes  # for each part that is looked at, in order, 1 if a call changes it before its gate
 
 
 class AtGate(Struct, array_like=True):
@@ -24,6 +33,7 @@ class AtGate(Struct, array_like=True):
     state: bytes  # see `private`
     place: bytes  # see `cursor`
     late: dict[str, str] | None  # see `late`; None as long as it is not known
+    learned: dict[str, Learned] = {}  # by the kind of call
 
 
 class AtReturn(Struct, array_like=True):
@@ -43,6 +53,7 @@ class Private:
     place: bytes
     late: dict[str, str] | None
     result: bytes | None  # of the last call; None if it had not returned
+    learned: dict[str, Learned] = field(default_factory=dict)
 
     @property
     def returned(self) -> bool:
@@ -74,9 +85,9 @@ def decode_private(data: bytes) -> Private:
         rng = data[_HEAD.size : begin]
         gate = _at_gate.decode(data[begin:end])
         if len(data) <= end:
-            return Private(rng, gate.state, gate.place, gate.late, None)
+            return Private(rng, gate.state, gate.place, gate.late, None, gate.learned)
         back = _at_return.decode(data[end:])
     except (msgspec.DecodeError, struct.error) as error:
         raise ValueError(f"{len(data)} bytes that are no private record: {error}") from error
     state = gate.state if back.state is None else back.state
-    return Private(rng, state, gate.place, back.late, back.result)
+    return Private(rng, state, gate.place, back.late, back.result, gate.learned)

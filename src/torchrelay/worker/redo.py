@@ -3,9 +3,11 @@
 `mark` at the entry copies what a forward and backward pass change: buffers, gradient scale, generators, learning
 rates. What else changes before the gate is found out by digests, in the first calls and in one of many later: a small
 thing is copied from then on, a large one is refused with the reason. So `rewind` never goes on from a doubtful state.
+Who takes over a rank takes over what its calls have shown, too: to look at them again would make its first ones slow.
 
     mark, probe_entry ... the function ... probe_gate, gate     in each call
     rewind                                                      after a fault, and again when DDP was renewed
+    learned, take_over                                          told in the private record, to the rank's next holder
 """
 
 from __future__ import annotations
@@ -23,10 +25,11 @@ from torchrelay.worker.carried import CarriedGradients
 from torchrelay.worker.marks import Copied, Draws, HyperParameters, Mark, Modes, Scale, Schedule, Tensors
 from torchrelay.worker.parts import GeneratorPart, ModulePart, StatefulPart
 from torchrelay.worker.probe import Probe
+from torchrelay.worker.record import Learned
 from torchrelay.worker.state import State, put_gradients
 
 FIRST = 3  # calls that are looked at from the start
-EVERY = 256  # and one of so many after that
+EVERY = 256  # and one of so many after that, for each GB: to look takes the longer the more there is
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
 
 
@@ -34,10 +37,11 @@ class Redo:
     """The way back to the entry of a call. A run has one for its steps and one for its sections."""
 
     def __init__(self, state: State, *, sections: bool = False, first: int = FIRST, every: int = EVERY) -> None:
-        """`first`, `every`: which calls are probed: so many from the start, and one of so many after that."""
+        """`first`, `every`: which calls are probed: the first ones, and one of so many after that, for each GB."""
         self._state = state
         self._sections = sections
         self._first, self._every = first, every
+        self._spacing = every
         self._calls = 0
         self._probe = Probe(state)
         self._moving: set[str] | None = None  # buffers that change in a call; None until the first probes are over
@@ -50,6 +54,8 @@ class Redo:
         self._has_gradient: list[bool] = []
         self._versions: list[int] = []
         self._rewound = False
+        self._stale = False
+        self._known_by_now = b"", b""
         self._prepare()
 
     @property
@@ -96,7 +102,7 @@ class Redo:
         if self._carried is not None or self._before:
             self._drop_carried()
             self._before, self._tried, self._tried_buffers = {}, {}, []
-        if self._calls > self._first and self._calls % self._every:
+        if self._calls > self._first and self._calls % self._spacing:
             return
         if self._moving is not None:
             still = [buffer for name, buffer in self._probe.buffers.items() if name not in self._moving]
@@ -142,10 +148,15 @@ class Redo:
         self._tried = {path: copied for path, copied in self._tried.items() if path in self._copied}
         if self._calls >= self._first and self._moving != self._seen_moving:
             # The first probes are over: only what has been seen to move is copied and kept from now on.
-            self._moving = set(self._seen_moving)
-            self._state.private.settle(self._moving, sections=self._sections)
-            self._stale = True
+            self._settle()
         self._stale = self._stale or bool(changed)
+        self._note()
+
+    def _settle(self) -> None:
+        self._moving = set(self._seen_moving)
+        self._state.private.settle(self._moving, sections=self._sections)
+        self._spacing = self._every * (1 + (self._probe.size() >> 30))
+        self._stale = True
 
     def _refuse(self, path: str) -> None:
         remedy = f"or keep it below {COPY_LIMIT >> 20} MB: it is then copied at every entry"
@@ -165,6 +176,33 @@ class Redo:
         if self._carried is not None:
             self._carried.close()
             self._carried = None
+
+    # ------------------------------------------------------------ what was learned
+
+    @property
+    def learned(self) -> Learned:
+        """What the calls have shown so far."""
+        return Learned(self._calls, self._moving is not None, *self._known_by_now)
+
+    def _note(self) -> None:
+        moving = bytes(name in self._seen_moving for name in self._probe.buffers)
+        self._known_by_now = moving, bytes(path in self._copied for path in self._probe.parts)
+
+    def take_over(self, learned: Learned) -> None:
+        """For a newcomer, before its first call: what the calls of this rank's last holder have shown."""
+        buffers, parts = self._probe.buffers, self._probe.parts
+        if (len(learned.moving), len(learned.copied)) != (len(buffers), len(parts)):
+            return  # it has learned nothing yet, or of another script
+        if self._state.saves:
+            return  # its optimizers are known by their step only: until then a look must tell that all was put back
+        self._calls = learned.calls
+        self._seen_moving = {name for name, moves in zip(buffers, learned.moving, strict=True) if moves}
+        changed = (path for path, changes in zip(parts, learned.copied, strict=True) if changes)
+        self._copied = {path: Copied(parts[path]) for path in changed}
+        self._note()
+        if learned.over:
+            self._settle()
+        self._stale = True
 
     # ------------------------------------------------------------ what is put back
 

@@ -174,31 +174,12 @@ class Stream:
             self.send_bytes(piece)
 
     def receive_views(
-        self,
-        views: Iterable[tuple[View, Filled]],
-        digest: Digest,
-        progress: Callable[[int], None],
-        fill: Callable[[View], None] | None = None,
+        self, views: Iterable[tuple[View, Filled]], digest: Digest, progress: Callable[[int], None]
     ) -> None:
-        """Fill memory in order, add what it holds then to the digest, and tell how many bytes came.
-
-        `fill`: fills it with what comes next, if that does not come over the connection.
-        """
-        fill = fill or self._fill
-        for group, filled in _grouped(views):
-            if len(group) == 1:
-                fill(group[0])
-                digest.add(group[0])
-                count = len(group[0])
-            else:
-                gathered = memoryview(bytearray(sum(map(len, group))))
-                fill(gathered)
-                count = _scatter(gathered, group)
-                for view in group:
-                    digest.add(view)
-            for call in filled:
-                call()
-            progress(count)
+        """Fill memory in order, add what it holds then to the digest, and tell how many bytes came."""
+        for piece in pieces(views):
+            self._fill(piece.memory)
+            progress(piece.land(digest))
 
     def _fill(self, view: View) -> None:
         while view:
@@ -237,19 +218,45 @@ class Stream:
         self._socket.close()
 
 
-def _grouped(views: Iterable[tuple[View, Filled]]) -> Iterator[tuple[list[View], list[Callable[[], None]]]]:
-    """The same memory in the same order, in groups of at most `CHUNK` bytes: one slice, or several small views."""
+class Piece:
+    """Memory that is filled at once: one slice, or several small views by way of a buffer."""
+
+    def __init__(self, views: list[View], filled: list[Callable[[], None]]) -> None:
+        self._views = views
+        self._filled = filled
+        self.memory = views[0] if len(views) == 1 else memoryview(bytearray(sum(map(len, views))))
+
+    def land(self, digest: Digest) -> int:
+        """It is filled: bring it to where it belongs, add what lies there to the digest. Returns how many bytes."""
+        if len(self._views) > 1:
+            _scatter(self.memory, self._views)
+        for view in self._views:
+            digest.add(view)
+        for call in self._filled:
+            call()
+        return len(self.memory)
+
+
+def pieces(views: Iterable[tuple[View, Filled]], most: int = CHUNK) -> Iterator[Piece]:
+    """The same memory in the same order, in pieces of at most so many bytes."""
+    return (Piece(group, filled) for group, filled in _grouped(views, most))
+
+
+def _grouped(
+    views: Iterable[tuple[View, Filled]], most: int = CHUNK
+) -> Iterator[tuple[list[View], list[Callable[[], None]]]]:
+    """The same memory in the same order, in groups of at most so many bytes: one slice, or several small views."""
     group: list[View] = []
     filled: list[Callable[[], None]] = []
     size = 0
     for view, call in views:
-        if group and size + len(view) > CHUNK:
+        if group and size + len(view) > most:
             yield group, filled
             group, filled, size = [], [], 0
         start = 0
-        while len(view) - start > CHUNK:
-            yield [view[start : start + CHUNK]], []
-            start += CHUNK
+        while len(view) - start > most:
+            yield [view[start : start + most]], []
+            start += most
         group.append(view[start:])
         size += len(view) - start
         if call is not None:
@@ -258,12 +265,11 @@ def _grouped(views: Iterable[tuple[View, Filled]]) -> Iterator[tuple[list[View],
         yield group, filled
 
 
-def _scatter(data: View, views: Iterable[View]) -> int:
+def _scatter(data: View, views: Iterable[View]) -> None:
     at = 0
     for view in views:
         view[:] = data[at : at + len(view)]
         at += len(view)
-    return at
 
 
 # ---------------------------------------------------------------- forked children

@@ -196,7 +196,7 @@ def fetch_state(
 
         views = (place for tensor in places for place in memory.incoming(tensor))
         reader = _reader(stream, serving)
-        stream.receive_views(views, digest, count, reader.fill if reader is not None else None)
+        (reader or stream).receive_views(views, digest, count)
         if reader is not None:
             reader.end(stream)
         _compare(stream, digest)
