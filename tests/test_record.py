@@ -9,7 +9,7 @@ import pytest
 
 from torchrelay.worker.record import AtGate, AtReturn, Learned, Private, decode_private, encode_gate, encode_return
 
-LEARNED = {"step": Learned(7, True, b"\0\1", b"\0")}
+LEARNED = {"step": Learned(7, 3, b"names", b"\0\1", b"\0")}
 GATE = b"".join(encode_gate([b"r", b"ng"], AtGate(b"then", b"place", None, LEARNED)))
 RETURN = encode_return(AtReturn(b"result", b"now", {"a": "b"}))
 

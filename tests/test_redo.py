@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import pytest
@@ -388,9 +388,9 @@ def test_a_successor_does_not_look_at_its_first_calls_again(monkeypatch: pytest.
     looks: list[int] = []
     look = Probe.look
 
-    def counted(probe: Probe) -> dict[str, str]:
+    def counted(probe: Probe, names: Iterable[str]) -> dict[str, str]:
         looks.append(heir.steps)
-        return look(probe)
+        return look(probe, names)
 
     monkeypatch.setattr(Probe, "look", counted)
     for _ in range(4):
@@ -403,7 +403,7 @@ def test_a_successor_does_not_look_at_its_first_calls_again(monkeypatch: pytest.
 
 def test_of_another_script_nothing_is_taken_over() -> None:
     heir = Script()
-    heir.redo.take_over(Learned(100, True, b"\1", b"\1"))
+    heir.redo.take_over(Learned(100, 3, b"n" * 16, b"\1", b"\1"))
     assert heir.redo.learned.calls == 0
 
 
@@ -415,15 +415,50 @@ def test_with_save_and_load_a_successor_looks_itself() -> None:
     assert heir.redo.learned.calls == 0
 
 
-def test_the_more_there_is_the_rarer_it_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    script = Script()
+def test_what_is_large_is_looked_at_the_more_rarely_the_more_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redo, "COPY_LIMIT", 100)
     monkeypatch.setattr(Probe, "size", lambda _: 5 << 29)
+    script = Script()
     digests(script, {}, 3)
-    looked = []
+    looked: dict[str, list[int]] = {}
     for _ in range(40):
         script.call()
-        looked += [script.redo._calls] * bool(script.redo._before)
-    assert looked == [18, 36]  # two and a half GB: one of 3 * 6 calls
+        for name in script.redo._before:
+            looked.setdefault(name, []).append(script.redo._calls)
+    assert looked["extra['log']"] == list(range(6, 43, 6))
+    assert looked["model"] == looked["optimizer"] == [18, 36]  # two and a half GB: one of 3 * 6 calls
+
+
+@pytest.mark.parametrize("cut", ["forward", "backward"])
+def test_calls_that_were_cut_short_are_no_first_ones(cut: str) -> None:
+    script = Script()
+    for place in (cut, "", ""):
+        script.call(cut=place)
+        assert script.redo._before
+    assert (script.redo.learned.calls, script.redo.learned.looks) == (4, 3)
+    script.call()
+    assert not script.redo._before
+    whole, heirs = Script(), Script()
+    digests(whole, {}, 2)
+    heirs.redo.take_over(whole.redo.learned)
+    assert heirs.redo.learned == whole.redo.learned
+    heirs.call(cut=cut)
+    assert heirs.redo.learned.looks == 3
+
+
+def test_what_was_learned_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    script.before_gate = counting(script)
+    digests(script, {}, 3)
+    heir = Script()
+    turned = dict(reversed(heir.redo._probe.parts.items()))
+    monkeypatch.setattr(heir.redo._probe, "parts", turned)
+    heir.redo.take_over(script.redo.learned)
+    assert list(heir.redo._copied) == list(script.redo._copied) == ["extra['log']"]
+    other = Script()
+    other.redo._probe.parts["extra['other']"] = other.redo._probe.parts.pop("extra['log']")
+    other.redo.take_over(script.redo.learned)
+    assert not other.redo._copied
 
 
 def test_what_is_looked_at_is_the_state_without_what_is_put_back_anyway() -> None:

@@ -80,8 +80,9 @@ def explore_a_move() -> None:
 
 
 def judge_vitals() -> None:
-    from tests import test_vitals
+    from tests import test_silence, test_vitals
 
+    run_tests_of(test_silence)
     run_tests_of(test_vitals)
 
 

@@ -151,7 +151,11 @@ class Reader:
 
         with ThreadPoolExecutor(threads(), "reader") as pool:
             for piece in pieces(views, PIECE):
-                waiting.append((piece, pool.submit(self._read, piece.memory, self._aim(len(piece.memory)))))
+                aimed = self._aim(len(piece.memory))
+                try:
+                    waiting.append((piece, pool.submit(self._read, piece.memory, aimed)))
+                except RuntimeError as error:
+                    raise StreamBroken(f"nothing can be read: {error}") from error  # no thread can be started
                 if len(waiting) > AHEAD:
                     land()
             while waiting:

@@ -5,6 +5,7 @@ Looked at is all that no `Mark` puts back by itself: parameters, optimizer state
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -25,19 +26,31 @@ class Probe:
         self.parts = {part.path: part for part in state.flat() if not _has_a_mark(part)}
         self.buffers = state.private.buffers()
 
-    def look(self) -> dict[str, str]:
-        """A digest of each thing now."""
-        found = {path: _digest(part) for path, part in self.parts.items()}
-        for name, buffer in self.buffers.items():
-            digest = Digest()
-            digest.add_tensor(buffer)
-            found[name] = digest.text()
+    @property
+    def names(self) -> list[str]:
+        """All that can be looked at."""
+        return [*self.parts, *self.buffers]
+
+    def look(self, names: Iterable[str]) -> dict[str, str]:
+        """A digest of each of these now."""
+        found = {}
+        for name in names:
+            if name in self.parts:
+                found[name] = _digest(self.parts[name])
+            else:
+                digest = Digest()
+                digest.add_tensor(self.buffers[name])
+                found[name] = digest.text()
         return found
+
+    def small(self, limit: int) -> list[str]:
+        """Those of at most so many bytes, and all that only the script's own functions can tell."""
+        parts = [path for path, part in self.parts.items() if isinstance(part, SavedPart) or _looked(part) <= limit]
+        return parts + [name for name, buffer in self.buffers.items() if memory.size(buffer) <= limit]
 
     def size(self) -> int:
         """Bytes that are looked at."""
-        tensors = (tensor for part in self.parts.values() for tensor in tree.encode(_looked_at(part), part.path)[1])
-        return sum(map(memory.size, tensors)) + sum(map(memory.size, self.buffers.values()))
+        return sum(map(_looked, self.parts.values())) + sum(map(memory.size, self.buffers.values()))
 
     def copyable(self, limit: int) -> list[Part]:
         """The parts that may be copied: those below `limit` bytes whose way back is known to be harmless."""
@@ -75,6 +88,10 @@ def _looked_at(part: Part) -> Any:
     if isinstance(part, ContainerPart):
         return part.give()["plain"]
     return part.give()
+
+
+def _looked(part: Part) -> int:
+    return sum(map(memory.size, tree.encode(_looked_at(part), part.path)[1]))
 
 
 def _size(part: Part) -> int:

@@ -22,9 +22,10 @@ class Learned(Struct, array_like=True, frozen=True):
     """What the calls of one kind have shown of themselves so far: see `redo`."""
 
     calls: int
-    over: bool  # the first of them were all looked at
-    moving: bytes  # for each buffer, in order, 1 if a call changes it
-    copied: bytes  # for each part that is looked at, in order, 1 if a call changes it before its gate
+    looks: int  # at calls, from their entry to their gate
+    names: bytes = b""  # a digest of the names that the others are about, those of buffers and those of parts
+    moving: bytes = b""  # for each buffer, by name, 1 if a call changes it
+    copied: bytes = b""  # for each part that is looked at, by name, 1 if a call changes it before its gate
 
 
 class AtGate(Struct, array_like=True):

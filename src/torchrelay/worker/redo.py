@@ -22,6 +22,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchrelay.errors import Refused
 from torchrelay.worker.carried import CarriedGradients
+from torchrelay.worker.digest import Digest
 from torchrelay.worker.marks import Copied, Draws, HyperParameters, Mark, Modes, Scale, Schedule, Tensors
 from torchrelay.worker.parts import GeneratorPart, ModulePart, StatefulPart
 from torchrelay.worker.probe import Probe
@@ -29,7 +30,7 @@ from torchrelay.worker.record import Learned
 from torchrelay.worker.state import State, put_gradients
 
 FIRST = 3  # calls that are looked at from the start
-EVERY = 256  # and one of so many after that, for each GB: to look takes the longer the more there is
+EVERY = 256  # and one of so many after that; at what is large less often, as to look takes the longer
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
 
 
@@ -37,12 +38,13 @@ class Redo:
     """The way back to the entry of a call. A run has one for its steps and one for its sections."""
 
     def __init__(self, state: State, *, sections: bool = False, first: int = FIRST, every: int = EVERY) -> None:
-        """`first`, `every`: which calls are probed: the first ones, and one of so many after that, for each GB."""
+        """`first`, `every`: which calls are looked at: so many at first, then one of so many (for each GB)."""
         self._state = state
         self._sections = sections
         self._first, self._every = first, every
         self._spacing = every
         self._calls = 0
+        self._looks = 0  # that came to the gate of their call
         self._probe = Probe(state)
         self._moving: set[str] | None = None  # buffers that change in a call; None until the first probes are over
         self._seen_moving: set[str] = set()
@@ -55,7 +57,7 @@ class Redo:
         self._versions: list[int] = []
         self._rewound = False
         self._stale = False
-        self._known_by_now = b"", b""
+        self._noted = b"", b"", b""
         self._prepare()
 
     @property
@@ -86,7 +88,7 @@ class Redo:
         self._drop_carried()
         put_gradients(self._parameters, self._has_gradient)
         if self._before:
-            now = self._probe.look()
+            now = self._probe.look(self._before)
             written = [path for path, digest in self._before.items() if now[path] != digest]
         if written:
             raise Refused(
@@ -102,7 +104,8 @@ class Redo:
         if self._carried is not None or self._before:
             self._drop_carried()
             self._before, self._tried, self._tried_buffers = {}, {}, []
-        if self._calls > self._first and self._calls % self._spacing:
+        first = self._looks < self._first
+        if not first and self._calls % self._every:
             return
         if self._moving is not None:
             still = [buffer for name, buffer in self._probe.buffers.items() if name not in self._moving]
@@ -111,7 +114,8 @@ class Redo:
         self._tried = {part.path: Copied(part) for part in candidates}
         for mark in (*self._tried_buffers, *self._tried.values()):
             mark.mark()
-        self._before = self._probe.look()
+        whole = first or not self._calls % self._spacing
+        self._before = self._probe.look(self._probe.names if whole else self._probe.small(COPY_LIMIT))
         # A section makes no update: gradients that lie there are none of its business.
         self._carried = CarriedGradients([] if self._sections else self._state.parameters())
 
@@ -133,7 +137,8 @@ class Redo:
                 "micro-batches of an update in one call: run.batches(loader, micro_batches=n)",
             )
         with self._as_at_entry():
-            now = self._probe.look()
+            now = self._probe.look(self._before)
+        self._looks += 1
         self._learn([path for path, digest in self._before.items() if now[path] != digest])
 
     def _learn(self, changed: list[str]) -> None:
@@ -146,7 +151,7 @@ class Redo:
             elif path not in self._copied and not self._just_found(path):
                 self._refuse(path)
         self._tried = {path: copied for path, copied in self._tried.items() if path in self._copied}
-        if self._calls >= self._first and self._moving != self._seen_moving:
+        if self._looks >= self._first and self._moving != self._seen_moving:
             # The first probes are over: only what has been seen to move is copied and kept from now on.
             self._settle()
         self._stale = self._stale or bool(changed)
@@ -155,7 +160,8 @@ class Redo:
     def _settle(self) -> None:
         self._moving = set(self._seen_moving)
         self._state.private.settle(self._moving, sections=self._sections)
-        self._spacing = self._every * (1 + (self._probe.size() >> 30))
+        if not self._state.saves:
+            self._spacing = self._every * (1 + (self._probe.size() >> 30))
         self._stale = True
 
     def _refuse(self, path: str) -> None:
@@ -182,25 +188,27 @@ class Redo:
     @property
     def learned(self) -> Learned:
         """What the calls have shown so far."""
-        return Learned(self._calls, self._moving is not None, *self._known_by_now)
+        return Learned(self._calls, self._looks, *self._noted)
 
     def _note(self) -> None:
-        moving = bytes(name in self._seen_moving for name in self._probe.buffers)
-        self._known_by_now = moving, bytes(path in self._copied for path in self._probe.parts)
+        # By name: the order of a set in the script may be another one in another process.
+        buffers, parts = sorted(self._probe.buffers), sorted(self._probe.parts)
+        moving = bytes(name in self._seen_moving for name in buffers)
+        self._noted = _digest(buffers, parts), moving, bytes(path in self._copied for path in parts)
 
     def take_over(self, learned: Learned) -> None:
         """For a newcomer, before its first call: what the calls of this rank's last holder have shown."""
-        buffers, parts = self._probe.buffers, self._probe.parts
-        if (len(learned.moving), len(learned.copied)) != (len(buffers), len(parts)):
+        buffers, parts = sorted(self._probe.buffers), sorted(self._probe.parts)
+        if learned.names != _digest(buffers, parts):
             return  # it has learned nothing yet, or of another script
         if self._state.saves:
             return  # its optimizers are known by their step only: until then a look must tell that all was put back
-        self._calls = learned.calls
+        self._calls, self._looks = learned.calls, learned.looks
         self._seen_moving = {name for name, moves in zip(buffers, learned.moving, strict=True) if moves}
-        changed = (path for path, changes in zip(parts, learned.copied, strict=True) if changes)
-        self._copied = {path: Copied(parts[path]) for path in changed}
+        changed = [path for path, changes in zip(parts, learned.copied, strict=True) if changes]
+        self._copied = {path: Copied(self._probe.parts[path]) for path in changed}
         self._note()
-        if learned.over:
+        if self._looks >= self._first:
             self._settle()
         self._stale = True
 
@@ -253,3 +261,11 @@ class Redo:
         yield
         for mark in now:
             mark.rewind()
+
+
+def _digest(*lists: list[str]) -> bytes:
+    """16 bytes for lists of names."""
+    digest = Digest()
+    for names in lists:
+        digest.add("\n".join([*names, ""]).encode() + b"\0")
+    return digest.raw()

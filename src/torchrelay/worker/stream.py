@@ -238,19 +238,19 @@ class Piece:
 
 
 def pieces(views: Iterable[tuple[View, Filled]], most: int = CHUNK) -> Iterator[Piece]:
-    """The same memory in the same order, in pieces of at most so many bytes."""
+    """The same memory in the same order, in pieces: slices of at most so many bytes, or small views together."""
     return (Piece(group, filled) for group, filled in _grouped(views, most))
 
 
 def _grouped(
     views: Iterable[tuple[View, Filled]], most: int = CHUNK
 ) -> Iterator[tuple[list[View], list[Callable[[], None]]]]:
-    """The same memory in the same order, in groups of at most so many bytes: one slice, or several small views."""
+    """The same memory in the same order: one slice of at most so many bytes, or several views of `CHUNK` together."""
     group: list[View] = []
     filled: list[Callable[[], None]] = []
     size = 0
     for view, call in views:
-        if group and size + len(view) > most:
+        if group and size + len(view) > CHUNK:
             yield group, filled
             group, filled, size = [], [], 0
         start = 0
