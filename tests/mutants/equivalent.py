@@ -67,6 +67,10 @@ EQUIVALENT: dict[str, str] = {
     "migration:choose_group: urgent and chosen is None without chosen is None": (
         "where there is room for a plan there is room for what is urgent"
     ),
+    (
+        "migration:prepare_targets: len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < ..."
+        " without len(ready) < len(move.ranks)"
+    ): "`place`, which comes before, starts a worker for each rank for which there is room",
     "migration:narrow: target is not None and target in cluster.workers without target is not None": NOBODY,
     "migration:narrow: target is not None and target in cluster.workers without target in cluster.workers": (
         "to end who is gone changes nothing"
