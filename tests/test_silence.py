@@ -103,12 +103,31 @@ def test_the_limit_is_four_of_the_longest_gaps_within_bounds(gap: int, limit: in
 
 
 def test_a_gap_is_remembered_for_five_minutes_at_least_and_ten_at_most() -> None:
+    assert GAPS_MS == 300_000
     rhythm = Rhythm(0).note(3_000, GAPS_MS - 1).note(2_000, GAPS_MS - 1)
     assert rhythm.longest_ms == 3_000
     rhythm = rhythm.note(250, GAPS_MS).note(500, 2 * GAPS_MS - 1)
     assert (rhythm.longest_ms, rhythm.gap_ms) == (3_000, 500)
     assert rhythm.note(250, 2 * GAPS_MS).longest_ms == 500
     assert Rhythm(0).note(3_000, 1).note(250, 2 * GAPS_MS).longest_ms == 250
+    assert Rhythm(0).note(3_000, 1).note(0, 2 * GAPS_MS).longest_ms == 0
+    assert Rhythm(7).longest_ms == Rhythm(7).note(0, 2 * GAPS_MS).before_ms == 0
+
+
+@pytest.mark.parametrize(("gap", "over"), [(LEAST_SILENCE_MS - 1, False), (LEAST_SILENCE_MS, True)])
+def test_who_is_heard_after_the_shortest_limit_of_all_ends_the_silence_of_all(gap: int, over: bool) -> None:
+    vitals = Vitals(
+        heard=Table(((node, "a"), 0) for node in (A, B)), rhythms=Table({A: Rhythm(0), B: Rhythm(0, 5_000)})
+    )
+    vitals = hear(vitals, Beat(node=A, incarnation="a"), gap)
+    assert vitals.heard[B, "a"] == (gap if over else 0)
+
+
+def test_time_may_begin_at_zero() -> None:
+    cast = Cast(vitals=Vitals(heard=Table({(C, "a"): 0, (A, "a"): 5_000})), now_ms=5_000)
+    silence = cast.silence(C)
+    assert silence is not None
+    assert silence.lost_in_ms == LEAST_SILENCE_MS - 5_000
 
 
 def test_a_node_that_beats_in_time_is_lost_after_six_seconds_of_silence() -> None:
@@ -187,8 +206,21 @@ def test_what_was_committed_before_the_last_beat_proves_nothing() -> None:
     cast.live(1_000, A, B, C)
     cast.live(1_000, A, B, C, trains=False)
     begin = cast.now_ms
+    cast.live(2_000, A, C, trains=False)
+    silence = cast.silence(B)
+    assert silence is not None
+    assert silence.advanced_ms is None
     cast.live(60_000, A, C, trains=False)
     assert cast.lost == [(begin + LEAST_SILENCE_MS, B)]
+
+
+def test_what_was_committed_at_the_last_beat_proves_nothing_either() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    cast.live(2_000, A, C, trains=False)
+    silence = cast.silence(B)
+    assert silence is not None
+    assert silence.advanced_ms is None
 
 
 def test_a_job_whose_ranks_are_all_on_silent_nodes_proves_nothing() -> None:
@@ -269,6 +301,31 @@ def test_who_is_heard_and_who_is_gone_is_not_called_silent() -> None:
     assert cast.silence(B) is None
 
 
+def test_all_are_silent_from_two_seconds_on() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    for ms, deaf in ((1_750, False), (250, True)):
+        cast.live(ms)
+        silence = cast.silence(B)
+        assert silence is not None
+        assert silence.all_silent is deaf
+
+
+def test_nodes_that_are_gone_or_have_not_begun_do_not_count_among_the_silent() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    cast.live(ALL_SILENT_MS, A)
+    cast.cluster = advance(cast.cluster, ev.NodeLost(node=A, incarnation="a", reason=""), cast.now_ms)
+    silence = cast.silence(B)
+    assert silence is not None
+    assert silence.all_silent
+    new = ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1)
+    cast.cluster = advance(cast.cluster, new, cast.now_ms)
+    silence = cast.silence(B)
+    assert silence is not None
+    assert not silence.all_silent
+
+
 def test_one_node_that_is_heard_is_enough_to_tell_silence_from_deafness() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
@@ -278,13 +335,43 @@ def test_one_node_that_is_heard_is_enough_to_tell_silence_from_deafness() -> Non
     assert not silence.all_silent
 
 
-def test_a_gate_that_any_rank_passed_is_proof_of_all() -> None:
+@pytest.mark.parametrize("then", [None, 1])
+def test_a_gate_that_any_rank_passed_is_proof_of_all(then: int | None) -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     still = [worker for worker in cast.vitals.pulses if cast.cluster.workers[worker].rank == Rank(0)]
     cast.live(10_000, A, C)
-    pulses = cast.vitals.pulses.put(still[0], replace(cast.vitals.pulses[still[0]], advanced_ms=None))
+    pulses = cast.vitals.pulses.put(still[0], replace(cast.vitals.pulses[still[0]], advanced_ms=then))
     cast.vitals = replace(cast.vitals, pulses=pulses)
     silence = cast.silence(B)
     assert silence is not None
     assert silence.advanced_ms == 0
+
+
+@pytest.mark.parametrize(
+    ("left", "advanced", "told"),
+    [(5, None, "(limit 9.0 s)"), (0, 100, "(limit 9.0 s)"), (1, 100, "but its ranks train on")],
+)
+def test_what_is_said_of_a_silence(left: int, advanced: int | None, told: str) -> None:
+    silence = Silence(A, 3_000, 9_000, left, advanced)
+    assert not silence.all_silent
+    assert str(silence).split(" s", 1)[1].strip(", ") == told
+    assert "so are all" in str(replace(silence, all_silent=True))
+
+
+# ---------------------------------------------------------------- freezes
+
+
+@pytest.mark.parametrize("phases", [(JobPhase.RUNNING,), (JobPhase.AGREEING,), (JobPhase.RUNNING, JobPhase.AGREEING)])
+def test_under_a_freeze_nobody_is_judged_while_all_jobs_train(phases: tuple[JobPhase, ...]) -> None:
+    cast = Cast()
+    cast.live(1_000, A, B, C)
+    job = cast.cluster.jobs[JOB]
+    for number, phase in enumerate(phases):
+        spec = msgspec.structs.replace(job.spec, job=JobId("other" if number else JOB))
+        cast.cluster = cast.cluster.with_job(replace(job, spec=spec, phase=phase))
+    cast.live(LEAST_SILENCE_MS, A, B, tells=False)
+    assert judge(cast.vitals, cast.cluster, cast.now_ms) != ()
+    frozen = replace(cast.cluster, freezes=Table({"ann": "looking"}))
+    judged = judge(cast.vitals, frozen, cast.now_ms)
+    assert (judged == ()) is (JobPhase.AGREEING not in phases)

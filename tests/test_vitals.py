@@ -431,3 +431,11 @@ def test_ranks_at_different_points_or_on_the_move_have_not_strayed() -> None:
         for rank in (0, 1, 3):
             ward.set(rank, phase=WorkerPhase.SECTION, collectives=100 + beat)
         assert ward.live(BEAT_MS) == []
+
+
+def test_an_agent_that_does_not_tell_main_threads_apart_tells_of_no_time_of_theirs() -> None:
+    told = msgspec.to_builtins(Ward().samples[Rank(0)])
+    told.pop("main_ms")
+    sample = msgspec.convert(told, Sample)
+    assert sample.main_ms == 0
+    assert Pulse(sample, 0, 0, 0).still_main_ms == 0

@@ -10,6 +10,7 @@ NOBODY = "nobody is named None; it is said for the types"
 LEAVER = "who ends a leaver takes it off the seat as well"
 STANDS = "a leaver is kept only while the job goes on from the boundary: else `decide` lets it go"
 TARGET = "a target that is not being ended has an open move, and is its rank's heir; it is said for the types"
+OWN = "what a node's own beats told is no newer than the last of them, and so no proof"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
@@ -132,4 +133,12 @@ EQUIVALENT: dict[str, str] = {
     "speech:circle_of: for all, not if worker is not None": HELD,
     "speech:job_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",
+    "vitals:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
+    "vitals:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
+    "vitals:silence_of: 0 to 1 #2": "a limit is longer than that",
+    "vitals:last_proof: worker is not None and node_of(cluster, worker) == node without worker is not None": NOBODY,
+    "vitals:last_proof: worker is not None and worker not in here without worker is not None": NOBODY,
+    "vitals:last_proof: worker is not None and worker not in here without worker not in here": OWN,
+    "vitals:last_proof: for all, not if worker is not None and worker not in here": OWN,
+    "vitals:node_of: always known.node": "who holds a rank is known; it is said for the types",
 }
