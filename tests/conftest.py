@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 import pytest
 
@@ -14,7 +14,7 @@ SLOW = frozenset(
     {
         "test_agent", "test_agent_deaths", "test_chaos", "test_cli_local_run", "test_cli_run", "test_ddp",
         "test_exhaustive", "test_forkserver", "test_groups", "test_local_scheduler", "test_operating",
-        "test_orchestrator_process", "test_properties", "test_redo", "test_simulation", "test_transfer",
+        "test_orchestrator_process", "test_properties", "test_redo", "test_simulation", "test_take_over", "test_transfer",
     }
 )  # fmt: skip
 
@@ -30,3 +30,17 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
 def sent(monkeypatch: pytest.MonkeyPatch) -> None:
     """States are sent, though both ends are on one machine and one could read the other's (see test_neighbour)."""
     monkeypatch.setenv("TORCHRELAY_NEIGHBOURS", "0")
+
+
+@pytest.fixture
+def left_as_found() -> Iterator[None]:
+    """Random generators are as before; and one thread, as for tiny tensors more of them only wait for one another."""
+    import torch
+
+    from torchrelay.worker import random_state
+
+    before, threads = random_state.capture(), torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+    random_state.restore(before)

@@ -1,0 +1,140 @@
+"""Who takes over a rank knows what its calls change, and redoes them to the same bits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import pytest
+
+from tests.redone import SaverScript, Script, digests
+from torchrelay.worker import memory, random_state, redo
+from torchrelay.worker.probe import Probe
+from torchrelay.worker.record import Learned
+
+pytestmark = pytest.mark.usefixtures("left_as_found")
+
+
+def taken_over(script: Script, before_gate: Callable[[Script], Callable[[], None]] | None = None) -> Script:
+    """The same script in another process, which has the state and what was learned, and has called nothing."""
+    heir = Script(zero=script.zero)
+    data, tensors = script.state.manifest()
+    for live, values in zip(heir.state.receive(data), tensors, strict=True):
+        live.detach().copy_(values)
+    heir.state.commit_received()
+    heir.state.private.load(script.state.private.record())
+    heir.steps = script.steps
+    heir.before_gate = before_gate(heir) if before_gate else heir.before_gate
+    heir.redo.take_over(script.redo.learned)
+    return heir
+
+
+def counting(script: Script) -> Callable[[], None]:
+    def count() -> None:
+        script.log["seen"].append(script.steps)
+
+    return count
+
+
+@pytest.mark.parametrize("place", ["", "backward", "gate"])
+@pytest.mark.parametrize("calls", [1, 2, 3, 4])
+def test_a_successor_redoes_calls_as_its_predecessor_would(calls: int, place: str) -> None:
+    script, whole = Script(), Script()
+    script.before_gate, whole.before_gate = counting(script), counting(whole)
+    expected = digests(whole, {}, calls + 3)
+    digests(script, {}, calls)
+    rng = random_state.capture()
+    heir = taken_over(script, counting)
+    random_state.restore(rng)
+    found = []
+    for number in range(3):
+        heir.call(cut=place if number == 0 else "")
+        found.append(heir.state.digest())
+    assert found == expected[calls:]
+    assert heir.log["seen"] == list(range(calls + 3))
+
+
+def test_a_successor_does_not_look_at_its_first_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    digests(script, {}, 3)
+    heir = taken_over(script)
+    looks: list[int] = []
+    look = Probe.look
+
+    def counted(probe: Probe, names: Iterable[str]) -> dict[str, str]:
+        looks.append(heir.steps)
+        return look(probe, names)
+
+    monkeypatch.setattr(Probe, "look", counted)
+    for _ in range(4):
+        heir.call()
+    assert looks == [5, 5]  # the sixth call of the rank, as with its predecessor: at its entry and at its gate
+    names = heir.state.private._names
+    assert names == script.state.private._names
+    assert names
+
+
+def test_of_another_script_nothing_is_taken_over() -> None:
+    heir = Script()
+    heir.redo.take_over(Learned(100, 3, b"n" * 16, b"\1", b"\1"))
+    assert heir.redo.learned.calls == 0
+
+
+def test_with_save_and_load_a_successor_looks_itself() -> None:
+    script, heir = SaverScript(), SaverScript()
+    for _ in range(4):
+        script.call()
+    heir.redo.take_over(script.redo.learned)
+    assert heir.redo.learned.calls == 0
+
+
+def test_what_is_large_is_looked_at_the_more_rarely_the_more_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redo, "COPY_LIMIT", 100)
+    monkeypatch.setattr(Probe, "size", lambda _: 5 << 29)
+    script = Script()
+    digests(script, {}, 3)
+    looked: dict[str, list[int]] = {}
+    for _ in range(40):
+        script.call()
+        for name in script.redo._before:
+            looked.setdefault(name, []).append(script.redo._calls)
+    assert looked["extra['log']"] == list(range(6, 43, 6))
+    assert looked["model"] == looked["optimizer"] == [18, 36]  # two and a half GB: one of 3 * 6 calls
+
+
+@pytest.mark.parametrize("cut", ["forward", "backward"])
+def test_calls_that_were_cut_short_are_no_first_ones(cut: str) -> None:
+    script = Script()
+    for place in (cut, "", ""):
+        script.call(cut=place)
+        assert script.redo._before
+    assert (script.redo.learned.calls, script.redo.learned.looks) == (4, 3)
+    script.call()
+    assert not script.redo._before
+    whole, heirs = Script(), Script()
+    digests(whole, {}, 2)
+    heirs.redo.take_over(whole.redo.learned)
+    assert heirs.redo.learned == whole.redo.learned
+    heirs.call(cut=cut)
+    assert heirs.redo.learned.looks == 3
+
+
+def test_what_was_learned_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    script = Script()
+    script.before_gate = counting(script)
+    digests(script, {}, 3)
+    heir = Script()
+    turned = dict(reversed(heir.redo._probe.parts.items()))
+    monkeypatch.setattr(heir.redo._probe, "parts", turned)
+    heir.redo.take_over(script.redo.learned)
+    assert list(heir.redo._copied) == list(script.redo._copied) == ["extra['log']"]
+    other = Script()
+    other.redo._probe.parts["extra['other']"] = other.redo._probe.parts.pop("extra['log']")
+    other.redo.take_over(script.redo.learned)
+    assert not other.redo._copied
+
+
+def test_what_is_looked_at_is_the_state_without_what_is_put_back_anyway() -> None:
+    script = Script()
+    digests(script, {}, 2)
+    everything = sum(map(memory.size, script.state.manifest()[1]))
+    assert Probe(script.state).size() == everything - script.generator.get_state().numel()
