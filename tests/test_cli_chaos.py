@@ -69,6 +69,9 @@ def test_what_is_no_time_or_makes_no_sense_is_refused(capsys: pytest.CaptureFixt
     with pytest.raises(SystemExit):
         parser().parse_args(["stop", "--rank", "1", "--for", "soon"])
     assert "'soon' is no time" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        parser().parse_args(["kill", "--phase", "sleep"])
+    assert "'sleep' is no phase: any, backward" in capsys.readouterr().err
     for words, complaint in ((["exit", "--code", "300"], "0 to 255"), (["slow", "--factor", "1"], "more than 1")):
         with pytest.raises(NotPossible, match=complaint):
             wish_of(parser().parse_args(words), random.Random(1))
@@ -267,6 +270,10 @@ def test_a_job_gets_over_what_its_owner_does_to_it(tmp_path: Path) -> None:
     assert code == 0, out
     code, out, _ = chaos("partition", "--node", "node-0", "--for", "1s", "--yes", "--no-wait")
     assert code == 0, out
+    code, out, _ = chaos("orchestrator", "--yes")
+    assert code == 0, out
+    audit = torchrelay("audit", "--run-dir", str(run_dir), "-o", "json").stdout
+    assert audit.count("chaos orchestrator") == 1, audit
     lines = [json.loads(line) for line in (run_dir / "chaos.jsonl").read_text().splitlines()]
     assert [line["deed"] for line in lines][0::3] == ["kill", "partition"]
     done = end_job(process, run_dir, timeout_s=120)

@@ -235,6 +235,14 @@ class TestWhy:
         story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="gone"))
         assert "lost: nothing is put there" in self.lines(story, "node-1")
 
+    def test_a_node_that_is_to_be_left_and_cannot_be(self) -> None:
+        story = two_nodes()
+        assert "should move" not in self.lines(story, "node-1")
+        carried_out(story, taint(story, node="node-1", verb="drain"))
+        told = self.lines(story, "node-1")
+        assert told.count("M-1 moves it, and waits: 2 workers needed, there is room for 1") == 2
+        assert "waits: 2 workers needed" in self.lines(story, "rank 2")
+
     def test_a_move_with_its_story(self) -> None:
         story = two_nodes()
         carried_out(story, migrate(story, 2, reason="try it"))

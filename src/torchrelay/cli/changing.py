@@ -33,7 +33,7 @@ def reach(run_dir: Path | None) -> Client:
         client.view_status()
     except Away as error:
         refuse_if_over(found)
-        remedy = "`torchrelay run` starts it again at once: try again"
+        remedy = "`torchrelay run` starts it again, at once if it has ended, in 20 s if it answers nobody: try again"
         raise NotPossible(f"nothing was changed: {error}; {remedy}") from error
     return client
 

@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
         if deed in (Deed.STOP, Deed.SLOW, Deed.PARTITION, Deed.NODE):
             verb.add_argument("--for", dest="for_s", type=seconds, metavar="TIME", help="how long: 20s, 500ms, 2m")
         if deed in (Deed.KILL, Deed.STOP):
-            verb.add_argument("--phase", type=Phase, choices=list(Phase), default=Phase.ANY, metavar="PHASE",
+            verb.add_argument("--phase", type=phase, default=Phase.ANY, metavar="PHASE",
                               help=f"hit it when it is in this phase: {', '.join(Phase)}")  # fmt: skip
         add_common(verb)
     made[Deed.EXIT].add_argument("--code", type=int, help="the exit code, 0 to 255 (1)")
@@ -123,6 +123,14 @@ def add_common(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--seed", type=int, help="of what is drawn by chance")
     verb.add_argument("-o", "--output", type=Output, choices=[Output.TABLE, Output.JSON], default=Output.TABLE,
                       metavar="{table,json}", help="how it is printed; json: one object a line")  # fmt: skip
+
+
+def phase(text: str) -> Phase:
+    """A phase by its name."""
+    try:
+        return Phase(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is no phase: {', '.join(Phase)}") from None
 
 
 def seconds(text: str) -> float:
@@ -184,6 +192,7 @@ class Session:
     job: str
     given: argparse.Namespace
     sure: bool = field(default=False)
+    owed: tuple[str, str] | None = None  # what the audit is still to be told
 
     @classmethod
     def of(cls, given: argparse.Namespace) -> Session:
@@ -218,6 +227,7 @@ class Session:
         result = msgspec.structs.replace(result, did=did, took_s=round(done - begin, 3))
         if not self.given.no_wait:
             result = self.outcome(result, expects, known)
+            self.give_note()
             if result.incidents:
                 since = begin if plan.lasts_s is not None else done
                 result = msgspec.structs.replace(result, after_s=round(time.monotonic() - since, 2))
@@ -253,10 +263,18 @@ class Session:
         with (self.where.run_dir / RECORD).open("a") as file:
             file.write(json.dumps(said) + "\n")
         what = "; ".join(f"{step.what} (process {step.pid})" if step.pid else step.what for step in result.steps)
+        self.owed = (f"chaos {result.wish.deed}", what)
+        self.give_note()
+
+    def give_note(self) -> None:
+        """Tell the audit what was done, if that is still owed: it may be the orchestrator that was hit."""
+        if self.owed is None:
+            return
         try:
-            self.client.note(f"chaos {result.wish.deed}", what)
+            self.client.note(*self.owed)
         except (Away, Denied):
-            pass  # it may be the orchestrator that was hit; the file has it
+            return  # the file has it
+        self.owed = None
 
     # ------------------------------------------------------------ the outcome
 

@@ -76,23 +76,32 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     if over(job):
         yield f"{job.spec.job} is {job.phase}: nothing moves any more"
         return
-    wish = wishes(cluster, job).get(rank)
-    move = job.open_move
-    if wish is None:
-        yield "nothing asks it to move: no taint with NoExecute lies on its place, and nobody asked for it"
-    else:
-        yield f"it should move ({wish.kind}): {wish.reason} (says {wish.source})"
-        if move is not None and rank in move.ranks:
-            yield f"{move.name} moves it, and is {move.state}: {last_of(move)}"
-        elif move is not None:
-            yield f"it waits for {move.name} of {ranks_text(move.ranks)}, which is {move.state}: one move at a time"
-        elif job.phase is not JobPhase.RUNNING:
-            yield f"{job.spec.job} is {job.phase}: moves begin while it trains"
+    elsewhere = list(why_elsewhere(cluster, job, rank))
+    if elsewhere:
+        yield from elsewhere
         yield from standstill(cluster, job)
+    else:
+        yield "nothing asks it to move: no taint with NoExecute lies on its place, and nobody asked for it"
     for past in [one for one in job.moves if rank in one.ranks and not one.open][-2:]:
         yield f"before: {past.name} {past.state}: {last_of(past)}"
         if past.state is MoveState.FAILED and cluster.now_ms < past.again_ms:
             yield f"it is tried again in {(past.again_ms - cluster.now_ms) / 1000:.0f} s"
+
+
+def why_elsewhere(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
+    """Of a rank that is held: what wants it elsewhere, and how far that has come. Nothing if it may stay."""
+    wish = wishes(cluster, job).get(rank)
+    move = job.open_move
+    if wish is None:
+        return
+    yield f"it should move ({wish.kind}): {wish.reason} (says {wish.source})"
+    if move is not None and rank in move.ranks:
+        waiting = move.state is MoveState.WAITING and last_of(move).startswith("waits")
+        yield f"{move.name} moves it, and " + (last_of(move) if waiting else f"is {move.state}: {last_of(move)}")
+    elif move is not None:
+        yield f"it waits for {move.name} of {ranks_text(move.ranks)}, which is {move.state}: one move at a time"
+    elif job.phase is not JobPhase.RUNNING:
+        yield f"{job.spec.job} is {job.phase}: moves begin while it trains"
 
 
 def standstill(cluster: Cluster, job: Job) -> list[str]:
@@ -178,7 +187,8 @@ def why_node(scene: Scene, job: Job, node: Node) -> Iterator[str]:
     for slot in range(node.slots):
         holder = next((w for w in cluster.workers.values() if (w.node, w.slot) == (node.node, slot)), None)
         if holder is not None and holder.rank is not None and holder.job == job.spec.job:
-            yield f"slot {slot}: rank {holder.rank} ({holder.worker})"
+            elsewhere = "; ".join(why_elsewhere(cluster, job, holder.rank)) if not over(job) else ""
+            yield f"slot {slot}: rank {holder.rank} ({holder.worker})" + (f": {elsewhere}" if elsewhere else "")
             continue
         first, *more = [line for line in why_slot(scene, job, node, slot) if line not in hindrance]
         yield f"slot {slot}: {first}" + (f" ({'; '.join(more)})" if more else "")
