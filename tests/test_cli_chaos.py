@@ -175,6 +175,7 @@ def test_what_cannot_be_hit_is_refused_before_anything_is_done(tmp_path: Path) -
         (Wish(deed=Deed.AGENT, node=A), facts(), "does not run at the moment"),
         (Wish(deed=Deed.ORCHESTRATOR), facts(), "does not run at the moment"),
         (Wish(deed=Deed.NODE, node=A, how=How.POWER), facts(), "with --isolate"),
+        (Wish(deed=Deed.NODE, node=NodeId("node-9")), facts(), "nothing runs on node-9 .* this run: node-0"),
     ):
         with pytest.raises(Refusal, match=complaint):
             plan_deed(wish, said, where)

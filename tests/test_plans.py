@@ -8,6 +8,7 @@ import pytest
 
 from tests.telling import JOB, Story
 from torchrelay.orchestrator.plans import (
+    DRAIN,
     MigrateAsk,
     Planned,
     PlanRefused,
@@ -124,6 +125,14 @@ class TestMigrate:
         assert any("M-1 called off" in line for line in planned.change.plan)
         carried_out(story, planned)
         assert story.job.open_move is None
+
+    @pytest.mark.parametrize(("key", "remedy"), [(DRAIN, "undrain it"), ("gpu/ecc", "untaint that")])
+    def test_what_a_taint_asks_for_is_not_taken_back_and_the_remedy_is_said(self, key: str, remedy: str) -> None:
+        story = two_nodes()
+        carried_out(story, taint(story, node="node-1", key=key))
+        planned = migrate(story, 2, cancel=True)
+        assert planned.event is None
+        assert f"is tainted {key}: {remedy}" in planned.change.plan[-1]
 
     def test_a_second_wish_says_that_it_waits_for_the_first(self) -> None:
         story = two_nodes()

@@ -192,7 +192,8 @@ def plan_node(wish: Wish, facts: Facts, where: Whereabouts) -> Plan:
     family = where.family(node, [row.pid for row in facts.on(node) if row.pid is not None])
     pids = ([agent] if agent is not None else []) + family
     if not pids:
-        raise Refusal(f"nothing runs on {node} that could be killed")
+        known = ", ".join(sorted(where.agents())) or "none"
+        raise Refusal(f"nothing runs on {node} that could be killed; nodes of this run: {known}")
     names = {row.pid: row.worker for row in facts.on(node)}
     roles: dict[int | None, str] = {agent: "the agent"} | dict.fromkeys(family[:1], "the forkserver")
     steps = [

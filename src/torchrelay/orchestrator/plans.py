@@ -182,7 +182,8 @@ def plan_withdrawal(scene: Scene, job: Job, ranks: tuple[Rank, ...], who: str) -
             worker = holder_of(scene.cluster, job, rank)
             taint = None if worker is None else leaving(scene.cluster, worker)
             if taint is not None:
-                told.append(f"rank {rank} moves because {taint.place} is tainted {taint.key}: untaint that")
+                remedy = "undrain it" if taint.key == DRAIN else "untaint that"
+                told.append(f"rank {rank} moves because {taint.place} is tainted {taint.key}: {remedy}")
         return nothing("migrate", *told)
     event = MoveWithdrawn(job=job.spec.job, ranks=asked, source=who)
     about = tuple((job.spec.job, rank) for rank in asked)
