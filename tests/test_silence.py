@@ -90,6 +90,12 @@ class Cast:
     def silence(self, node: NodeId) -> Silence | None:
         return silence_of(self.vitals, self.cluster, self.cluster.nodes[node], self.now_ms)
 
+    def silent(self, node: NodeId) -> Silence:
+        """Of a node that is not heard."""
+        silence = self.silence(node)
+        assert silence is not None, f"{node} is heard"
+        return silence
+
 
 # ---------------------------------------------------------------- the limit
 
@@ -125,9 +131,7 @@ def test_who_is_heard_after_the_shortest_limit_of_all_ends_the_silence_of_all(ga
 
 def test_time_may_begin_at_zero() -> None:
     cast = Cast(vitals=Vitals(heard=Table({(C, "a"): 0, (A, "a"): 5_000})), now_ms=5_000)
-    silence = cast.silence(C)
-    assert silence is not None
-    assert silence.lost_in_ms == LEAST_SILENCE_MS - 5_000
+    assert cast.silent(C).lost_in_ms == LEAST_SILENCE_MS - 5_000
 
 
 def test_a_node_that_beats_in_time_is_lost_after_six_seconds_of_silence() -> None:
@@ -180,8 +184,7 @@ def test_a_silent_node_whose_ranks_train_on_is_not_lost() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     assert cast.live(600_000, A, C) == []
-    silence = cast.silence(B)
-    assert silence is not None
+    silence = cast.silent(B)
     assert str(silence) == "silent for 600.0 s, but its ranks train on"
     assert (silence.advanced_ms, silence.lost_in_ms) == (0, LEAST_SILENCE_MS)
 
@@ -207,9 +210,7 @@ def test_what_was_committed_before_the_last_beat_proves_nothing() -> None:
     cast.live(1_000, A, B, C, trains=False)
     begin = cast.now_ms
     cast.live(2_000, A, C, trains=False)
-    silence = cast.silence(B)
-    assert silence is not None
-    assert silence.advanced_ms is None
+    assert cast.silent(B).advanced_ms is None
     cast.live(60_000, A, C, trains=False)
     assert cast.lost == [(begin + LEAST_SILENCE_MS, B)]
 
@@ -218,9 +219,7 @@ def test_what_was_committed_at_the_last_beat_proves_nothing_either() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     cast.live(2_000, A, C, trains=False)
-    silence = cast.silence(B)
-    assert silence is not None
-    assert silence.advanced_ms is None
+    assert cast.silent(B).advanced_ms is None
 
 
 def test_a_job_whose_ranks_are_all_on_silent_nodes_proves_nothing() -> None:
@@ -264,8 +263,7 @@ def test_if_all_are_silent_at_once_nobody_is_lost_for_a_minute() -> None:
     cast.live(1_000, A, B, C)
     begin = cast.now_ms
     assert cast.live(DEAF_MS - BEAT_MS) == []
-    silence = cast.silence(A)
-    assert silence is not None
+    silence = cast.silent(A)
     assert "and so are all: it may be the orchestrator that hears nothing" in str(silence)
     assert sorted(cast.live(BEAT_MS)) == [A, B, C]
     assert {at for at, _ in cast.lost} == {begin + DEAF_MS}
@@ -306,9 +304,7 @@ def test_all_are_silent_from_two_seconds_on() -> None:
     cast.live(1_000, A, B, C)
     for ms, deaf in ((1_750, False), (250, True)):
         cast.live(ms)
-        silence = cast.silence(B)
-        assert silence is not None
-        assert silence.all_silent is deaf
+        assert cast.silent(B).all_silent is deaf
 
 
 def test_nodes_that_are_gone_or_have_not_begun_do_not_count_among_the_silent() -> None:
@@ -316,23 +312,17 @@ def test_nodes_that_are_gone_or_have_not_begun_do_not_count_among_the_silent() -
     cast.live(1_000, A, B, C)
     cast.live(ALL_SILENT_MS, A)
     cast.cluster = advance(cast.cluster, ev.NodeLost(node=A, incarnation="a", reason=""), cast.now_ms)
-    silence = cast.silence(B)
-    assert silence is not None
-    assert silence.all_silent
+    assert cast.silent(B).all_silent
     new = ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1)
     cast.cluster = advance(cast.cluster, new, cast.now_ms)
-    silence = cast.silence(B)
-    assert silence is not None
-    assert not silence.all_silent
+    assert not cast.silent(B).all_silent
 
 
 def test_one_node_that_is_heard_is_enough_to_tell_silence_from_deafness() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     cast.live(ALL_SILENT_MS, A)
-    silence = cast.silence(B)
-    assert silence is not None
-    assert not silence.all_silent
+    assert not cast.silent(B).all_silent
 
 
 @pytest.mark.parametrize("then", [None, 1])
@@ -343,9 +333,7 @@ def test_a_gate_that_any_rank_passed_is_proof_of_all(then: int | None) -> None:
     cast.live(10_000, A, C)
     pulses = cast.vitals.pulses.put(still[0], replace(cast.vitals.pulses[still[0]], advanced_ms=then))
     cast.vitals = replace(cast.vitals, pulses=pulses)
-    silence = cast.silence(B)
-    assert silence is not None
-    assert silence.advanced_ms == 0
+    assert cast.silent(B).advanced_ms == 0
 
 
 @pytest.mark.parametrize(
