@@ -15,6 +15,7 @@ class TargetStage(Stage):
     """Tells newcomers who can show an example, and tells them their place only when they are prepared."""
 
     shown_by: tuple[Source, ...] = ()  # set by a test; without it, those that have a rank
+    kept_waiting = False  # set by a test: nobody is told its place
 
     def notes(self) -> dict[WorkerId, str]:
         return {event.worker: event.note for event in self.of(WorkerPrepared)}
@@ -36,7 +37,7 @@ class TargetStage(Stage):
     def _pass_on(self, order: WorkerOrder, again: bool) -> None:
         if isinstance(order, Assign) and order.newcomer:
             order = msgspec.structs.replace(order, examples=self.shown_by or self.sources(order.worker))
-        if isinstance(order, CatchUp) and order.worker not in self.notes():
+        if isinstance(order, CatchUp) and (self.kept_waiting or order.worker not in self.notes()):
             return
         super()._pass_on(order, again)
 

@@ -154,9 +154,11 @@ def test_a_spare_lets_ranks_go_first_until_it_is_one(targets: Make, tmp_path: Pa
     (spare,) = (actor for actor in stage.actors.values() if actor not in ranks)
     assert [os.getpriority(os.PRIO_PROCESS, actor.pid) for actor in ranks] == [here] * WORLD
     assert os.getpriority(os.PRIO_PROCESS, spare.pid) == min(here + STEPS, LOWEST)
+    stage.kept_waiting = True
     stage.kill(1)
     stage.until(lambda: stage.notes(), "prepared")
     assert os.getpriority(os.PRIO_PROCESS, spare.pid) == min(here + STEPS, LOWEST), "a target is no rank yet"
+    stage.kept_waiting = False
     (tmp_path / "enough").touch()
     stage.until(lambda: stage.job.phase is JobPhase.RUNNING, "recovered")
     assert os.getpriority(os.PRIO_PROCESS, spare.pid) == here
