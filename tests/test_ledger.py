@@ -11,12 +11,14 @@ from torchrelay.orchestrator.journal import Anchor
 from torchrelay.orchestrator.scene import Scene
 from torchrelay.orchestrator.shown import IncidentView
 from torchrelay.orchestrator.views import view_incident
-from torchrelay.protocol.cluster import EMPTY
+from torchrelay.protocol.cluster import EMPTY, advance
+from torchrelay.protocol.events import JobSpec, JobSubmitted
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.vitals import Vitals
 
+CLUSTER = advance(EMPTY, JobSubmitted(spec=JobSpec(job=JobId("job"), world_size=4, nproc_per_node=4)), 0)
 BEGUN = 1_000
 WALL = 1_800_000_000_000
 FAULT = Fault("SIGKILL", "agent: process exit", BEGUN, Rank(2), WorkerId("node-1.0.5"), NodeId("node-1"))
@@ -46,7 +48,7 @@ def view(
         3, JobId("job"), Generation(4), faults, Table(marks), story, "redo the step after 41", Point(41),
         (Rank(0),) if restored else (), 8_000 if restored else 0, "d1" * 16 if restored else "", eligible, resolution,
     )  # fmt: skip
-    scene = Scene(EMPTY, Vitals(), {}, (Anchor(0, WALL, 1),), 5_000)
+    scene = Scene(CLUSTER, Vitals(), {}, (Anchor(0, WALL, 1),), 5_000)
     return view_incident(scene, incident)
 
 
@@ -145,7 +147,7 @@ class TestMoves:
             5, JobId("job"), Generation(6), (self.WISH,), marks, ((BEGUN, "asked for by ann"),), resolution=resolution,
             kind=kind, move=4,
         )  # fmt: skip
-        scene = Scene(EMPTY, Vitals(), {}, (Anchor(0, WALL, 1),), 5_000)
+        scene = Scene(CLUSTER, Vitals(), {}, (Anchor(0, WALL, 1),), 5_000)
         return line_of(view_incident(scene, incident))
 
     def test_its_pause_begins_when_the_first_stands_and_its_phases_add_up_to_it(self) -> None:

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import aiohttp
-import msgspec
 
-from torchrelay.protocol.events import Event, WorkerExited
+from torchrelay.protocol.events import Event, aged
 from torchrelay.protocol.vitals import Beat
 from torchrelay.wire.channel import (
     AGENT_PATH,
@@ -49,17 +48,16 @@ class Lost(ConnectionError):
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """An event until it is acknowledged. `at_ns`: when it happened, if its age matters."""
+    """An event until it is acknowledged. `at_ns`: when it happened, or when it was told."""
 
     seq: int
     event: Event
-    at_ns: int | None
+    at_ns: int
 
     def encoded(self, now_ns: int) -> bytes:
-        event = self.event
-        if isinstance(event, WorkerExited) and self.at_ns is not None:
-            event = msgspec.structs.replace(event, age_ms=max(0, (now_ns - self.at_ns) // 1_000_000))
-        return encode(EventFrame(self.seq, event))  # type: ignore[arg-type]  # only events of the union are told
+        event = aged(self.event, (now_ns - self.at_ns) // 1_000_000)
+        sent_ms = now_ns // 1_000_000
+        return encode(EventFrame(self.seq, event, sent_ms))  # type: ignore[arg-type]  # only events of the union are told
 
 
 class Uplink:
@@ -100,7 +98,7 @@ class Uplink:
     def tell(self, event: Event, at_ns: int | None = None) -> None:
         """Send an event; keep it, and send it again if need be, until it is acknowledged."""
         self._seq += 1
-        self._kept.append(Kept(self._seq, event, at_ns))
+        self._kept.append(Kept(self._seq, event, time.monotonic_ns() if at_ns is None else at_ns))
         self._empty.clear()
         self._more.set()
 
@@ -197,7 +195,7 @@ class Uplink:
                     await socket.send_bytes(kept.encoded(time.monotonic_ns()))
                     self._sent = kept.seq
             if time.monotonic() >= due:
-                await socket.send_bytes(encode(BeatFrame(self._beat())))
+                await socket.send_bytes(encode(BeatFrame(self._beat(), time.monotonic_ns() // 1_000_000)))
                 due = time.monotonic() + self._beat_s
             try:
                 async with asyncio.timeout(max(0.0, due - time.monotonic())):

@@ -9,6 +9,7 @@ from functools import partial
 from aiohttp import WSMsgType, web
 
 from torchrelay.orchestrator.journal import JournalUnavailable, Unwritable
+from torchrelay.orchestrator.lateness import Lateness
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.protocol.events import (
     CollectiveFailed,
@@ -32,6 +33,7 @@ from torchrelay.protocol.events import (
     WorkerRewired,
     WorkerStarted,
     WorkerWarm,
+    aged,
 )
 from torchrelay.protocol.vitals import BEAT_MS
 from torchrelay.wire.channel import (
@@ -153,20 +155,23 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
     await service.attach(link, joined)
     service.remind(link)
     log.info("%s attached as %s with %d workers", link.node, link.incarnation, len(attach.workers))
+    lateness = Lateness()
     async for raw in socket:
         if link.closed:
             return
         if raw.type is not WSMsgType.BINARY:
             raise WireError(f"a frame of type {raw.type.name}")
         match decode_to_orchestrator(raw.data):
-            case EventFrame(seq, event):
+            case EventFrame(seq, event, sent_ms):
                 if not isinstance(event, TELLABLE):
                     raise WireError(f"an agent does not say {type(event).__name__}")
                 if isinstance(event, TaintSet | TaintCleared) and event.node != link.node:
                     raise WireError(f"the agent of {link.node} speaks of a taint of {event.node}")
                 # Not awaited: the acknowledgement follows when the event is on disk, the next event may come first.
-                service.put(event).add_done_callback(partial(acknowledge, link, seq))
-            case BeatFrame(beat):
+                heard = service.put(aged(event, lateness.of(sent_ms)))
+                heard.add_done_callback(partial(acknowledge, link, seq))
+            case BeatFrame(beat, sent_ms):
+                lateness.of(sent_ms)
                 service.beat(link, beat)
             case Attach():
                 raise WireError("Attach said twice")

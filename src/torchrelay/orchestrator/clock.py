@@ -3,7 +3,7 @@
 Time in which the orchestrator could not listen does not count: nobody may be called late because the one who listens
 was away. It is left out when the process did not run (stopped, swapped out, its machine asleep), and while the clock
 is held (after a start, until the agents are back; while the journal cannot be written). What was sent meanwhile is
-heard first, then deadlines go on.
+heard first, then deadlines go on. How much was left out is known: training may have stood still in it.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ COUNTED_NS = 50_000_000
 
 
 class Clock:
-    """`now_ms()` starts at `start_ms`. `source` gives nanoseconds that never go back."""
+    """`now_ms()` starts at `start_ms`, `away_ms` later. `source` gives nanoseconds that never go back."""
 
-    def __init__(self, start_ms: int, source: Callable[[], int] = time.monotonic_ns) -> None:
+    def __init__(self, start_ms: int, source: Callable[[], int] = time.monotonic_ns, *, away_ms: int = 0) -> None:
         self._source = source
+        self._left_out_ns = away_ms * 1_000_000
         self._asked_ns = source()
         self._passed_ns = start_ms * 1_000_000
         self.held = False
@@ -30,13 +31,20 @@ class Clock:
     def now_ms(self) -> int:
         """The time now, without the gaps."""
         now = self._source()
-        gap = 0 if self.held else now - self._asked_ns
+        passed = now - self._asked_ns
+        gap = 0 if self.held else passed
         if gap > GAP_NS:
             gap = COUNTED_NS
             self.skips += 1
         self._asked_ns = now
         self._passed_ns += gap
+        self._left_out_ns += passed - gap
         return self._passed_ns // 1_000_000
+
+    def left_out_ms(self) -> int:
+        """How much was left out until now, `away_ms` included."""
+        self.now_ms()
+        return self._left_out_ns // 1_000_000
 
     def hold(self) -> None:
         """Stop the time, until `release`."""

@@ -43,6 +43,12 @@ class Scene:
         wall = self.wall_ms(moment_ms)
         return clock_text(wall) if wall else ""
 
+    def told_at(self, job: JobId, moment_ms: int) -> str:
+        """The same of a time in an incident, which counts what the clock has left out (`Job.moment`)."""
+        known = self.cluster.jobs[job]
+        wall = self.wall_ms(self.now_ms)
+        return clock_text(wall - (known.moment(self.now_ms) - moment_ms)) if wall else ""
+
     def wall_ms(self, moment_ms: int) -> int:
         """The same in ms since 1970; 0 if unknown."""
         return wall_ms(self.anchors, moment_ms)

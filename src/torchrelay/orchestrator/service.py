@@ -38,7 +38,7 @@ from torchrelay.orchestrator.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.story import Moment, tell
 from torchrelay.protocol import vitals as vital
 from torchrelay.protocol.cluster import EMPTY, RULES_VERSION, advance, orders
-from torchrelay.protocol.events import Event, JobSpec, NodeJoined, Tick, WorkerExited
+from torchrelay.protocol.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut, WorkerExited
 from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.orders import AnyOrder, Fence, Order
@@ -57,6 +57,7 @@ KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without a
 REMEMBER_S = 2.0  # between two notes of how far the jobs are
 RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
 KEPT_MOMENTS = 100_000
+WORTH_TELLING_MS = 20  # of the time that the clock has left out
 # Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
 
@@ -111,7 +112,9 @@ class Orchestrator:
         self._remembered, self._remembered_s = dict(self.reached), 0.0
         self._held_since_s = 0.0
         self._leave_at_s: float | None = None
-        self.clock = Clock(journal.last_ms, source)
+        since = journal.wall_ms(journal.last_ms)  # a clock on the wall that was set back meanwhile says nothing
+        self.clock = Clock(journal.last_ms, source, away_ms=max(0, wall_clock_ms() - since) if since else 0)
+        self._told_left_out_ms = 0
         self._skips = self.clock.skips
         self._kept_ms = journal.last_ms
         journal.anchor(self.clock.now_ms(), wall_clock_ms())
@@ -199,6 +202,8 @@ class Orchestrator:
 
         Raises `Unwritable`, `JournalUnavailable` or `Superseded`; then nothing has happened.
         """
+        if not isinstance(event, TimeLeftOut):
+            self._own_up()
         now = self.clock.now_ms()
         seq = self.journal.append(event, now, call)
         before, self.cluster = self.cluster, advance(self.cluster, event, now)
@@ -225,6 +230,15 @@ class Orchestrator:
         news, self.news = self.news, asyncio.Event()
         news.set()
 
+    def _own_up(self) -> None:
+        """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
+        self._anchor(self.clock.now_ms())
+        untold = self.clock.left_out_ms() - self._told_left_out_ms
+        if untold >= WORTH_TELLING_MS:
+            if self.cluster.jobs:
+                self.hear(TimeLeftOut(ms=untold))
+            self._told_left_out_ms += untold
+
     # ------------------------------------------------------------ time
 
     def _pass_time(self) -> None:
@@ -234,7 +248,8 @@ class Orchestrator:
         now = self.clock.now_ms()
         try:
             self.journal.check_lease()
-            self._anchor(now)
+            if not self.clock.held:  # in the end it is one gap
+                self._own_up()
             if now - self._kept_ms >= KEEP_TIME_MS:
                 self._keep_time(now)
             for event in vital.judge(self.vitals, self.cluster, now):

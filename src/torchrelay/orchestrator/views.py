@@ -36,7 +36,7 @@ from torchrelay.orchestrator.shown import (
     causes,
     size_text,
 )
-from torchrelay.protocol.ids import Rank
+from torchrelay.protocol.ids import JobId, Rank
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
 from torchrelay.protocol.job import Job
 from torchrelay.protocol.roster import Life, Seat, Worker, natural
@@ -191,12 +191,12 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         name=incident.name,
         job=incident.job,
         generation=incident.generation,
-        at=scene.at(begun),
+        at=scene.told_at(incident.job, begun),
         resolution=incident.resolution,
         eligible=incident.eligible,
         kind=incident.kind,
         move="" if incident.move is None else f"M-{incident.move}",
-        faults=tuple(view_fault(scene, fault) for fault in incident.faults),
+        faults=tuple(view_fault(scene, incident.job, fault) for fault in incident.faults),
         verdict=incident.verdict,
         target="" if incident.target is None else str(incident.target),
         sources=incident.sources,
@@ -204,16 +204,18 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         digest=incident.digest,
         phases=phases_of(incident),
         pause_ms=pause_of(incident),
-        story=tuple(Told(at=scene.at(at), after_ms=at - begun, text=text) for at, text in incident.story),
+        story=tuple(
+            Told(at=scene.told_at(incident.job, at), after_ms=at - begun, text=text) for at, text in incident.story
+        ),
         summary=summarize(incident),
         cause=cause_of(incident),
     )
 
 
-def view_fault(scene: Scene, fault: Fault) -> FaultView:
+def view_fault(scene: Scene, job: JobId, fault: Fault) -> FaultView:
     return FaultView(
-        at=scene.at(fault.at_ms), cause=fault.cause, detector=fault.detector, rank=fault.rank, worker=fault.worker,
-        node=fault.node,
+        at=scene.told_at(job, fault.at_ms), cause=fault.cause, detector=fault.detector, rank=fault.rank,
+        worker=fault.worker, node=fault.node,
     )  # fmt: skip
 
 

@@ -60,7 +60,7 @@ def quiesce(cluster: Cluster, job: Job, move: Move) -> Cluster:
     for rank in move.ranks:
         holder = job.seats[rank].worker
         assert holder is not None, "only a rank that is held is moved"
-        fault = Fault(move.reason, f"move {move.name}", now, rank, holder, cluster.workers[holder].node)
+        fault = Fault(move.reason, f"move {move.name}", job.moment(now), rank, holder, cluster.workers[holder].node)
         job = job.suffer(fault, now)
     incident = job.open_incident
     assert incident is not None, "it was opened just now"

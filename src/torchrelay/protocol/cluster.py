@@ -36,7 +36,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 3
+RULES_VERSION = 4
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -174,7 +174,8 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     if event.kind == "refused":
         return end(cluster, job, REFUSED, event.summary, eligible=False)
     if event.kind == "undeclared" and found is not None:
-        fault = Fault(event.summary, "worker: undeclared collective", now, event.rank, event.worker, known.node)
+        at = job.moment(now, event.age_ms)
+        fault = Fault(event.summary, "worker: undeclared collective", at, event.rank, event.worker, known.node)
         return fall_back(cluster, job.suffer(fault, now), event.summary)
     raised = Raised(event.worker, event.rank, event.point, event.signature, event.summary, now, event.fatal)
     job = replace(job, raised=(*job.raised[-63:], raised))
@@ -221,8 +222,9 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
     if job.phase not in MOVING | {JobPhase.RESUMING, JobPhase.RUNNING}:
         return cluster
     now = cluster.now_ms
-    fault = Fault(f"its collective failed: {event.summary}", "collective", now, rank, event.worker)
-    return cluster.with_job(replace(job, broken=fault))
+    at = job.moment(now, event.age_ms)
+    fault = Fault(f"its collective failed: {event.summary}", "collective", at, rank, event.worker)
+    return cluster.with_job(replace(job, broken=fault, broken_ms=now))
 
 
 def worker_hung(cluster: Cluster, event: ev.WorkerHung) -> Cluster:
@@ -243,6 +245,13 @@ def tick(cluster: Cluster, event: ev.Tick) -> Cluster:
     """Only time passed: what is due is done by `settle`."""
     del event
     return cluster
+
+
+def time_left_out(cluster: Cluster, event: ev.TimeLeftOut) -> Cluster:
+    """For the ledger only. No deadline hears of it."""
+    jobs = cluster.jobs.items()
+    later = Table((name, replace(job, left_out_ms=job.left_out_ms + event.ms)) for name, job in jobs)
+    return replace(cluster, jobs=later)
 
 
 # ---------------------------------------------------------------- answers
@@ -294,8 +303,9 @@ def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Clus
     seat = replace(found[1], ready=True)
     if event.private and event.point is not None:
         seat = keep_private(seat, [ev.PrivateRecord(event.point, event.private)])
-    if not any(other.ready for other in job.seats.values()):
-        job = job.mark(Mark.STOOD, cluster.now_ms)
+    stood = job.moment(cluster.now_ms, event.age_ms)
+    first = not any(other.ready for other in job.seats.values())
+    job = job.mark_last(Mark.STOOD, stood) if first else job.mark_first(Mark.STOOD, stood)
     return cluster.with_job(job.with_seat(event.rank, seat))
 
 
@@ -350,7 +360,7 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
         incident = replace(incident, sources=sources, size=incident.size + event.size, digest=event.digest)
         source = ", ".join(f"rank {rank}" for rank in event.sources)
         text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
-        job = job.with_incident(incident.tell(cluster.now_ms, text))
+        job = job.with_incident(incident).tell(cluster.now_ms, text)
     return cluster.with_job(job)
 
 
@@ -372,6 +382,8 @@ def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
     if found is None:
         return cluster
     job, seat = found
+    if not seat.resumed:
+        job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms, event.age_ms))
     return cluster.with_job(job.with_seat(event.rank, replace(seat, resumed=True)))
 
 
@@ -383,6 +395,8 @@ def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     if found is None:
         return cluster
     job, seat = found
+    if not seat.resumed:
+        job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms))
     job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True))
     if job.phase is JobPhase.STARTING and all(other.finished for other in job.seats.values()):
         why = "every rank has finished without being wired"
@@ -413,6 +427,7 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.WorkerHung: worker_hung,
     ev.OnceRecorded: once_recorded,
     ev.Tick: tick,
+    ev.TimeLeftOut: time_left_out,
     ev.WorkerReported: worker_reported,
     ev.WorkerReady: worker_ready,
     ev.RecordKept: record_kept,

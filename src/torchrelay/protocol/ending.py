@@ -56,7 +56,7 @@ def lose(
     cluster = cluster.forget(worker) if ended else cluster.fence(worker)
     if holder is None or over(job):
         return cluster
-    fault = Fault(cause, detector, cluster.now_ms - age_ms, holder, worker, known.node)
+    fault = Fault(cause, detector, job.moment(cluster.now_ms, age_ms), holder, worker, known.node)
     return react(cluster, job, holder, fault)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 
@@ -243,6 +243,7 @@ class WorkerRaised(Fact, frozen=True, tag=True, kw_only=True):
     signature: str
     summary: str
     fatal: bool = True  # its process is ending; False: it was interrupted anyway and stays
+    age_ms: int = 0
 
 
 class CollectiveFailed(Fact, frozen=True, tag=True, kw_only=True):
@@ -253,6 +254,7 @@ class CollectiveFailed(Fact, frozen=True, tag=True, kw_only=True):
     rank: Rank
     generation: Generation
     summary: str
+    age_ms: int = 0
 
 
 class WorkerHung(Fact, frozen=True, tag=True, kw_only=True):
@@ -274,6 +276,12 @@ class OnceRecorded(Fact, frozen=True, tag=True, kw_only=True):
 
 class Tick(Fact, frozen=True, tag=True, kw_only=True):
     """Time passed. The time itself is an argument of `advance`."""
+
+
+class TimeLeftOut(Fact, frozen=True, tag=True, kw_only=True):
+    """The orchestrator could not listen for so long, which its clock has left out: see `Job.moment`."""
+
+    ms: int
 
 
 # ---------------------------------------------------------------- answers
@@ -302,6 +310,7 @@ class WorkerReady(Answer, frozen=True, tag=True, kw_only=True):
 
     point: Point | None
     private: bytes = b""
+    age_ms: int = 0
 
 
 class RecordKept(Answer, frozen=True, tag=True, kw_only=True):
@@ -339,6 +348,8 @@ class RestoreFailed(Answer, frozen=True, tag=True, kw_only=True):
 class WorkerResumed(Answer, frozen=True, tag=True, kw_only=True):
     """Training went on in this generation."""
 
+    age_ms: int = 0
+
 
 class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
     """The script ended with 0 on this rank; the process stays and serves its state until it may leave."""
@@ -365,6 +376,7 @@ AnyEvent = (
     | WorkerHung
     | OnceRecorded
     | Tick
+    | TimeLeftOut
     | WorkerReported
     | WorkerReady
     | RecordKept
@@ -375,3 +387,14 @@ AnyEvent = (
     | WorkerResumed
     | WorkerFinished
 )
+
+# Those that say how long ago they happened (`age_ms`). Whoever keeps one, or finds it late, adds to it: the ledger dates
+# by it when training stood and when it went on.
+DATED = (WorkerExited, WorkerRaised, CollectiveFailed, WorkerReady, WorkerResumed)
+
+
+def aged(event: Event, ms: int) -> Event:
+    """The event so much later; the same if it is not dated."""
+    if ms <= 0 or not isinstance(event, DATED):
+        return event
+    return structs.replace(event, age_ms=event.age_ms + ms)

@@ -50,7 +50,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Incident:
-    """One interruption. `story` is every decision with its reason and its time in ms."""
+    """One interruption. `story` is every decision with its reason and its time in ms; for times see `Job.moment`."""
 
     number: int
     job: JobId

@@ -76,6 +76,7 @@ class Job:
     fruitless: int = 0  # generations in a row in which nothing was committed
     waiting_ms: int | None = None  # since when a rank waits for a spare
     broken: Fault | None = None  # a collective has failed, and nobody is known to be lost
+    broken_ms: int = 0  # since when that is known
     raised: tuple[Raised, ...] = ()
     last_code: int = 1
     once: Table[tuple[Rank, str], bytes] = Table()
@@ -84,6 +85,7 @@ class Job:
     moved: int = 0  # moves named so far
     cutovers: tuple[int, ...] = ()  # when ranks were moved within the last hour
     incidents: tuple[Incident, ...] = ()
+    left_out_ms: int = 0  # what the clock has left out since the job was submitted
     outcome: Outcome | None = None
 
     @property
@@ -111,29 +113,53 @@ class Job:
 
     # ------------------------------------------------------------ the incident under way
 
+    def moment(self, now_ms: int, age_ms: int = 0) -> int:
+        """When something happened so long ago, as incidents date it: with what the clock has left out.
+
+        Deadlines leave it out, as nobody may be called late because the one who listens was away. But training stood
+        still for all of it.
+        """
+        return now_ms + self.left_out_ms - age_ms
+
     def with_incident(self, incident: Incident) -> Job:
         return replace(self, incidents=(*self.incidents[:-1], incident))
 
     def suffer(self, fault: Fault, now_ms: int) -> Job:
-        """Open an incident with this fault, or add it to the open one."""
-        job = self
+        """Open an incident with this fault, or add it to the open one.
+
+        The pause began with the first of them, whichever is heard first. A collective that had failed was its echo.
+        """
+        job, begun = self, fault.at_ms if self.broken is None else min(fault.at_ms, self.broken.at_ms)
         incident = job.open_incident
         if incident is None:
             incident = Incident(len(job.incidents) + 1, job.spec.job, job.generation)
-            incident = incident.mark(Mark.FAULT, fault.at_ms).mark(Mark.HEARD, now_ms)
+            incident = incident.mark(Mark.HEARD, job.moment(now_ms))
             job = replace(job, incidents=(*job.incidents, incident))
+        incident = incident.mark(Mark.FAULT, min(begun, incident.marks.get(Mark.FAULT, begun)))
         where = f" on {fault.node}" if fault.node else ""
         who = f"rank {fault.rank} ({fault.worker}{where}): " if fault.rank is not None else ""
         incident = incident.suffer(fault)
-        return job.with_incident(incident.tell(now_ms, f"{who}{fault.cause}"))
+        return job.with_incident(incident.tell(job.moment(now_ms), f"{who}{fault.cause}"))
 
     def tell(self, now_ms: int, text: str) -> Job:
         incident = self.open_incident
-        return self if incident is None else self.with_incident(incident.tell(now_ms, text))
+        return self if incident is None else self.with_incident(incident.tell(self.moment(now_ms), text))
 
     def mark(self, mark: Mark, now_ms: int) -> Job:
         incident = self.open_incident
-        return self if incident is None else self.with_incident(incident.mark(mark, now_ms))
+        return self if incident is None else self.with_incident(incident.mark(mark, self.moment(now_ms)))
+
+    def mark_first(self, mark: Mark, moment: int) -> Job:
+        """Mark the first of several that are heard in any order."""
+        incident = self.open_incident
+        first = moment if incident is None else min(moment, incident.marks.get(mark, moment))
+        return self if incident is None else self.with_incident(incident.mark(mark, first))
+
+    def mark_last(self, mark: Mark, moment: int) -> Job:
+        """Mark the last of several that are heard in any order."""
+        incident = self.open_incident
+        last = moment if incident is None else max(moment, incident.marks.get(mark, moment))
+        return self if incident is None else self.with_incident(incident.mark(mark, last))
 
     def close(self, resolution: Resolution, now_ms: int, *, eligible: bool = True) -> Job:
         """Close the open incident, if there is one."""
@@ -141,4 +167,4 @@ class Job:
         if incident is None:
             return self
         closed = replace(incident, resolution=resolution, eligible=eligible)
-        return self.with_incident(closed.tell(now_ms, f"resolved: {resolution}"))
+        return self.with_incident(closed.tell(self.moment(now_ms), f"resolved: {resolution}"))

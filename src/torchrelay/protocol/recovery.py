@@ -79,7 +79,7 @@ def watch_move(cluster: Cluster, job: Job) -> Cluster:
 
 def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
     """A collective has failed. Mostly that is the echo of a loss; if none shows in time, connect anew."""
-    if cluster.now_ms - broken.at_ms < job.spec.collective_grace_ms:
+    if cluster.now_ms - job.broken_ms < job.spec.collective_grace_ms:
         return cluster
     job = job.suffer(broken, cluster.now_ms)
     if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
@@ -432,7 +432,7 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
     Once some have been told to resume they may have committed something, so all are asked where they stand.
     """
     if job.open_incident is None:  # nobody was lost, and yet training stops: that is an interruption like others
-        job = job.suffer(Fault(reason, "deadline", cluster.now_ms), cluster.now_ms)
+        job = job.suffer(Fault(reason, "deadline", job.moment(cluster.now_ms)), cluster.now_ms)
     if job.target is None and job.phase is JobPhase.REWIRING:
         return start_again(cluster, job, reason)
     return interrupt(cluster, job, reason)
@@ -453,7 +453,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     seats = Table((rank, replace(seat, newcomer=False, distrusted=frozenset())) for rank, seat in job.seats.items())
     # What was raised in the wake of this fault, and did not end its worker, is settled by now.
     raised = tuple(entry for entry in job.raised if entry.fatal)
-    job = replace(job, seats=seats, raised=raised).mark(Mark.RESUMED, now)
+    job = replace(job, seats=seats, raised=raised)
     why = "training" if job.target is None else f"training on after {job.target}"
     job = replace(job, boundary=None).enter(JobPhase.RUNNING, now, why)
     return finish_move(cluster, job.close(Resolution.CLEAN, now))

@@ -52,7 +52,7 @@ class Edge:
     halted: Generation
     resumed: Generation
     todo: dict[type[od.Order], Any]
-    answers: dict[type[od.Order], ev.Event]
+    answers: dict[type[od.Order], tuple[ev.Event, int]]
     index: int
     base: int
     state: sc.RankState

@@ -122,7 +122,7 @@ class Agent:
         self.machine = machine
         self.world = machine.world
         self.incarnation = incarnation
-        self.kept: dict[int, ev.Event] = {}
+        self.kept: dict[int, tuple[ev.Event, int]] = {}  # with the time at which it happened
         self.leaving: set[WorkerId] = set()  # whose end is told and not acknowledged
         self.connection: Connection | None = None
         self._seq = 0
@@ -135,9 +135,9 @@ class Agent:
 
     # ------------------------------------------------------------ up
 
-    def tell(self, event: ev.Event) -> None:
+    def tell(self, event: ev.Event, at_ms: int | None = None) -> None:
         self._seq += 1
-        self.kept[self._seq] = event
+        self.kept[self._seq] = event, self.world.now if at_ms is None else at_ms
         self._send(self._seq)
 
     def report_end(self, worker: WorkerId) -> None:
@@ -145,21 +145,23 @@ class Agent:
         if worker in self.leaving:
             return
         self.leaving.add(worker)
-        self.tell(
-            self.machine.ended_ids[worker] or ev.WorkerExited(worker=worker, node=self.machine.node, cause="gone")
-        )
+        gone = ev.WorkerExited(worker=worker, node=self.machine.node, cause="gone")
+        process = self.world.processes.get(worker)
+        at_ms = None if process is None or process.alive else process.ended_ms  # its forkserver has seen it
+        self.tell(self.machine.ended_ids[worker] or gone, at_ms)
 
     def _send(self, seq: int) -> None:
         if self.connection is not None and seq in self.kept:
-            self.connection.up(self._deliver, seq, self.kept[seq])
+            self.connection.up(self._deliver, seq, *self.kept[seq])
 
-    def _deliver(self, connection: Connection, seq: int, event: ev.Event) -> None:
-        if self.world.shell.hear_agent(connection, event):
+    def _deliver(self, connection: Connection, seq: int, event: ev.Event, at_ms: int) -> None:
+        """It is read. How old it is by then, the two ends find out: see `orchestrator.lateness`."""
+        if self.world.shell.hear_agent(connection, ev.aged(event, self.world.now - at_ms)):
             connection.down(self.hear_ack, seq)
 
     def hear_ack(self, connection: Connection, seq: int) -> None:
         del connection
-        event = self.kept.pop(seq, None)
+        event, _ = self.kept.pop(seq, (None, 0))
         if isinstance(event, ev.WorkerExited):
             self.leaving.discard(event.worker)
             self.machine.ended_ids[event.worker] = None

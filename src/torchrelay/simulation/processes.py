@@ -59,6 +59,7 @@ class Process:
         self.copies: dict[tuple[Rank, Point], bytes] = {}  # of its wards
         self.cpu_ms = 0
         self.exited: ev.WorkerExited | None = None
+        self.ended_ms = 0
         self._waiting: Wait | None = None
         self._backlog: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
         self.training = Training(self)
@@ -75,7 +76,7 @@ class Process:
         """The process ends now. Its connections close; its page stays."""
         if self.life is Life.ENDED or (self.undying and signal is not None):
             return
-        self.life = Life.ENDED
+        self.life, self.ended_ms = Life.ENDED, self.world.now
         self.world.tell(f"{self.id} (rank {self.rank}) ends: {cause or signal or code}")
         self.exited = ev.WorkerExited(
             worker=self.id, node=self.node, code=code, signal=signal, cause=cause, private=self.records()

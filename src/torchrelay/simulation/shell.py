@@ -48,6 +48,7 @@ class Shell:
         self.links: dict[NodeId, Connection] = {}
         self.starts = 0
         self._behind_ms = 0  # time that was left out
+        self._told_ms = 0  # of it, what the ledger knows
         self._held_ms: int | None = None  # since when the clock is held
         self._repeated_ms = 0
         self._tick(0)
@@ -62,6 +63,8 @@ class Shell:
 
     def hear(self, event: ev.Event) -> None:
         """Journal, advance, say what is new."""
+        if not isinstance(event, ev.TimeLeftOut):
+            self._own_up()
         now = self.now_ms
         self.journal.append((event, now))
         before, self.cluster = self.cluster, advance(self.cluster, event, now)
@@ -72,6 +75,13 @@ class Shell:
         if fresh:
             self.world.checker.ordered(fresh, standing)
             self._send(fresh)
+
+    def _own_up(self) -> None:
+        """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
+        untold = self.world.now - self.now_ms - self._told_ms
+        if untold and self.cluster.jobs:
+            self.hear(ev.TimeLeftOut(ms=untold))
+            self._told_ms += untold
 
     def hear_agent(self, connection: Connection, event: ev.Event) -> bool:
         """An agent's event arrives. True if it is in the journal."""
@@ -173,6 +183,7 @@ class Shell:
         self.cluster, self.vitals, self.standing = cluster, Vitals(), orders(cluster)
         last_ms = self.journal[-1][1] if self.journal else 0
         self._behind_ms = self.world.now - last_ms
+        self._told_ms = sum(event.ms for event, _ in self.journal if isinstance(event, ev.TimeLeftOut))
         self._held_ms = self.world.now
         self.up = True
         self.starts += 1

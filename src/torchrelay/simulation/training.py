@@ -39,7 +39,7 @@ class Training(Edge):
         # ---- what was ordered and answered in the newest generation it has heard of
         self.heard = Generation(0)
         self.todo: dict[type[od.Order], Any] = {}
-        self.answers: dict[type[od.Order], ev.Event] = {}
+        self.answers: dict[type[od.Order], tuple[ev.Event, int]] = {}  # with the time when it was said
         self.assigned: od.Assign | None = None
         # ---- where the script is
         self.resumed = Generation(0)
@@ -84,7 +84,7 @@ class Training(Edge):
         elif kind is od.Resume and self.resumed and not self.interrupted and od.Rewire not in self.todo:
             self.lift()
         elif kind in self.answers:
-            self.process.say(self.answers[kind])
+            self.repeat(kind)
             return
         else:
             if kind is od.Assign:
@@ -171,8 +171,8 @@ class Training(Edge):
             self.process.say(self.standing_news)
         if self.report is not None and self.report.generation == self.heard:
             self.process.say(self.report)
-        for answer in list(self.answers.values()):
-            self.process.say(answer)
+        for kind in list(self.answers):
+            self.repeat(kind)
 
     def say_joined(self) -> None:
         rank = self.rank
@@ -183,8 +183,13 @@ class Training(Edge):
         )  # fmt: skip
 
     def answer(self, kind: type[od.Order], event: ev.Event) -> None:
-        self.answers[kind] = event
+        self.answers[kind] = event, self.world.now
         self.process.say(event)
+
+    def repeat(self, kind: type[od.Order]) -> None:
+        """Say again what was answered, and how long ago that was."""
+        event, at_ms = self.answers[kind]
+        self.process.say(ev.aged(event, self.world.now - at_ms))
 
     # ================================================================ the main thread
 

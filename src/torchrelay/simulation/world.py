@@ -14,6 +14,7 @@ from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.orders import Restore, Source
 from torchrelay.simulation import script as sc
+from torchrelay.simulation.dating import check_dates
 from torchrelay.simulation.faults import Faults
 from torchrelay.simulation.invariants import Cause, Checker, Violation
 from torchrelay.simulation.machines import Machine
@@ -128,6 +129,7 @@ class World:
             self.checker.given_up(self.machines[event.node])
         was, now = before.jobs.get(JOB), after.jobs.get(JOB)
         assert now is not None, "the job was submitted"
+        check_dates(self, event, after.now_ms, was, now)
         self.seen(f"event: {type(event).__name__} in {now.phase}")
         if self.story is not None and not isinstance(event, ev.Tick):
             self.tell(f"   heard {short(event)}")

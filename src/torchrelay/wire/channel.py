@@ -42,16 +42,18 @@ class Attach(Struct, frozen=True, tag=True, kw_only=True):
 
 
 class EventFrame(Struct, frozen=True, tag=True):
-    """One event with its number."""
+    """One event with its number. `sent_ms`: when it was sent, on the agent's own clock; 0: it does not say."""
 
     seq: int
     event: AnyEvent
+    sent_ms: int = 0
 
 
 class BeatFrame(Struct, frozen=True, tag=True):
-    """A sign of life; not acknowledged, not journalled."""
+    """A sign of life; not acknowledged, not journalled. `sent_ms` as in `EventFrame`."""
 
     beat: Beat
+    sent_ms: int = 0
 
 
 ToOrchestrator = Attach | EventFrame | BeatFrame

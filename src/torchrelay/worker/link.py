@@ -20,8 +20,9 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Generic, TypeVar
 
-from torchrelay.protocol.events import Answer, Event, RecordKept, RestoreFailed, WorkerReported, WorkerResumed
+from torchrelay.protocol.events import Answer, Event, RecordKept, RestoreFailed, WorkerReported, WorkerResumed, aged
 from torchrelay.protocol.ids import JobId, Point, Rank, WorkerId
 from torchrelay.protocol.orders import Assign, CatchUp, Halt, Interrupt, Recall, Restore, Resume, WorkerOrder
 from torchrelay.wire.codec import WireError, encode
@@ -41,6 +42,7 @@ CONNECT_S = 0.05  # between attempts to reach an agent that is gone
 GREETING_S = 30.0  # how long the agent may take to welcome us
 SEND_S = 5.0  # how long the agent may not read before its connection counts as gone
 EXIT_DEFECT = 95
+E = TypeVar("E", bound=Event)
 
 
 @dataclass
@@ -51,6 +53,18 @@ class Reach:
     collectives: Callable[[], int]
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
     kept: Callable[[Rank, Point], bytes] = field(default=lambda *_: b"")  # a buddy's copy of a ward's private record
+
+
+@dataclass(frozen=True, slots=True)
+class Said(Generic[E]):
+    """Something that was said, and when."""
+
+    event: E
+    at_ns: int = field(default_factory=time.monotonic_ns)
+
+    def again(self) -> Event:
+        """The event as it is to be repeated now."""
+        return aged(self.event, (time.monotonic_ns() - self.at_ns) // 1_000_000)
 
 
 class NotWelcome(Exception):
@@ -68,8 +82,8 @@ class Link:
         self._identity = identity
         self._socket: FrameSocket | None = None
         self._lock = threading.Lock()  # of what was said
-        self._facts: list[Event] = []
-        self._answers: dict[type[WorkerOrder], Answer] = {}
+        self._facts: list[Said[Event]] = []
+        self._answers: dict[type[WorkerOrder], Said[Answer]] = {}
         self._reported: Report | None = None
         self._reach: Reach | None = None
         self._courtesy = Courtesy()
@@ -97,13 +111,13 @@ class Link:
     def say(self, fact: Event) -> None:
         """Tell a fact; again whenever the agent was away, in the order of telling."""
         with self._lock:
-            self._facts.append(fact)
+            self._facts.append(Said(fact))
             self._send(fact)
 
     def answer(self, answer: Answer, *to: type[WorkerOrder]) -> None:
         """Answer an order; again whenever it, or another of these kinds, is repeated."""
         with self._lock:
-            self._answers.update(dict.fromkeys(to, answer))
+            self._answers.update(dict.fromkeys(to, Said(answer)))
             self._send(answer)
 
     # ------------------------------------------------------------ the control thread
@@ -213,12 +227,13 @@ class Link:
 
     def _repeat_answer(self, order: WorkerOrder) -> None:
         with self._lock:
-            answer = self._answers.get(type(order))
-            if answer is None or answer.generation != order.generation:
+            said = self._answers.get(type(order))
+            if said is None or said.event.generation != order.generation:
                 return
+            answer = said.event
             others = isinstance(order, Restore) and isinstance(answer, RestoreFailed) and not _named(order, answer)
             if not others:  # with other sources it is another order, for the main thread
-                self._send(answer)
+                self._send(said.again())
 
     # ------------------------------------------------------------ the socket
 
@@ -261,12 +276,12 @@ class Link:
         with self._lock:
             self._socket = connection
             for fact in self._facts:
-                self._send(fact)
+                self._send(fact.again())
             if self._reported is not None:
                 self._send(self._reported_event(self._reported))
-            for answer in dict.fromkeys(self._answers.values()):
-                if answer.generation == self._standing.heard:
-                    self._send(answer)
+            for said in dict.fromkeys(self._answers.values()):
+                if said.event.generation == self._standing.heard:
+                    self._send(said.again())
 
     def _abandon(self) -> None:
         """In a forked child: the connection is the parent's."""
