@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from torchrelay.protocol import boundary, policy, recovery, speech
+from torchrelay.protocol import boundary, events, policy, recovery, speech
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.simulation import __main__ as command
 from torchrelay.simulation.coverage import ENOUGH, missing
@@ -20,6 +20,7 @@ from torchrelay.simulation.plans import FaultKind, Lack, draw
 from torchrelay.simulation.processes import Process
 from torchrelay.simulation.run import Result, run_seed
 from torchrelay.simulation.script import RankState
+from torchrelay.simulation.shell import Shell
 from torchrelay.simulation.training import Training
 from torchrelay.simulation.wiring import Wiring
 
@@ -166,9 +167,19 @@ def collectives_of_different_calls(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Wiring, "enter", enter)
 
 
+def an_orchestrator_that_hides_its_absences(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Shell, "_own_up", lambda _: None)
+
+
+def events_that_do_not_say_how_old_they_are(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(events, "aged", lambda event, _: event)
+
+
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
+        (an_orchestrator_that_hides_its_absences, "the ledger says"),
+        (events_that_do_not_say_how_old_they_are, "the ledger says"),
         (passing_the_gate_after_the_report, "after its report"),
         (keeping_the_random_state_of_an_attempt, "another state than the undisturbed run"),
         (a_page_that_keeps_nothing, "the world knows no cause"),
