@@ -388,8 +388,8 @@ AnyEvent = (
     | WorkerFinished
 )
 
-# Those that say how long ago they happened (`age_ms`). Whoever keeps one, or finds it late, adds to it: by it the ledger
-# dates when training stood and when it went on.
+# Those that say how long ago they happened (`age_ms`). Whoever keeps one, or finds it late, adds to it: by it the
+# ledger dates when training stood and when it went on.
 DATED = (WorkerExited, WorkerRaised, CollectiveFailed, WorkerReady, WorkerResumed)
 
 
