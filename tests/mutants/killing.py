@@ -96,6 +96,7 @@ def hear_facts() -> None:
     from tests import (
         test_boundary,
         test_budgets,
+        test_dating,
         test_details,
         test_facts,
         test_give_back,
@@ -107,7 +108,7 @@ def hear_facts() -> None:
 
     for module in (
         test_boundary, test_migration, test_taints, test_facts, test_details, test_budgets, test_two_jobs,
-        test_moves_and_faults, test_give_back,
+        test_moves_and_faults, test_give_back, test_dating,
     ):  # fmt: skip
         run_tests_of(module)
 
