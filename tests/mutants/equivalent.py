@@ -32,7 +32,7 @@ EQUIVALENT: dict[str, str] = {
         " without job.target != job.boundary"
     ): STANDS,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
-    "cluster:module: 3 to 7": "a version has to be another one than before, whichever",
+    "cluster:module: 4 to 9": "a version has to be another one than before, whichever",
     "cluster:node_joined: place[0] != event.node or stray in alive without stray in alive": (
         "who is there still is put back just after"
     ),

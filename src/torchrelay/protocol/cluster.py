@@ -303,9 +303,7 @@ def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Clus
     seat = replace(found[1], ready=True)
     if event.private and event.point is not None:
         seat = keep_private(seat, [ev.PrivateRecord(event.point, event.private)])
-    stood = job.moment(cluster.now_ms, event.age_ms)
-    first = not any(other.ready for other in job.seats.values())
-    job = job.mark_last(Mark.STOOD, stood) if first else job.mark_first(Mark.STOOD, stood)
+    job = job.mark_first(Mark.STOOD, job.moment(cluster.now_ms, event.age_ms))
     return cluster.with_job(job.with_seat(event.rank, seat))
 
 

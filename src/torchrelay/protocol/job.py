@@ -150,10 +150,10 @@ class Job:
         return self if incident is None else self.with_incident(incident.mark(mark, self.moment(now_ms)))
 
     def mark_first(self, mark: Mark, moment: int) -> Job:
-        """Mark the first of several that are heard in any order."""
+        """Mark the first of several that are heard in any order, in an incident that is under way."""
         incident = self.open_incident
-        first = moment if incident is None else min(moment, incident.marks.get(mark, moment))
-        return self if incident is None else self.with_incident(incident.mark(mark, first))
+        assert incident is not None, "somebody has made it"
+        return self.with_incident(incident.mark(mark, min(moment, incident.marks.get(mark, moment))))
 
     def mark_last(self, mark: Mark, moment: int) -> Job:
         """Mark the last of several that are heard in any order."""
