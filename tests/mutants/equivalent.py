@@ -48,6 +48,7 @@ EQUIVALENT: dict[str, str] = {
     "ending:spend_targets: move is None or job.phase is not JobPhase.HALTING without move is None": (
         "a move has asked for the boundary; it is said for the types"
     ),
+    "job:Job: 0 to 1 #4": "it is read only of what is broken, and set with it",
     "migration:move_asked: 1 to 3": "groups have to differ, and they do",
     "migration:worker_prepared: without if move is None": TARGET,
     "migration:wishes: always cluster.workers.get(seat.worker)": NOBODY,
