@@ -211,7 +211,7 @@ def folded_job(job: Job) -> Job:
         moves=tuple(folded_move(move) for move in job.moves[-2:]),
         moved=0,
         cutovers=(),
-        requests=Table((rank, replace(request, group=0)) for rank, request in job.requests.items()),
+        requests=Table((rank, replace(request, group=0, asked_ms=0)) for rank, request in job.requests.items()),
         outcome=None if job.outcome is None else replace(job.outcome, reason=""),
     )
 

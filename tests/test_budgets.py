@@ -314,7 +314,7 @@ def test_no_move_outlives_its_workers() -> None:
     assert (story.job.moves[0].state, story.job.moves[0].story[-1][1]) == (
         MoveState.CALLED_OFF, "all workers start again: all_reduce"
     )  # fmt: skip
-    assert (story.cluster.workers[target].life, len(story.job.requests)) == (Life.FENCING, 0)
+    assert (story.cluster.workers[target].life, len(story.job.requests)) == (Life.FENCING, 2)
 
 
 def test_a_move_ends_with_its_job() -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.telling import JOB, Story
+from tests.telling import JOB, Story, answers, running
 from torchrelay.orchestrator.plans import (
     DRAIN,
     MigrateAsk,
@@ -264,6 +264,39 @@ class TestWhy:
         story = two_nodes()
         carried_out(story, migrate(story, 2, to="node-0"))
         assert "the target of rank 2 in M-1" in self.lines(story, "node-0.2.4")
+
+    def test_what_a_fault_has_done_before_its_turn_is_explained(self) -> None:
+        story, ways = running(spares=1, moves_per_hour=0), Ways()
+        for rank in (0, 1):
+            carried_out(story, migrate(story, rank, reason=f"wish {rank}"))
+        holder = story.holder(1)
+        story.lose(holder, signal=9)
+        told = self.lines(story, "rank 1")
+        assert f"{WHO} asked for it to leave node-0/1, and then a fault came" in told
+        assert "nothing asks it to move" not in told
+        for _ in range(10):
+            for order in story.orders():
+                for event in answers(order, story.stands):
+                    before = story.cluster
+                    story.hear(event)
+                    note_ways(ways, before, story.cluster)
+        assert story.job.phase == "running"
+        told = self.lines(story, "rank 1")
+        assert "nothing asks it to move" in told
+        assert "before: M-2 recovered: a fault came first: rank 1 has gone from node-0/1 to node-0/2" in told
+        (leg,) = ways[(JOB, 2)]
+        assert (leg.worker, leg.from_text, leg.to_text) == (holder, "node-0/1", "?")
+        lines = why(scene(story, ways), story.job, "M-2").lines
+        assert lines[1:3] == ("because wish 1", f"rank 1 was to go from node-0/1 ({holder}) to elsewhere")
+        assert "M-1 moves it, and waits" in self.lines(story, "rank 0")
+
+    def test_a_rank_that_a_fault_has_taken_out_of_a_move_is_explained(self) -> None:
+        story = running(ranks=3, spares=2, moves_per_hour=0)
+        carried_out(story, migrate(story, 0, 1))
+        story.lose(story.holder(1), signal=9)
+        story.settle()
+        assert "before: M-1 was to move it, and a fault came first" in self.lines(story, "rank 1")
+        assert "before" not in self.lines(story, "rank 0")
 
     @pytest.mark.parametrize("about", ["M-9", "rank 9", "node-9", "node-1/9", "nonsense", ""])
     def test_what_is_not_there(self, about: str) -> None:

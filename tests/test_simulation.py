@@ -8,12 +8,14 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from torchrelay.protocol import boundary, events, policy, recovery, speech
 from torchrelay.protocol.ids import Point, WorkerPhase
+from torchrelay.protocol.table import Table
 from torchrelay.simulation import __main__ as command
 from torchrelay.simulation.coverage import ENOUGH, missing
 from torchrelay.simulation.plans import FaultKind, Lack, draw
@@ -175,6 +177,21 @@ def events_that_do_not_say_how_old_they_are(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(events, "aged", lambda event, _: event)
 
 
+def requests_that_any_fault_fulfils(patch: pytest.MonkeyPatch) -> None:
+    """Whoever has the rank by now, and wherever."""
+
+    def weigh(cluster: Any, job: Any) -> Any:
+        del cluster
+        mine = {rank: one for rank, one in job.requests.items() if job.seats[rank].worker == one.worker}
+        return replace(job, requests=Table(mine))
+
+    patch.setattr(recovery, "weigh_requests", weigh)
+
+
+def requests_that_stay_with_who_held_the_rank(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "weigh_requests", lambda _, job: job)
+
+
 @pytest.mark.parametrize(
     ("broken", "told"),
     [
@@ -190,6 +207,8 @@ def events_that_do_not_say_how_old_they_are(patch: pytest.MonkeyPatch) -> None:
         (leavers_that_are_not_released, "no end"),
         (buddies_that_are_not_asked, ""),
         (collectives_of_different_calls, "while others are in"),
+        (requests_that_any_fault_fulfils, "is forgotten"),
+        (requests_that_stay_with_who_held_the_rank, "does not hold it"),
     ],
     ids=lambda value: value.__name__ if callable(value) else "",
 )

@@ -49,7 +49,6 @@ EQUIVALENT: dict[str, str] = {
         "a move has asked for the boundary; it is said for the types"
     ),
     "job:Job: 0 to 1 #4": "it is read only of what is broken, and set with it",
-    "migration:move_asked: 1 to 3": "groups have to differ, and they do",
     "migration:worker_prepared: without if move is None": TARGET,
     "migration:wishes: always cluster.workers.get(seat.worker)": NOBODY,
     "migration:homesick: not job.spec.return_home or home is None or worker.node == home without home is None": (
@@ -81,6 +80,7 @@ EQUIVALENT: dict[str, str] = {
     "placing:seat_all: any((seat.worker is not None for seat in job.seats.values())) by all": (
         "at a start all ranks have a holder or none has: all are given at once, and a loss takes all away"
     ),
+    "requests:move_asked: 1 to 3": "groups have to differ, and they do",
     "recovery:inherit: 1 to 3": "one generation before this one is as good as another",
     "recovery:give_way: move is None or not targets without move is None": (
         "without a move there are no targets; it is said for the types"

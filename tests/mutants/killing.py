@@ -102,13 +102,14 @@ def hear_facts() -> None:
         test_give_back,
         test_migration,
         test_moves_and_faults,
+        test_requests,
         test_taints,
         test_two_jobs,
     )
 
     for module in (
         test_boundary, test_migration, test_taints, test_facts, test_details, test_budgets, test_two_jobs,
-        test_moves_and_faults, test_give_back, test_dating,
+        test_moves_and_faults, test_give_back, test_dating, test_requests,
     ):  # fmt: skip
         run_tests_of(module)
 

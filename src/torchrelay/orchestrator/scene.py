@@ -69,8 +69,24 @@ def note_ways(ways: Ways, before: Cluster, after: Cluster) -> None:
     """Keep where the ranks of the open moves go, after an event."""
     for name, job in after.jobs.items():
         move = job.open_move
-        if move is not None and before.jobs.get(name) is not job:
+        old = before.jobs.get(name)
+        if move is not None and old is not job:
             ways[(name, move.number)] = way_of(after, job, move, ways.get((name, move.number), ()))
+        if old is not None and old.moved != job.moved:
+            fresh = [one for one in job.moves if one.number > old.moved and not one.open]
+            ways.update({(name, one.number): way_asked(old, one) for one in fresh})
+
+
+def way_asked(before: Job, move: Move) -> tuple[Leg, ...]:
+    """The legs of a move that was over when it was noted: what was asked for, which a fault has come before."""
+    legs = []
+    for rank in move.ranks:
+        leg = Leg(rank=rank, worker=move.leavers.get(rank), to_node=move.to.get(rank))
+        request = before.requests.get(rank)
+        if request is not None:
+            leg = msgspec.structs.replace(leg, node=request.node, slot=request.slot)
+        legs.append(leg)
+    return tuple(legs)
 
 
 def way_of(cluster: Cluster, job: Job, move: Move, known: tuple[Leg, ...] = ()) -> tuple[Leg, ...]:

@@ -82,7 +82,10 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
         yield from standstill(cluster, job)
     else:
         yield "nothing asks it to move: no taint with NoExecute lies on its place, and nobody asked for it"
-    for past in [one for one in job.moves if rank in one.ranks and not one.open][-2:]:
+    for past in [one for one in job.moves if rank in one.leavers and not (one.open and rank in one.ranks)][-2:]:
+        if rank not in past.ranks:
+            yield f"before: {past.name} was to move it, and a fault came first"
+            continue
         yield f"before: {past.name} {past.state}: {last_of(past)}"
         if past.state is MoveState.FAILED and cluster.now_ms < past.again_ms:
             yield f"it is tried again in {(past.again_ms - cluster.now_ms) / 1000:.0f} s"
@@ -93,6 +96,10 @@ def why_elsewhere(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     wish = wishes(cluster, job).get(rank)
     move = job.open_move
     if wish is None:
+        request = job.requests.get(rank)
+        if request is not None:
+            yield f"{request.source} asked for it to leave {request.node}/{request.slot}, and then a fault came"
+            yield "whether that has done it is seen when training goes on"
         return
     yield f"it should move ({wish.kind}): {wish.reason} (says {wish.source})"
     if move is not None and rank in move.ranks:

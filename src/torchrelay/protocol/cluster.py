@@ -16,10 +16,11 @@ from torchrelay.protocol.ending import REFUSED, STOPPED, collect, end, fall_back
 from torchrelay.protocol.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Mark
 from torchrelay.protocol.job import MOVING, Job, JobPhase, Raised
-from torchrelay.protocol.migration import migrate, move_asked, move_withdrawn, worker_prepared
+from torchrelay.protocol.migration import migrate, worker_prepared
 from torchrelay.protocol.orders import Order
 from torchrelay.protocol.placing import place
 from torchrelay.protocol.recovery import progress, try_again
+from torchrelay.protocol.requests import move_asked, move_withdrawn
 from torchrelay.protocol.roster import Life, Node, Seat
 from torchrelay.protocol.speech import standing_orders
 from torchrelay.protocol.state import Cluster, exit_text, keep_private, over, seated, started

@@ -161,7 +161,6 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
         waiting_ms=None,
         broken=None,
         boundary=None,
-        requests=Table(),
         fruitless=0,
     )
     resolution = Resolution.FELL_BACK if from_checkpoint else Resolution.RESTARTED

@@ -1,6 +1,6 @@
 """Migration: which ranks should be elsewhere, and bringing up targets for them while training goes on.
 
-    wishes     read off the state: taints with NoExecute, what operators asked for, the way home
+    wishes     read off the state: taints with NoExecute, what operators asked for (`requests`), the way home
     a move     WAITING until there is room and leave to act; PREPARING until every target is prepared; then the boundary
 
 `migrate` is called after every event and makes one change at a time, like `progress`.
@@ -16,7 +16,7 @@ from torchrelay.protocol.boundary import HOUR_MS, REST_MS, TRIES, call_off, give
 from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
-from torchrelay.protocol.moves import Move, MoveKind, MoveState, Request
+from torchrelay.protocol.moves import KEPT_MOVES, Move, MoveKind, MoveState
 from torchrelay.protocol.placing import free_slots
 from torchrelay.protocol.policy import choose_spare
 from torchrelay.protocol.roster import Life, Seat, Worker
@@ -24,7 +24,6 @@ from torchrelay.protocol.state import Cluster, over
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.taints import closed, on_slot, taken_last
 
-KEPT_MOVES = 64
 # How long a rank is away from home at least, or for its probation if that is shorter.
 AWAY_MS = 600_000
 
@@ -41,34 +40,6 @@ class Wish:
 
 
 # ---------------------------------------------------------------- facts
-
-
-def move_asked(cluster: Cluster, event: ev.MoveAsked) -> Cluster:
-    """Keep the wish with the worker that holds the rank now; ranks that are where they should be need none."""
-    job = cluster.jobs.get(event.job)
-    if job is None or over(job):
-        return cluster
-    group = 1 + max((request.group for request in job.requests.values()), default=job.moved)
-    requests = job.requests
-    for rank in event.ranks:
-        seat = job.seats.get(rank)
-        if seat is None or seat.worker is None or cluster.workers[seat.worker].node == event.to:
-            continue
-        request = Request(rank, seat.worker, event.to, event.reason, event.source, group)
-        before = requests.get(rank)
-        if before is None or replace(before, group=group) != request:
-            requests = requests.put(rank, request)
-    return cluster.with_job(replace(job, requests=requests))
-
-
-def move_withdrawn(cluster: Cluster, event: ev.MoveWithdrawn) -> Cluster:
-    job = cluster.jobs.get(event.job)
-    if job is None:
-        return cluster
-    requests = job.requests
-    for rank in event.ranks:
-        requests = requests.drop(rank)
-    return cluster.with_job(replace(job, requests=requests))
 
 
 def worker_prepared(cluster: Cluster, event: ev.WorkerPrepared) -> Cluster:
@@ -177,8 +148,7 @@ def fit(cluster: Cluster, job: Job, ranks: Sequence[Rank], wanted: dict[Rank, Wi
 
 def migrate(cluster: Cluster, job_id: JobId) -> Cluster:
     """One change, if one is due; the same cluster if not."""
-    job = forget_fulfilled(cluster.jobs[job_id])
-    cluster = cluster.with_job(job)
+    job = cluster.jobs[job_id]
     move = job.open_move
     if over(job):
         return cluster if move is None else abandon(cluster, job, move, MoveState.CALLED_OFF, "the job has finished")
@@ -192,19 +162,6 @@ def migrate(cluster: Cluster, job_id: JobId) -> Cluster:
     if job.phase is not JobPhase.RUNNING:
         return cluster
     return wait(cluster, job, move) if move.state is MoveState.WAITING else prepare_targets(cluster, job, move)
-
-
-def forget_fulfilled(job: Job) -> Job:
-    """Drop requests for ranks that another worker holds by now.
-
-    Not of a move that has cut over before training goes on: a target that is lost gives the rank back to its leaver.
-    """
-    move = job.open_move
-    moving = move.leavers if move is not None and move.state is MoveState.MOVING else Table()
-    for rank, request in job.requests.items():
-        if job.seats[rank].worker not in (None, request.worker) and moving.get(rank) != request.worker:
-            job = replace(job, requests=job.requests.drop(rank))
-    return job
 
 
 def with_move(cluster: Cluster, job: Job, move: Move) -> Cluster:
@@ -221,8 +178,7 @@ def open_move(cluster: Cluster, job: Job) -> Cluster:
         return cluster
     kind, ranks, reason = choose_group(cluster, job, wanted)
     move = aim(job, Move(job.moved + 1, kind, (), reason, cluster.now_ms), kind, ranks, wanted)
-    source = wanted[ranks[0]].source
-    move = move.tell(cluster.now_ms, reason if source in reason else f"{reason} ({source})")
+    move = move.begin(cluster.now_ms, wanted[ranks[0]].source)
     job = replace(job, moves=(*job.moves, move)[-KEPT_MOVES:], moved=move.number)
     return cluster.with_job(job)
 
@@ -268,15 +224,34 @@ def reasons(wanted: dict[Rank, Wish], ranks: Sequence[Rank]) -> str:
 def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
     """Begin when nothing speaks against it; else say what does."""
     wanted = due(cluster, job)
-    if not wanted:
-        return with_move(cluster, job, move.close(MoveState.CALLED_OFF, cluster.now_ms, "nobody wants it any more"))
+    state = over_by(job, move)
+    yet = [rank for rank in move.ranks if rank in job.requests or not lost_first(job, move, rank)]
+    still = [rank for rank in yet if rank in wanted]
+    if not wanted or (not still and state is MoveState.RECOVERED):
+        return with_move(cluster, job, move.close(state, cluster.now_ms, ending(cluster, job, move)))
     kind, ranks, reason = choose_group(cluster, job, wanted)
+    relieved = [rank for rank in move.leavers if rank not in still and lost_first(job, move, rank)]
+    move = tell_faults(cluster, job, move, still)
+    former = [(rank, move.leavers[rank]) for rank in relieved]
     move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
+    move = replace(move, leavers=Table((*former, *move.leavers.items())))
     why = objection(cluster, job, move, wanted)
     if why:
         return with_move(cluster, job, move.tell(cluster.now_ms, f"waits: {why}"))
     text = f"prepares rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} while training goes on"
     return with_move(cluster, job, move.enter(MoveState.PREPARING, cluster.now_ms, text))
+
+
+def tell_faults(cluster: Cluster, job: Job, move: Move, still: Sequence[Rank]) -> Move:
+    """Say of the ranks whose holders a fault has taken first whether they are to move yet."""
+    for rank in move.ranks:
+        if not lost_first(job, move, rank):
+            continue
+        text = f"rank {rank} need not move any more: a fault came first"
+        if rank in still:
+            text = f"{fault_text(cluster, job, [rank])}, and is to move yet"
+        move = move.tell(cluster.now_ms, text)
+    return move
 
 
 def objection(cluster: Cluster, job: Job, move: Move, wanted: dict[Rank, Wish]) -> str:
@@ -317,7 +292,7 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
     still = tuple(rank for rank in move.ranks if to_be_moved(job, move, rank, wanted))
     if move.state is not MoveState.WAITING:
         if cluster.freezes or not still:
-            why = leave_to_act(cluster, job) if cluster.freezes else ending(job, move)
+            why = leave_to_act(cluster, job) if cluster.freezes else ending(cluster, job, move)
             state = MoveState.CALLED_OFF if cluster.freezes else over_by(job, move)
             return abandon(cluster, job, move, state, why)
         if still != move.ranks:
@@ -363,14 +338,26 @@ def to_be_moved(job: Job, move: Move, rank: Rank, wanted: dict[Rank, Wish]) -> b
 
 def over_by(job: Job, move: Move) -> MoveState:
     """How a move ends of which nothing is left to do: its ranks were lost first, or nobody wants it any more."""
-    moved = any(job.seats[rank].worker != holder for rank, holder in move.leavers.items())
-    return MoveState.RECOVERED if moved else MoveState.CALLED_OFF
+    return MoveState.RECOVERED if any(lost_first(job, move, rank) for rank in move.leavers) else MoveState.CALLED_OFF
 
 
-def ending(job: Job, move: Move) -> str:
-    if over_by(job, move) is MoveState.RECOVERED:
-        return "a fault came first: its recovery has moved what was to be moved"
-    return "nobody wants it any more"
+def lost_first(job: Job, move: Move, rank: Rank) -> bool:
+    """Whether a fault, and not this move, which has not cut over, has taken a rank from its holder."""
+    return job.seats[rank].worker != move.leavers[rank]
+
+
+def ending(cluster: Cluster, job: Job, move: Move) -> str:
+    gone = [rank for rank in move.leavers if lost_first(job, move, rank)]
+    return fault_text(cluster, job, gone) if gone else "nobody wants it any more"
+
+
+def fault_text(cluster: Cluster, job: Job, ranks: Sequence[Rank]) -> str:
+    """Where ranks are whose holders were lost: the newcomers may have to be replaced in their turn."""
+    places = []
+    for rank in sorted(ranks):
+        name = job.seats[rank].worker
+        places.append(f"rank {rank} is " + ("vacant" if name is None else f"on {cluster.workers[name].place} now"))
+    return f"a fault came first: {', '.join(places)}"
 
 
 def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone: Sequence[Rank]) -> Cluster:
@@ -380,12 +367,14 @@ def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone
         if target is not None and target in cluster.workers:
             cluster = cluster.fence(target)
         move = replace(move, targets=move.targets.drop(rank))
-    names = ", ".join(map(str, gone))
-    move = replace(move, ranks=still).tell(cluster.now_ms, f"rank {names} need not move any more")
-    cluster = with_move(cluster, job, move)
+    text = f"rank {', '.join(map(str, gone))} need not move any more"
+    told = fault_text(cluster, job, gone) if lost_first(job, move, gone[0]) else text
+    kept = [(rank, who) for rank, who in move.leavers.items() if rank in still or lost_first(job, move, rank)]
+    move = replace(move, ranks=still, leavers=Table(kept))
+    cluster = with_move(cluster, job, move.tell(cluster.now_ms, told))
     job = cluster.jobs[job.spec.job]
     if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
-        return call_off(cluster, job, f"rank {names} need not move any more", MoveState.PREPARING)
+        return call_off(cluster, job, text, MoveState.PREPARING)
     return cluster
 
 
@@ -453,4 +442,4 @@ def appoint(cluster: Cluster, job: Job, move: Move, rank: Rank, spare: WorkerId,
     return with_move(cluster.with_worker(worker), job, move)
 
 
-__all__ = ["migrate", "move_asked", "move_withdrawn", "wishes", "worker_prepared"]
+__all__ = ["migrate", "wishes", "worker_prepared"]

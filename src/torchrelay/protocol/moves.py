@@ -30,6 +30,7 @@ class MoveState(StrEnum):
     FAILED = "failed"  # tried too often
 
 
+KEPT_MOVES = 64
 OPEN_MOVES = frozenset({MoveState.WAITING, MoveState.PREPARING, MoveState.STOPPING, MoveState.MOVING})
 
 
@@ -64,14 +65,17 @@ TaintId = tuple[NodeId, int | None, str]
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """An operator wants one rank elsewhere. Fulfilled when another worker than `worker` holds it."""
+    """An operator wants one rank elsewhere: away from its place, or on a node. See `requests`."""
 
     rank: Rank
-    worker: WorkerId
+    worker: WorkerId  # who holds the rank
+    node: NodeId  # and where: it is to leave this place
+    slot: int
     to: NodeId | None
     reason: str
     source: str
     group: int  # ranks asked for together move together
+    asked_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +88,7 @@ class Move:
     reason: str
     asked_ms: int
     state: MoveState = MoveState.WAITING
-    leavers: Table[Rank, WorkerId] = Table()  # who held the ranks when it was asked for
+    leavers: Table[Rank, WorkerId] = Table()  # who held the ranks before; ranks that a fault took first stay here
     to: Table[Rank, NodeId] = Table()  # where those want to go that do not go just anywhere
     targets: Table[Rank, WorkerId] = Table()
     tries: int = 0  # targets and boundaries that came to nothing
@@ -106,6 +110,10 @@ class Move:
         if self.story and self.story[-1][1] == text:
             return self
         return replace(self, story=(*self.story, (now_ms, text))[-64:])
+
+    def begin(self, now_ms: int, source: str) -> Move:
+        """Tell why it is wished, and who says so."""
+        return self.tell(now_ms, self.reason if source in self.reason else f"{self.reason} ({source})")
 
     def enter(self, state: MoveState, now_ms: int, text: str) -> Move:
         return replace(self, state=state).tell(now_ms, text)

@@ -23,6 +23,7 @@ from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.orders import Verdict
 from torchrelay.protocol.placing import usable_spares
 from torchrelay.protocol.policy import DYING_MS, choose_sources, choose_spare, choose_target, judge_report
+from torchrelay.protocol.requests import weigh_requests
 from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
@@ -455,5 +456,5 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     raised = tuple(entry for entry in job.raised if entry.fatal)
     job = replace(job, seats=seats, raised=raised)
     why = "training" if job.target is None else f"training on after {job.target}"
-    job = replace(job, boundary=None).enter(JobPhase.RUNNING, now, why)
+    job = weigh_requests(cluster, replace(job, boundary=None).enter(JobPhase.RUNNING, now, why))
     return finish_move(cluster, job.close(Resolution.CLEAN, now))

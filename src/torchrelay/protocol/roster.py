@@ -49,6 +49,11 @@ class Worker:
     shard: str = ""  # which part of the state a target has joined with
     brought: Point | None = None  # the boundary at which a target stands
 
+    @property
+    def place(self) -> str:
+        """In words, as operators write it: node-1/0."""
+        return f"{self.node}/{self.slot}"
+
 
 @dataclass(frozen=True, slots=True)
 class Seat:

@@ -6,6 +6,7 @@ exactly once   of `script`, which one missing, doubled or foreign batch changes 
 bit-equal      ... and so does one wrong random number
 verified       nobody resumes without the state, and what arrives damaged is not taken
 never worse    the job ends in bounded time, with 0 and without loss unless the world gave it a cause
+kept promises  what an operator asked for is done, withdrawn or given up, and a move tells of it
 monotonic      the point that a job resumes from does not go back, except by a fall-back
 """
 
@@ -16,10 +17,13 @@ from collections.abc import Iterable
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
+from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.moves import Move, MoveState, Request
 from torchrelay.protocol.state import Cluster
 from torchrelay.simulation import script as sc
 from torchrelay.simulation.plans import JOB, FaultKind, Lack
@@ -92,6 +96,32 @@ class Checker:
         for rank, seat in job.seats.items():
             if not seat.joined:
                 self.fail(f"rank {rank} trains on, and nobody remembers that {seat.worker} has joined")
+
+    # ------------------------------------------------------------ requests
+
+    def requests(self, event: ev.Event, was: Job, now: Job) -> None:
+        """What operators have asked for, before and after an event that the orchestrator has heard."""
+        withdrawn = event.ranks if isinstance(event, ev.MoveWithdrawn) else ()
+        for rank, request in was.requests.items():
+            kept = now.requests.get(rank)
+            if kept is not None:
+                if self.world.phase is JobPhase.RUNNING and kept.worker != now.seats[rank].worker:
+                    self.fail(f"rank {rank} is to move, and that is asked of {kept.worker}, which does not hold it")
+            elif rank not in withdrawn and not self.world.over:
+                self.settled(now, rank, request)
+
+    def settled(self, job: Job, rank: Rank, request: Request) -> None:
+        """A request is not kept any more: a move tells why, and unless it was given up, the rank is where wanted."""
+        told = {move.state for move in job.moves if move.leavers.get(rank) == request.worker and lets_go(move, rank)}
+        if not told:
+            self.fail(f"what was asked for rank {rank} is forgotten, and no move tells of it")
+        holder = job.seats[rank].worker
+        worker = None if holder is None else self.world.shell.cluster.workers.get(holder)
+        if MoveState.FAILED in told or worker is None:
+            return
+        fits = worker.node == request.to if request.to else worker.place != f"{request.node}/{request.slot}"
+        if not fits:
+            self.fail(f"rank {rank} is on {worker.place}, and what was asked for it is forgotten")
 
     # ------------------------------------------------------------ faults
 
@@ -419,6 +449,11 @@ class Checker:
             for slot in range(machine.slots)
             if (machine.node, slot) not in self.tainted
         )
+
+
+def lets_go(move: Move, rank: Rank) -> bool:
+    """Whether a move is over for a rank, and has not only been called off."""
+    return rank not in move.ranks if move.open else move.state is not MoveState.CALLED_OFF
 
 
 def has_trained(process: Process) -> bool:

@@ -131,6 +131,8 @@ class World:
         assert now is not None, "the job was submitted"
         check_dates(self, event, after.now_ms, was, now)
         self.seen(f"event: {type(event).__name__} in {now.phase}")
+        if was is not None:
+            self.checker.requests(event, was, now)
         if self.story is not None and not isinstance(event, ev.Tick):
             self.tell(f"   heard {short(event)}")
         if was is not None and was.open_move is not None and now.open_move is None:
