@@ -23,6 +23,7 @@ from torchrelay.orchestrator.why import why
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.events import Effect, JobCancelled
 from torchrelay.protocol.ids import NodeId, Rank
+from torchrelay.protocol.table import Table
 from torchrelay.protocol.vitals import Vitals
 
 WHO = "ann@desk"
@@ -289,6 +290,22 @@ class TestWhy:
         lines = why(scene(story, ways), story.job, "M-2").lines
         assert lines[1:3] == ("because wish 1", f"rank 1 was to go from node-0/1 ({holder}) to elsewhere")
         assert "M-1 moves it, and waits" in self.lines(story, "rank 0")
+
+    def test_the_way_of_a_move_begins_where_the_rank_was_before_a_fault_took_it(self) -> None:
+        story, ways = running(spares=1, moves_per_hour=0), Ways()
+        carried_out(story, migrate(story, 1))
+        before = story.cluster
+        story.wait(1)
+        note_ways(ways, replace(before, jobs=Table()), story.cluster)
+        story.lose(story.holder(1), signal=9)
+        for _ in range(10):
+            for order in story.orders():
+                for event in answers(order, story.stands):
+                    before = story.cluster
+                    story.hear(event)
+                    note_ways(ways, before, story.cluster)
+        assert (story.move.state, story.holder(1)) == ("recovered", "node-0.2.2")
+        assert [leg.from_text for leg in ways[(JOB, 1)]] == ["node-0/1"]
 
     def test_a_rank_that_a_fault_has_taken_out_of_a_move_is_explained(self) -> None:
         story = running(ranks=3, spares=2, moves_per_hour=0)

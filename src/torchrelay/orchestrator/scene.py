@@ -97,7 +97,8 @@ def way_of(cluster: Cluster, job: Job, move: Move, known: tuple[Leg, ...] = ()) 
         leg = noted.get(rank, Leg(rank=rank))
         holder = job.seats[rank].worker
         worker = None if holder is None else cluster.workers.get(holder)
-        if worker is not None and move.state is not MoveState.MOVING:
+        # Of a rank that a fault has taken first the way is that from where it was.
+        if worker is not None and move.state is not MoveState.MOVING and move.leavers.get(rank) == holder:
             leg = msgspec.structs.replace(leg, worker=worker.worker, node=worker.node, slot=worker.slot)
         name = move.targets.get(rank)
         target = None if name is None else cluster.workers.get(name)
