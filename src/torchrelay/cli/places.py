@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from torchrelay.cli.runs import look
-from torchrelay.cli.show import Output, clip, remark, show, show_json, span, table
-from torchrelay.orchestrator.shown import Nodes, NodeView, SlotView, Spares, SpareView, TaintView
+from torchrelay.cli.show import Output, clip, remark, show, show_json, table
+from torchrelay.orchestrator.shown import Nodes, NodeView, SlotView, Spares, SpareView, TaintView, span
 
-NODE_HEADS = ("node", "state", "slots", "taints", "faults")
+NODE_HEADS = ("node", "state", "slots", "taints", "failed")
 SPARE_HEADS = ("worker", "place", "state", "use", "why not")
 
 

@@ -75,14 +75,6 @@ def show(page: Callable[[], str], *, watch: bool) -> None:
         print()
 
 
-def span(seconds: float) -> str:
-    """A longer span for people: 40 s, 12 min, 3 h, 2 d."""
-    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {unit}"
-    return f"{seconds:.0f} s"
-
-
 def remark(note: str) -> None:
     """Say on stderr what is not part of the answer."""
     if note:

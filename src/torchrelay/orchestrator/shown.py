@@ -396,3 +396,11 @@ def size_text(size: int) -> str:
             break
         amount /= 1_000
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
+
+
+def span(seconds: float) -> str:
+    """A longer span for people: 40 s, 12 min, 3 h, 2 d."""
+    for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{seconds:.0f} s"

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from torchrelay.orchestrator.places import empty_slot, held_by, refusal_text, refusing, view_move
 from torchrelay.orchestrator.plans import PlanRefused, holder_of, last_of, leg_text, node_of, ranks_text
 from torchrelay.orchestrator.scene import Scene
-from torchrelay.orchestrator.shown import Leg, WhyView
+from torchrelay.orchestrator.shown import Leg, WhyView, span
 from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
@@ -88,7 +88,7 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
             continue
         yield f"before: {past.name} {past.state}: {last_of(past)}"
         if past.state is MoveState.FAILED and cluster.now_ms < past.again_ms:
-            yield f"it is tried again in {(past.again_ms - cluster.now_ms) / 1000:.0f} s"
+            yield f"it is tried again in {span((past.again_ms - cluster.now_ms) / 1000)}"
 
 
 def why_elsewhere(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
@@ -182,7 +182,7 @@ def why_node(scene: Scene, job: Job, node: Node) -> Iterator[str]:
     yield f"it has {node.slots} slots and is {state}"
     for taint in cluster.taints.values():
         if taint.node == node.node:
-            until = "" if taint.until_ms is None else f", for another {(taint.until_ms - scene.now_ms) / 1000:.0f} s"
+            until = "" if taint.until_ms is None else f", for another {span((taint.until_ms - scene.now_ms) / 1000)}"
             reason = f": {taint.reason}" if taint.reason else ""
             yield f"{taint.place} is tainted {taint.key} ({taint.effect}) by {taint.source}{reason}{until}"
     for (name, slot), times in cluster.failures.items():
