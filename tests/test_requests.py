@@ -79,6 +79,22 @@ def test_a_rank_that_comes_back_to_the_slot_it_was_to_leave_is_to_move_yet() -> 
     assert (story.job.requests[Rank(1)].worker, len(story.job.moves)) == (story.holder(1), 1)
 
 
+def test_a_fault_of_another_rank_changes_nothing_of_what_is_asked_for() -> None:
+    story = waiting(1)
+    before = story.job.requests
+    lose(story, 0)
+    assert (story.job.requests, story.move.state) == (before, MoveState.WAITING)
+    assert not any("is to move yet" in text for text in incident(story))
+
+
+def test_the_same_asked_for_later_changes_nothing() -> None:
+    story = waiting(1)
+    before = story.cluster
+    story.wait(5)
+    story.hear(asked(1, reason="wish 1"))
+    assert story.cluster == before
+
+
 def test_a_request_that_was_kept_is_fulfilled_by_a_move_when_there_is_room() -> None:
     story = running(ranks=2, spares=0, slots=2, slot_faults=0)
     story.hear(asked(1))
@@ -115,6 +131,7 @@ def test_a_move_that_nobody_wants_any_more_becomes_one_for_others_when_nothing_h
     story = waiting(0, 1)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
     assert (story.move.number, story.move.ranks, story.move.state) == (1, (1,), MoveState.WAITING)
+    assert dict(story.move.leavers) == {1: story.holder(1)}
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
     assert (told(story.move)[-1], story.move.state) == ("nobody wants it any more", MoveState.CALLED_OFF)
 
@@ -126,6 +143,44 @@ def test_a_move_for_a_taint_ends_when_a_fault_has_moved_its_rank() -> None:
     assert (story.move.state, told(story.move)[-1]) == (
         MoveState.RECOVERED, "a fault came first: rank 1 is on node-0/2 now"
     )  # fmt: skip
+
+
+def test_a_move_for_taints_goes_on_without_the_rank_that_a_fault_has_moved() -> None:
+    story = waiting(ranks=3, spares=2)
+    story.hear(tainted(slot=0), tainted(slot=1))
+    assert story.move.ranks == (0, 1)
+    lose(story, 1)
+    assert (len(story.job.moves), story.move.ranks, story.move.state) == (1, (0,), MoveState.WAITING)
+
+
+def test_what_is_left_of_a_move_is_judged_by_what_is_wanted_still() -> None:
+    story = running(ranks=3, spares=2, moves_per_hour=0)
+    story.hear(asked(0, 1), asked(2))
+    assert story.move.ranks == (0, 1)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
+    recover(story)
+    assert [(move.state, move.ranks) for move in story.job.moves] == [
+        (MoveState.RECOVERED, (0, 1)), (MoveState.WAITING, (2,))
+    ]  # fmt: skip
+
+
+def test_a_rank_that_has_to_leave_its_new_place_too_is_moved_by_another_move() -> None:
+    story = waiting(1)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.hear(tainted(slot=2))
+    recover(story)
+    assert [(move.state, str(move.kind)) for move in story.job.moves] == [
+        (MoveState.RECOVERED, "planned"), (MoveState.WAITING, "pre-emptive")
+    ]  # fmt: skip
+
+
+def test_a_waiting_move_that_makes_way_for_a_warning_forgets_whom_it_was_to_move() -> None:
+    story = waiting(1, spares=0)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.hear(tainted(slot=0))
+    recover(story)
+    assert (set(story.job.requests), story.move.ranks, set(story.move.leavers)) == ({1}, (0,), {0})
 
 
 # ---------------------------------------------------------------- no move has come to it
@@ -194,7 +249,7 @@ def test_a_request_for_a_node_is_fulfilled_there_only() -> None:
     lose(story, 1)
     assert place(story, 1).startswith("node-1")
     request = story.job.requests[Rank(1)]
-    assert (request.worker, request.node, request.to) == (story.holder(1), "node-1", "node-2")
+    assert (request.worker, f"{request.node}/{request.slot}", request.to) == (story.holder(1), "node-1/0", "node-2")
     assert f"rank 1 is to move yet: it is on {place(story, 1)}" in incident(story)
     story.hear(cleared("node-2", None))
     story.hear(*(tainted(node, None, effect=ev.Effect.NO_SCHEDULE) for node in ("node-0", "node-1")))
