@@ -148,7 +148,7 @@ def test_a_move_for_a_taint_ends_when_a_fault_has_moved_its_rank() -> None:
 def test_a_move_for_taints_goes_on_without_the_rank_that_a_fault_has_moved() -> None:
     story = waiting(ranks=3, spares=2)
     story.hear(tainted(slot=0), tainted(slot=1))
-    assert story.move.ranks == (0, 1)
+    assert set(story.move.ranks) == {0, 1}
     lose(story, 1)
     assert (len(story.job.moves), story.move.ranks, story.move.state) == (1, (0,), MoveState.WAITING)
 
