@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,10 +17,10 @@ import psutil
 import pytest
 
 from tests.jobs import SCRIPTS, end_job, start_job, torchrelay, wait_until
-from torchrelay.chaos import leaving, memory
+from torchrelay.chaos import leaving, memory, phases
 from torchrelay.chaos.deeds import plan_deed, slow
-from torchrelay.chaos.faults import observe
-from torchrelay.chaos.phases import await_phase, last_phase
+from torchrelay.chaos.faults import Fault, Gone, observe, strike
+from torchrelay.chaos.phases import await_phase, catch, last_phase
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.chaos.wishes import MIX, OF_RANKS, Deed, Facts, How, Phase, Wish, draw, outlook
 from torchrelay.cli.chaos import parser, seconds, wish_of
@@ -233,6 +234,41 @@ def test_a_phase_is_waited_for(tmp_path: Path) -> None:
     with pytest.raises(Refusal, match="no page yet"):
         await_phase(tmp_path / "other", Phase.GATE)
     assert last_phase(tmp_path / "other") == ""
+
+
+def test_who_is_to_be_hit_in_a_phase_is_stopped_in_it(victim: subprocess.Popen[str], tmp_path: Path) -> None:
+    page, found = Page(tmp_path / "page", create=True), observe(victim.pid)
+    page.enter(WorkerPhase.GATE, 0)
+    catch(tmp_path / "page", Phase.GATE, found, 5.0)
+    assert psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED
+    strike(found, Fault.CONTINUE)
+    page.enter(WorkerPhase.UPDATING, 0)
+    with pytest.raises(Refusal, match="was not in gate"):
+        catch(tmp_path / "page", Phase.GATE, found, 0.05)
+    assert psutil.Process(victim.pid).status() != psutil.STATUS_STOPPED
+    victim.kill()
+    victim.wait()
+    with pytest.raises(Gone):
+        catch(tmp_path / "page", Phase.UPDATE, found, 5.0)
+
+
+def test_a_phase_that_is_over_by_the_signal_is_waited_for_again(
+    victim: subprocess.Popen[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page, stops = Page(tmp_path / "page", create=True), []
+    page.enter(WorkerPhase.GATE, 0)
+
+    def stopped(pid: int) -> bool:
+        """The first time the worker was quicker."""
+        stops.append(pid)
+        page.enter(WorkerPhase.UPDATING if len(stops) == 1 else WorkerPhase.GATE, 0)
+        if len(stops) == 1:
+            threading.Timer(0.05, page.enter, (WorkerPhase.GATE, 0)).start()
+        return True
+
+    monkeypatch.setattr(phases, "has_stopped", stopped)
+    catch(tmp_path / "page", Phase.GATE, observe(victim.pid), 5.0)
+    assert len(stops) == 2
 
 
 # ---------------------------------------------------------------- a whole run

@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from torchrelay.chaos import leaving, memory
 from torchrelay.chaos.faults import Fault, Gone, Victim, observe, strike
-from torchrelay.chaos.phases import await_phase, last_phase
+from torchrelay.chaos.phases import await_phase, catch, last_phase
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.chaos.wishes import Deed, Facts, How, Phase, Wish
 from torchrelay.protocol.ids import NodeId, WorkerId
@@ -105,7 +105,10 @@ def plan_for_rank(wish: Wish, facts: Facts, where: Whereabouts) -> Plan:
     what, strike_it = way_of(wish, victim)
 
     def act() -> str:
-        await_phase(page, wish.phase)
+        if wish.phase is not Phase.ANY and wish.deed in (Deed.KILL, Deed.STOP):
+            catch(page, wish.phase, victim)  # one that stands is hit in the same phase
+        else:
+            await_phase(page, wish.phase)
         told = strike_it()
         phase = last_phase(page)
         return f"{told}, in phase {phase}" if phase and wish.deed in (Deed.KILL, Deed.STOP) else told

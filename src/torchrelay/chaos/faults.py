@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from enum import StrEnum
 
 import psutil
@@ -57,23 +59,34 @@ def observe(pid: int) -> Victim:
         raise Gone(f"process {pid} has ended") from error
 
 
-def strike(victim: Victim, fault: Fault) -> None:
-    """Do it. Raises `Gone` if the victim ended before, and `PermissionError` if it is another user's."""
+@contextmanager
+def held(victim: Victim) -> Iterator[Callable[[Fault], None]]:
+    """What strikes it, at once and as often as is wanted. Raises `Gone` if it has ended, or does while it is held."""
     try:
         handle = os.pidfd_open(victim.pid)
     except ProcessLookupError as error:
         raise Gone(f"process {victim.pid} has ended") from error
-    try:
-        # Compared after the handle is held: from here on the id cannot come to mean another process.
-        if observe(victim.pid) != victim:
-            raise Gone(f"process {victim.pid} is another one by now")
+
+    def hit(fault: Fault) -> None:
         if fault in LIMITS:
             # Below what it has of it, not at it: otherwise what it gives back it could have again.
             _, hard = resource.prlimit(victim.pid, LIMITS[fault])
             resource.prlimit(victim.pid, LIMITS[fault], (0, hard))
         else:
             signal.pidfd_send_signal(handle, SIGNALS[fault])
+
+    try:
+        # Compared after the handle is held: from here on the id cannot come to mean another process.
+        if observe(victim.pid) != victim:
+            raise Gone(f"process {victim.pid} is another one by now")
+        yield hit
     except ProcessLookupError as error:
         raise Gone(f"process {victim.pid} has ended") from error
     finally:
         os.close(handle)
+
+
+def strike(victim: Victim, fault: Fault) -> None:
+    """Do it. Raises `Gone` if the victim ended before, and `PermissionError` if it is another user's."""
+    with held(victim) as hit:
+        hit(fault)

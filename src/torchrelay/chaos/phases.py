@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+from torchrelay.chaos.faults import Fault, Gone, Victim, held
 from torchrelay.chaos.whereabouts import Refusal
 from torchrelay.chaos.wishes import Phase
 from torchrelay.protocol.ids import WorkerPhase
@@ -21,20 +24,62 @@ IN = {
 
 def await_phase(path: Path, phase: Phase, within_s: float = WITHIN_S) -> None:
     """Return the moment the worker is in the phase. Raises `Refusal` if that does not come."""
-    if phase is Phase.ANY:
-        return
+    if phase is not Phase.ANY:
+        with _page(path) as page:
+            _await(page, phase, time.monotonic() + within_s, within_s)
+
+
+def catch(path: Path, phase: Phase, victim: Victim, within_s: float = WITHIN_S) -> None:
+    """Stop the worker (SIGSTOP) in the midst of the phase. Raises `Refusal` if that does not come, `Gone` if it ends.
+
+    A phase may be over between a look at it and a signal: then the worker goes on, and is caught another time.
+    """
+    until = time.monotonic() + within_s
+    with _page(path) as page, held(victim) as hit:
+        while True:
+            _await(page, phase, until, within_s)
+            hit(Fault.STOP)
+            caught = False
+            try:
+                while not has_stopped(victim.pid):
+                    time.sleep(0.0005)
+                caught = is_in(page.status(), phase, time.monotonic_ns())
+            finally:
+                if not caught:
+                    hit(Fault.CONTINUE)
+            if caught:
+                return
+
+
+def has_stopped(pid: int) -> bool:
+    """Whether all threads of a process stand still by a signal. Raises `Gone`."""
+    try:
+        told = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except (FileNotFoundError, ProcessLookupError) as error:
+        raise Gone(f"process {pid} has ended") from error
+    states = [text.rpartition(")")[2].split()[0] for text in told]
+    if "Z" in states or not states:
+        raise Gone(f"process {pid} has ended")
+    return all(state in "Tt" for state in states)
+
+
+@contextmanager
+def _page(path: Path) -> Iterator[Page]:
     try:
         page = Page(path)
     except (FileNotFoundError, ValueError) as error:
         raise Refusal(f"the worker has no page yet ({path}): --phase any hits it all the same") from error
-    until = time.monotonic() + within_s
     try:
-        # Without a pause: a gate may last as little as a tenth of a millisecond.
-        while not is_in(page.status(), phase, time.monotonic_ns()):
-            if time.monotonic() >= until:
-                raise Refusal(f"the worker was not in {phase} within {within_s:g} s; nothing was done")
+        yield page
     finally:
         page.close()
+
+
+def _await(page: Page, phase: Phase, until: float, within_s: float) -> None:
+    # Without a pause: a gate may last as little as a tenth of a millisecond.
+    while not is_in(page.status(), phase, time.monotonic_ns()):
+        if time.monotonic() >= until:
+            raise Refusal(f"the worker was not in {phase} within {within_s:g} s; nothing was done")
 
 
 def is_in(status: Status, phase: Phase, now_ns: int) -> bool:
