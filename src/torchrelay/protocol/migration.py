@@ -231,6 +231,10 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
         return with_move(cluster, job, move.close(state, cluster.now_ms, ending(cluster, job, move)))
     kind, ranks, reason = choose_group(cluster, job, wanted)
     relieved = [rank for rank in move.leavers if rank not in still and lost_first(job, move, rank)]
+    if any(rank in ranks for rank in relieved):  # it should be elsewhere again: that is another move
+        left = f"; rank {', '.join(map(str, still))} is to move yet" if still else ""
+        why = fault_text(cluster, job, relieved) + left
+        return with_move(cluster, job, move.close(MoveState.RECOVERED, cluster.now_ms, why))
     move = tell_faults(cluster, job, move, still)
     former = [(rank, move.leavers[rank]) for rank in relieved]
     move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
