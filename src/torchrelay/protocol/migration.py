@@ -232,8 +232,7 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
     kind, ranks, reason = choose_group(cluster, job, wanted)
     relieved = [rank for rank in move.leavers if rank not in still and lost_first(job, move, rank)]
     if any(rank in ranks for rank in relieved):  # it should be elsewhere again: that is another move
-        left = f"; rank {', '.join(map(str, still))} is to move yet" if still else ""
-        why = fault_text(cluster, job, relieved) + left
+        why = f"{fault_text(cluster, job, relieved)}; rank {', '.join(map(str, still))} is to move yet"
         return with_move(cluster, job, move.close(MoveState.RECOVERED, cluster.now_ms, why))
     move = tell_faults(cluster, job, move, still)
     former = [(rank, move.leavers[rank]) for rank in relieved]
