@@ -162,10 +162,18 @@ class Inside:
                     wanted += [["done"]]  # it had handed over by then, and may be found out behind the cutover only
             elif self.who == "bystander":  # it may be the rank's own target that the bystander's recovery took
                 wanted = [["done"], ["called off", "done"]]
+                if stuck(live, rank, known=look.job.incidents.total):
+                    wanted += [["recovered"]]
         if states not in wanted:
             live.wrong.append(f"{self}: moves ended {states}, not {' or '.join(map(str, wanted))}")
         if not where:
             live.wrong.append(f"{self}: rank {rank} is at {after.holder(rank).worker}")
+
+
+def stuck(live: Live, rank: int, known: int) -> bool:
+    """Whether Gloo has not let this rank out of its collective after a fault of another one: then it is replaced."""
+    told = live.client.view_incidents().incidents[known:]
+    return any(fault.rank == rank and "does not come out" in fault.cause for one in told for fault in one.faults)
 
 
 POSSIBLE = [Inside(who, when) for who in WHOS for when in WHENS if (who, when) not in IMPOSSIBLE]

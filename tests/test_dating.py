@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from tests.telling import JOB, Story, raised, running, say, submitted
+from tests.telling import JOB, Story, place_of, raised, running, say, submitted
 from tests.test_migration import halting
 from torchrelay.orchestrator.places import pause_of
 from torchrelay.orchestrator.views import phases_of
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
+from torchrelay.protocol.cluster import orders
 from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.incident import Incident, Mark, Resolution
 from torchrelay.protocol.job import JobPhase
@@ -139,6 +140,53 @@ def test_a_fault_that_is_heard_later_and_was_earlier_is_when_the_pause_began() -
     story.wait(10)
     story.hear(exited(story, 0))
     assert incident(story).marks[Mark.FAULT] == 960
+
+
+@pytest.mark.parametrize("kind", ["hang", "silence"])
+def test_what_is_judged_later_does_not_say_when_the_pause_began(kind: str) -> None:
+    """Who does not move, or is not heard, may have been so for long while all trained."""
+    story = running(ranks=3, spares=2)
+    story.wait(600_000)
+    story.hear(exited(story, 1))
+    story.wait(10)
+    if kind == "hang":
+        story.hear(ev.WorkerHung(worker=story.holder(0), evidence="stopped", age_ms=500_000))
+    else:
+        story.hear(ev.NodeLost(node=NODE, incarnation="a", reason="silence", age_ms=60_000))
+    assert incident(story).marks[Mark.FAULT] == 600_000
+
+
+def test_an_echo_says_no_more_than_when() -> None:
+    story = running(ranks=3, spares=2)
+    first = story.job.generation
+    story.wait(1_000)
+    story.hear(exited(story, 1))
+    echo = say(story, ev.CollectiveFailed, 0, generation=first, summary="reset", age_ms=30)
+    before = story.cluster
+    story.hear(echo)
+    assert incident(story).marks[Mark.FAULT] == 970
+    assert len(incident(story).faults) == 1
+    assert story.job.broken is None
+    story.hear(say(story, ev.CollectiveFailed, 0, generation=first, summary="reset"))
+    assert incident(story).marks[Mark.FAULT] == 970
+    other = say(story, ev.CollectiveFailed, 0, generation=story.job.generation, summary="reset", age_ms=500)
+    story.hear(other)
+    assert incident(story).marks[Mark.FAULT] == 970, "of another generation it says nothing about the first fault"
+    assert story.orders() == sorted(orders(before), key=place_of)
+
+
+def test_an_incident_in_which_not_all_went_on_has_no_pause() -> None:
+    story = running(spares=1, refill=False, spare_wait_ms=1_000)
+    story.hear(exited(story, 1))
+    until(story, JobPhase.RESUMING)
+    story.wait(40)
+    story.hear(say(story, ev.WorkerResumed, 0))
+    story.hear(exited(story, 1))
+    story.wait(1_000)
+    story.settle()
+    assert incident(story).resolution is Resolution.ENDED
+    assert pause(story) is None
+    assert "resume" not in phases_of(incident(story))
 
 
 def test_the_grace_after_a_failed_collective_is_not_left_out() -> None:

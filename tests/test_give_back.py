@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from tests.telling import Story
+from tests.telling import JOB, Story
 from tests.test_migration import SIGKILL, cut_over
+from torchrelay.orchestrator.why import why_rank
+from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.boundary import AGAIN_MS
 from torchrelay.protocol.ids import Rank
@@ -28,6 +30,38 @@ def test_it_is_moved_once_more() -> None:
     assert (story.job.phase, story.job.moves[-1].state) == (JobPhase.RUNNING, MoveState.DONE)
     assert story.holder(1) != leaver
     assert len(story.job.moves) == 1
+
+
+def half_moved() -> Story:
+    """Of two ranks one has gone, and the other is with its leaver again."""
+    story = cut_over(0, 1, spares=3, slot_faults=0)
+    story.lose(story.holder(1), signal=SIGKILL)
+    story.settle()
+    assert (story.job.phase, story.move.state, story.move.ranks) == (JobPhase.RUNNING, MoveState.PREPARING, (1,))
+    return story
+
+
+def test_a_rank_that_has_gone_was_taken_by_no_fault() -> None:
+    story = half_moved()
+    assert story.move.moved == (0,)
+    story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
+    assert (story.move.state, story.move.story[-1][1]) == (MoveState.CALLED_OFF, "nobody wants it any more")
+    lines = list(why_rank(story.cluster, story.job, Rank(0)))
+    assert f"before: {story.move.name} moved it" in lines
+
+
+def test_all_that_have_gone_are_remembered() -> None:
+    story = half_moved()
+    story.wait(AGAIN_MS)
+    story.settle()
+    assert (story.move.state, story.move.moved) == (MoveState.DONE, (0, 1))
+
+
+def test_while_it_goes_nobody_speaks_of_a_fault() -> None:
+    story = cut_over()
+    lines = list(why_rank(story.cluster, story.job, Rank(1)))
+    assert any(line.startswith("M-1 moves it just now: cut over") for line in lines), lines
+    assert not any("fault" in line for line in lines)
 
 
 def test_when_it_has_moved_the_wish_is_forgotten() -> None:

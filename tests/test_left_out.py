@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import closing
 from pathlib import Path
 
 import msgspec
@@ -15,6 +16,7 @@ from torchrelay.orchestrator import service as shell
 from torchrelay.orchestrator.clock import COUNTED_NS, Clock
 from torchrelay.orchestrator.journal import Journal, JournalUnavailable, read_history
 from torchrelay.orchestrator.lateness import SPAN_MS, Lateness
+from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.orchestrator.views import view_incidents
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
@@ -111,15 +113,71 @@ def test_after_a_restart_the_time_without_any_orchestrator_is_told(
             link = RecordingLink()
             now.sleep(1.0)  # for so long the clock is held: nobody is back yet
             await service.put(EXITED)
-            assert told(tmp_path)[before:] == [41_000]
+            assert told(tmp_path)[before:] == [40_000, 1_000], "before anything is heard, and before that"
             now.sleep(0.5)
             await service.attach(link, link.joined())
-            assert told(tmp_path)[before:] == [41_000, 500]
+            assert told(tmp_path)[before:] == [40_000, 1_000, 500]
             assert service.cluster.jobs[JOB].left_out_ms == sum(told(tmp_path))
 
     asyncio.run(first())
     before = len(told(tmp_path))
     wall[0] += 40_000
+    run(second)
+
+
+def test_what_was_told_of_a_hold_is_not_told_again_by_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wall = [1_800_000_000_000]
+    monkeypatch.setattr(shell, "wall_clock_ms", lambda: wall[0])
+    now = FakeTime()
+
+    async def first() -> None:
+        async with serving(tmp_path, now) as service:
+            await train(service, RecordingLink())
+
+    async def killed_while_held() -> None:
+        with closing(Journal(tmp_path / "journal.db")) as journal:
+            service = Orchestrator(journal, source=now)
+            now.sleep(3.0)
+            wall[0] += 3_000
+            service.hear(EXITED)
+            assert service.clock.held
+
+    async def second() -> None:
+        async with serving(tmp_path, now):
+            assert sum(told(tmp_path)[before:]) == 40_000 + 3_000 + 1_000
+
+    asyncio.run(first())
+    before = len(told(tmp_path))
+    wall[0] += 40_000
+    asyncio.run(killed_while_held())
+    wall[0] += 1_000
+    run(second)
+
+
+def test_the_clock_on_the_wall_counts_from_where_it_was_noted_last(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The machine has slept for eight hours, in which its monotonic clock stood still and nobody trained."""
+    wall = [1_800_000_000_000]
+    monkeypatch.setattr(shell, "wall_clock_ms", lambda: wall[0])
+    now = FakeTime()
+
+    async def first() -> None:
+        async with serving(tmp_path, now) as service:
+            await train(service, RecordingLink())
+            wall[0] += 8 * 3_600_000
+            now.sleep(1.0)
+            service._keep_time(service.clock.now_ms())
+
+    async def second() -> None:
+        async with serving(tmp_path, now):
+            assert told(tmp_path)[before:] == [2_000]
+
+    asyncio.run(first())
+    before = len(told(tmp_path))
+    wall[0] += 2_000
     run(second)
 
 

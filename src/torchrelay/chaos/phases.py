@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from torchrelay.chaos.faults import Fault, Gone, Victim, held
@@ -42,6 +42,8 @@ def catch(path: Path, phase: Phase, victim: Victim, within_s: float = WITHIN_S) 
             caught = False
             try:
                 while not has_stopped(victim.pid):
+                    if time.monotonic() >= until:
+                        raise Refusal(f"the worker did not stop within {within_s:g} s (a thread waits in the kernel)")
                     time.sleep(0.0005)
                 caught = is_in(page.status(), phase, time.monotonic_ns())
             finally:
@@ -52,15 +54,14 @@ def catch(path: Path, phase: Phase, victim: Victim, within_s: float = WITHIN_S) 
 
 
 def has_stopped(pid: int) -> bool:
-    """Whether all threads of a process stand still by a signal. Raises `Gone`."""
-    try:
-        told = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
-    except (FileNotFoundError, ProcessLookupError) as error:
-        raise Gone(f"process {pid} has ended") from error
-    states = [text.rpartition(")")[2].split()[0] for text in told]
-    if "Z" in states or not states:
+    """Whether all threads of a process stand still by a signal. Raises `Gone` if it has ended."""
+    states = {}
+    for task in Path(f"/proc/{pid}/task").glob("*"):
+        with suppress(FileNotFoundError, ProcessLookupError):  # a thread ends
+            states[task.name] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+    if states.get(str(pid), "Z") in "ZX":
         raise Gone(f"process {pid} has ended")
-    return all(state in "Tt" for state in states)
+    return all(state in "TtZX" for state in states.values())
 
 
 @contextmanager

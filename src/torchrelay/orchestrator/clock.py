@@ -3,7 +3,8 @@
 Time in which the orchestrator could not listen does not count: nobody may be called late because the one who listens
 was away. It is left out when the process did not run (stopped, swapped out, its machine asleep), and while the clock
 is held (after a start, until the agents are back; while the journal cannot be written). What was sent meanwhile is
-heard first, then deadlines go on. How much was left out is known: training may have stood still in it.
+heard first, then deadlines go on. How much was left out is known: training may have stood still in it. (While a machine
+sleeps, its monotonic clock stands still: that time is known to nobody, and no rank on it trains.)
 """
 
 from __future__ import annotations

@@ -152,8 +152,11 @@ class Journal:
             self.close()
             raise JournalRefused(_damaged(path, str(error))) from error
         self.last_seq: int = last[0]
-        kept_ms = int(kept[0].split()[0]) if kept else 0
+        kept_ms, kept_wall_ms = map(int, kept[0].split()) if kept else (0, 0)
         self.last_ms: int = max(last[1], kept_ms, self.anchors[-1].at_ms if self.anchors else 0)
+        # The newest note of what the clock on the wall said: it may have gone another way than ours since the start.
+        newer = kept_wall_ms and (not self.anchors or kept_ms > self.anchors[-1].at_ms)
+        self.last_wall_ms = kept_wall_ms + self.last_ms - kept_ms if newer else wall_ms(self.anchors, self.last_ms)
 
     # ------------------------------------------------------------ writing
 

@@ -2,7 +2,8 @@
 
 Both ends have clocks of their own. The least difference that was ever seen between them, when something is read and
 when it was sent, is that of a message that was read at once; what exceeds it is lateness. As clocks drift (some 50
-millionths, so 15 ms in five minutes), a difference is remembered for five to ten minutes.
+millionths), and may stand still for a while (a virtual machine that is paused), it is remembered for half a minute to a
+minute: after that long, what was read late has been followed by what was not.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-SPAN_MS = 300_000
+SPAN_MS = 30_000
 
 
 class Lateness:

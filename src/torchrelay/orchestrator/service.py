@@ -112,13 +112,14 @@ class Orchestrator:
         self._remembered, self._remembered_s = dict(self.reached), 0.0
         self._held_since_s = 0.0
         self._leave_at_s: float | None = None
-        since = journal.wall_ms(journal.last_ms)  # a clock on the wall that was set back meanwhile says nothing
+        since = journal.last_wall_ms  # a clock on the wall that was set back meanwhile says nothing
         self.clock = Clock(journal.last_ms, source, away_ms=max(0, wall_clock_ms() - since) if since else 0)
         self._told_left_out_ms = 0
         self._skips = self.clock.skips
         self._kept_ms = journal.last_ms
-        journal.anchor(self.clock.now_ms(), wall_clock_ms())
         self._replay()
+        self._own_up()  # before the anchor: who ends in between has told nothing, and the next one tells it all
+        journal.anchor(self.clock.now_ms(), wall_clock_ms())
         self._await_agents()
 
     def _replay(self) -> None:
@@ -237,6 +238,8 @@ class Orchestrator:
         if untold >= WORTH_TELLING_MS:
             if self.cluster.jobs:
                 self.hear(TimeLeftOut(ms=untold))
+                # The next start counts from here. A hold alone would leave no anchor.
+                self.journal.anchor(self.clock.now_ms(), wall_clock_ms())
             self._told_left_out_ms += untold
 
     # ------------------------------------------------------------ time
@@ -314,6 +317,7 @@ class Orchestrator:
 
     def _try_journal(self) -> None:
         try:
+            self._own_up()
             self.journal.anchor(self.clock.now_ms(), wall_clock_ms())
         except JournalUnavailable:
             return

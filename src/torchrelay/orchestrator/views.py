@@ -227,7 +227,7 @@ def phases_of(incident: Incident) -> dict[str, int]:
     ends = [("", begun)]
     for phase, mark in PHASES if incident.kind == UNPLANNED else MOVE_PHASES:
         at = incident.marks.get(mark)
-        if at is not None:
+        if at is not None and (mark is not Mark.RESUMED or pause_of(incident) is not None):
             ends.append((phase, max(at, ends[-1][1])))
     return {phase: end - start for (_, start), (phase, end) in pairwise(ends)}
 

@@ -84,7 +84,8 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
         yield "nothing asks it to move: no taint with NoExecute lies on its place, and nobody asked for it"
     for past in [one for one in job.moves if rank in one.leavers and not (one.open and rank in one.ranks)][-2:]:
         if rank not in past.ranks:
-            yield f"before: {past.name} was to move it, and a fault came first"
+            did = "moved it" if rank in past.moved else "was to move it, and a fault came first"
+            yield f"before: {past.name} {did}"
             continue
         yield f"before: {past.name} {past.state}: {last_of(past)}"
         if past.state is MoveState.FAILED and cluster.now_ms < past.again_ms:
@@ -97,7 +98,9 @@ def why_elsewhere(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     move = job.open_move
     if wish is None:
         request = job.requests.get(rank)
-        if request is not None:
+        if move is not None and move.state is MoveState.MOVING and rank in move.ranks:
+            yield f"{move.name} moves it just now: {last_of(move)}"
+        elif request is not None:
             yield f"{request.source} asked for it to leave {request.node}/{request.slot}, and then a fault came"
             yield "whether that has done it is seen when training goes on"
         return

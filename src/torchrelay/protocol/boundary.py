@@ -257,6 +257,7 @@ def finish_move(cluster: Cluster, job: Job) -> Cluster:
     if move is None or move.state is not MoveState.MOVING:
         return cluster.with_job(job)
     left = tuple(rank for rank in move.ranks if job.seats[rank].worker == move.leavers[rank])
+    move = replace(move, moved=(*move.moved, *(rank for rank in move.ranks if rank not in left)))
     if not left:
         move = move.close(MoveState.DONE, cluster.now_ms, "training goes on")
     elif move.tries + 1 >= TRIES:

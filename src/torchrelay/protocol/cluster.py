@@ -15,7 +15,7 @@ from torchrelay.protocol.boundary import with_move
 from torchrelay.protocol.ending import REFUSED, STOPPED, collect, end, fall_back, interrupt, lose
 from torchrelay.protocol.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Mark
-from torchrelay.protocol.job import MOVING, Job, JobPhase, Raised
+from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase, Raised
 from torchrelay.protocol.migration import migrate, worker_prepared
 from torchrelay.protocol.orders import Order
 from torchrelay.protocol.placing import place
@@ -218,13 +218,17 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
     job, rank = found
     # For a move a new generation begins in the old connections: who has not heard of it yet speaks of the one before.
     known = (job.generation, job.generation - 1) if job.phase in MOVING else (job.generation,)
+    incident = job.open_incident
+    if incident is not None and incident.faults and event.generation == incident.generation and job.phase in RECOVERING:
+        # The echo of a fault that is known by now: it may be heard first, and then say when that was.
+        return cluster.with_job(job.mark_first(Mark.FAULT, job.moment(cluster.now_ms, event.age_ms)))
     if event.generation not in known or job.broken is not None:
         return cluster
     if job.phase not in MOVING | {JobPhase.RESUMING, JobPhase.RUNNING}:
         return cluster
     now = cluster.now_ms
     at = job.moment(now, event.age_ms)
-    fault = Fault(f"its collective failed: {event.summary}", "collective", at, rank, event.worker)
+    fault = Fault(f"its collective failed: {event.summary}", "collective", at, rank, event.worker, exact=True)
     return cluster.with_job(replace(job, broken=fault, broken_ms=now))
 
 

@@ -56,7 +56,8 @@ def lose(
     cluster = cluster.forget(worker) if ended else cluster.fence(worker)
     if holder is None or over(job):
         return cluster
-    fault = Fault(cause, detector, job.moment(cluster.now_ms, age_ms), holder, worker, known.node)
+    at = job.moment(cluster.now_ms, age_ms)
+    fault = Fault(cause, detector, at, holder, worker, known.node, exact=ended and not unread)
     return react(cluster, job, holder, fault)
 
 

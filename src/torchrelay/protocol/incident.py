@@ -23,7 +23,7 @@ class Resolution(StrEnum):
 class Mark(StrEnum):
     """Moments of a recovery; the spans between them are its phases."""
 
-    FAULT = "fault"  # the first fault, as its detector dates it
+    FAULT = "fault"  # when the pause began: the first fault, as its detector dates it, or one before it that was seen
     HEARD = "heard"  # the core heard of it
     INTERRUPTED = "interrupted"  # the first survivor has reported
     AGREED = "agreed"  # all survivors have reported
@@ -33,7 +33,7 @@ class Mark(StrEnum):
     CUTOVER = "cutover"  # a move: the targets hold their ranks
     REWIRED = "rewired"
     RESTORED = "restored"
-    RESUMED = "resumed"
+    RESUMED = "resumed"  # the last that went on, so far
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +46,7 @@ class Fault:
     rank: Rank | None = None
     worker: WorkerId | None = None
     node: NodeId | None = None
+    exact: bool = False  # somebody saw it happen; False: it was judged, from when something was seen for the last time
 
 
 @dataclass(frozen=True, slots=True)

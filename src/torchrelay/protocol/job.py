@@ -127,15 +127,18 @@ class Job:
     def suffer(self, fault: Fault, now_ms: int) -> Job:
         """Open an incident with this fault, or add it to the open one.
 
-        The pause began with the first of them, whichever is heard first. A collective that had failed was its echo.
+        The pause began with the first of them, whichever is heard first; a collective that had failed was its echo.
+        What was only judged later says nothing of that: somebody may not have moved for long before anybody stood.
         """
-        job, begun = self, fault.at_ms if self.broken is None else min(fault.at_ms, self.broken.at_ms)
+        job = self
         incident = job.open_incident
         if incident is None:
             incident = Incident(len(job.incidents) + 1, job.spec.job, job.generation)
             incident = incident.mark(Mark.HEARD, job.moment(now_ms))
+            incident = incident.mark(Mark.FAULT, fault.at_ms)
             job = replace(job, incidents=(*job.incidents, incident))
-        incident = incident.mark(Mark.FAULT, min(begun, incident.marks.get(Mark.FAULT, begun)))
+        seen = [one.at_ms for one in (fault, job.broken) if one is not None and one.exact]
+        incident = incident.mark(Mark.FAULT, min([incident.marks[Mark.FAULT], *seen]))
         where = f" on {fault.node}" if fault.node else ""
         who = f"rank {fault.rank} ({fault.worker}{where}): " if fault.rank is not None else ""
         incident = incident.suffer(fault)

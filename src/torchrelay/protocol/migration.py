@@ -345,8 +345,8 @@ def over_by(job: Job, move: Move) -> MoveState:
 
 
 def lost_first(job: Job, move: Move, rank: Rank) -> bool:
-    """Whether a fault, and not this move, which has not cut over, has taken a rank from its holder."""
-    return job.seats[rank].worker != move.leavers[rank]
+    """Whether a fault, and not this move, which has not cut over again, has taken a rank from its holder."""
+    return rank not in move.moved and job.seats[rank].worker != move.leavers[rank]
 
 
 def ending(cluster: Cluster, job: Job, move: Move) -> str:
@@ -371,9 +371,11 @@ def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone
             cluster = cluster.fence(target)
         move = replace(move, targets=move.targets.drop(rank))
     text = f"rank {', '.join(map(str, gone))} need not move any more"
-    told = fault_text(cluster, job, gone) if lost_first(job, move, gone[0]) else text
-    kept = [(rank, who) for rank, who in move.leavers.items() if rank in still or lost_first(job, move, rank)]
-    move = replace(move, ranks=still, leavers=Table(kept))
+    lost = [rank for rank in gone if lost_first(job, move, rank)]
+    told = fault_text(cluster, job, lost) if lost == list(gone) else text
+    unwanted = set(gone) - set(lost)
+    kept = Table((rank, who) for rank, who in move.leavers.items() if rank not in unwanted)
+    move = replace(move, ranks=still, leavers=kept)
     cluster = with_move(cluster, job, move.tell(cluster.now_ms, told))
     job = cluster.jobs[job.spec.job]
     if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):

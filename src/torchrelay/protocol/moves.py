@@ -89,6 +89,7 @@ class Move:
     asked_ms: int
     state: MoveState = MoveState.WAITING
     leavers: Table[Rank, WorkerId] = Table()  # who held the ranks before; ranks that a fault took first stay here
+    moved: tuple[Rank, ...] = ()  # ranks that it has moved, while others went back and are still to be moved
     to: Table[Rank, NodeId] = Table()  # where those want to go that do not go just anywhere
     targets: Table[Rank, WorkerId] = Table()
     tries: int = 0  # targets and boundaries that came to nothing
