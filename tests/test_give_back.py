@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from tests.telling import JOB, Story
 from tests.test_migration import SIGKILL, cut_over
 from torchrelay.orchestrator.why import why_rank
@@ -10,7 +12,7 @@ from torchrelay.protocol import orders as od
 from torchrelay.protocol.boundary import AGAIN_MS
 from torchrelay.protocol.ids import Rank
 from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveState
+from torchrelay.protocol.moves import MoveKind, MoveState
 
 
 def given_back() -> Story:
@@ -32,12 +34,12 @@ def test_it_is_moved_once_more() -> None:
     assert len(story.job.moves) == 1
 
 
-def half_moved() -> Story:
+def half_moved(**fields: Any) -> Story:
     """Of two ranks one has gone, and the other is with its leaver again."""
-    story = cut_over(0, 1, spares=3, slot_faults=0)
+    story = cut_over(0, 1, **({"spares": 3, "slot_faults": 0} | fields))
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
-    assert (story.job.phase, story.move.state, story.move.ranks) == (JobPhase.RUNNING, MoveState.PREPARING, (1,))
+    assert (story.job.phase, story.move.ranks) == (JobPhase.RUNNING, (1,))
     return story
 
 
@@ -48,6 +50,15 @@ def test_a_rank_that_has_gone_was_taken_by_no_fault() -> None:
     assert (story.move.state, story.move.story[-1][1]) == (MoveState.CALLED_OFF, "nobody wants it any more")
     lines = list(why_rank(story.cluster, story.job, Rank(0)))
     assert f"before: {story.move.name} moved it" in lines
+
+
+def test_a_rank_that_has_gone_and_has_to_leave_its_new_place_is_moved_by_another_move() -> None:
+    story = half_moved()
+    place = story.cluster.workers[story.holder(0)]
+    story.hear(ev.TaintSet(node=place.node, slot=place.slot, key="ecc", source="detector"))
+    first, second = story.job.moves
+    assert (first.state, first.story[-1][1]) == (MoveState.RECOVERED, "rank 0 has gone; rank 1 is to move yet")
+    assert (second.kind, second.ranks) == (MoveKind.PRE_EMPTIVE, (0,))
 
 
 def test_all_that_have_gone_are_remembered() -> None:

@@ -231,11 +231,11 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
         return with_move(cluster, job, move.close(state, cluster.now_ms, ending(cluster, job, move)))
     kind, ranks, reason = choose_group(cluster, job, wanted)
     relieved = [rank for rank in move.leavers if rank not in still and lost_first(job, move, rank)]
-    if any(rank in ranks for rank in relieved):  # it should be elsewhere again: that is another move
-        why = f"{fault_text(cluster, job, relieved)}; rank {', '.join(map(str, still))} is to move yet"
+    if {*relieved, *move.moved} & set(ranks):  # one should be elsewhere again: that is another move
+        why = parting(cluster, job, move, relieved, still)
         return with_move(cluster, job, move.close(MoveState.RECOVERED, cluster.now_ms, why))
     move = tell_faults(cluster, job, move, still)
-    former = [(rank, move.leavers[rank]) for rank in relieved]
+    former = [(rank, who) for rank, who in move.leavers.items() if rank in relieved or rank in move.moved]
     move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
     move = replace(move, leavers=Table((*former, *move.leavers.items())))
     why = objection(cluster, job, move, wanted)
@@ -243,6 +243,14 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
         return with_move(cluster, job, move.tell(cluster.now_ms, f"waits: {why}"))
     text = f"prepares rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))} while training goes on"
     return with_move(cluster, job, move.enter(MoveState.PREPARING, cluster.now_ms, text))
+
+
+def parting(cluster: Cluster, job: Job, move: Move, relieved: Sequence[Rank], still: Sequence[Rank]) -> str:
+    """What has become of the ranks of a move that ends by halves."""
+    told = [fault_text(cluster, job, relieved)] if relieved else []
+    told += [f"rank {', '.join(map(str, move.moved))} has gone"] if move.moved else []
+    told += [f"rank {', '.join(map(str, still))} is to move yet"] if still else []
+    return "; ".join(told)
 
 
 def tell_faults(cluster: Cluster, job: Job, move: Move, still: Sequence[Rank]) -> Move:
