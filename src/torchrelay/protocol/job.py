@@ -135,10 +135,9 @@ class Job:
         if incident is None:
             incident = Incident(len(job.incidents) + 1, job.spec.job, job.generation)
             incident = incident.mark(Mark.HEARD, job.moment(now_ms))
-            incident = incident.mark(Mark.FAULT, fault.at_ms)
             job = replace(job, incidents=(*job.incidents, incident))
         seen = [one.at_ms for one in (fault, job.broken) if one is not None and one.exact]
-        incident = incident.mark(Mark.FAULT, min([incident.marks[Mark.FAULT], *seen]))
+        incident = incident.mark(Mark.FAULT, min([incident.marks.get(Mark.FAULT, fault.at_ms), *seen]))
         where = f" on {fault.node}" if fault.node else ""
         who = f"rank {fault.rank} ({fault.worker}{where}): " if fault.rank is not None else ""
         incident = incident.suffer(fault)
