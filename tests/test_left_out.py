@@ -35,6 +35,25 @@ def told(folder: Path) -> list[int]:
     return [entry.event.ms for entry in entries if isinstance(entry.event, ev.TimeLeftOut)]
 
 
+@pytest.fixture
+def wall(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """What the clock on the wall says, in ms; a test sets it."""
+    now = [1_800_000_000_000]
+    monkeypatch.setattr(shell, "wall_clock_ms", lambda: now[0])
+    return now
+
+
+def trained(folder: Path, now: FakeTime) -> int:
+    """A first orchestrator has come and gone; how often it has told of time that was left out."""
+
+    async def first() -> None:
+        async with serving(folder, now) as service:
+            await train(service, RecordingLink())
+
+    asyncio.run(first())
+    return len(told(folder))
+
+
 # ---------------------------------------------------------------- the clock
 
 
@@ -97,16 +116,9 @@ def test_nobody_needs_to_say_anything(tmp_path: Path) -> None:
     run(story)
 
 
-def test_after_a_restart_the_time_without_any_orchestrator_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wall = [1_800_000_000_000]
-    monkeypatch.setattr(shell, "wall_clock_ms", lambda: wall[0])
+def test_after_a_restart_the_time_without_any_orchestrator_is_told(tmp_path: Path, wall: list[int]) -> None:
     now = FakeTime()
-
-    async def first() -> None:
-        async with serving(tmp_path, now) as service:
-            await train(service, RecordingLink())
+    before = trained(tmp_path, now)
 
     async def second() -> None:
         async with serving(tmp_path, now) as service:
@@ -119,22 +131,13 @@ def test_after_a_restart_the_time_without_any_orchestrator_is_told(
             assert told(tmp_path)[before:] == [40_000, 1_000, 500]
             assert service.cluster.jobs[JOB].left_out_ms == sum(told(tmp_path))
 
-    asyncio.run(first())
-    before = len(told(tmp_path))
     wall[0] += 40_000
     run(second)
 
 
-def test_what_was_told_of_a_hold_is_not_told_again_by_the_next_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    wall = [1_800_000_000_000]
-    monkeypatch.setattr(shell, "wall_clock_ms", lambda: wall[0])
+def test_what_was_told_of_a_hold_is_not_told_again_by_the_next_one(tmp_path: Path, wall: list[int]) -> None:
     now = FakeTime()
-
-    async def first() -> None:
-        async with serving(tmp_path, now) as service:
-            await train(service, RecordingLink())
+    before = trained(tmp_path, now)
 
     async def killed_while_held() -> None:
         with closing(Journal(tmp_path / "journal.db")) as journal:
@@ -148,8 +151,6 @@ def test_what_was_told_of_a_hold_is_not_told_again_by_the_next_one(
         async with serving(tmp_path, now):
             assert sum(told(tmp_path)[before:]) == 40_000 + 3_000 + 1_000
 
-    asyncio.run(first())
-    before = len(told(tmp_path))
     wall[0] += 40_000
     asyncio.run(killed_while_held())
     wall[0] += 1_000
@@ -181,22 +182,15 @@ def test_the_clock_on_the_wall_counts_from_where_it_was_noted_last(
     run(second)
 
 
-def test_a_clock_on_the_wall_that_was_set_back_says_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    wall = [1_800_000_000_000]
-    monkeypatch.setattr(shell, "wall_clock_ms", lambda: wall[0])
+def test_a_clock_on_the_wall_that_was_set_back_says_nothing(tmp_path: Path, wall: list[int]) -> None:
     now = FakeTime()
-
-    async def first() -> None:
-        async with serving(tmp_path, now) as service:
-            await train(service, RecordingLink())
+    before = trained(tmp_path, now)
 
     async def second() -> None:
         async with serving(tmp_path, now) as service:
             await service.put(EXITED)
             assert told(tmp_path)[before:] == []
 
-    asyncio.run(first())
-    before = len(told(tmp_path))
     wall[0] -= 3_600_000
     run(second)
 

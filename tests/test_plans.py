@@ -211,6 +211,16 @@ class TestTaints:
         assert not any("probation" in line for line in healed.change.plan)
 
 
+def settle_noting(story: Story, ways: Ways) -> None:
+    """All do what they are told, and the ways of moves are noted."""
+    for _ in range(10):
+        for order in story.orders():
+            for event in answers(order, story.stands):
+                before = story.cluster
+                story.hear(event)
+                note_ways(ways, before, story.cluster)
+
+
 class TestWhy:
     def lines(self, story: Story, about: str) -> str:
         return "\n".join(why(scene(story), story.job, about).lines)
@@ -275,12 +285,7 @@ class TestWhy:
         told = self.lines(story, "rank 1")
         assert f"{WHO} asked for it to leave node-0/1, and then a fault came" in told
         assert "nothing asks it to move" not in told
-        for _ in range(10):
-            for order in story.orders():
-                for event in answers(order, story.stands):
-                    before = story.cluster
-                    story.hear(event)
-                    note_ways(ways, before, story.cluster)
+        settle_noting(story, ways)
         assert story.job.phase == "running"
         told = self.lines(story, "rank 1")
         assert "nothing asks it to move" in told
@@ -298,12 +303,7 @@ class TestWhy:
         story.wait(1)
         note_ways(ways, replace(before, jobs=Table()), story.cluster)
         story.lose(story.holder(1), signal=9)
-        for _ in range(10):
-            for order in story.orders():
-                for event in answers(order, story.stands):
-                    before = story.cluster
-                    story.hear(event)
-                    note_ways(ways, before, story.cluster)
+        settle_noting(story, ways)
         assert (story.move.state, story.holder(1)) == ("recovered", "node-0.2.2")
         assert [leg.from_text for leg in ways[(JOB, 1)]] == ["node-0/1"]
 
