@@ -1,4 +1,4 @@
-"""A small GPT that learns Python from the bytes of the standard library: plain PyTorch with DDP.
+"""A small GPT that learns Python from the bytes of the standard library: plain PyTorch with DDP, FSDP2 or HSDP.
 
     torchrelay run --nproc-per-node 4 --spares 1 examples/train_gpt.py      # goes on when a rank is lost
     torchrun --nproc-per-node 4 examples/train_gpt.py                       # the same script, unprotected
@@ -22,6 +22,9 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict, set_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
@@ -30,11 +33,13 @@ import torchrelay  # torchrelay
 # name: (width, layers, heads); the number of parameters is said at the start
 SIZES = {"tiny": (64, 2, 2), "small": (128, 3, 4), "4m": (256, 5, 8)}
 VOCABULARY = 256  # bytes
+WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)  # checkpoints do not depend on the layout
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--params", choices=SIZES, default="small", help="size of the model (default: small, 0.6 M)")
+    parser.add_argument("--layout", choices=("ddp", "fsdp", "hsdp"), default="ddp", help="how ranks share the model")
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--epoch-steps", type=int, default=100, help="steps in an epoch")
     parser.add_argument("--batch", type=int, default=4, help="windows in a rank's batch")
@@ -154,6 +159,19 @@ def warm_up_then_cosine(warmup, total):
     return share
 
 
+def spread(model, layout, world):
+    """Let the ranks share the model: whole on each of them, in shards, or in pairs of shards that are replicated."""
+    if layout == "ddp":
+        return DistributedDataParallel(model)
+    if layout == "hsdp" and world % 2:
+        raise SystemExit(f"--layout hsdp needs an even number of ranks, not {world}")
+    sizes = {"shard": world} if layout == "fsdp" else {"replicate": world // 2, "shard": 2}
+    mesh = init_device_mesh("cpu", tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
 # ---------------------------------------------------------------- training
 
 
@@ -173,9 +191,10 @@ class Losses:
 
 def save(path, epoch, model, optimizer, schedule):
     """Write the checkpoint so that a reader sees the old one or the new one, and a second try does no harm."""
+    whole, steps = get_state_dict(model, optimizer, options=WHOLE)  # all ranks: shards are put together
     if dist.get_rank() == 0:
-        parts = {"model": model, "optimizer": optimizer, "schedule": schedule}
-        torch.save({"epoch": epoch, **{name: part.state_dict() for name, part in parts.items()}}, f"{path}.tmp")
+        parts = {"model": whole, "optimizer": steps, "schedule": schedule.state_dict()}
+        torch.save({"epoch": epoch, **parts}, f"{path}.tmp")
         os.replace(f"{path}.tmp", path)
 
 
@@ -184,8 +203,8 @@ def load(path, model, optimizer, schedule):
     if not path or not Path(path).exists():
         return 0
     saved = torch.load(path, weights_only=True)
-    model.load_state_dict(saved["model"])
-    optimizer.load_state_dict(saved["optimizer"])
+    parts = {"model_state_dict": saved["model"], "optim_state_dict": saved["optimizer"]}
+    set_state_dict(model, optimizer, **parts, options=WHOLE)
     schedule.load_state_dict(saved["schedule"])
     return saved["epoch"]
 
@@ -194,6 +213,7 @@ def digest(model):
     """A fingerprint of all parameters, to the last bit."""
     sums = hashlib.sha256()
     for parameter in model.parameters():
+        parameter = parameter.full_tensor() if hasattr(parameter, "full_tensor") else parameter
         sums.update(parameter.detach().contiguous().numpy().tobytes())
     return sums.hexdigest()
 
@@ -223,7 +243,7 @@ def main():
     rank, world = connect()
     seed_all(args.seed + 1 + rank)  # dropout differs between ranks
     train, sampler, held_out = loaders(text, args, rank, world)
-    model = DistributedDataParallel(model)
+    model = spread(model, args.layout, world)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, warm_up_then_cosine(args.warmup, args.epochs * args.epoch_steps)
@@ -250,7 +270,7 @@ def main():
     def evaluate():
         model.eval()
         with torch.no_grad():
-            total = sum(loss_of(model.module, batch) for batch in held_out) / len(held_out)
+            total = sum(loss_of(getattr(model, "module", model), batch) for batch in held_out) / len(held_out)
         model.train()
         dist.all_reduce(total)
         return total / world

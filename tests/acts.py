@@ -44,7 +44,8 @@ class Strike:
 
     def do(self, live: Live) -> None:
         look = live.settled()
-        rank, other = live.chance.sample(range(4), 2)
+        rank, *others = live.chance.sample(range(4), 4)
+        other = next(one for one in others if not look.deadly({rank, one}))
         name = live.name()
         plan: list[dict[str, Any]] = [
             {"id": name, "ranks": [rank], "from": (look.job.step or 0) + 3, "phase": self.cell.phase,
@@ -268,7 +269,10 @@ class Outer:
     def do(self, live: Live) -> None:
         look = live.settled()
         where = live.whereabouts()
-        node = live.chance.choice(sorted(where.agents()))
+        nodes = sorted(where.agents())
+        if self.kind == "a node":
+            nodes = [node for node in nodes if not look.deadly({row.rank for row in look.held if row.node == node})]
+        node = live.chance.choice(nodes)
         match self.kind:
             case "a node":
                 live.order("chaos", "node", "--node", node, "--how", "kill", "--no-wait")

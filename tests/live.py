@@ -10,7 +10,7 @@ import json
 import random
 import subprocess
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -46,6 +46,11 @@ class Look:
     def held(self) -> list[RankStatus]:
         return [row for row in self.ranks.ranks if row.rank is not None]
 
+    def deadly(self, ranks: Collection[int | None]) -> bool:
+        """Whether with these ranks the last holder of some state would be lost."""
+        left = {row.shard for row in self.held if row.rank not in ranks}
+        return any(row.shard not in left for row in self.held)
+
     @property
     def warm(self) -> int:
         return self.job.spares.warm
@@ -74,11 +79,14 @@ class Live:
     names: int = 0
 
     @classmethod
-    def begin(cls, work: Path, seed: int, flags: list[str], *, home: bool = False, pace_s: float = 0.02) -> Live:
+    def begin(
+        cls, work: Path, seed: int, flags: list[str], *, home: bool = False, pace_s: float = 0.02, layout: str = "ddp"
+    ) -> Live:
         folder = work / "live"
         folder.mkdir()
         (folder / "plan.json").write_text("[]")
-        script = [str(SCRIPTS / "faulty.py"), "--live", str(folder), "--steps", "1000000", "--pace", str(pace_s)]
+        script = [str(SCRIPTS / "faulty.py"), "--layout", layout, "--live", str(folder)]
+        script += ["--steps", "1000000", "--pace", str(pace_s)]
         words = [*FLAGS, *flags, *(["--return-home"] if home else [])]
         live = cls(folder, start_job(work / "run", script, words), random.Random(seed), home=home)
         try:
@@ -264,8 +272,9 @@ class Live:
 class Twin:
     """The same training, undisturbed: as long as the longest that was compared with it, and kept."""
 
-    def __init__(self, work: Path) -> None:
+    def __init__(self, work: Path, layout: str = "ddp") -> None:
         self.work = work
+        self.layout = layout
         self.steps = 0
         self.calm: Finished | None = None
 
@@ -273,7 +282,7 @@ class Twin:
         """A twin of at least so many steps."""
         if self.calm is None or self.steps < steps:
             self.steps = -(-steps // 100) * 100
-            script = [str(SCRIPTS / "faulty.py"), "--steps", str(self.steps)]
+            script = [str(SCRIPTS / "faulty.py"), "--layout", self.layout, "--steps", str(self.steps)]
             at = self.work / f"calm-{self.steps}"
             self.calm = run_job(at, script, ["--nproc-per-node", str(RANKS)], timeout_s=300 + self.steps)
             assert self.calm.code == 0, self.calm.output[-2000:]

@@ -32,6 +32,7 @@ from tests.live import RANKS, Live, Twin, doubled
 
 STRIDE = 7  # steps between two faults: epochs are 25 steps, so every edge is met
 FLAGS = ["--probation", "3s"]
+LAYOUTS = ("ddp", "hsdp")  # of tests/scripts/layouts.py, those in which any one rank may be lost
 MAX_BAD = 5  # jobs that went wrong, after which no further one is begun
 FINE = ("clean", "called off")
 
@@ -55,14 +56,17 @@ def plan_of(cells: list[Cell], chance: random.Random) -> tuple[list[dict[str, An
     return plan, step + 3
 
 
-def run_cells(work: Path, name: str, cells: list[Cell], seed: int, *, timeout_s: float = 600) -> Finished:
+def run_cells(
+    work: Path, name: str, cells: list[Cell], seed: int, *, layout: str = "ddp", timeout_s: float = 600
+) -> Finished:
     """One job that meets all these faults, one after the other."""
     plan, steps = plan_of(cells, random.Random(seed))
     marks = work / f"{name}-marks"
     marks.mkdir()
     plan_file = work / f"{name}-plan.json"
     plan_file.write_text(json.dumps(plan))
-    script = [str(SCRIPTS / "faulty.py"), "--steps", str(steps), "--plan", str(plan_file), "--marks", str(marks)]
+    script = [str(SCRIPTS / "faulty.py"), "--layout", layout, "--steps", str(steps)]
+    script += ["--plan", str(plan_file), "--marks", str(marks)]
     flags = ["--nproc-per-node", str(RANKS), "--spares", "2", "--slot-faults", "0"]
     done = run_job(work / name, script, flags, timeout_s=timeout_s)
     struck = {path.name.split(".")[0] for path in marks.iterdir()}
@@ -71,10 +75,10 @@ def run_cells(work: Path, name: str, cells: list[Cell], seed: int, *, timeout_s:
     return done
 
 
-def run_undisturbed(work: Path, name: str, cells: list[Cell], seed: int) -> Finished:
+def run_undisturbed(work: Path, name: str, cells: list[Cell], seed: int, *, layout: str = "ddp") -> Finished:
     """The same job without faults, in processes of its own."""
     _, steps = plan_of(cells, random.Random(seed))
-    script = [str(SCRIPTS / "faulty.py"), "--steps", str(steps)]
+    script = [str(SCRIPTS / "faulty.py"), "--layout", layout, "--steps", str(steps)]
     return run_job(work / name, script, ["--nproc-per-node", str(RANKS)])
 
 
@@ -145,7 +149,7 @@ def go_through(
     begin = time.monotonic()
     act: Act | str = "the start"
     try:
-        live = Live.begin(work, seed, FLAGS, home=home)
+        live = Live.begin(work, seed, FLAGS, home=home, layout=twin.layout)
         for act in acts:
             act.do(live)
             tally.acts[str(act)] += 1
@@ -238,15 +242,16 @@ def main() -> int:
     parser.add_argument("--faults", type=int, help="so many faults and moves, however long it takes")
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--per-job", type=int, default=15, help="acts in one job")
+    parser.add_argument("--layout", choices=LAYOUTS, default="ddp", help="how the ranks share the model")
     parser.add_argument("--job", type=int, metavar="SEED", help="this job alone, again")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # jobs do not outlive us
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="torchrelay-twin-") as folder:
-        twin = Twin(Path(folder))
+        twin = Twin(Path(folder), options.layout)
         try:
             for seed, acts, words in jobs(options, tally):
-                again = f"python -m tests.matrix {words} --per-job {options.per_job}"
+                again = f"python -m tests.matrix {words} --per-job {options.per_job} --layout {options.layout}"
                 home = goes_home(seed) and not (options.all or options.inside)
                 go_through(acts, seed, twin, tally, again, home=home)
         except KeyboardInterrupt:

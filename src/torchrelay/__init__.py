@@ -57,7 +57,7 @@ def join(
     *,
     save: Callable[..., Any] | None = None,
     load: Callable[..., Any] | None = None,
-    shard: str = "all",
+    shard: str | None = None,
     rehearse: bool | None = None,
 ) -> Run:
     """Say what this script's state is, and get a `Run`. Once, after all of it is built and before training.
@@ -68,7 +68,8 @@ def join(
                 tensors, anything with state_dict() and load_state_dict()
     save, load  instead of model and optimizer: functions for checkpoints that the script already has; `save()` returns
                 a state dict and `load(state)` takes it, or `save(path)` and `load(path)` use files
-    shard       the name of the part of the state that this rank holds: ranks with equal names are replicas
+    shard       the name of the part of the state that this rank holds: ranks with equal names are replicas. None: found
+                out from DTensors, device meshes and DDP's groups; to be given where these do not show it
     rehearse    whether a worker that a rank moves to tries its steps before, up to their gate, on made-up tensors and
                 on a model that holds no trained weights: side effects of a step happen there, too. None: only steps
                 that are called with tensors and flags alone (on numbers and texts side effects may depend); True: all

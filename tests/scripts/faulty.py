@@ -1,4 +1,4 @@
-"""A DDP script with everything that makes resuming hard, and faults that strike inside it as a plan says.
+"""A script with everything that makes resuming hard, and faults that strike inside it as a plan says.
 
     torchrelay run --nproc-per-node 4 faulty.py --steps 60 --plan plan.json --marks DIR
 
@@ -24,11 +24,11 @@ import threading
 import time
 from pathlib import Path
 
+import layouts
 import numpy as np
 import striking
 import torch
 import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
 import torchrelay
@@ -129,6 +129,7 @@ def do(how, run):
 def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--layout", choices=layouts.LAYOUTS, default="ddp")
     parser.add_argument("--plan")
     parser.add_argument("--marks", default=".")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step")
@@ -150,25 +151,15 @@ def forget(what):
         InProcess.enter = lambda self, mark, _: entered(self, mark, 0)
 
 
-def build(rank):
+def build(layout, rank):
     torch.manual_seed(1)
-    model = torch.nn.Sequential(
-        torch.nn.Linear(16, 64),
-        torch.nn.BatchNorm1d(64),
-        torch.nn.ReLU(),
-        torch.nn.Dropout(0.2),
-        torch.nn.Linear(64, 64),
-        torch.nn.ReLU(),
-        torch.nn.Linear(64, 4),
-    )
-    ddp = DistributedDataParallel(model, bucket_cap_mb=0.01)
-    optimizer = torch.optim.AdamW(ddp.parameters(), lr=3e-3)
+    model, core, ema = layouts.build(layout, dist.get_world_size())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=10_000)
-    ema = torch.optim.swa_utils.AveragedModel(model, multi_avg_fn=torch.optim.swa_utils.get_ema_multi_avg_fn(0.9))
     torch.manual_seed(100 + rank)
     random.seed(100 + rank)
     np.random.seed(100 + rank)
-    return ddp, optimizer, scheduler, ema
+    return model, core, optimizer, scheduler, ema
 
 
 def second_faults(faults):
@@ -236,17 +227,18 @@ def main():
     forget(options.forget)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model, optimizer, scheduler, ema = build(rank)
+    model, core, optimizer, scheduler, ema = build(options.layout, rank)
     data = Noisy(800)
     sampler = DistributedSampler(data, shuffle=True, seed=3)
     loader = DataLoader(data, batch_size=8, sampler=sampler)
     faults = faults_of(options, rank)
     second_faults(faults)
     seen = {"rows": 0}
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scheduler": scheduler, "ema": ema, "seen": seen})
+    extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen}
+    run = torchrelay.join(model=model, optimizer=optimizer, extra=extra)
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
-    model.module[4].weight.register_hook(lambda *_: faults.strike(run, "backward"))
+    core[4].register_forward_hook(lambda _module, _inputs, output: strike_in_backward(faults, run, output))
 
     @run.step
     def train_step(batch):
@@ -263,14 +255,14 @@ def main():
         if faults.awaits_gate(run):
             time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()
-        ema.update_parameters(model.module)
+        ema.update()
         return loss.detach()
 
     def evaluate():
         faults.strike(run, "section")
         model.eval()
         with torch.no_grad():
-            total = model.module(data.x[rank::8]).square().mean()
+            total = core(data.x[rank::8]).square().mean()
         dist.all_reduce(total)
         model.train()
         stop = torch.tensor(int(bool(options.live) and Path(options.live, "stop").exists()))
@@ -279,6 +271,11 @@ def main():
 
     while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults)
     dist.destroy_process_group()
+
+
+def strike_in_backward(faults, run, output):
+    if output.requires_grad:
+        output.register_hook(lambda _: faults.strike(run, "backward"))
 
 
 def while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults):

@@ -24,12 +24,21 @@ def carry_out(words: list[str]) -> int:
     if given.verb in CHANGING:
         change(given)
     elif given.verb == "doctor":
-        from torchrelay.cli.doctor import examine
-
-        return examine(given.output)
+        return consult(given)
     else:
         look_at(given)
     return 0
+
+
+def consult(given: argparse.Namespace) -> int:
+    """The doctor: of this machine, or of a running job's layout."""
+    if given.layout:
+        from torchrelay.cli.layout import show_layout
+
+        return show_layout(given.run_dir, given.job, given.output)
+    from torchrelay.cli.doctor import examine
+
+    return examine(given.output)
 
 
 def look_at(given: argparse.Namespace) -> None:

@@ -50,9 +50,9 @@ def parser() -> argparse.ArgumentParser:
     for name, text in VERBS.items():
         about = text[0].upper() + text[1:] + "." + (ASKS if name in CHANGING else "")
         made[name] = verbs.add_parser(name, help=text, description=about, allow_abbrev=False)
-    for name in (*LOOKING, *CHANGING):
+    for name in (*LOOKING, *CHANGING, "doctor"):
         made[name].add_argument("--run-dir", type=Path, help="the run's folder (the newest under ./torchrelay-runs)")
-    for name in ("status", "ranks", "spares", "moves", "incidents", "explain", "report", "migrate"):
+    for name in ("status", "ranks", "spares", "moves", "incidents", "explain", "report", "migrate", "doctor"):
         made[name].add_argument("--job", help="the job (the newest of the run)")
     for name in WATCHED:
         made[name].add_argument("-w", "--watch", action="store_true", help="again every second, until Ctrl-C")
@@ -60,6 +60,10 @@ def parser() -> argparse.ArgumentParser:
         if name not in ("run", "report"):
             add_output(made[name], Output.TABLE, Output.JSON)
     add_output(made["report"], *Output)
+    made["doctor"].add_argument(
+        "--layout", action="store_true",
+        help="of a job: where each rank's state would come from if it were lost now, and how much may be lost at once",
+    )  # fmt: skip
     made["ranks"].add_argument("--rank", type=int, help="this one only")
     made["explain"].add_argument(
         "about", nargs="+", metavar="NAME",

@@ -315,6 +315,7 @@ class RankStatus(Struct, frozen=True, kw_only=True):
     cpu_ms: int | None
     silent_ms: int | None  # since its last sample
     newcomer: bool
+    shard: str = ""  # the name of the state it holds: equal names are replicas; empty before join()
 
 
 class Ranks(Struct, frozen=True, kw_only=True):

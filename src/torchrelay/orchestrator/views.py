@@ -141,14 +141,15 @@ def view_ranks(scene: Scene, job: Job) -> Ranks:
 def view_rank(scene: Scene, rank: Rank, seat: Seat) -> RankStatus:
     worker = None if seat.worker is None else scene.cluster.workers.get(seat.worker)
     if worker is not None:
-        return view_worker(scene, worker, rank, newcomer=seat.newcomer)
+        return view_worker(scene, worker, rank, newcomer=seat.newcomer, shard=seat.shard)
     return RankStatus(
         rank=rank, worker=None, node=None, slot=None, pid=None, state="vacant", generation=None, step=None,
         section=None, step_ms=None, in_state_ms=None, process=None, cpu_ms=None, silent_ms=None, newcomer=False,
+        shard=seat.shard,
     )  # fmt: skip
 
 
-def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bool) -> RankStatus:
+def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bool, shard: str = "") -> RankStatus:
     pulse = scene.vitals.pulses.get(worker.worker)
     sample = None if pulse is None else pulse.sample
     point = None if sample is None else sample.point
@@ -168,6 +169,7 @@ def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bo
         cpu_ms=None if sample is None else sample.cpu_ms,
         silent_ms=None if pulse is None else scene.now_ms - pulse.heard_ms,
         newcomer=newcomer,
+        shard=shard,
     )
 
 

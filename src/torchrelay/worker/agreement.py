@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from torchrelay.errors import StateMismatch
-from torchrelay.worker import tree
+from torchrelay.worker import layout, tree
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.gate import world
 from torchrelay.worker.parts import ContainerPart, GeneratorPart, Part
@@ -37,8 +37,20 @@ def check_agreement(state: State, shard: str) -> None:
     values = value_lines(state)
     mine = _Told(shard, state.fingerprint(), digest_of(values))
     everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
+    _check_replicas([told.shard for told in everyone])
     _compare(everyone, lambda told: told.built, state.description(), "has built something else than")
     _compare(everyone, lambda told: told.values, values, "holds other values than")
+
+
+def _check_replicas(named: list[str]) -> None:
+    """Ranks that are named as replicas must name the same ones. Raises `StateMismatch` if not."""
+    for rank, shard in enumerate(named):
+        for other in layout.ranks_of(shard) or ():
+            if other >= len(named) or named[other] != shard:
+                seen = named[other] if other < len(named) else "nothing"
+                raise StateMismatch(
+                    f"rank {rank} sees its replicas in {shard}, and rank {other} in {seen}: name them, join(shard=...)"
+                )
 
 
 def value_lines(state: State) -> list[str]:

@@ -13,13 +13,19 @@ from typing import Any
 import torch
 from torch.autograd.graph import Node, get_gradient_edge
 
+from torchrelay.worker import fsdp
+from torchrelay.worker.shards import local
+
 
 class CarriedGradients:
     """A look at one call, from its entry to its gate."""
 
-    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]]) -> None:
-        """To be made at the entry, with the parameters and their names."""
-        self.found: list[str] = []
+    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], modules: Sequence[torch.nn.Module] = ()) -> None:
+        """To be made at the entry, with the parameters and their names, and the modules that may have shards."""
+        self.found: list[str] = ["a whole parameter"] if any(map(fsdp.accumulated, modules)) else []
+        self._names: dict[int, str] = {}  # of those to whose gradients FSDP2 adds, by id
+        self._managed = fsdp.managed(modules)
+        self._ends = [fsdp.before_reducing(module, self._look) for module in modules] if self._managed else []
         self._waiting: dict[str, tuple[torch.Tensor, int, int]] = {}
         self._hooks: list[Any] = []
         self._nodes: list[Node] = []  # without a reference the node, and our hook, would be gone before backward
@@ -35,13 +41,20 @@ class CarriedGradients:
         updated = {id(parameter) for parameter in stepping}
         for hook in self._hooks:
             hook.remove()
+        for end in self._ends:
+            end()
         self._nodes.clear()
         for name, (parameter, address, version) in self._waiting.items():
             # Nothing was added, and nobody touched it: if it is not zero, the update is about to use it again.
             grad = parameter.grad
             if id(parameter) not in updated:
                 continue
-            if grad is not None and _address(grad) == address and grad._version == version and not _is_zero(grad):
+            if (
+                grad is not None
+                and _address(grad) == address
+                and local(grad)._version == version
+                and not _is_zero(grad)
+            ):
                 self.found.append(name)
         self._waiting.clear()
         return self.found
@@ -49,23 +62,34 @@ class CarriedGradients:
     def _watch(self, name: str, parameter: torch.Tensor) -> None:
         grad = parameter.grad
         assert grad is not None, "only parameters with a gradient are watched"
-        self._waiting[name] = (parameter, _address(grad), grad._version)
+        self._waiting[name] = (parameter, _address(grad), local(grad)._version)
+        if id(parameter) in self._managed:
+            self._names[id(parameter)] = name
+            return
 
         def before_adding(_: tuple[torch.Tensor, ...]) -> None:
-            if self._waiting.pop(name, None) is None:
-                return  # a later backward of the same call: sums inside a call are its own affair
-            if parameter.grad is not None and not _is_zero(parameter.grad):
-                self.found.append(name)
+            self._is_added_to(name, parameter)
 
         node = get_gradient_edge(parameter).node
         self._nodes.append(node)
         self._hooks.append(node.register_prehook(before_adding))
 
+    def _look(self, shards: list[torch.Tensor]) -> None:
+        for shard in shards:
+            if id(shard) in self._names:
+                self._is_added_to(self._names[id(shard)], shard)
+
+    def _is_added_to(self, name: str, parameter: torch.Tensor) -> None:
+        if self._waiting.pop(name, None) is None:
+            return  # a later backward of the same call: sums inside a call are its own affair
+        if parameter.grad is not None and not _is_zero(parameter.grad):
+            self.found.append(name)
+
 
 def _address(grad: torch.Tensor) -> int:
-    return 0 if grad.is_sparse else grad.data_ptr()
+    return 0 if grad.is_sparse else local(grad).data_ptr()
 
 
 def _is_zero(grad: torch.Tensor) -> bool:
-    values = grad._values() if grad.is_sparse else grad
+    values = grad._values() if grad.is_sparse else local(grad)
     return not bool(values.count_nonzero())

@@ -30,7 +30,7 @@ from torchrelay.protocol.events import (
 )
 from torchrelay.protocol.ids import Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
-from torchrelay.worker import ddp, groups, random_state, transfer
+from torchrelay.worker import ddp, fsdp, groups, random_state, transfer
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
@@ -228,6 +228,8 @@ class Edge:
         """All ranks come out with reducers that do the same, and with the gradients of the entry."""
         assert self._state is not None, "only who has joined goes on from a point"
         state = self._state
+        for _, module in state.modules():
+            fsdp.put_right(module)
         if whole and self._keep_reducers():
             return  # a fresh reducer would do no other, and take memory that was never touched
         for wrapper, layout in zip(state.ddps(), state.ddp_layouts(), strict=True):

@@ -7,25 +7,33 @@ twice. So bytes go straight into the live tensor, and a new one is made only whe
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from torchrelay.errors import StateMismatch
-from torchrelay.worker import memory
+from torchrelay.worker import memory, shards
 from torchrelay.worker.reserve import Reserve
-from torchrelay.worker.tree import ArrayLeaf, Leaf, array_bytes
+from torchrelay.worker.tree import ArrayLeaf, Leaf, ShardLeaf, array_bytes
 
 
 class Landing:
     """The places of one arriving state. Used once: made from a decoded tree, filled by the transfer, then finished."""
 
-    def __init__(self, kept: frozenset[memory.Place] = frozenset(), reserve: Reserve | None = None) -> None:
+    def __init__(
+        self,
+        kept: frozenset[memory.Place] = frozenset(),
+        reserve: Reserve | None = None,
+        meshes: Mapping[str, Any] | None = None,
+    ) -> None:
         """`kept`: live tensors that hold values of their own and must stay as they are; their bytes go nowhere.
 
-        `reserve`: where new tensors come from, as long as it has any.
+        `reserve`: where new tensors come from, as long as it has any. `meshes`: on which new DTensors are made, by
+        `shards.name_of`.
         """
+        self._meshes = meshes or {}
         self._kept = kept
         self._reserve = reserve or Reserve()
         self._places: dict[int, torch.Tensor] = {}
@@ -46,6 +54,7 @@ class Landing:
 
     def exactly(self, leaf: Any, live: torch.Tensor, path: str) -> None:
         """Land in this live tensor and in no other. Raises `StateMismatch`, naming it, if the bytes do not fit."""
+        leaf, live = _parts(leaf, live, path)
         if not isinstance(leaf, Leaf):
             raise StateMismatch(f"{path} is a tensor here and a {type(leaf).__name__} in the state that arrives")
         why = _unlike(leaf, live)
@@ -65,6 +74,8 @@ class Landing:
         """The tree `node` with a tensor for each leaf: those of `live`, at the same position, where they fit."""
         if isinstance(node, Leaf):
             return self._tensor(node, live, path)
+        if isinstance(node, ShardLeaf):
+            return self._shard(node, live, path)
         if isinstance(node, ArrayLeaf):
             return self._array(node, live)
         if isinstance(node, dict):
@@ -100,6 +111,17 @@ class Landing:
         self._places[leaf.index] = fresh = _allocate(leaf, path) if fresh is None else fresh
         return fresh
 
+    def _shard(self, node: ShardLeaf, live: Any, path: str) -> torch.Tensor:
+        fits = shards.is_shard(live) and shards.describe(live) == node.described
+        part = self._tensor(node.leaf, shards.local(live) if fits else None, path)
+        if fits and part is shards.local(live):
+            kept: torch.Tensor = live
+            return kept
+        mesh = self._meshes.get(node.described.mesh)
+        if mesh is None:
+            raise StateMismatch(f"{path} is spread over the mesh ({node.described.mesh}), which this rank has not made")
+        return shards.of_local(part, node.described, mesh)
+
     def _take_kept(self, leaf: Leaf, live: torch.Tensor) -> bool:
         """Whether this live tensor keeps its value; its bytes then land in a tensor that is dropped."""
         if memory.place(live) not in self._kept:
@@ -118,6 +140,18 @@ def array_fits(leaf: ArrayLeaf, live: Any) -> bool:
     if type(live) is not np.ndarray or not live.flags.writeable or not live.flags.c_contiguous:
         return False
     return bool(live.dtype.str == leaf.dtype and live.shape == leaf.shape)
+
+
+def _parts(leaf: Any, live: torch.Tensor, path: str) -> tuple[Any, torch.Tensor]:
+    """Of a DTensor its local part, and what belongs there. Raises `StateMismatch` if it is spread in another way."""
+    if not shards.is_shard(live):
+        return leaf, live
+    if not isinstance(leaf, ShardLeaf):
+        raise StateMismatch(f"{path} is a DTensor here and a {type(leaf).__name__} in the state that arrives")
+    here = shards.describe(live)
+    if here != leaf.described:
+        raise StateMismatch(f"{path} is spread over ranks as {here} here and as {leaf.described} on the source")
+    return leaf.leaf, shards.local(live)
 
 
 def _unlike(leaf: Leaf, live: torch.Tensor) -> str | None:

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StateMismatch
+from torchrelay.worker import fsdp
 from torchrelay.worker.landing import Landing, array_fits
 from torchrelay.worker.tree import REMEDY, ArrayLeaf, Fields, Named
 
@@ -130,7 +131,7 @@ def unwrapped(module: torch.nn.Module) -> torch.nn.Module:
 
 def named_tensors(module: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """All parameters and buffers, non-persistent ones included; shared ones once for each name."""
-    yield from module.named_parameters(remove_duplicate=False)
+    yield from fsdp.named_parameters(module, remove_duplicate=False)
     yield from module.named_buffers(remove_duplicate=False)
 
 

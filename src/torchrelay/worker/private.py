@@ -15,6 +15,7 @@ from msgspec import Struct
 from torchrelay.errors import Refused, StateMismatch
 from torchrelay.worker import memory
 from torchrelay.worker.parts import GeneratorPart, named_tensors
+from torchrelay.worker.shards import local
 
 # Bytes of buffers that a record may hold: it shares a slot of the worker's page with the random state and the cursor.
 LIMIT = 768 << 10
@@ -128,7 +129,7 @@ def _buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> dict[str, torch.
         for name, tensor in named_tensors(module):
             if not isinstance(tensor, torch.nn.Parameter) and id(tensor) not in seen:
                 seen.add(id(tensor))
-                found[f"{path}.{name}"] = tensor
+                found[f"{path}.{name}"] = local(tensor)
     return found
 
 

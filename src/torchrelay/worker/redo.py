@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from operator import attrgetter
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -21,12 +22,15 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchrelay.errors import Refused
+from torchrelay.worker import fsdp
 from torchrelay.worker.carried import CarriedGradients
 from torchrelay.worker.digest import Digest
+from torchrelay.worker.fsdp import Settings
 from torchrelay.worker.marks import Copied, Draws, HyperParameters, Mark, Modes, Scale, Schedule, Tensors
 from torchrelay.worker.parts import GeneratorPart, ModulePart, StatefulPart
 from torchrelay.worker.probe import Probe
 from torchrelay.worker.record import Learned
+from torchrelay.worker.shards import is_shard, version
 from torchrelay.worker.state import State, put_gradients
 
 FIRST = 3  # calls that are looked at from the start
@@ -72,7 +76,7 @@ class Redo:
         for mark in self._marks:
             mark.mark()
         self._has_gradient = [parameter.grad is not None for parameter in self._parameters]
-        self._versions = [parameter._version for parameter in self._parameters]
+        self._versions = list(map(self._version, self._parameters))
         self._rewound = False
 
     def rewind(self) -> None:
@@ -116,8 +120,13 @@ class Redo:
             mark.mark()
         whole = first or not self._calls % self._spacing
         self._before = self._probe.look(self._probe.names if whole else self._probe.small(COPY_LIMIT))
+        self._carried = self._watch()
+
+    def _watch(self) -> CarriedGradients:
         # A section makes no update: gradients that lie there are none of its business.
-        self._carried = CarriedGradients([] if self._sections else self._state.parameters())
+        if self._sections:
+            return CarriedGradients([])
+        return CarriedGradients(self._state.parameters(), [module for _, module in self._state.modules()])
 
     def probe_gate(self, optimizer: Optimizer | None = None) -> None:
         """Before the gate: learn from what has changed since the entry. Raises `Refused` if a redo would be wrong.
@@ -221,12 +230,15 @@ class Redo:
         self._marks = [*self._usual_marks(), *self._copied.values()]
         self._parameters = [parameter for _, parameter in self._state.parameters()]
         self._names = [name for name, _ in self._state.parameters()]
+        # Asked of each parameter in every step: where there are no shards, without a look whether it is one.
+        self._version = version if any(map(is_shard, self._parameters)) else attrgetter("_version")
 
     def _usual_marks(self) -> list[Mark]:
         buffers = self._probe.buffers
         moving = [buffer for name, buffer in buffers.items() if self._moving is None or name in self._moving]
         marks: list[Mark] = [Tensors(moving)] if moving else []
         marks.append(Modes([module for _, module in self._state.modules()]))
+        marks += [Settings(module) for _, module in self._state.modules() if fsdp.states(module)]
         marks += [HyperParameters(optimizer) for optimizer in self._state.optimizers()]
         for part in self._state.flat():
             if isinstance(part, GeneratorPart):
@@ -242,7 +254,7 @@ class Redo:
         if any(isinstance(self._probe.parts[path], ModulePart) for path in self._copied):
             return []
         pairs = zip(self._names, self._parameters, self._versions, strict=True)
-        return [name for name, parameter, version in pairs if parameter._version != version]
+        return [name for name, parameter, before in pairs if self._version(parameter) != before]
 
     @contextmanager
     def _as_at_entry(self) -> Iterator[None]:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from torchrelay.worker import memory
 from torchrelay.worker.pace import no_pace
+from torchrelay.worker.shards import local
 from torchrelay.worker.tree import Leaf
 
 MAX_PIECES = 1 << 16  # more small tensors than that are no matter of memory
@@ -36,6 +37,7 @@ def pieces(optimizers: Iterable[Optimizer]) -> list[Piece]:
     for optimizer in optimizers:
         for values in list(optimizer.state.values()):
             for value in list(values.values()) if isinstance(values, dict) else []:
+                value = local(value) if isinstance(value, torch.Tensor) else value
                 if isinstance(value, torch.Tensor) and value.device.type == "cpu" and memory.size(value) >= LEAST:
                     name = str(value.dtype).removeprefix("torch.")
                     found.append(Piece(name, tuple(value.shape), memory.strides(value)))

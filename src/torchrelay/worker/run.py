@@ -15,7 +15,7 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import ddp
+from torchrelay.worker import layout
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
@@ -95,7 +95,7 @@ class Joining:
 
     def join(
         self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
-        save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str = "all",
+        save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str | None = None,
         rehearse: bool | None = None,
     ) -> WorkerRun:  # fmt: skip
         """See `torchrelay.join`."""
@@ -109,7 +109,10 @@ class Joining:
         state = State(model, optimizer, extra, save=save, load=load)
         if state.saves:
             _watch_living_optimizers(state)
-        _refuse_ddp(state)
+        refused = layout.refusal(state)
+        if refused is not None:
+            raise Refused(*refused)
+        shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
         if not session.newcomer:
             check_agreement(state, shard)
         joined = WorkerJoined(worker=session.worker, job=session.job, rank=session.rank, shard=shard)
@@ -144,10 +147,3 @@ def _build_of(optimizer: Optimizer) -> tuple[str, list[list[tuple[int, ...]]]]:
     """Sorts optimizers alike on all ranks."""
     shapes = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
     return type(optimizer).__qualname__, shapes
-
-
-def _refuse_ddp(state: State) -> None:
-    for wrapper in state.ddps():
-        why = ddp.refusal(wrapper)
-        if why is not None:
-            raise Refused(why, "see docs: what is supported")

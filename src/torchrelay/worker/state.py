@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import ddp, memory, tree
+from torchrelay.worker import ddp, fsdp, memory, shards, tree
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.landing import Landing
 from torchrelay.worker.parts import (
@@ -80,6 +80,7 @@ class State:
         self.saves = save is not None
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
+        self._meshes = self._find_meshes()
         self._check()
 
     # ------------------------------------------------------------ what is in it
@@ -109,7 +110,7 @@ class State:
         """Every tensor that has a gradient: parameters of modules and optimizers, each once, in a fixed order."""
         found: dict[int, tuple[str, torch.Tensor]] = {}
         for path, module in self.modules():
-            for name, parameter in module.named_parameters():
+            for name, parameter in fsdp.named_parameters(module):
                 found.setdefault(id(parameter), (f"{path}.{name}", parameter))
         for at, optimizer in enumerate(self.optimizers()):
             params = chain.from_iterable(group["params"] for group in optimizer.param_groups)
@@ -171,7 +172,7 @@ class State:
         for path, module in self.modules():
             for name, tensor in named_tensors(module):
                 frozen = " frozen" if isinstance(tensor, torch.nn.Parameter) and not tensor.requires_grad else ""
-                lines.append(f"{path}.{name}: {list(tensor.shape)} {tensor.dtype} {memory.strides(tensor)}{frozen}")
+                lines.append(f"{path}.{name}: {_built(tensor)}{frozen}")
         for at, optimizer in enumerate(self.optimizers()):
             sizes = [len(group["params"]) for group in optimizer.param_groups]
             lines.append(f"optimizer {at}: {type(optimizer).__qualname__}, groups of {sizes} parameters")
@@ -189,7 +190,7 @@ class State:
         if not isinstance(arrived, dict) or arrived.get("version") != VERSION:
             raise StateMismatch("the state that arrives was written by another version of torchrelay")
         self._landing = None  # what a try before this one has allocated is free before we allocate again
-        landing = Landing(self.private.kept(), self.reserve)
+        landing = Landing(self.private.kept(), self.reserve, self._meshes)
         try:
             check_names("the state", self._parts, arrived["parts"])
             for path, part in self._parts.items():
@@ -258,6 +259,14 @@ class State:
         parts = tree.Named((path, part.give()) for path, part in self._parts.items())
         return tree.Fields(version=VERSION, parts=parts, gradients=self.gradients())
 
+    def _find_meshes(self) -> dict[str, Any]:
+        """The device meshes of the modules' DTensors, by name."""
+        try:
+            return shards.meshes(tensor for _, module in self.modules() for _, tensor in named_tensors(module))
+        except ValueError as error:
+            reason, _, remedy = str(error).partition(": ")
+            raise Refused(reason, remedy) from error
+
     def _check(self) -> None:
         """Tell the state once, so that what cannot be carried is refused at join() and not at the first fault."""
         try:
@@ -269,15 +278,21 @@ class State:
             raise Refused(reason, remedy or "keep it out of join()") from error
 
 
+def _built(tensor: torch.Tensor) -> str:
+    part = shards.local(tensor)
+    spread = f" of {shards.describe(tensor)}" if shards.is_shard(tensor) else ""
+    return f"{list(part.shape)} {part.dtype} {memory.strides(part)}{spread}"
+
+
 def put_gradients(parameters: Sequence[torch.Tensor], there: Sequence[int]) -> None:
     """Make the gradients of these parameters zeros where `there` is true, and None elsewhere."""
     for parameter, has in zip(parameters, there, strict=True):
         if not has:
             parameter.grad = None
         elif parameter.grad is not None:
-            parameter.grad.detach().zero_()
+            shards.local(parameter.grad).detach().zero_()
         else:
-            parameter.grad = memory.zeros_like(parameter.detach())
+            parameter.grad = shards.like(parameter, memory.zeros_like(shards.local(parameter).detach()))
 
 
 def _named(name: str, given: Any, kind: type) -> list[tuple[str, Any]]:

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from torchrelay.worker import memory
+from torchrelay.worker import memory, shards
+from torchrelay.worker.shards import Described
 
 _DEPTH = 100  # containers within one another; deeper is a tree that contains itself
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -36,6 +37,13 @@ class Leaf(Struct, frozen=True):
     strides: tuple[int, ...]  # in elements, see memory.strides
     device: str  # "cpu" or "cuda": the kind, as the newcomer's own device may have another number
     index: int  # of the tensor among those sent
+
+
+class ShardLeaf(Struct, frozen=True):
+    """Where a DTensor stands in a decoded tree: what travels is its local part."""
+
+    described: Described
+    leaf: Leaf
 
 
 class ArrayLeaf(Struct, frozen=True):
@@ -114,12 +122,20 @@ class _Encoder:
 
     def _tensor(self, value: torch.Tensor, path: str) -> list[Any]:
         self._check_landable(path)
+        if shards.is_shard(value):
+            return self._shard(value, path)
         why = memory.refusal(value)
         if why is not None:
             raise TypeError(f"{path} {why}")
         index = self._index(value.detach())
         dtype = str(value.dtype).removeprefix("torch.")
         return ["T", dtype, list(value.shape), list(memory.strides(value)), value.device.type, index]
+
+    def _shard(self, value: torch.Tensor, path: str) -> list[Any]:
+        why = shards.refusal(value)
+        if why is not None:
+            raise TypeError(f"{path} {why}")
+        return ["P", msgspec.to_builtins(shards.describe(value)), self._tensor(shards.local(value), path)]
 
     def _index(self, tensor: torch.Tensor) -> int:
         place = memory.place(tensor)
@@ -250,6 +266,14 @@ def _decode_leaf(node: list[Any]) -> Leaf:
     return Leaf(_dtype(dtype), _naturals(shape), _naturals(strides), device, at)
 
 
+def _decode_shard(node: list[Any]) -> ShardLeaf:
+    _, described, part = node
+    leaf = _decode(part)
+    if not isinstance(leaf, Leaf):
+        raise ValueError("a shard that is no tensor")
+    return ShardLeaf(msgspec.convert(described, Described), leaf)
+
+
 def _decode_array(node: list[Any]) -> ArrayLeaf:
     _, dtype, shape, index = node
     (at,) = _naturals([index])
@@ -282,6 +306,7 @@ _BUILD: dict[str, Callable[[list[Any]], Any]] = {
     "D": lambda node: _dtype(node[1]),
     "V": lambda node: torch.device(node[1]),
     "T": _decode_leaf,
+    "P": _decode_shard,
     "N": _decode_array,
     "n": _decode_scalar,
 }

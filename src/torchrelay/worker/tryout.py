@@ -20,7 +20,7 @@ import torch
 from torchrelay.errors import Refused, StepInterrupted
 from torchrelay.protocol.events import WorkerPrepared
 from torchrelay.protocol.orders import Assign, CatchUp
-from torchrelay.worker import ddp, examples, random_state, transfer
+from torchrelay.worker import ddp, examples, fsdp, random_state, transfer
 from torchrelay.worker.examples import Example, NotRehearsable, Told
 from torchrelay.worker.pace import Pace
 from torchrelay.worker.redo import Redo
@@ -212,6 +212,8 @@ def _put_back(state: State, pace: Pace, tried: Tried) -> Iterator[None]:
             for wrapper, layout in zip(wrappers, layouts, strict=True):
                 if not (ddp.unpretend(wrapper) and tried.gate):
                     ddp.renew(wrapper, layout)
+            for _, module in state.modules():
+                fsdp.put_right(module)
             tried.whole = True
             del pretended
             put_gradients([parameter for _, parameter in state.parameters()], gradients)

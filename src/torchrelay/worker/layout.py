@@ -1,0 +1,119 @@
+"""Layout: which other ranks hold the very state that this one holds, read off the mesh, placements and groups.
+
+    a DTensor          the ranks of its mesh at the same place in every dimension that it is sharded over
+    a tensor in DDP    the ranks of DDP's group; both, if a DTensor is in DDP
+    any other          all ranks: they must hold equal values at join(), or it is refused there
+
+A rank's replicas are those that this is true of for all of its tensors. It is found out without asking anybody, as a
+newcomer must come to the same alone; `agreement` asks the others once whether they see it alike.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+
+from torchrelay.worker import ddp, fsdp, shards
+from torchrelay.worker.parts import named_tensors
+from torchrelay.worker.state import State
+
+ALL = "all"
+
+
+def shard_name(state: State, rank: int, world_size: int) -> str:
+    """By which replicas know one another: 'all', or the ranks that hold what this one holds, as in 'ranks 0,2'."""
+    held = replicas(state, rank, world_size)
+    return ALL if len(held) == world_size else "ranks " + ",".join(map(str, sorted(held)))
+
+
+def ranks_of(shard: str) -> list[int] | None:
+    """The ranks in a name of `shard_name`; None for 'all', and for a name that a script has given."""
+    kind, _, listed = shard.partition(" ")
+    if kind != "ranks" or not all(part.isdecimal() for part in listed.split(",")):
+        return None
+    return [int(part) for part in listed.split(",")]
+
+
+def replicas(state: State, rank: int, world_size: int) -> frozenset[int]:
+    """The ranks that hold every tensor of this rank's modules, itself included."""
+    held = frozenset(range(world_size))
+    wrapped = _in_ddp(state)
+    for tensor in _tensors(state):
+        held &= _holders(tensor, rank, wrapped.get(id(tensor), frozenset()), held) | {rank}
+    return held
+
+
+def _holders(tensor: torch.Tensor, rank: int, wrapped: frozenset[int], anybody: frozenset[int]) -> frozenset[int]:
+    if shards.is_shard(tensor):
+        return _on_the_mesh(tensor, rank) | wrapped
+    return wrapped or anybody
+
+
+def _on_the_mesh(tensor: torch.Tensor, rank: int) -> frozenset[int]:
+    """The ranks of its mesh that hold the same part."""
+    mesh = tensor.device_mesh.mesh  # type: ignore[attr-defined]
+    places = (mesh == rank).nonzero().tolist()
+    if not places:
+        return frozenset()
+    replicated = [told == (shards.REPLICATE,) for told in shards.describe(tensor).placements]
+    at = tuple(slice(None) if free else place for free, place in zip(replicated, places[0], strict=True))
+    return frozenset(int(rank) for rank in mesh[at].reshape(-1))
+
+
+def _in_ddp(state: State) -> dict[int, frozenset[int]]:
+    """By the id of a tensor in a DDP wrapper, the ranks of that wrapper's group."""
+    return {
+        id(tensor): frozenset(dist.get_process_group_ranks(wrapper.process_group))
+        for wrapper in state.ddps()
+        for _, tensor in named_tensors(wrapper.module)
+    }
+
+
+def _tensors(state: State) -> Iterable[torch.Tensor]:
+    for _, module in state.modules():
+        for _, tensor in named_tensors(module):
+            yield tensor
+
+
+# ---------------------------------------------------------------- what is not supported
+
+
+def refusal(state: State) -> tuple[str, str] | None:
+    """Why a run that is spread over ranks in this way cannot be protected, and the remedy; None if it can."""
+    for wrapper in state.ddps():
+        why = ddp.refusal(wrapper)
+        if why is not None:
+            return why, "see docs: what is supported"
+    for path, module in state.modules():
+        why = fsdp.refusal(module)
+        if why is not None:
+            return f"{path}: {why}", "see docs: what is supported"
+        if any(map(_is_fsdp1, module.modules())):
+            return f"{path} is wrapped in FullyShardedDataParallel (FSDP1)", "use fully_shard (FSDP2)"
+    for optimizer in state.optimizers():
+        if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
+            return (
+                "a ZeroRedundancyOptimizer keeps state that no other rank has",
+                "use a plain optimizer under DDP, or fully_shard over a mesh with a replicated dimension (HSDP)",
+            )
+    if _has_pipeline():
+        return "stages of torch.distributed.pipelining are not supported yet", "use DDP, or FSDP2 with or without HSDP"
+    return None
+
+
+def _is_fsdp1(module: torch.nn.Module) -> bool:
+    kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
+    return kind is not None and isinstance(module, kind)
+
+
+def _has_pipeline() -> bool:
+    """Whether the script uses pipelining: nobody names a stage to us."""
+    stage = sys.modules.get("torch.distributed.pipelining.stage")
+    if stage is None:
+        return False
+    kind = stage._PipelineStageBase
+    return any(issubclass(type(thing), kind) for thing in gc.get_objects())

@@ -1,0 +1,62 @@
+"""The model of faulty.py, spread over the ranks in each of the ways that are supported."""
+
+import torch
+from torch.distributed.device_mesh import init_device_mesh
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+LAYOUTS = ("ddp", "fsdp", "hsdp")
+
+
+class ShardedEma:
+    """A moving average of a rank's own shards, as scripts keep it for FSDP2. Its state is a dict of DTensors."""
+
+    def __init__(self, model):
+        self.model = model
+        self.averages = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+
+    def update(self):
+        with torch.no_grad():
+            for name, parameter in self.model.named_parameters():
+                self.averages[name].lerp_(parameter.detach(), 0.1)
+
+
+class WholeEma:
+    """torch's own, of the module inside DDP."""
+
+    def __init__(self, core):
+        self.core = core
+        self.averages = AveragedModel(core, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+
+    def update(self):
+        self.averages.update_parameters(self.core)
+
+
+def layers():
+    return torch.nn.Sequential(
+        torch.nn.Linear(16, 64),
+        torch.nn.BatchNorm1d(64),
+        torch.nn.ReLU(),
+        torch.nn.Dropout(0.2),
+        torch.nn.Linear(64, 64),
+        torch.nn.ReLU(),
+        torch.nn.Linear(64, 4),
+    )
+
+
+def build(layout, world):
+    """The model that is called, the layers in it, and an average of its parameters."""
+    core = layers()
+    if layout == "ddp":
+        ema = WholeEma(core)
+        return DistributedDataParallel(core, bucket_cap_mb=0.01), core, ema
+    from torch.distributed.fsdp import fully_shard
+
+    if layout == "hsdp":
+        mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
+    else:
+        mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
+    for layer in (core[0], core[4]):
+        fully_shard(layer, mesh=mesh)
+    fully_shard(core, mesh=mesh)
+    return core, core, ShardedEma(core)
