@@ -6,17 +6,72 @@ from pathlib import Path
 
 import pytest
 
+from tests.acts import Act, Inside, Move, Strike
 from tests.cells import Cell
-from tests.matrix import run_cells, run_undisturbed, verdict
+from tests.jobs import SCRIPTS, Finished, run_job, torchrelay
+from tests.live import Twin
+from tests.matrix import Tally, go_through, run_cells, run_undisturbed, verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(600)]
 
-KILLS = [Cell("kill", phase) for phase in ("forward", "backward", "gate", "update", "between", "section")]
-OTHERS = [Cell("stop", "backward"), Cell("raise", "forward"), Cell("kill", "backward", "restore")]
+FAULTS = [
+    *(Cell("kill", phase) for phase in ("forward", "backward", "gate", "update", "between", "section")),
+    Cell("stop", "backward"), Cell("raise", "forward"), Cell("kill", "backward", "restore"),
+]  # fmt: skip
+ACTS: list[Act] = [
+    Move("migrate two ranks"), Inside("source", "restore"), Inside("target", "rehearsing"), Move("drain and undrain"),
+    Strike(Cell("kill", "gate", "rewire")), Inside("bystander", "standing"),
+]  # fmt: skip
+MOVES: list[Act] = [Move("migrate one rank"), Move("migrate two ranks"), Move("drain and undrain")]
 
 
 def test_faults_in_hsdp_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
-    calm = run_undisturbed(tmp_path, "calm", KILLS + OTHERS, seed=5, layout="hsdp")
-    done = run_cells(tmp_path, "disturbed", KILLS + OTHERS, seed=5, layout="hsdp")
+    calm = run_undisturbed(tmp_path, "calm", FAULTS, seed=5, layout="hsdp")
+    done = run_cells(tmp_path, "disturbed", FAULTS, seed=5, layout="hsdp")
     assert verdict(done, calm) == []
-    assert len(done.incidents()) >= len(KILLS + OTHERS)
+    assert len(done.incidents()) >= len(FAULTS)
+
+
+def test_moves_in_hsdp_and_faults_inside_them_leave_no_trace(tmp_path: Path) -> None:
+    tally = Tally()
+    assert go_through(ACTS, 3, Twin(tmp_path, "hsdp"), tally) == []
+    assert tally.done == len(ACTS)
+
+
+def test_ranks_without_a_replica_move_and_leave_no_trace(tmp_path: Path) -> None:
+    tally = Tally()
+    assert go_through(MOVES, 4, Twin(tmp_path, "fsdp"), tally) == []
+    assert tally.done == len(MOVES)
+
+
+def lose_one(work: Path, layout: str) -> Finished:
+    plan = work / "plan.json"
+    plan.write_text('[{"id": "one", "ranks": [1], "step": 5, "phase": "backward", "how": "kill"}]')
+    script = [str(SCRIPTS / "faulty.py"), "--layout", layout, "--steps", "12", "--plan", str(plan)]
+    return run_job(work / "run", [*script, "--marks", str(work)], ["--nproc-per-node", "4", "--spares", "1"])
+
+
+def test_a_shard_without_a_replica_is_lost_with_its_rank_as_was_foretold(tmp_path: Path) -> None:
+    done = lose_one(tmp_path, "fsdp")
+    assert done.code == 91
+    assert "4 ranks hold state that no other rank has" in done.output
+    assert "no replica holds the shard of rank 1" in done.output
+
+
+@pytest.mark.parametrize(
+    ("layout", "code", "told"),
+    [
+        ("hsdp", 0, "any one rank may be lost without a step lost; so may any one node."),
+        ("ddp", 0, "any 3 ranks may be lost without a step lost; so may any one node."),
+        (
+            "fsdp",
+            1,
+            "no rank may be lost without a step lost; no step is lost with a node, unless it is node-0 or node-1.",
+        ),
+    ],
+)
+def test_the_doctor_foretells_it_before_the_launch(layout: str, code: int, told: str) -> None:
+    words = ["--nodes", "2", "--nproc-per-node", "2", str(SCRIPTS / "faulty.py"), "--layout", layout]
+    found = torchrelay("doctor", "--layout", *words)
+    assert found.returncode == code, found.stderr
+    assert told in found.stdout

@@ -1,7 +1,14 @@
-"""`torchrelay doctor --layout`: where the state of each rank of a running job would come from, if it were lost now."""
+"""`torchrelay doctor --layout`: where the state of each rank would come from, if it were lost.
+
+Of a running job, or, with a script behind it, of one that is not launched yet.
+"""
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -33,22 +40,61 @@ class Survey(Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]  # the loss of one of these would take all holders of some state with it
 
 
-def show_layout(run_dir: Path | None, job: str | None, output: Output) -> int:
+class Holder(Struct, frozen=True):
+    """A rank, where it is, and the name of what it holds."""
+
+    rank: int
+    node: str | None
+    shard: str
+
+
+def show_layout(given: argparse.Namespace) -> int:
     """Print it. Returns 0: any one rank and any one node may be lost; 1: not. Raises `NotPossible` if not known yet."""
+    told = survey(*(foreseen(given) if given.script else running(given.run_dir, given.job)))
+    print(show_json(told) if given.output is Output.JSON else page(told))
+    return 0 if told.losses and not told.nodes else 1
+
+
+def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder]]:
+    """The ranks of a job that runs."""
     source, note = look(run_dir)
     remark(note)
     found = source.view_ranks(job)
     rows = [row for row in found.ranks if row.rank is not None]
     if not rows or any(not row.shard for row in rows):
         raise NotPossible(f"the ranks of job {found.job} have not all called join() yet: ask again when they have", 1)
-    told = survey(str(found.job), rows)
-    print(show_json(told) if output is Output.JSON else page(told))
-    return 0 if told.losses and not told.nodes else 1
+    return str(found.job), [holder_of(row) for row in rows]
 
 
-def survey(job: str, rows: Sequence[RankStatus]) -> Survey:
+def holder_of(row: RankStatus) -> Holder:
+    assert row.rank is not None, "spares hold nothing"
+    return Holder(int(row.rank), None if row.node is None else str(row.node), row.shard)
+
+
+def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder]]:
+    """The ranks of a job that is not launched: each runs the script alone, as far as join()."""
+    world = given.nodes * given.nproc_per_node
+    script = ["-m", *given.script] if given.module else given.script
+    words = [sys.executable, "-m", "torchrelay.worker.foresee", str(given.nodes), str(given.nproc_per_node), *script]
+    holders = []
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as asked:
+        assert asked.stdout is not None, "it is a pipe"
+        for line in asked.stdout:
+            told = json.loads(line)
+            if "error" in told:
+                raise NotPossible(told["error"], 93 if told["error"].startswith("refused") else 1)
+            holders.append(Holder(told["rank"], f"node-{told['node']}", told["shard"]))
+            if sys.stderr.isatty():
+                end = "\n" if len(holders) == world else ""
+                print(f"\r{len(holders)} of {world} ranks have come to join()", end=end, file=sys.stderr)
+    if len(holders) < world:
+        raise NotPossible(f"only {len(holders)} of {world} ranks came to join(): see the message above", 1)
+    return Path(given.script[0]).name, holders
+
+
+def survey(job: str, rows: Sequence[Holder]) -> Survey:
     """What the holders of each shard, and the nodes they are on, come to."""
-    held: dict[str, list[RankStatus]] = {}
+    held: dict[str, list[Holder]] = {}
     for row in rows:
         held.setdefault(row.shard, []).append(row)
     origins = [origin_of(row, held[row.shard]) for row in rows]
@@ -59,12 +105,11 @@ def survey(job: str, rows: Sequence[RankStatus]) -> Survey:
     )
 
 
-def origin_of(row: RankStatus, holders: Sequence[RankStatus]) -> Origin:
+def origin_of(row: Holder, holders: Sequence[Holder]) -> Origin:
     others = [other for other in holders if other.rank != row.rank]
     return Origin(
-        rank=int(row.rank or 0), node=None if row.node is None else str(row.node), shard=row.shard,
-        replicas=tuple(int(other.rank or 0) for other in others),
-        elsewhere=tuple(int(other.rank or 0) for other in others if other.node != row.node),
+        rank=row.rank, node=row.node, shard=row.shard, replicas=tuple(other.rank for other in others),
+        elsewhere=tuple(other.rank for other in others if other.node != row.node),
     )  # fmt: skip
 
 

@@ -35,7 +35,7 @@ def consult(given: argparse.Namespace) -> int:
     if given.layout:
         from torchrelay.cli.layout import show_layout
 
-        return show_layout(given.run_dir, given.job, given.output)
+        return show_layout(given)
     from torchrelay.cli.doctor import examine
 
     return examine(given.output)

@@ -64,6 +64,13 @@ def parser() -> argparse.ArgumentParser:
         "--layout", action="store_true",
         help="of a job: where each rank's state would come from if it were lost now, and how much may be lost at once",
     )  # fmt: skip
+    ahead = made["doctor"].add_argument_group("with --layout, of a script that is not launched yet (else of a run)")
+    ahead.add_argument("--nodes", "--nnodes", type=positive, default=1, metavar="N", help="nodes (1)")
+    ahead.add_argument(
+        "--nproc-per-node", "--nproc_per_node", type=positive, default=1, metavar="N", help="ranks on each node (1)"
+    )
+    ahead.add_argument("-m", "--module", action="store_true", help="the script is a module's name")
+    ahead.add_argument("script", nargs=argparse.REMAINDER, help="the script and its own arguments")
     made["ranks"].add_argument("--rank", type=int, help="this one only")
     made["explain"].add_argument(
         "about", nargs="+", metavar="NAME",
@@ -100,6 +107,14 @@ def add_changes(made: dict[str, argparse.ArgumentParser]) -> None:
     made["restart"].add_argument("--orchestrator", action="store_true", help="only this (without either: both)")
     made["restart"].add_argument("--agents", action="store_true", help="only these, one after the other")
     made["restart"].add_argument("--force", action="store_true", help="also during a recovery or a move")
+
+
+def positive(text: str) -> int:
+    """A number from 1 on. Raises `ValueError`, as argparse wants it."""
+    number = int(text)
+    if number < 1:
+        raise ValueError
+    return number
 
 
 def add_output(verb: argparse.ArgumentParser, *kinds: Output) -> None:

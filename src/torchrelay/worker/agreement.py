@@ -6,6 +6,7 @@ it can be told which tensor it is, and not at the first fault.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 
 import msgspec
@@ -32,14 +33,19 @@ class _Told(msgspec.Struct, array_like=True):
     values: str
 
 
-def check_agreement(state: State, shard: str) -> None:
-    """Collective over all ranks. Raises `StateMismatch` on every rank if replicas differ."""
+def check_agreement(state: State, shard: str) -> list[int]:
+    """Collective over all ranks. Raises `StateMismatch` on every rank if replicas differ.
+
+    Returns the ranks of whose state there is no replica.
+    """
     values = value_lines(state)
     mine = _Told(shard, state.fingerprint(), digest_of(values))
     everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
     _check_replicas([told.shard for told in everyone])
     _compare(everyone, lambda told: told.built, state.description(), "has built something else than")
     _compare(everyone, lambda told: told.values, values, "holds other values than")
+    holders = Counter(told.shard for told in everyone)
+    return [rank for rank, told in enumerate(everyone) if len(everyone) > 1 and holders[told.shard] == 1]
 
 
 def _check_replicas(named: list[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
@@ -26,6 +27,10 @@ from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 from torchrelay.worker.tryout import PlaceAsked
 
+ALONE = (
+    "torchrelay: {} ranks hold state that no other rank has: if one of them is lost, all begin again "
+    "(--max-restarts), or the job ends; planned moves lose nothing. `torchrelay doctor --layout` tells which"
+)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -114,7 +119,9 @@ class Joining:
             raise Refused(*refused)
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
         if not session.newcomer:
-            check_agreement(state, shard)
+            alone = check_agreement(state, shard)
+            if alone and session.rank == 0:
+                print(ALONE.format(len(alone)), file=sys.stderr, flush=True)
         joined = WorkerJoined(worker=session.worker, job=session.job, rank=session.rank, shard=shard)
         session.link.say(joined)
         cursor = Cursor()

@@ -1,0 +1,45 @@
+"""`torchrelay doctor --layout`: what would be lost, and with how many ranks or which node."""
+
+from __future__ import annotations
+
+import pytest
+
+from torchrelay.cli.layout import RESTART, Holder, page, summary, survey, text_of
+
+
+def holders(*shards: str, per_node: int = 2) -> list[Holder]:
+    return [Holder(rank, f"node-{rank // per_node}", shard) for rank, shard in enumerate(shards)]
+
+
+@pytest.mark.parametrize(
+    ("shards", "losses", "nodes"),
+    [
+        (["all"] * 4, 3, ()),
+        (["a", "b", "a", "b"], 1, ()),
+        (["a", "a", "b", "b"], 1, ("node-0", "node-1")),
+        (["a", "b", "c", "c"], 0, ("node-0", "node-1")),
+        (["a", "b", "a", "b", "a", "b"], 2, ()),
+        (["a"] * 2, 1, ("node-0",)),
+    ],
+)
+def test_what_may_be_lost(shards: list[str], losses: int, nodes: tuple[str, ...]) -> None:
+    told = survey("job", holders(*shards))
+    assert (told.losses, told.nodes) == (losses, nodes)
+
+
+def test_each_rank_is_told_where_its_state_would_come_from() -> None:
+    told = survey("job", holders("a", "a", "b", "a", "b", "c"))
+    assert [text_of(one) for one in told.ranks] == [
+        "ranks 1, 3", "ranks 0, 3", "rank 4", "ranks 0, 1", "rank 2", RESTART,
+    ]  # fmt: skip
+    assert [one.elsewhere for one in told.ranks] == [(3,), (3,), (4,), (0, 1), (2,), ()]
+    near = survey("job", holders("a", "a"))
+    assert text_of(near.ranks[0]) == "rank 1, all on the same node"
+
+
+def test_it_comes_to_a_sentence() -> None:
+    one = survey("job", holders("a", "b", "a", "b"))
+    assert summary(one)[0] == "any one rank may be lost without a step lost; so may any one node."
+    assert page(one).splitlines()[0].split() == ["rank", "node", "state", "would", "come", "from"]
+    none = survey("job", holders("a", "b"))
+    assert summary(none)[0].startswith("no rank may be lost without a step lost; no step is lost with a node, unless")
