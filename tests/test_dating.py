@@ -156,6 +156,16 @@ def test_what_is_judged_later_does_not_say_when_the_pause_began(kind: str) -> No
     assert incident(story).marks[Mark.FAULT] == 600_000
 
 
+def test_an_exception_that_is_judged_to_be_a_fault_does_not_say_when_the_pause_began() -> None:
+    story = running(ranks=3, spares=2, max_restarts=1)
+    story.wait(1_000)
+    story.hear(exited(story, 1))
+    story.wait(10)
+    story.hear(raised(story, 0, kind="undeclared", age_ms=300))
+    assert incident(story).marks[Mark.FAULT] == 1_000
+    assert [fault.exact for fault in incident(story).faults] == [True, False]
+
+
 def test_an_echo_says_no_more_than_when() -> None:
     story = running(ranks=3, spares=2)
     first = story.job.generation

@@ -19,17 +19,17 @@ FAULTS = [
     Cell("stop", "backward"), Cell("raise", "forward"), Cell("kill", "backward", "restore"),
 ]  # fmt: skip
 ACTS: list[Act] = [
-    Move("migrate two ranks"), Inside("source", "restore"), Inside("target", "rehearsing"), Move("drain and undrain"),
-    Strike(Cell("kill", "gate", "rewire")), Inside("bystander", "standing"),
+    Move("migrate two ranks"), Inside("source", "restore"), Strike(Cell("kill", "gate", "rewire")),
 ]  # fmt: skip
-MOVES: list[Act] = [Move("migrate one rank"), Move("migrate two ranks"), Move("drain and undrain")]
+MOVES: list[Act] = [Move("migrate one rank"), Move("drain and undrain")]
 
 
-def test_faults_in_hsdp_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
-    calm = run_undisturbed(tmp_path, "calm", FAULTS, seed=5, layout="hsdp")
-    done = run_cells(tmp_path, "disturbed", FAULTS, seed=5, layout="hsdp")
+@pytest.mark.parametrize(("layout", "faults"), [("hsdp", FAULTS), ("tp", FAULTS[:4])])
+def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_path: Path) -> None:
+    calm = run_undisturbed(tmp_path, "calm", faults, seed=5, layout=layout)
+    done = run_cells(tmp_path, "disturbed", faults, seed=5, layout=layout)
     assert verdict(done, calm) == []
-    assert len(done.incidents()) >= len(FAULTS)
+    assert len(done.incidents()) >= len(faults)
 
 
 def test_moves_in_hsdp_and_faults_inside_them_leave_no_trace(tmp_path: Path) -> None:
@@ -62,7 +62,6 @@ def test_a_shard_without_a_replica_is_lost_with_its_rank_as_was_foretold(tmp_pat
     ("layout", "code", "told"),
     [
         ("hsdp", 0, "any one rank may be lost without a step lost; so may any one node."),
-        ("ddp", 0, "any 3 ranks may be lost without a step lost; so may any one node."),
         (
             "fsdp",
             1,

@@ -189,6 +189,23 @@ def test_a_rank_that_has_to_leave_its_new_place_too_is_moved_by_another_move() -
     ]  # fmt: skip
 
 
+def test_a_move_by_halves_whose_other_half_was_withdrawn_says_who_has_gone() -> None:
+    story = cut_over(0, 1, ranks=3, spares=3, slots=8, slot_faults=0)
+    story.lose(story.holder(1))  # the target: rank 1 goes back, and there is no room for another try
+    held = {story.cluster.workers[story.holder(rank)].slot for rank in range(3)}
+    closed = ev.Effect.NO_SCHEDULE
+    story.hear(*(tainted(slot=slot, effect=closed) for slot in range(8) if slot not in held))
+    recover(story)
+    assert (story.move.state, story.move.ranks, story.move.moved) == (MoveState.WAITING, (1,), (0,))
+    story.lose(story.holder(2), signal=SIGKILL)
+    story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
+    story.hear(tainted(slot=story.cluster.workers[story.holder(0)].slot))
+    recover(story)
+    first, second = story.job.moves
+    assert (first.state, told(first)[-1]) == (MoveState.RECOVERED, "rank 0 has gone")
+    assert (second.state, second.ranks) == (MoveState.WAITING, (0,))
+
+
 def test_a_waiting_move_that_makes_way_for_a_warning_forgets_whom_it_was_to_move() -> None:
     story = waiting(1, spares=0)
     story.lose(story.holder(1), signal=SIGKILL)

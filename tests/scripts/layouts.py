@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-LAYOUTS = ("ddp", "fsdp", "hsdp")
+LAYOUTS = ("ddp", "fsdp", "hsdp", "tp", "tp-fsdp")
 
 
 class ShardedEma:
@@ -50,6 +50,8 @@ def build(layout, world):
     if layout == "ddp":
         ema = WholeEma(core)
         return DistributedDataParallel(core, bucket_cap_mb=0.01), core, ema
+    if layout.startswith("tp"):
+        return split(layout, core, world)
     from torch.distributed.fsdp import fully_shard
 
     if layout == "hsdp":
@@ -59,4 +61,18 @@ def build(layout, world):
     for layer in (core[0], core[4]):
         fully_shard(layer, mesh=mesh)
     fully_shard(core, mesh=mesh)
+    return core, core, ShardedEma(core)
+
+
+def split(layout, core, world):
+    """Two ranks share each layer (tensor parallel); what they hold is replicated by FSDP2, or sharded once more."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    copies, parts = (world // 2, 1) if layout == "tp" else (1, world // 2)
+    mesh = init_device_mesh("cpu", (copies, parts, 2), mesh_dim_names=("replicate", "shard", "tensor"))
+    parallelize_module(core, mesh["tensor"], {"4": ColwiseParallel(), "6": RowwiseParallel()})
+    for layer in (core[0], core[4]):
+        fully_shard(layer, mesh=mesh["replicate", "shard"])
+    fully_shard(core, mesh=mesh["replicate", "shard"])
     return core, core, ShardedEma(core)

@@ -219,7 +219,7 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
     # For a move a new generation begins in the old connections: who has not heard of it yet speaks of the one before.
     known = (job.generation, job.generation - 1) if job.phase in MOVING else (job.generation,)
     incident = job.open_incident
-    if incident is not None and incident.faults and event.generation == incident.generation and job.phase in RECOVERING:
+    if incident is not None and event.generation == incident.generation and job.phase in RECOVERING:
         # The echo of a fault that is known by now: it may be heard first, and then say when that was.
         return cluster.with_job(job.mark_first(Mark.FAULT, job.moment(cluster.now_ms, event.age_ms)))
     if event.generation not in known or job.broken is not None:

@@ -73,6 +73,11 @@ def refusal(ddp: DistributedDataParallel) -> str | None:
         return "a hook for buffers may keep state that cannot be restored: leave it out, and reduce buffers in the step"
     if any(hasattr(parameter, "_in_backward_optimizers") for parameter in ddp.module.parameters()):
         return "an optimizer that runs inside backward updates before the step is committed: step it after backward"
+    if any(hasattr(parameter, "_st_info") for parameter in ddp.module.parameters()):
+        return (
+            "DDP over tensor-parallel modules puts other parameters in their place in every forward pass: use "
+            "fully_shard over a mesh with a replicated dimension"
+        )
     if ddp._join_config.enable:
         return "uneven inputs (DDP.join) let ranks take part in steps that are not theirs: give all ranks equally many"
     return _refusal_of_hooks(ddp)
