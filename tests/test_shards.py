@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import msgspec
 import pytest
 import torch
 import torch.distributed as dist
@@ -17,12 +18,12 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from tests.carrying import carry
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import fsdp, layout, shards
+from torchrelay.worker import fsdp, layout, shards, values
 from torchrelay.worker.carried import CarriedGradients
 from torchrelay.worker.landing import Landing
 from torchrelay.worker.layout import replicas, shard_name
 from torchrelay.worker.redo import Redo
-from torchrelay.worker.state import State
+from torchrelay.worker.state import State, put_gradients
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 
@@ -76,7 +77,7 @@ def test_a_dtensor_is_described_and_made_again(become: Callable[[int], None]) ->
     mesh = init_device_mesh("cpu", *HSDP[:1], mesh_dim_names=HSDP[1])
     tensor = DTensor.from_local(torch.arange(6.0).view(2, 3), mesh, [Replicate(), Shard(0)], run_check=False)
     told = shards.describe(tensor)
-    assert told == shards.Described("replicate=2,shard=2", (("R",), ("S", 0)), (4, 3), (3, 1))
+    assert told == shards.Described("replicate=2,shard=2", (("R",), ("S", 0)), (4, 3), (3, 1), (0, 1))
     again: Any = shards.of_local(shards.local(tensor), told, mesh)
     assert (again.shape, again.placements, again.device_mesh) == (tensor.shape, tensor.placements, mesh)
     assert shards.local(again).data_ptr() == shards.local(tensor).data_ptr()
@@ -229,7 +230,7 @@ def test_after_it_a_rank_gathers_as_often_as_the_others(
     redo.mark()
     cut_in(script, place)
     redo.rewind()
-    fsdp.put_right(script.model)
+    fsdp.put_right(fsdp.states(script.model))
     assert gathers_in_a_step(script, monkeypatch) == gathers_in_a_step(calm, monkeypatch)
 
 
@@ -248,7 +249,7 @@ def test_a_step_that_was_cut_short_is_redone_to_the_same_bits(
             script.optimizer.zero_grad()
             cut_in(script, place)
             redo.rewind()
-            fsdp.put_right(script.model)
+            fsdp.put_right(fsdp.states(script.model))
             assert all(isinstance(parameter, DTensor) for parameter in script.model.parameters())
         script.step()
         assert script.state.digest() == calm.state.digest()
@@ -277,7 +278,7 @@ def test_the_state_is_the_shards_while_parameters_are_gathered(become: Callable[
 def test_what_a_step_has_switched_is_switched_back(become: Callable[[int], None]) -> None:
     become(0)
     script = Script(*HSDP)
-    settings = fsdp.Settings(script.model)
+    settings = fsdp.Settings(fsdp.states(script.model))
     settings.mark()
     script.model.set_requires_gradient_sync(False)
     script.model.set_is_last_backward(False)
@@ -345,3 +346,79 @@ def test_a_zero_redundancy_optimizer_is_refused(become: Callable[[int], None]) -
     refused = layout.refusal(state)
     assert refused is not None
     assert "no other rank has" in refused[0]
+
+
+def test_an_optimizer_inside_backward_is_refused(become: Callable[[int], None]) -> None:
+    become(0)
+    script = Script(*HSDP)
+    next(iter(script.model.parameters())).register_post_accumulate_grad_hook(lambda _: None)
+    refused = layout.refusal(script.state)
+    assert refused is not None
+    assert "an optimizer that runs inside backward" in refused[0]
+
+
+def test_with_functions_for_checkpoints_shards_must_be_named(become: Callable[[int], None]) -> None:
+    become(0)
+    script = Script(*HSDP)
+    assert layout.blind(script.state, None) is None
+    saver = State(save=script.model.state_dict, load=script.model.load_state_dict)
+    refused = layout.blind(saver, None)
+    assert refused is not None
+    assert "it cannot be seen which ranks hold the same shards" in refused[0]
+    assert layout.blind(saver, "left") is None
+
+
+def test_a_result_that_is_a_dtensor_is_refused(become: Callable[[int], None]) -> None:
+    become(0)
+    script = Script(*HSDP)
+    with pytest.raises(TypeError, match="the result is a DTensor: take its full_tensor"):
+        values.encode(script.model[0].weight.detach(), "the result")
+
+
+# ---------------------------------------------------------------- what travels besides
+
+
+def test_another_ranks_part_does_not_land(become: Callable[[int], None]) -> None:
+    become(1)
+    script = Script(*HSDP)
+    weight = script.model[0].weight
+    here = shards.describe(weight)
+    told = msgspec.structs.replace(here, at=(0, 1 - here.at[1]))
+    with pytest.raises(ValueError, match="it is the part at"):
+        shards.of_local(shards.local(weight).detach(), told, weight.device_mesh)
+
+
+def test_switches_travel_with_the_state(become: Callable[[int], None]) -> None:
+    become(1)
+    source, newcomer = Script(*HSDP), Script(*HSDP)
+    source.step()
+    source.model[0].set_reshard_after_forward(False)
+    source.model.set_reshard_after_backward(False)
+    source.model.set_is_last_backward(False)
+    carry(source.state, newcomer.state)
+    told, taken = (fsdp.told(fsdp.states(script.model)) for script in (source, newcomer))
+    assert [one[1:] for one in taken] == [one[1:] for one in told], "all but that it has made a first pass"
+    assert told[1][3] == [[True, True, False, True, "not"]]
+
+
+def test_a_model_beside_the_state_is_put_right_too(become: Callable[[int], None]) -> None:
+    become(1)
+    teacher = Script(*HSDP)
+    script = Script(*HSDP, seed=2)
+    with torch.no_grad():
+        teacher.model(torch.ones(2, 6))
+    assert not isinstance(teacher.model[3].weight, DTensor)
+    fsdp.put_right(script.state.fsdp_states())
+    assert isinstance(teacher.model[3].weight, DTensor)
+
+
+def test_gradients_that_are_spread_otherwise_are_made_anew(become: Callable[[int], None]) -> None:
+    become(0)
+    mesh = init_device_mesh("cpu", (4,))
+    parameter = nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False))
+    grad: Any = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
+    parameter.grad = grad
+    put_gradients([parameter], [1])
+    made: Any = parameter.grad
+    assert made.placements == (Replicate(),)
+    assert not shards.local(made).any()

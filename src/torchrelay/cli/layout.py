@@ -61,6 +61,8 @@ def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder]]:
     remark(note)
     found = source.view_ranks(job)
     rows = [row for row in found.ranks if row.rank is not None]
+    if any(row.worker is None or row.newcomer for row in rows):
+        raise NotPossible(f"job {found.job} is about to replace ranks: ask again when all have their state", 1)
     if not rows or any(not row.shard for row in rows):
         raise NotPossible(f"the ranks of job {found.job} have not all called join() yet: ask again when they have", 1)
     return str(found.job), [holder_of(row) for row in rows]
@@ -77,7 +79,7 @@ def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder]]:
     script = ["-m", *given.script] if given.module else given.script
     words = [sys.executable, "-m", "torchrelay.worker.foresee", str(given.nodes), str(given.nproc_per_node), *script]
     holders = []
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as asked:
+    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None, "it is a pipe"
         for line in asked.stdout:
             told = json.loads(line)

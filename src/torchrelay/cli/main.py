@@ -32,10 +32,16 @@ def carry_out(words: list[str]) -> int:
 
 def consult(given: argparse.Namespace) -> int:
     """The doctor: of this machine, or of a running job's layout."""
+    from torchrelay.cli.runs import NotPossible
+
+    if given.module and not given.script:
+        raise NotPossible("-m: no module is named", 2)
     if given.layout:
         from torchrelay.cli.layout import show_layout
 
         return show_layout(given)
+    if given.script:
+        raise NotPossible(f"{given.script[0]}: the doctor looks at a script with --layout only", 2)
     from torchrelay.cli.doctor import examine
 
     return examine(given.output)

@@ -64,7 +64,9 @@ def parser() -> argparse.ArgumentParser:
         "--layout", action="store_true",
         help="of a job: where each rank's state would come from if it were lost now, and how much may be lost at once",
     )  # fmt: skip
-    ahead = made["doctor"].add_argument_group("with --layout, of a script that is not launched yet (else of a run)")
+    ahead = made["doctor"].add_argument_group(
+        "with --layout, of a script that is not launched yet (else of a run): each rank runs it alone, up to join()"
+    )
     ahead.add_argument("--nodes", "--nnodes", type=positive, default=1, metavar="N", help="nodes (1)")
     ahead.add_argument(
         "--nproc-per-node", "--nproc_per_node", type=positive, default=1, metavar="N", help="ranks on each node (1)"

@@ -92,7 +92,7 @@ def functions(options: dict[str, Any]) -> dict[str, Any]:
 
 
 def layout_of(rank: int, world: int, given: str | None, state: State) -> dict[str, Any]:
-    refused = layout.refusal(state)
+    refused = layout.refusal(state) or layout.blind(state, given)
     if refused is not None:
         raise Refused(*refused)
     return {"shard": layout.shard_name(state, rank, world) if given is None else given}

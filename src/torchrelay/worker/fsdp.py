@@ -8,11 +8,15 @@ gather once less than the others, and wait for them for ever.
 
 from __future__ import annotations
 
+import gc
 import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
+
+from torchrelay.errors import StateMismatch
 
 # What a parameter group holds from one part of a step to the next, and what it holds between steps. Those that this
 # version of torch does not have are left out; what a later one adds is for its own `reset_iter_state`.
@@ -26,6 +30,7 @@ _PENDING = {
 # What scripts switch for their micro-batches. Not whether a forward pass is followed by a reshard: FSDP2 itself settles
 # that in its first forward pass, for good.
 _SETTINGS = ("reduce_grads", "all_reduce_grads", "reshard_after_backward")
+_TOLD = (*_SETTINGS, "unshard_in_backward")
 _LISTS = ("reduce_scatter_states", "_last_post_reduce_events", "post_forward_order")  # of the communication context
 
 
@@ -41,6 +46,16 @@ def states(module: torch.nn.Module) -> list[Any]:
         return []
     found = (inner._get_fsdp_state() for inner in module.modules() if is_sharded(inner))  # type: ignore[operator]
     return list({id(state): state for state in found}.values())
+
+
+def living() -> list[weakref.ref[Any]]:
+    """FSDP's states of all modules of this process, also of those that are no part of the state (a frozen teacher)."""
+    if "torch.distributed.fsdp" not in sys.modules:
+        return []
+    kind = sys.modules["torch.distributed.fsdp"].FSDPModule
+    # By type(), not isinstance(): asking a lazy proxy for its class could import half the world.
+    found = [thing._get_fsdp_state() for thing in gc.get_objects() if issubclass(type(thing), kind)]
+    return [weakref.ref(state) for state in {id(state): state for state in found}.values()]
 
 
 def groups(module: torch.nn.Module) -> list[Any]:
@@ -82,6 +97,8 @@ def _shards(module: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
 def refusal(module: torch.nn.Module) -> str | None:
     """Why this module cannot be carried through a fault, with the remedy; None if it can. For join()."""
     for group in groups(module):
+        if any(map(_steps_in_backward, group.fsdp_params)):
+            return "an optimizer that runs inside backward updates before the step is committed: step it after backward"
         if getattr(group, "_all_reduce_hook", None) is not None:
             return "a hook for all-reduce may keep state between steps: use a two-dimensional mesh (HSDP) instead"
         for name, expected in (
@@ -95,6 +112,13 @@ def refusal(module: torch.nn.Module) -> str | None:
             if hasattr(one._sharded_local_tensor, "fsdp_pre_all_gather"):
                 return "a parameter brings its own all-gather (such as float8): it is not supported"
     return None
+
+
+def _steps_in_backward(one: Any) -> bool:
+    parameter = one.sharded_param
+    return bool(getattr(parameter, "_post_accumulate_grad_hooks", None)) or hasattr(
+        parameter, "_in_backward_optimizers"
+    )
 
 
 def accumulated(module: torch.nn.Module) -> bool:
@@ -115,9 +139,9 @@ def accumulated(module: torch.nn.Module) -> bool:
 class Settings:
     """What scripts switch inside a step, for their micro-batches. A `Mark`."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        self._states = states(module)
-        self._groups = groups(module)
+    def __init__(self, states: list[Any]) -> None:
+        self._states = states
+        self._groups = [group for state in states for group in _groups(state)]
         self._before: list[tuple[Any, ...]] = []
         self._last: list[bool] = []
 
@@ -133,13 +157,48 @@ class Settings:
             state._state_ctx.is_last_backward = last
 
 
-def put_right(module: torch.nn.Module) -> None:
-    """Make all FSDP2 modules in this one as they are between two steps: parameters sharded, nothing pending.
+def told(states: list[Any]) -> list[Any]:
+    """What scripts switch at any time, for good, and must be the same on all ranks, or they gather unequally often."""
+    return [
+        [
+            state._is_root is not None,  # whether it has settled itself, in a first forward pass
+            state._auto_reshard_after_forward,
+            state._state_ctx.is_last_backward,
+            [[*(getattr(group, name) for name in _TOLD), _after_forward(group)] for group in _groups(state)],
+        ]
+        for state in states
+    ]
+
+
+def take(states: list[Any], given: list[Any]) -> None:
+    """Switch all as on the source. Raises `StateMismatch` if it cannot be."""
+    if len(states) != len(given):
+        raise StateMismatch(f"{len(given)} modules are sharded by FSDP2 on the source, and {len(states)} here")
+    for state, (settled, automatic, last, of_groups) in zip(states, given, strict=True):
+        state._auto_reshard_after_forward = automatic
+        state._state_ctx.is_last_backward = last
+        for group, (*values, after) in zip(_groups(state), of_groups, strict=True):
+            for name, value in zip(_TOLD, values, strict=True):
+                setattr(group, name, value)
+            if settled and after != _after_forward(group):
+                if after == "other":
+                    raise StateMismatch("FSDP2 reshards to a smaller mesh after forward on the source, and not here")
+                group.post_forward_mesh_info = group.mesh_info if after == "all" else None
+
+
+def _after_forward(group: Any) -> str:
+    """How parameters are sharded again after a forward pass."""
+    if group.post_forward_mesh_info is None:
+        return "not"
+    return "all" if group.post_forward_mesh_info is group.mesh_info else "other"
+
+
+def put_right(found: list[Any]) -> None:
+    """Make these states as they are between two steps: parameters sharded, nothing pending.
 
     Gradients of shards are left as they are; those that were not reduced yet are dropped. It does not communicate, and
     waits for no collective: to be called when the groups are wired anew, or were never used.
     """
-    found = states(module)
     if found and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
     for state in found:
@@ -147,7 +206,8 @@ def put_right(module: torch.nn.Module) -> None:
         for group in _groups(state):
             _put_group_right(group)
     for state in found:
-        if state._is_root and hasattr(state, "_reset_iter_state"):
+        # In a first forward pass that was cut short it may not be there yet.
+        if state._is_root and hasattr(state._comm_ctx, "reduce_scatter_states") and hasattr(state, "_reset_iter_state"):
             state._reset_iter_state()  # torch's own, since 2.13; there is nothing left for it to wait for
 
 
@@ -178,7 +238,11 @@ def _put_group_right(group: Any) -> None:
         one.unsharded_accumulated_grad = None
         if getattr(one, "_unsharded_param", None) is not None:
             one._unsharded_param.grad = None
-    group._to_sharded()
+        if getattr(one, "_sharded_post_forward_param", None) is not None:
+            one._sharded_post_forward_param = one._sharded_post_forward_param_data = None
+        one.grad_offload_event = None
+        one.to_sharded()  # also where the group says that it is: it may have been cut short on the way from there
+    group._sharded_state = type(group._sharded_state).SHARDED
 
 
 # ---------------------------------------------------------------- looking on

@@ -66,7 +66,7 @@ class _Process:
     def __init__(self) -> None:
         self.ours = Ours()
         self.backends = Backends(self.ours, self.swap)
-        self.counted: list[Backend] = []  # whose collectives are counted; replaced as a whole, other threads read it
+        self.default: Backend | None = None  # the default group's, for its count of collectives
         self.aside = 0  # how many of these do not count
         self.covers_forks = False
         self._swap: Swap | None = None
@@ -158,7 +158,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
             raise ValueError("torch.distributed is not initialised: call init_newcomer first")
         process.backends.abort()
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
-        process.counted = []
+        process.default = None
         process.backends.alone = True
         let_go = [process.swap().take(group) for group in wirings]
         connected = await_unless_broken(
@@ -171,12 +171,8 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
             process.backends.put(group, wiring, backends, PrefixStore(wiring.name, shared))
             if wiring.default:
                 process.aside = 0
+                process.default = backends[wiring.main_kind]
                 proof = [types[0] for types in wiring.kinds.values()]
-        process.counted = [
-            connected.backends[wiring.name][wiring.main_kind]
-            for wiring in wirings.values()
-            if wiring.default or connected.alike
-        ]
         for device in proof:
             _prove(device, deadline - time.monotonic())
         process.backends.alone = False
@@ -191,7 +187,6 @@ class _Connected(NamedTuple):
     backends: dict[str, dict[str, Backend]]  # by name of group, by kind
     peers: frozenset[Address]
     group_count: int
-    alike: bool  # whether all ranks are in as many groups, of the same sizes
 
 
 def _connect(
@@ -205,7 +200,7 @@ def _connect(
     Runs in a thread of its own, which may be left behind: it changes nothing that a later generation could see.
     """
     _let_go(let_go)
-    group_count, alike = _call_roll(wirings, shared)
+    group_count = _call_roll(wirings, shared)
     world = next(wiring for wiring in wirings.values() if wiring.default)
     peers = _process.backends.exchange(shared, world.rank, world.ranks)
     backends = {}
@@ -214,7 +209,7 @@ def _connect(
         if remaining <= 0:
             raise Abandoned("connecting took too long")
         backends[wiring.name] = _process.backends.connect(wiring, PrefixStore(wiring.name, shared), remaining)
-    return _Connected(backends, peers, group_count, alike)
+    return _Connected(backends, peers, group_count)
 
 
 def _let_go(releases: list[Callable[[], object]]) -> None:
@@ -233,10 +228,9 @@ def _let_go(releases: list[Callable[[], object]]) -> None:
     thread.join(RELEASE_S)
 
 
-def _call_roll(wirings: dict[dist.ProcessGroup, Wiring], shared: Store) -> tuple[int, bool]:
+def _call_roll(wirings: dict[dist.ProcessGroup, Wiring], shared: Store) -> int:
     """Check that all ranks have made the same groups, and agree on the count by which groups are named.
 
-    Returns that, and whether all ranks are in as many groups, of the same sizes.
     A group that another rank has not made would never connect. Raises `ValueError` with the remedy.
     """
     default = next(wiring for wiring in wirings.values() if wiring.default)
@@ -253,8 +247,7 @@ def _call_roll(wirings: dict[dist.ProcessGroup, Wiring], shared: Store) -> tuple
                         "make all groups before join()"
                     )
     # Names of groups are counted: a rank whose script made fewer so far must not use a name again.
-    sizes = {tuple(sorted(map(len, groups.values()))) for groups in rolls.values()}
-    return max(int(answer["count"]) for answer in answers), len(sizes) == 1
+    return max(int(answer["count"]) for answer in answers)
 
 
 def _prove(device: str, timeout_s: float) -> None:
@@ -281,18 +274,13 @@ def break_connections() -> int:
 
 
 def collectives() -> int:
-    """How many collectives this rank has started in this generation. From any thread.
-
-    On all groups that were there at the last rewire, if every rank is in as many of the same sizes (a device mesh):
-    then whoever has started fewer is waited for. Else on the default group alone.
-    """
-    counted = _process.counted
-    started = sum(int(cast(Any, backend)._get_sequence_number_for_group()) for backend in counted)
-    return started - _process.aside if counted else 0
+    """How many collectives this rank has started on the default group in this generation. From any thread."""
+    backend = _process.default
+    return 0 if backend is None else int(cast(Any, backend)._get_sequence_number_for_group()) - _process.aside
 
 
 def count_aside(number: int) -> None:
-    """So many of what `collectives` counts shall not be; less than 0: so many more. By the main thread alone."""
+    """So many of what the default group counts shall not be; less than 0: so many more. By the main thread alone."""
     _process.aside += number
 
 

@@ -120,7 +120,10 @@ class Landing:
         mesh = self._meshes.get(node.described.mesh)
         if mesh is None:
             raise StateMismatch(f"{path} is spread over the mesh ({node.described.mesh}), which this rank has not made")
-        return shards.of_local(part, node.described, mesh)
+        try:
+            return shards.of_local(part, node.described, mesh)
+        except ValueError as error:
+            raise StateMismatch(f"{path} is another rank's: {error}") from error
 
     def _take_kept(self, leaf: Leaf, live: torch.Tensor) -> bool:
         """Whether this live tensor keeps its value; its bytes then land in a tensor that is dropped."""

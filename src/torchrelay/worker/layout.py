@@ -105,6 +105,16 @@ def refusal(state: State) -> tuple[str, str] | None:
     return None
 
 
+def blind(state: State, given: str | None) -> tuple[str, str] | None:
+    """With save() and load() nobody sees what a rank holds: why it must be said, if shards are about; else None."""
+    if given is None and state.saves and state.fsdp_states():
+        return (
+            "with save= and load= it cannot be seen which ranks hold the same shards of FSDP2",
+            "pass model= and optimizer= instead, or name what this rank holds: join(shard=...)",
+        )
+    return None
+
+
 def _is_fsdp1(module: torch.nn.Module) -> bool:
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     return kind is not None and isinstance(module, kind)

@@ -22,7 +22,6 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchrelay.errors import Refused
-from torchrelay.worker import fsdp
 from torchrelay.worker.carried import CarriedGradients
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.fsdp import Settings
@@ -238,7 +237,7 @@ class Redo:
         moving = [buffer for name, buffer in buffers.items() if self._moving is None or name in self._moving]
         marks: list[Mark] = [Tensors(moving)] if moving else []
         marks.append(Modes([module for _, module in self._state.modules()]))
-        marks += [Settings(module) for _, module in self._state.modules() if fsdp.states(module)]
+        marks += [Settings(states)] if (states := self._state.fsdp_states()) else []
         marks += [HyperParameters(optimizer) for optimizer in self._state.optimizers()]
         for part in self._state.flat():
             if isinstance(part, GeneratorPart):

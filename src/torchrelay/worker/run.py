@@ -114,7 +114,7 @@ class Joining:
         state = State(model, optimizer, extra, save=save, load=load)
         if state.saves:
             _watch_living_optimizers(state)
-        refused = layout.refusal(state)
+        refused = layout.refusal(state) or layout.blind(state, shard)
         if refused is not None:
             raise Refused(*refused)
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard

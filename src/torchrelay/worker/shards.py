@@ -24,6 +24,7 @@ class Described(Struct, array_like=True, frozen=True):
     placements: tuple[tuple[str | int, ...], ...]
     shape: tuple[int, ...]  # of the whole tensor, over all ranks
     strides: tuple[int, ...]
+    at: tuple[int, ...]  # which part it is: the place in each dimension of the mesh, 0 where it is replicated
 
 
 def is_shard(tensor: Any) -> bool:
@@ -63,22 +64,40 @@ def describe(tensor: Any) -> Described:
     if None in placements:
         raise TypeError(refusal(tensor))
     told = tuple(placement for placement in placements if placement is not None)
-    return Described(name_of(tensor.device_mesh), told, tuple(tensor.shape), tuple(tensor.stride()))
+    mesh = tensor.device_mesh
+    here = mesh.get_coordinate() or [-1] * mesh.ndim  # a rank that is not in the mesh has a part of nothing
+    at = tuple(0 if placement == (REPLICATE,) else place for placement, place in zip(told, here, strict=True))
+    return Described(name_of(mesh), told, tuple(tensor.shape), tuple(tensor.stride()), at)
 
 
 def of_local(part: torch.Tensor, described: Described, mesh: Any) -> torch.Tensor:
-    """The DTensor on this mesh whose local part is `part`. No communication."""
-    from torch.distributed.tensor import DTensor  # the script has: there is a mesh
+    """The DTensor on this mesh whose local part is `part`, the same memory, wherever it is. No communication.
 
-    placements = [_placement(told) for told in described.placements]
-    shape, strides = torch.Size(described.shape), described.strides
-    made: torch.Tensor = DTensor.from_local(part, mesh, placements, run_check=False, shape=shape, stride=strides)
+    Not by from_local(), which would move a part that was offloaded to the CPU onto the mesh's device: a copy.
+    Raises `ValueError` if it would be another part of the whole here.
+    """
+    from torch.distributed.tensor import DTensor  # the script has: there is a mesh
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    placements = tuple(_placement(told) for told in described.placements)
+    meta = TensorMeta(torch.Size(described.shape), described.strides, part.dtype)
+    make: Any = DTensor
+    made: torch.Tensor = make(part, DTensorSpec(mesh, placements, tensor_meta=meta), requires_grad=False)
+    if describe(made) != described:
+        raise ValueError(f"it is the part at {described.at} of the whole, and this rank is at {describe(made).at}")
     return made
 
 
 def like(tensor: Any, part: torch.Tensor) -> torch.Tensor:
     """A tensor as `tensor`, whose local part is `part`."""
     return of_local(part, describe(tensor), tensor.device_mesh) if is_shard(tensor) else part
+
+
+def placed_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors are spread in the same way, or not at all."""
+    if is_shard(one) and is_shard(other):
+        return bool(one.placements == other.placements)  # type: ignore[attr-defined]
+    return is_shard(one) == is_shard(other)
 
 
 def name_of(mesh: Any) -> str:

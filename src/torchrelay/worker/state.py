@@ -36,7 +36,7 @@ from torchrelay.worker.private import Private
 from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.saved import Load, Save, SavedPart
 
-VERSION = 1  # of the manifest; both ends must have the same
+VERSION = 2  # of the manifest; both ends must have the same
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module] | Sequence[torch.nn.Module] | None
 Optimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None
@@ -81,6 +81,7 @@ class State:
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
         self._meshes = self._find_meshes()
+        self._fsdp = fsdp.living()
         self._check()
 
     # ------------------------------------------------------------ what is in it
@@ -123,6 +124,13 @@ class State:
         given = [part.given for part in self.flat() if isinstance(part, ModulePart)]
         return list(dict.fromkeys(chain(chain.from_iterable(map(ddp.find, given)), self._found)))
 
+    def fsdp_states(self) -> list[Any]:
+        """FSDP2's states of all modules there are, whether or not they are in the state: all take part in steps."""
+        return [state for reference in self._fsdp if (state := reference()) is not None]
+
+    def _told_states(self) -> list[Any]:
+        return [state for _, module in self.modules() for state in fsdp.states(module)]
+
     def parts(self) -> dict[str, Part]:
         """The parts by their paths, containers not opened."""
         return dict(self._parts)
@@ -143,7 +151,9 @@ class State:
 
         To be called while the main thread stands still, and the tensors to be read before it goes on.
         """
-        data, tensors = tree.encode(tree.Fields(self._tree(), ddp=self.ddp_layouts()), "state")
+        data, tensors = tree.encode(
+            tree.Fields(self._tree(), ddp=self.ddp_layouts(), fsdp=fsdp.told(self._told_states())), "state"
+        )
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.synchronize()  # what is queued may still write to them
         return data, tensors
@@ -210,6 +220,7 @@ class State:
         for part in self._parts.values():
             part.settle()
         self._layouts = self._arrived["ddp"]
+        fsdp.take(self._told_states(), self._arrived["fsdp"])
         self.put_gradients(self._arrived["gradients"])
         self._landing, self._arrived, self.reserve = None, {}, Reserve()
 
@@ -289,7 +300,7 @@ def put_gradients(parameters: Sequence[torch.Tensor], there: Sequence[int]) -> N
     for parameter, has in zip(parameters, there, strict=True):
         if not has:
             parameter.grad = None
-        elif parameter.grad is not None:
+        elif parameter.grad is not None and shards.placed_alike(parameter.grad, parameter):
             shards.local(parameter.grad).detach().zero_()
         else:
             parameter.grad = shards.like(parameter, memory.zeros_like(shards.local(parameter).detach()))

@@ -62,13 +62,15 @@ class Named(dict[str, Any]):
     """A dict of our own making whose keys are the paths of what it holds."""
 
 
-def encode(tree: Any, path: str = "state", *, canonical: bool = False) -> tuple[bytes, list[torch.Tensor]]:
+def encode(
+    tree: Any, path: str = "state", *, canonical: bool = False, whole: bool = False
+) -> tuple[bytes, list[torch.Tensor]]:
     """The tree as msgpack, and its tensors in order of first sight; nothing is copied.
 
-    `canonical`: dicts sorted by key, so that equal trees give equal bytes whatever the order of insertion (for
+    `whole`: DTensors are refused. `canonical`: dicts sorted by key, so that equal trees give equal bytes (for
     digests). Raises `TypeError`, naming the path, for what cannot be carried.
     """
-    encoder = _Encoder(canonical)
+    encoder = _Encoder(canonical, whole)
     node = encoder.node(tree, path, 0)
     return msgspec.msgpack.encode(node), encoder.tensors
 
@@ -85,8 +87,9 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
 
 
 class _Encoder:
-    def __init__(self, canonical: bool) -> None:
+    def __init__(self, canonical: bool, whole: bool) -> None:
         self._canonical = canonical
+        self._whole = whole
         self._indices: dict[memory.Place, int] = {}
         self._without_tensors = 0  # sets and keys around the value: nothing could land inside them
         self.tensors: list[torch.Tensor] = []
@@ -132,6 +135,8 @@ class _Encoder:
         return ["T", dtype, list(value.shape), list(memory.strides(value)), value.device.type, index]
 
     def _shard(self, value: torch.Tensor, path: str) -> list[Any]:
+        if self._whole:
+            raise TypeError(f"{path} is a DTensor: take its full_tensor(), or its to_local()")
         why = shards.refusal(value)
         if why is not None:
             raise TypeError(f"{path} {why}")

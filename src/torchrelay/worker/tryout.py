@@ -212,8 +212,7 @@ def _put_back(state: State, pace: Pace, tried: Tried) -> Iterator[None]:
             for wrapper, layout in zip(wrappers, layouts, strict=True):
                 if not (ddp.unpretend(wrapper) and tried.gate):
                     ddp.renew(wrapper, layout)
-            for _, module in state.modules():
-                fsdp.put_right(module)
+            fsdp.put_right(state.fsdp_states())
             tried.whole = True
             del pretended
             put_gradients([parameter for _, parameter in state.parameters()], gradients)

@@ -50,7 +50,7 @@ def encode(value: Any, path: str) -> bytes:
             head = b"n" + bytes((len(kind),)) + kind
             found = _heads[key] = head, struct.Struct(f"={_FORMATS[value.dtype]}")
         return found[0] + found[1].pack(value.item())
-    node, tensors = tree.encode(value, path)
+    node, tensors = tree.encode(value, path, whole=True)
     return b"t" + _encode(_Packed(node, [b"".join(memory.outgoing(tensor)) for tensor in tensors]))
 
 
