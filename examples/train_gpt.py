@@ -293,6 +293,9 @@ def main():
         if args.checkpoint:
             run.section(save, args.checkpoint, epoch + 1, model, optimizer, schedule)  # torchrelay
     losses.note(parameters=run.section(digest, model))  # torchrelay
+    # Right after a collective, Gloo's thread may still want Python's lock to let go of a tensor, and the end of DDP's
+    # group waits for that thread with the lock held. A barrier has no tensor, and lets the thread have the lock.
+    run.section(dist.barrier)  # torchrelay
     dist.destroy_process_group()
 
 
