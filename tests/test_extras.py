@@ -17,7 +17,7 @@ from torch.optim import lr_scheduler
 from tests.carrying import Script, carry
 from torchrelay.errors import Refused, StateMismatch
 from torchrelay.worker import tree
-from torchrelay.worker.state import State
+from torchrelay.worker.state import VERSION, State
 
 
 @pytest.fixture(autouse=True)
@@ -407,7 +407,7 @@ def test_a_file_cannot_be_put_elsewhere(name: str, tmp_path: Path) -> None:
     inside.mkdir()
     state = State(save=Saver(1).save_file, load=lambda _: None, folder=inside)
     parts = {"save()": {"files": {name: torch.zeros(3, dtype=torch.uint8)}}}
-    data, _ = tree.encode({"version": 1, "parts": parts, "gradients": b"", "ddp": []})
+    data, _ = tree.encode({"version": VERSION, "parts": parts, "gradients": b"", "ddp": [], "fsdp": []})
     with pytest.raises(ValueError, match=r"file|the state"):
         state.receive(data)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
