@@ -9,6 +9,7 @@ from tests.telling import JOB, Stand, Story, running, say
 from tests.test_migration import SIGKILL, asked, cut_over, on_nodes, preparing, tainted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
+from torchrelay.protocol.acquiring import heir_of
 from torchrelay.protocol.events import Effect, JobSpec, WorkerReported
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import JobPhase
@@ -23,7 +24,6 @@ from torchrelay.protocol.policy import (
     judge_report,
     slot_order,
 )
-from torchrelay.protocol.recovery import heir_of
 from torchrelay.protocol.roster import Life, Seat, Worker, natural
 
 HERE, NEXT = Point(7), Point(8)

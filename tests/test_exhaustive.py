@@ -20,7 +20,7 @@ from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.roster import Life, Worker
-from torchrelay.simulation.invariants import check_together
+from torchrelay.simulation.together import check_together
 
 (
     STARTING, RUNNING, QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, REWIRING, RESUMING, FINISHING, ENDING,

@@ -58,7 +58,7 @@ class Stand:
         session = SimpleNamespace(
             page=self.page, standing=self.standing, worker="w", job="j", rank=0, link=SimpleNamespace(say=self.hear),
             identity=SimpleNamespace(known=True),
-            welcome=SimpleNamespace(patience_s=0.2), buddies=self.buddies,
+            welcome=SimpleNamespace(patience_s=0.2), buddies=self.buddies, snapshots=None,
         )  # fmt: skip
         self.gate = Gate(cast(Any, session), cast(Any, self.group), "cpu")
         self.then: Callable[[], None] = lambda: None  # when the worker has told of a failure

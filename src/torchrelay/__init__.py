@@ -59,6 +59,7 @@ def join(
     load: Callable[..., Any] | None = None,
     shard: str | None = None,
     rehearse: bool | None = None,
+    snapshot_every: int | None = None,
 ) -> Run:
     """Say what this script's state is, and get a `Run`. Once, after all of it is built and before training.
 
@@ -74,6 +75,9 @@ def join(
                 on a model that holds no trained weights: side effects of a step happen there, too. None: only steps
                 that are called with tensors and flags alone (on numbers and texts side effects may depend); True: all
                 steps; False: none. A step that reads `run.committed` is left there, as it is not known yet
+    snapshot_every   steps between two snapshots of each rank's state, in the memory of its own node and of another
+                one: so many steps are made again if a shard is lost of which there is no replica. None: every 10 if
+                there is such a shard, else none; 0: none
 
         run = torchrelay.join(model=ddp, optimizer=adamw, extra={"schedule": schedule, "ema": ema})
 
@@ -82,7 +86,9 @@ def join(
     """
     if _join is None:
         return plain.PlainRun()
-    return _join(model, optimizer, extra, save=save, load=load, shard=shard, rehearse=rehearse)
+    return _join(
+        model, optimizer, extra, save=save, load=load, shard=shard, rehearse=rehearse, snapshot_every=snapshot_every
+    )
 
 
 def once(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -29,6 +29,7 @@ from torchrelay.protocol.vitals import Beat
 from torchrelay.wire.channel import Attach, Attached, JobTerms, OrderFrame, Shutdown, ToAgent
 from torchrelay.wire.launch import Launch
 from torchrelay.wire.link import ATTENDED_S, FromWorker, Welcome
+from torchrelay.wire.shelf import shelf_in
 
 logger = logging.getLogger(__name__)
 
@@ -72,6 +73,7 @@ class Agent:
         self._stop: asyncio.Future[Shutdown] = loop.create_future()
         self._back: asyncio.TimerHandle | None = None  # the end of a partition that chaos asked for
         self.sampler = Sampler(site.folder)
+        self.shelf = shelf_in(site.folder)
         self.processes = Processes(
             site.folder, preload=launch.preload, env=self._env, cwd=launch.cwd, linger_s=site.linger_s,
             on_ended=self._on_ended,
@@ -185,7 +187,7 @@ class Agent:
         self.uplink.tell(
             WorkerExited(
                 worker=ended.worker, node=self.site.node, code=ended.code, signal=ended.signal, cause=ended.cause,
-                private=private,
+                private=private, kept=self.shelf.kept(),
             ),
             at_ns=ended.at_ns,
         )  # fmt: skip

@@ -99,6 +99,8 @@ def line_of(incident: IncidentView) -> Line:
 
 def source_of(incident: IncidentView) -> str:
     """Where the state came from, in words."""
+    if incident.resolution == Resolution.ROLLED_BACK:
+        return f"snapshots of {incident.target} in the memory of the nodes"
     if incident.sources:
         return "rank " + ", ".join(str(rank) for rank in incident.sources)
     match Resolution(incident.resolution):
@@ -106,7 +108,7 @@ def source_of(incident: IncidentView) -> str:
             return "the script's own checkpoint"
         case Resolution.CLEAN | Resolution.CALLED_OFF:
             return "in place"  # nobody had lost anything
-        case Resolution.OPEN | Resolution.RESTARTED | Resolution.ENDED:
+        case Resolution.ROLLED_BACK | Resolution.OPEN | Resolution.RESTARTED | Resolution.ENDED:
             return ""
 
 
@@ -115,6 +117,8 @@ def steps_lost(incident: IncidentView) -> int | None:
     match Resolution(incident.resolution):
         case Resolution.CLEAN | Resolution.RESTARTED | Resolution.CALLED_OFF:
             return 0
+        case Resolution.ROLLED_BACK:
+            return incident.lost
         case Resolution.OPEN | Resolution.FELL_BACK | Resolution.ENDED:
             return None
 

@@ -188,7 +188,11 @@ def incident_of(job: Job, move: Move) -> Incident | None:
 def pause_of(incident: Incident) -> int | None:
     """How long training stood: from the first fault, or in a move from the first worker that stood at the boundary."""
     begun, resumed = begin_of(incident), incident.marks.get(Mark.RESUMED)
-    if begun is None or resumed is None or incident.resolution not in (Resolution.CLEAN, Resolution.CALLED_OFF):
+    if (
+        begun is None
+        or resumed is None
+        or incident.resolution not in (Resolution.CLEAN, Resolution.CALLED_OFF, Resolution.ROLLED_BACK)
+    ):
         return None  # some may have gone on, all have not
     return max(0, resumed - begun)
 

@@ -355,6 +355,7 @@ class IncidentView(Struct, frozen=True, kw_only=True):
     sources: tuple[Rank, ...]
     bytes: int
     digest: str
+    lost: int  # committed steps that were made again, from snapshots
     phases: dict[str, int]
     pause_ms: int | None  # from the first fault, or in a move from the first that stood, until all trained again
     story: tuple[Told, ...]

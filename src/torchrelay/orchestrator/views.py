@@ -204,6 +204,7 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         sources=incident.sources,
         bytes=incident.size,
         digest=incident.digest,
+        lost=incident.lost,
         phases=phases_of(incident),
         pause_ms=pause_of(incident),
         story=tuple(
@@ -249,9 +250,11 @@ def summarize(incident: Incident) -> str:
     pause = pause_of(incident)
     took = f" in {pause / 1000:.2f} s" if pause is not None else ""
     how = [f"{incident.name} {incident.resolution}{took}", what]
-    if incident.resolution is Resolution.CLEAN and incident.verdict:
+    if incident.resolution in (Resolution.CLEAN, Resolution.ROLLED_BACK) and incident.verdict:
         how.append(incident.verdict)
-    if incident.sources:
+    if incident.resolution is Resolution.ROLLED_BACK:
+        how.append(f"{size_text(incident.size)} of state from snapshots, {incident.lost} steps made again")
+    elif incident.sources:
         how.append(f"{size_text(incident.size)} of state from rank {incident.sources[0]}")
     if incident.resolution in (Resolution.FELL_BACK, Resolution.ENDED, Resolution.RESTARTED) and incident.story:
         how += [text for _, text in incident.story[:-1]][-1:]

@@ -21,6 +21,7 @@ from torchrelay.protocol.orders import Order
 from torchrelay.protocol.placing import place
 from torchrelay.protocol.recovery import progress, try_again
 from torchrelay.protocol.requests import move_asked, move_withdrawn
+from torchrelay.protocol.rollback import forget_kept, not_there, note_kept
 from torchrelay.protocol.roster import Life, Node, Seat
 from torchrelay.protocol.speech import standing_orders
 from torchrelay.protocol.state import Cluster, exit_text, keep_private, over, seated, started
@@ -37,7 +38,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 4
+RULES_VERSION = 5
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -90,7 +91,7 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
     if not node.alive:
         return cluster
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, alive=False)))
-    cluster = remember(cluster, event.node, None)
+    cluster = forget_kept(remember(cluster, event.node, None), event.node)
     for worker in [w for w in cluster.workers.values() if w.node == event.node]:
         cause = f"its node {event.node} is lost: {event.reason}"
         cluster = lose(
@@ -134,6 +135,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     known = cluster.workers.get(event.worker)
     if known is None:
         return replace(cluster, strays=cluster.strays.drop(event.worker))
+    cluster = note_kept(cluster, known.job, event.node, event.kept)
     job = cluster.jobs[known.job]
     if known.heir is not None:  # how a target ends says nothing about the job, which is well
         return lose(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
@@ -280,7 +282,8 @@ def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
     job, seat = found
     if all(other.report is None for other in job.seats.values()):
         job = job.mark(Mark.INTERRUPTED, cluster.now_ms)
-    return cluster.with_job(job.with_seat(event.rank, replace(seat, report=event)))
+    cluster = cluster.with_job(job.with_seat(event.rank, replace(seat, report=event)))
+    return note_kept(cluster, event.job, cluster.workers[event.worker].node, event.kept)
 
 
 def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
@@ -323,6 +326,8 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
         return cluster
     if not event.private:
         asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
+        if job.rolled is not None:
+            job = not_there(job, cluster.workers[event.worker].node, event.ward, event.point)
         return cluster.with_job(job.with_seat(event.ward, asked))
     if ward.record_of(event.point) is not None:
         return cluster
@@ -362,6 +367,7 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
         sources = tuple(sorted({*incident.sources, *event.sources}))
         incident = replace(incident, sources=sources, size=incident.size + event.size, digest=event.digest)
         source = ", ".join(f"rank {rank}" for rank in event.sources)
+        source = f"its snapshot, kept on the node of {source}" if job.rolled is not None else source
         text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
         job = job.with_incident(incident).tell(cluster.now_ms, text)
     return cluster.with_job(job)

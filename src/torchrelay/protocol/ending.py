@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from torchrelay.protocol.boundary import give_back, renew, told_where, with_move
 from torchrelay.protocol.events import PrivateRecord
-from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.ids import START, Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Resolution
 from torchrelay.protocol.job import MOVING, Job, JobPhase, Outcome
 from torchrelay.protocol.moves import MoveState
@@ -47,6 +47,8 @@ def lose(
             seat = replace(seat, leaver=None)
         if ended:
             seat = replace(seat, ended_ms=cluster.now_ms)
+        if holder is not None:
+            seat = replace(seat, place=(known.node, known.slot))
         # To take the job for one that has committed nothing would be to begin anew, and not to say so.
         job = replace(job, trained=job.trained or (unread and seat.joined))
         job = job.with_seat(known.rank, keep_private(seat, private))
@@ -163,6 +165,10 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
         broken=None,
         boundary=None,
         fruitless=0,
+        kept=Table(),
+        rolled=None,
+        furthest=START,
+        rolls=0,
     )
     resolution = Resolution.FELL_BACK if from_checkpoint else Resolution.RESTARTED
     job = job.enter(JobPhase.STARTING, cluster.now_ms, f"all workers start again: {reason}")

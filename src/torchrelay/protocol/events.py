@@ -84,6 +84,17 @@ class PrivateRecord(Struct, frozen=True):
     data: bytes
 
 
+class Snapshot(Struct, frozen=True):
+    """A complete copy of a rank's state and private record at a point, in the memory of a node.
+
+    `restarts`: starts of the whole job from the script's own checkpoint before it; points are counted anew in each.
+    """
+
+    rank: Rank
+    point: Point
+    restarts: int = 0
+
+
 class WorkerSeen(Struct, frozen=True, kw_only=True):
     """A living worker as its agent knows it; how a returning agent or orchestrator adopts it."""
 
@@ -216,7 +227,10 @@ class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
-    """A worker process ended. `private` is what its shared page held: the last points, at most four."""
+    """A worker process ended. `private` is what its shared page held: the last points, at most four.
+
+    `kept`: the snapshots in the memory of its node, which are still there.
+    """
 
     worker: WorkerId
     node: NodeId
@@ -224,6 +238,7 @@ class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
     signal: int | None = None
     cause: str = ""
     private: tuple[PrivateRecord, ...] = ()
+    kept: tuple[Snapshot, ...] = ()
     age_ms: int = 0  # how long ago it ended, as its agent measured
 
 
@@ -294,12 +309,14 @@ class WorkerReported(Answer, frozen=True, tag=True, kw_only=True):
     committed   the last point this worker committed; None if it holds no state (a newcomer not yet restored)
     caught_up   for a newcomer without state: the point its script has been brought to, else None
     pending     the point it is on the way to commit (in GATE, COMPUTING or SECTION), else None
+    kept        the snapshots in the memory of its node; the newest complete one of each rank stays until all resume
     """
 
     committed: Point | None
     phase: WorkerPhase
     pending: Point | None = None
     caught_up: Point | None = None
+    kept: tuple[Snapshot, ...] = ()
 
 
 class WorkerReady(Answer, frozen=True, tag=True, kw_only=True):

@@ -15,6 +15,7 @@ class Resolution(StrEnum):
     OPEN = "open"
     CLEAN = "clean"  # nothing was lost
     RESTARTED = "restarted"  # before the first commit: nothing was there to be lost
+    ROLLED_BACK = "rolled back"  # to a snapshot in the memory of the nodes: some steps were made again
     FELL_BACK = "fell back"  # the job started again from the script's own checkpoint
     CALLED_OFF = "called off"  # a move that did not take place: nothing was lost, nobody connected anew
     ENDED = "ended"  # the job ended, as it would have without us
@@ -67,6 +68,7 @@ class Incident:
     eligible: bool = True  # False: a user's error or an operator's stop, listed but not counted
     resolution: Resolution = Resolution.OPEN
     kind: str = "unplanned"  # or planned, pre-emptive
+    lost: int = 0  # committed steps that are made again, from a snapshot
     move: int | None = None  # the number of the move that made it, or that it came into
 
     @property

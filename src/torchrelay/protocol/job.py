@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from torchrelay.protocol.events import JobSpec
-from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId
+from torchrelay.protocol.events import JobSpec, Snapshot
+from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
 from torchrelay.protocol.moves import Move, Request
 from torchrelay.protocol.roster import Seat
@@ -85,6 +85,10 @@ class Job:
     moved: int = 0  # moves named so far
     cutovers: tuple[int, ...] = ()  # when ranks were moved within the last hour
     incidents: tuple[Incident, ...] = ()
+    kept: Table[NodeId, tuple[Snapshot, ...]] = Table()  # snapshots, by the node in whose memory they lie
+    rolled: Point | None = None  # the snapshot from which all ranks begin anew, until training goes on
+    furthest: Point = START  # from which it was ever gone back to a snapshot
+    rolls: int = 0  # how often, without getting any further
     left_out_ms: int = 0  # what the clock has left out since the job was submitted
     outcome: Outcome | None = None
 

@@ -17,7 +17,7 @@ from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import KEPT_MOVES, Move, MoveKind, MoveState
-from torchrelay.protocol.placing import free_slots
+from torchrelay.protocol.placing import apart_from, free_slots
 from torchrelay.protocol.policy import choose_spare
 from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.state import Cluster, over
@@ -426,8 +426,9 @@ def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
             continue
         spares = able_spares(cluster, job, wanted[rank].to)
         spare, reason = choose_spare(
-            spares, rank, near=None, last=lambda worker: taken_last(cluster, worker.node, worker.slot)
-        )
+            spares, rank, near=None, last=lambda worker: taken_last(cluster, worker.node, worker.slot),
+            apart=apart_from(cluster, job, rank),
+        )  # fmt: skip
         if spare is not None:
             return appoint(cluster, job, move, rank, spare.worker, reason)
         if not fit(cluster, job, [rank], wanted):  # others have taken the room meanwhile

@@ -107,11 +107,12 @@ class Decide(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 class Recall(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Hand out the private record of a lost rank that this worker keeps as its buddy."""
+    """Hand out the private record of a lost rank that this worker keeps as its buddy, or in a snapshot on its node."""
 
     rank: Rank
     ward: Rank
     point: Point
+    restarts: int = 0
 
 
 class CatchUp(WorkerOrder, frozen=True, tag=True, kw_only=True):
@@ -136,11 +137,15 @@ class Rewire(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 class Restore(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Fetch the state at `point` from these sources and check its digest."""
+    """Fetch the state at `point` from these sources and check its digest.
+
+    `snapshot`: not what the sources hold themselves, but the copy of this rank's own state that lies on their nodes.
+    """
 
     rank: Rank
     point: Point
     sources: tuple[Source, ...]
+    snapshot: bool = False
 
 
 class Resume(WorkerOrder, frozen=True, tag=True, kw_only=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from torchrelay.protocol.ending import NO_SPARE, end
@@ -10,6 +11,7 @@ from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import cordoned, slot_order
+from torchrelay.protocol.rollback import all_vacant, in_order, still_ending
 from torchrelay.protocol.roster import Life, Worker, natural
 from torchrelay.protocol.state import Cluster, over
 from torchrelay.protocol.taints import closed, effect_on, taken_last
@@ -50,8 +52,13 @@ def fill_slots(cluster: Cluster, job: Job) -> Cluster:
     Starting a spare takes a core for a while. During a recovery the survivors have better uses for it, so spares are
     filled up again when training goes on.
     """
+    if all_vacant(job) and still_ending(cluster, job):
+        return cluster  # every rank comes back to its own slot, when that is free
     missing = spares_wanted(job) - len(usable_spares(cluster, job))
     free = free_slots(cluster, job)
+    if all_vacant(job):
+        free, wanted = in_order(job, free)
+        missing = max(missing, wanted)
     # Where a rank wants to go to a certain node, a spare elsewhere does not help.
     places = [next(place for place in free if place[0] == node) for node in asked_nodes(cluster, job, free)]
     others = [place for place in free if place not in places]
@@ -77,6 +84,14 @@ def spares_wanted(job: Job) -> int:
 def usable_spares(cluster: Cluster, job: Job) -> list[Worker]:
     """Spares that can be given a rank where they are. Those on a closed place are of no use."""
     return [spare for spare in cluster.spares(job.spec.job) if not closed(cluster, spare.node, spare.slot)]
+
+
+def apart_from(cluster: Cluster, job: Job, rank: Rank) -> Callable[[Worker], bool]:
+    """Whether the shard of this rank outlives the node of a spare that takes it: a replica is on another one."""
+    shard = job.seats[rank].shard
+    holders = [seat.worker for other, seat in job.seats.items() if other != rank and seat.shard == shard != ""]
+    nodes = {cluster.workers[worker].node for worker in holders if worker is not None}
+    return lambda spare: nodes != {spare.node}
 
 
 def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> list[NodeId]:

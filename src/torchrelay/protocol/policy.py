@@ -13,6 +13,8 @@ from torchrelay.protocol.roster import Life, Seat, Worker, natural
 GENERATION_BUDGET = 20
 # Starts in a row that never committed anything, before the script is left to its error.
 START_BUDGET = 3
+# Times that a job goes back to a snapshot from the same step, before it is left to its error.
+ROLL_BUDGET = 3
 # How long a process may take to end after the script's exception left it.
 DYING_MS = 10_000
 # How long the processes of a job that ends are waited for: one in an uninterruptible sleep may never be gone.
@@ -22,12 +24,14 @@ ENDING_MS = 60_000
 
 
 def choose_spare(
-    spares: Iterable[Worker], rank: Rank, *, near: NodeId | None, last: Callable[[Worker], bool] = lambda _: False
-) -> tuple[Worker | None, str]:
+    spares: Iterable[Worker], rank: Rank, *, near: NodeId | None, last: Callable[[Worker], bool] = lambda _: False,
+    apart: Callable[[Worker], bool] = lambda _: True,
+) -> tuple[Worker | None, str]:  # fmt: skip
     """The spare for a rank: warm before started before starting, then on the node it leaves, then by name.
 
     A spare that is still starting is taken too: it has a head start over one that is not there. `last`: whether its
-    place is to be used last; a warm one there still comes before one that has to start.
+    place is to be used last; a warm one there still comes before one that has to start. `apart`: whether the loss of
+    its node would leave a replica of what the rank holds; such a one comes before one on the node that it leaves.
     """
     order = (Life.WARM, Life.STARTED, Life.STARTING)
     able = [spare for spare in spares if spare.life in order]
@@ -36,7 +40,7 @@ def choose_spare(
     best = min(
         able,
         key=lambda spare: (
-            spare.life is not Life.WARM, last(spare), order.index(spare.life), spare.node != near,
+            spare.life is not Life.WARM, last(spare), order.index(spare.life), not apart(spare), spare.node != near,
             natural(spare.worker),
         ),
     )  # fmt: skip

@@ -14,20 +14,19 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from torchrelay.protocol.boundary import finish_move, halting, quiescing, release_leavers, releasing, with_move
-from torchrelay.protocol.ending import NO_SPARE, fall_back, interrupt, lose, start_again
-from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.acquiring import acquire
+from torchrelay.protocol.boundary import finish_move, halting, quiescing, release_leavers, releasing
+from torchrelay.protocol.ending import fall_back, interrupt, lose, start_again
+from torchrelay.protocol.ids import START, Point, Rank
 from torchrelay.protocol.incident import Fault, Mark, Resolution
 from torchrelay.protocol.job import MOVING, Job, JobPhase
-from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.orders import Verdict
-from torchrelay.protocol.placing import usable_spares
-from torchrelay.protocol.policy import DYING_MS, choose_sources, choose_spare, choose_target, judge_report
+from torchrelay.protocol.policy import DYING_MS, choose_sources, choose_target, judge_report
 from torchrelay.protocol.requests import weigh_requests
+from torchrelay.protocol.rollback import keepers_of, may_come, nodes_with, not_there, roll_back, within_reach
 from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
-from torchrelay.protocol.taints import closed, taken_last
 
 
 def progress(cluster: Cluster, job: Job) -> Cluster:
@@ -97,133 +96,6 @@ def see_off(cluster: Cluster, job: Job) -> Cluster:
     return cluster
 
 
-# ---------------------------------------------------------------- acquire
-
-
-def acquire(cluster: Cluster, job: Job) -> Cluster | None:
-    """Give each vacant rank to a spare, once its former holder is known to have ended. None if nothing changed."""
-    vacant = [rank for rank, seat in sorted(job.seats.items()) if seat.worker is None]
-    for rank in vacant:
-        stuck = undying(cluster, job, rank)
-        if stuck:
-            return wait_for_spare(cluster, job, stuck)
-        if cluster.still_held(job.spec.job, rank) or held_back(cluster, job, rank):
-            continue
-        heir = heir_of(cluster, job, rank)
-        if heir is not None:
-            return inherit(cluster, job, rank, heir)
-        spare, reason = choose_spare(
-            usable_spares(cluster, job), rank, near=last_node(job, rank),
-            last=lambda worker: taken_last(cluster, worker.node, worker.slot),
-        )  # fmt: skip
-        if spare is not None:
-            return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
-        room = give_way(cluster, job, rank) or dismiss_leavers(cluster, job)
-        return room or wait_for_spare(cluster, job, reason)
-    return None
-
-
-def heir_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
-    """The target that a move has appointed for this rank, if it can be used."""
-    move = job.open_move
-    worker = None if move is None else cluster.workers.get(move.targets.get(rank, WorkerId("")))
-    if worker is None or worker.life is Life.FENCING or closed(cluster, worker.node, worker.slot):
-        return None
-    # When the point is decided nobody is asked any more; one that was told of another can not come there.
-    strayed = job.phase is JobPhase.PREPARING and worker.brought not in (None, job.target)
-    return None if strayed else worker
-
-
-def inherit(cluster: Cluster, job: Job, rank: Rank, heir: Worker) -> Cluster:
-    """The rank's holder was lost while its target was being prepared: that is the best of all spares.
-
-    One that is prepared may have been told where to go: it is asked how far it was brought, like a survivor.
-    """
-    move = job.open_move
-    assert move is not None, "a move has appointed it"
-    text = f"rank {rank} moves to {heir.worker} on {heir.node}, the target of {move.name}"
-    job = with_move(job, replace(move, targets=move.targets.drop(rank))).tell(cluster.now_ms, text)
-    cluster = cluster.with_worker(replace(heir, heir=None))
-    cluster = take(cluster, job, rank, heir.worker)
-    if not heir.prepared and not heir.shard:
-        return cluster
-    job = cluster.jobs[job.spec.job]
-    seat = replace(job.seats[rank], joined=True, shard=heir.shard or job.seats[rank].shard)
-    if heir.prepared and job.phase is JobPhase.AGREEING:
-        seat = replace(seat, assigned_in=Generation(job.generation - 1))
-    return cluster.with_job(job.with_seat(rank, seat))
-
-
-def give_way(cluster: Cluster, job: Job, rank: Rank) -> Cluster | None:
-    """A rank is lost and there is no spare: targets of a move, whose ranks are well, make room. None if there are none.
-
-    A target has taken on the identity of its rank, and can have no other: a new worker is started in its place.
-    """
-    move = job.open_move
-    targets = [] if move is None else [t for t in move.targets.values() if t in cluster.workers]
-    if move is None or not targets:
-        return None
-    for target in targets:
-        cluster = cluster.fence(target)
-    text = f"gives way: rank {rank} is lost, and there is no other room"
-    move = replace(move, targets=Table()).enter(MoveState.WAITING, cluster.now_ms, text)
-    return cluster.with_job(with_move(job, move).tell(cluster.now_ms, f"{move.name} {text}"))
-
-
-def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
-    """Why a vacant rank cannot be given away for long: a former holder does not end, whatever is done. Else empty."""
-    for worker in cluster.of_job(job.spec.job):
-        if worker.rank == rank and cluster.now_ms - worker.since_ms >= DYING_MS:
-            return f"rank {rank}'s last holder {worker.worker} cannot be ended: waiting"
-    return ""
-
-
-def held_back(cluster: Cluster, job: Job, rank: Rank) -> bool:
-    """Whether a spare must wait: the last holder raised, and others may be about to raise the same."""
-    times = [raised.at_ms for raised in job.raised if raised.rank == rank]
-    return bool(times) and cluster.now_ms - max(times) < job.spec.raise_grace_ms
-
-
-def last_node(job: Job, rank: Rank) -> NodeId | None:
-    """Where the rank was until it was lost."""
-    incident = job.open_incident
-    assert incident is not None, "a rank is vacant in an incident only"
-    return next((fault.node for fault in reversed(incident.faults) if fault.rank == rank), None)
-
-
-def take(cluster: Cluster, job: Job, rank: Rank, worker: WorkerId) -> Cluster:
-    """A spare takes a rank."""
-    now = cluster.now_ms
-    seat = replace(job.seats[rank], worker=worker, newcomer=True, assigned_in=job.generation, assigned_ms=now)
-    job = replace(job.with_seat(rank, seat), waiting_ms=None)
-    if all(other.worker is not None for other in job.seats.values()):
-        job = job.mark(Mark.ACQUIRED, now)
-    return cluster.with_worker(replace(cluster.workers[worker], rank=rank)).with_job(job)
-
-
-def wait_for_spare(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
-    now = cluster.now_ms
-    if job.waiting_ms is None:
-        return cluster.with_job(replace(job, waiting_ms=now, why=reason).tell(now, reason))
-    if now - job.waiting_ms >= job.spec.spare_wait_ms:
-        waited = f"{reason} for {(now - job.waiting_ms) / 1000:.0f} s, in vain"
-        return fall_back(cluster, job, waited, NO_SPARE)
-    return None
-
-
-def dismiss_leavers(cluster: Cluster, job: Job) -> Cluster | None:
-    """A rank is lost and there is no spare: leavers whose ranks have their state make room. None if there are none."""
-    done = [rank for rank, seat in job.seats.items() if seat.leaver is not None and seat.holds is not None]
-    if not done:
-        return None
-    for rank in done:
-        seat = job.seats[rank]
-        assert seat.leaver is not None, "just asked"
-        cluster = cluster.fence(seat.leaver)
-        job = job.with_seat(rank, replace(seat, leaver=None))
-    return cluster.with_job(job)
-
-
 # ---------------------------------------------------------------- agree
 
 
@@ -249,12 +121,14 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     if owing:
         return cluster
     target, reason = choose_target(job.seats, job.target)
+    if target is None and job.rolled is not None:
+        target, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
     if target is None and any(seat.leaver is not None for seat in job.seats.values()):
         target, reason = job.boundary, f"all ranks change hands, and their leavers stand after {job.boundary}"
     if target is None and not job.trained and not left_records(job):
         return start_again(cluster, job, "no rank had joined yet")
     if target is None:
-        return fall_back(cluster, job, "every rank that held state is lost")
+        return go_back(cluster, job, "every rank that held state is lost")
     if target == START:
         return start_again(cluster, job, "nothing was committed yet")
     for rank, seat in sorted(job.seats.items()):
@@ -299,14 +173,18 @@ def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
         job = replace(cluster.jobs[job.spec.job], boundary=None)
     forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
     text = f"redo the step after {target}"
-    if forward:
+    if target == job.rolled:
+        text = f"begin anew from the snapshots of {target}"
+    elif forward:
         text = f"roll forward to {target} on ranks {', '.join(map(str, forward))}"
     incident = job.open_incident
     if incident is not None:
         job = job.with_incident(replace(incident, verdict=text, target=target))
     advanced = job.target is None or target > job.target
     fruitless = 0 if advanced else job.fruitless
-    job = replace(job, target=target, trained=True, starts=0, fruitless=fruitless).mark(Mark.AGREED, now)
+    rolled = job.rolled if target == job.rolled else None
+    job = replace(job, target=target, trained=True, starts=0, fruitless=fruitless, rolled=rolled)
+    job = job.mark(Mark.AGREED, now)
     return cluster.with_job(job.enter(JobPhase.PREPARING, now, f"{text}: {reason}"))
 
 
@@ -319,12 +197,9 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     assert target is not None, "a target is decided before anybody prepares for it"
     for rank, seat in sorted(job.seats.items()):
         if seat.holds is None and not cluster.still_held(job.spec.job, rank):
-            if seat.record_of(target) is None:
-                asked_ms = max(job.phase_ms, seat.ended_ms)
-                if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= job.spec.report_ms:
-                    return fall_back(cluster, job, f"rank {rank}'s private state at {target} is lost")
-            elif shards_known(job, rank) and not sources_of(cluster, job, rank):
-                return fall_back(cluster, job, f"no replica holds the shard of rank {rank}")
+            lacking = what_lacks(cluster, job, rank, target)
+            if lacking:
+                return go_back(cluster, job, lacking)
     for _, seat in sorted(job.seats.items()):
         since = max(job.phase_ms, seat.assigned_ms)
         if seat.worker is not None and not seat.ready and now - since >= job.spec.ready_ms:
@@ -336,9 +211,34 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     return cluster
 
 
+def what_lacks(cluster: Cluster, job: Job, rank: Rank, target: Point) -> str:
+    """What is needed for this rank's newcomer, and can not be had; empty if it can, or if that is not known yet."""
+    seat, now = job.seats[rank], cluster.now_ms
+    if job.rolled is not None:
+        late = now - job.phase_ms >= job.spec.ready_ms
+        if seat.record_of(target) is None and (late or not may_come(cluster, job, rank)):
+            return f"the snapshot of rank {rank} at {target} is lost"
+    elif seat.record_of(target) is None:
+        asked_ms = max(job.phase_ms, seat.ended_ms)
+        if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= job.spec.report_ms:
+            return f"rank {rank}'s private state at {target} is lost"
+    elif shards_known(job, rank) and not sources_of(cluster, job, rank):
+        return f"no replica holds the shard of rank {rank}"
+    return ""
+
+
+def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
+    """We cannot go on from what the ranks hold: from their snapshots, or else as without us."""
+    if job.rolled is not None:
+        job = within_reach(cluster, job)
+    return roll_back(cluster, job, reason) or fall_back(cluster, job, reason)
+
+
 def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
     """Survivors, and leavers, that may have a copy of this rank's record, and have not said that they have none."""
     asked = job.seats[rank].asked_buddies
+    if job.rolled is not None:
+        return [keeper for keeper in keepers_of(cluster, job, rank) if keeper[1].worker not in asked]
     found = []
     for other, seat in sorted(job.seats.items()):
         for name in (seat.worker if seat.holds is not None else None, seat.leaver):
@@ -351,6 +251,8 @@ def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, W
 def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
     """Who can give this rank its state: its own leaver first, then replicas, then the leavers of other ranks."""
     assert job.target is not None, "state is fetched for a target"
+    if job.rolled is not None:
+        return keepers_of(cluster, job, rank, tried=tried)
     found = leavers_of(cluster, job, rank, (rank,), tried=tried)
     replicas = choose_sources(job.seats, rank, job.target, tried=tried)
     for other in replicas:
@@ -417,7 +319,7 @@ def rewire(cluster: Cluster, job: Job) -> Cluster:
             return lose(cluster, target, cause=cause, detector="restore", ended=False)
         if sources_of(cluster, job, rank, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
-        return fall_back(cluster, job, f"rank {rank}'s state could not be had, verified, from any replica")
+        return unrestored(cluster, job, rank)
     limit = job.spec.rewire_ms
     if not all(seat.rewired for seat in seats):
         if now - job.phase_ms >= limit:
@@ -425,6 +327,16 @@ def rewire(cluster: Cluster, job: Job) -> Cluster:
     elif now - job.phase_ms >= limit + job.spec.restore_ms:
         return try_again(cluster, job, "the state did not arrive in time")
     return cluster
+
+
+def unrestored(cluster: Cluster, job: Job, rank: Rank) -> Cluster:
+    """Nobody has this rank's state, or delivers it. If there are snapshots, all say anew what is kept, to go back."""
+    reason = f"rank {rank}'s state could not be had, verified, from any replica"
+    if job.rolled is not None:
+        for node in nodes_with(job, rank, job.rolled):
+            job = not_there(job, node, rank, job.rolled)
+        return go_back(cluster, job, f"no snapshot of rank {rank} at {job.rolled} could be had, verified")
+    return interrupt(cluster, job, reason) if job.kept else fall_back(cluster, job, reason)
 
 
 def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
@@ -456,5 +368,8 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     raised = tuple(entry for entry in job.raised if entry.fatal)
     job = replace(job, seats=seats, raised=raised)
     why = "training" if job.target is None else f"training on after {job.target}"
-    job = weigh_requests(cluster, replace(job, boundary=None).enter(JobPhase.RUNNING, now, why))
-    return finish_move(cluster, job.close(Resolution.CLEAN, now))
+    incident = job.open_incident
+    resolution = Resolution.ROLLED_BACK if incident is not None and incident.lost else Resolution.CLEAN
+    job = replace(job, boundary=None, rolled=None, kept=Table())
+    job = weigh_requests(cluster, job.enter(JobPhase.RUNNING, now, why))
+    return finish_move(cluster, job.close(resolution, now))

@@ -68,6 +68,7 @@ class Seat:
     finished: bool = False
     home: NodeId | None = None  # the node it was given at the start
     private: tuple[PrivateRecord, ...] = ()  # what former holders of this rank left
+    place: tuple[NodeId, int] | None = None  # where all begin anew: the slot that its last holder had
     ended_ms: int = 0  # when the end of a former holder was heard last
     distrusted: frozenset[Rank] = frozenset()  # sources whose digest differed
     holds: Point | None = None  # the newest point known to be in its memory

@@ -193,7 +193,9 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
         for other, asked in buddies_to_ask(cluster, job, rank):
             if asked.worker not in busy:
                 busy.add(asked.worker)
-                yield Recall(**to(job, asked), rank=other, ward=rank, point=job.target)
+                yield Recall(
+                    **to(job, asked), rank=other, ward=rank, point=job.target, restarts=job.restarts
+                )  # fmt: skip
 
 
 def rewire_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
@@ -209,7 +211,9 @@ def rewire_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Wo
     if not restored(job, seat):
         assert job.target is not None, "at the first wiring nobody has anything to restore"
         sources = source_list(cluster, job, rank)
-        yield Restore(**to(job, worker), rank=rank, point=job.target, sources=sources)
+        yield Restore(
+            **to(job, worker), rank=rank, point=job.target, sources=sources, snapshot=job.rolled is not None
+        )  # fmt: skip
 
 
 def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:

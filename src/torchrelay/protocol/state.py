@@ -93,7 +93,7 @@ def vacate(seat: Seat) -> Seat:
     """The seat without its holder; which shard belongs to it, and what former holders left, stays."""
     return Seat(
         shard=seat.shard, home=seat.home, private=seat.private, distrusted=seat.distrusted, leaver=seat.leaver,
-        ended_ms=seat.ended_ms,
+        place=seat.place, ended_ms=seat.ended_ms,
     )  # fmt: skip
 
 

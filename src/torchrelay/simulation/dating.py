@@ -13,7 +13,7 @@ from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.incident import Mark, Resolution
 from torchrelay.protocol.job import JobPhase
-from torchrelay.simulation.invariants import Violation
+from torchrelay.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -14,6 +14,7 @@ from torchrelay.simulation.wiring import Broken
 
 if TYPE_CHECKING:
     from torchrelay.simulation.processes import Process
+    from torchrelay.simulation.shots import Shots
     from torchrelay.simulation.world import World
 
 R = TypeVar("R")
@@ -61,6 +62,7 @@ class Edge:
     joined: bool
     finished: bool
     failed_sources: set[Rank]
+    shots: Shots
     stands_for = Generation(0)  # the halt for which it stands; 0: it waits to be connected
 
     @property
@@ -160,6 +162,8 @@ class Edge:
     def resume(self, order: od.Resume) -> bool:
         if order.point != self.committed or (self.interrupted and order.generation != self.reported):
             self.world.checker.fail(f"{self.process.id} at {self.committed} is told to resume from {order.point}")
+        if od.Rewire in self.answers:
+            self.shots.renew()
         self.resumed = order.generation
         self.check_resumed()
         self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
@@ -170,7 +174,7 @@ class Edge:
     def catch_up(self, order: od.CatchUp) -> Main[None]:
         """Bring the script to the edge after a point, with the record that a source serves."""
         if self.caught_up is None:
-            while (source := self.world.serving(order.sources, order.point)) is None:
+            while (source := self.world.serving(order.sources, order.rank, order.point)) is None:
                 yield 20
                 order = self.todo.get(od.CatchUp, order)  # the newest one names the newest sources
                 if order.generation != self.heard:

@@ -27,6 +27,8 @@ from torchrelay.protocol.moves import Move, MoveState, Request
 from torchrelay.protocol.state import Cluster
 from torchrelay.simulation import script as sc
 from torchrelay.simulation.plans import JOB, FaultKind, Lack
+from torchrelay.simulation.together import check_together
+from torchrelay.simulation.violation import Violation
 
 if TYPE_CHECKING:
     from torchrelay.protocol.job import Job
@@ -38,10 +40,6 @@ if TYPE_CHECKING:
 START_BUDGET = 3
 # More than all strikes of a plan can ask for, each tried again and again.
 MANY_MOVES = 60
-
-
-class Violation(AssertionError):
-    """An invariant does not hold."""
 
 
 class Cause(StrEnum):
@@ -83,6 +81,8 @@ class Checker:
         self.orphans: dict[Rank, Process] = {}  # lost with their node and page; not yet replaced
         self.node_was_lost = False
         self.tainted: set[tuple[NodeId, int]] = set()  # slots that were not to be used, at any time
+        self.unheld = False  # a shard was without a holder
+        self.going: list[Machine] = []  # nodes being lost
         self.started_again = False  # all workers, and slots were freed whose workers had died unheard
 
     def fail(self, text: str) -> None:
@@ -157,7 +157,28 @@ class Checker:
             shards = self.world.script.shards
             trained = [each for each in self._sound() if has_trained(each)]
             if not any(shards[each.training.rank] == shards[process.rank] for each in trained):
-                self.causes.add(Cause.NO_REPLICA)
+                self.weigh_snapshots()
+
+    def weigh_snapshots(self) -> None:
+        """A shard has no holder left. Whether there is a snapshot of every rank."""
+        self.unheld = True
+        there = [one for one in self.world.machines.values() if not one.lost and one not in self.going]
+        told = [one.shelf.kept for one in there if self._slots_of(one)]
+        common = [
+            {one.point for kept in told for one in kept if one.rank == rank and one.restarts == self.restarts}
+            for rank in range(self.world.script.ranks)
+        ]
+        if not set.intersection(*common):
+            self.causes.add(Cause.NO_REPLICA)
+
+    @property
+    def restarts(self) -> int:
+        return self.world.job.restarts if self.world.job is not None else 0
+
+    @property
+    def rolling(self) -> bool:
+        """Whether all ranks go back to a snapshot, as they must."""
+        return self.unheld and self.world.job is not None and self.world.job.rolled is not None
 
     def weigh_victims(self) -> None:
         """They may have woken up and trained on before they were found; or the last of their shard has left since."""
@@ -194,6 +215,9 @@ class Checker:
 
     def node_gone(self, machine: Machine) -> None:
         self.node_was_lost = True
+        self.going.append(machine)
+        if self.unheld:
+            self.weigh_snapshots()
         # It is lost twice: for its peers at once, and again when its silence has lasted too long.
         self.hit_before_commit.add(self.world.now + 1)
         for process in list(machine.processes.values()):
@@ -223,6 +247,7 @@ class Checker:
         ]
         if self.differing[target] >= len(replicas):
             self.causes.add(Cause.MISMATCH)
+            self.unheld = True
 
     def lost_patience(self, process: Process) -> None:
         self.causes.add(Cause.PATIENCE)
@@ -253,7 +278,7 @@ class Checker:
         training = process.training
         if self.has_left(worker) or (training.prepared and not training.resumed):
             return  # a leaver, or a target that has not gone on: its leaver has the rank again, or has it still
-        if has_trained(process) and not self.world.over:
+        if has_trained(process) and not self.world.over and not self.rolling:
             self.fail(f"{worker} is fenced although it is sound and has trained")
         weather = self.world.plan.weather
         if not self.disturbed and not self.world.over and not (weather.lost or weather.late):
@@ -296,11 +321,15 @@ class Checker:
     def check_source(self, order: od.WorkerOrder, source: od.Source) -> None:
         """A source holds the rank that it is named for, and the same shard."""
         process = self.world.at(source.address)
-        if process is None or process.id in self.fenced or process.rank != source.rank:
+        known = process is not None and (process.rank == source.rank or (self.rolling and process.rank is None))
+        if process is None or process.id in self.fenced or not known:
             self.fail(f"{source} is no source for {order.worker}")
         elif isinstance(order, od.Restore):
             shards = self.world.script.shards
-            if shards[source.rank] != shards[order.rank] or process.id == order.worker:
+            if order.snapshot:
+                if process.training.shots.shelf.find(order.rank, order.point, self.restarts) is None:
+                    self.world.seen("a snapshot that was told of is not there")
+            elif shards[source.rank] != shards[order.rank] or process.id == order.worker:
                 self.fail(f"rank {order.rank} is to be restored from rank {source.rank}, another shard")
 
     def free_slot(self, machine: Machine, order: od.StartWorker) -> None:
@@ -351,7 +380,9 @@ class Checker:
         if not training.entered or training.state != expected:
             self.fail(f"{process.id} resumes from {training.committed} with another state than the undisturbed run")
         restarts = training.assigned.restarts if training.assigned is not None else 0
-        if training.committed < self.resumed_from.get(restarts, START):
+        job = self.world.job
+        back = job is not None and job.open_incident is not None and job.open_incident.lost
+        if training.committed < self.resumed_from.get(restarts, START) and not back:
             self.fail(f"{process.id} resumes from {training.committed}: the job has been further")
         self.resumed_from[restarts] = training.committed
         if process.id not in self.victims:
@@ -388,6 +419,11 @@ class Checker:
             self.judge_success()
         else:
             self.judge_failure(code, reason)
+        if Resolution.ROLLED_BACK in resolutions and not self.unheld:
+            self.fail("all went back to a snapshot, and every shard had a holder")
+        lost = max(incident.lost for incident in job.incidents) if job.incidents else 0
+        if lost > self.world.plan.snapshots and not self.node_was_lost:
+            self.fail(f"{lost} steps were made again, with snapshots every {self.world.plan.snapshots}")
         if Resolution.FELL_BACK in resolutions and not self._must_lose():
             self.fail(f"fell back without a cause: {reason}")
         for process in self.world.processes.values():
@@ -429,7 +465,14 @@ class Checker:
         """On an error of the script no spare is burnt; one that strikes one rank only needs a second opinion."""
         error = self.world.script.error
         weather = self.world.plan.weather
-        if self.struck or weather.reordered or weather.lost or weather.late or Lack.SLOW in self.world.plan.lacks:
+        if (
+            self.unheld
+            or self.struck
+            or weather.reordered
+            or weather.lost
+            or weather.late
+            or Lack.SLOW in self.world.plan.lacks
+        ):
             return  # something else has cost a spare (so may being slow), or what was raised is heard too late
         if error is not None and len(self.newcomers) > (0 if error.rank is None else 1):
             self.fail(f"{len(self.newcomers)} spares were burnt on an error of the script")
@@ -440,12 +483,13 @@ class Checker:
 
     def _usable_slots(self) -> int:
         """Slots that are surely there and not cordoned."""
+        return sum(self._slots_of(machine) for machine in self.world.machines.values() if not machine.lost)
+
+    def _slots_of(self, machine: Machine) -> int:
         spec = self.world.plan.spec
         limit = 1 if not spec.refill else spec.slot_faults or 1_000_000
         return sum(
             self.deaths[machine.node, slot] < limit
-            for machine in self.world.machines.values()
-            if not machine.lost
             for slot in range(machine.slots)
             if (machine.node, slot) not in self.tainted
         )
@@ -460,29 +504,3 @@ def has_trained(process: Process) -> bool:
     """Whether it holds state that something was committed to."""
     point = process.training.committed
     return point is not None and point > START
-
-
-def check_together(standing: frozenset[od.Order]) -> None:
-    """What is said to one worker at one time makes sense together."""
-    of_worker: dict[WorkerId, set[type[od.Order]]] = {}
-    for order in standing:
-        worker: WorkerId = getattr(order, "worker")  # noqa: B009 - every order names a worker, each kind by itself
-        kinds = of_worker.setdefault(worker, set())
-        if type(order) in kinds:
-            raise Violation(f"{worker} is told {type(order).__name__} twice, differently")
-        kinds.add(type(order))
-    for worker, kinds in of_worker.items():
-        if len(kinds) > 1 and frozenset(kinds) not in TOGETHER:
-            raise Violation(f"{worker} is told at once: {sorted(kind.__name__ for kind in kinds)}")
-
-
-TOGETHER = frozenset(
-    {
-        frozenset({od.Assign, od.Interrupt}),
-        frozenset({od.Assign, od.CatchUp}),
-        frozenset({od.Assign, od.Decide}),  # a newcomer that was restored, and is interrupted before it resumed
-        frozenset({od.Rewire, od.Restore}),
-        frozenset({od.Decide, od.Recall}),
-        frozenset({od.Assign, od.Decide, od.Recall}),
-    }
-)

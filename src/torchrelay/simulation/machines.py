@@ -8,12 +8,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import NodeId, WorkerId
 from torchrelay.protocol.vitals import Beat, Sample
 from torchrelay.simulation.network import Connection
 from torchrelay.simulation.processes import Life, Process
+from torchrelay.simulation.shelf import Shelf
 
 if TYPE_CHECKING:
     from torchrelay.simulation.shell import Shell
@@ -38,6 +41,7 @@ class Machine:
         self.lost = False  # for ever
         self.agents = 0
         self.pids = 1000
+        self.shelf = Shelf()
         self.start_agent()
 
     @property
@@ -66,6 +70,7 @@ class Machine:
 
     def lose_power(self) -> None:
         """Everything on this node is gone, and so are the pages."""
+        self.shelf.clear()
         self.crash_agent()
         for process in list(self.processes.values()):
             process.page = []
@@ -148,7 +153,8 @@ class Agent:
         gone = ev.WorkerExited(worker=worker, node=self.machine.node, cause="gone")
         process = self.world.processes.get(worker)
         at_ms = None if process is None or process.alive else process.ended_ms  # its forkserver has seen it
-        self.tell(self.machine.ended_ids[worker] or gone, at_ms)
+        ended = self.machine.ended_ids[worker] or gone
+        self.tell(structs.replace(ended, kept=self.machine.shelf.kept), at_ms)
 
     def _send(self, seq: int) -> None:
         if self.connection is not None and seq in self.kept:
@@ -242,6 +248,6 @@ def sample_of(process: Process) -> Sample:
         worker=process.id, rank=process.rank, generation=training.resumed, point=training.committed,
         phase=process.phase, phase_ms=process.world.now - process.phase_since_ms,
         step_ms=100.0 if training.index else 0.0,
-        collectives=process.collectives, beat_ms=0, process="T" if process.life is Life.STOPPED else "S",
-        cpu_ms=process.cpu_ms,
+        collectives=process.collectives + training.shots.awaited, beat_ms=0,
+        process="T" if process.life is Life.STOPPED else "S", cpu_ms=process.cpu_ms,
     )  # fmt: skip

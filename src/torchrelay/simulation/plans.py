@@ -131,6 +131,7 @@ class Plan:
     patience_ms: int = 40_000
     script_code: int = 7
     calm_ms: int = 12_000  # no fault after this
+    snapshots: int = 0  # every so many steps; 0: none
 
 
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.
@@ -189,6 +190,8 @@ def draw(seed: int) -> Plan:
         script = replace(script, calls=script.calls * 4)
         spec = msgspec.structs.replace(spec, slot_faults=0, moves_per_hour=-1)
     plan = Plan(seed, spec, script, slots, strikes, lacks, draw_weather(chance, lacks), resets=chance.random())
+    if Lack.REPLICAS in lacks or Lack.HYBRID in lacks:
+        plan = replace(plan, snapshots=Random(seed ^ 0x5A9).choice((0, 1, 2, 3)))
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))
     return plan

@@ -13,6 +13,7 @@ from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.simulation import script as sc
 from torchrelay.simulation.edge import PASSED, Edge, Exit, Main, Wait
+from torchrelay.simulation.shots import Shots
 from torchrelay.simulation.wiring import Broken, Kind
 
 if TYPE_CHECKING:
@@ -56,6 +57,7 @@ class Training(Edge):
         self.leaving: int | None = None
         self.failed_sources: set[Rank] = set()
         self.standing_news: ev.Event | None = None  # a fact to be told again to a new agent, as no order asks for it
+        self.shots = Shots(self)
         # ---- what a fault makes it do at the next occasion
         self.will_raise = ""
         self.will_hang = False
@@ -113,7 +115,7 @@ class Training(Edge):
     def tell_standing(self) -> ev.WorkerReported:
         return ev.WorkerReported(
             **self.speaking(), committed=self.committed, phase=self.process.phase, pending=self.pending,
-            caught_up=self.caught_up if self.committed is None else None,
+            caught_up=self.caught_up if self.committed is None else None, kept=self.shots.shelf.kept,
         )  # fmt: skip
 
     def halt(self) -> None:
@@ -139,6 +141,8 @@ class Training(Edge):
     def recall(self, order: od.Recall) -> None:
         """Hand out the copy of a ward's record."""
         data = self.process.copies.get((order.ward, order.point), b"")
+        shot = self.shots.shelf.find(order.ward, order.point, self.restarts)
+        data = shot.record if shot is not None and not data else data
         self.process.say(ev.RecordKept(**self.speaking(), ward=order.ward, point=order.point, private=data))
 
     @property
@@ -276,6 +280,10 @@ class Training(Edge):
             self.standing_news = event
         self.process.say(event)
 
+    @property
+    def restarts(self) -> int:
+        return self.assigned.restarts if self.assigned is not None else 0
+
     # ------------------------------------------------------------ calls
 
     def train(self) -> Main[None]:
@@ -320,6 +328,7 @@ class Training(Edge):
         state, given = self.state, tuple[int, ...]()
         try:
             self.process.enter(kind)
+            self.shots.take()
             yield self.world.draw(self.world.plan.speed.compute_ms)
             yield from self.trouble(call)
             state = sc.drawn(state)
@@ -327,6 +336,7 @@ class Training(Edge):
             given = yield from self.collective(("reduce", self.pending), share)
             self.process.keep(self.pending, str(state.random).encode())
             self.process.give_copies(self.pending)
+            yield from self.shots.wait()
             self.process.enter(WorkerPhase.GATE)
             yield from self.collective(("gate", self.pending), 0)
             passed = not self.interrupted or (yield from self.verdict())
@@ -351,6 +361,7 @@ class Training(Edge):
         self.committed, self.pending = self.pending, None
         self.process.enter(WorkerPhase.UPDATING)
         self.world.checker.committed(self, call, after)
+        self.shots.passed()
         yield self.world.draw(self.world.plan.speed.update_ms)
         self.process.keep(self.committed, str(after.random).encode())
         self.state = after

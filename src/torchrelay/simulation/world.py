@@ -16,12 +16,14 @@ from torchrelay.protocol.orders import Restore, Source
 from torchrelay.simulation import script as sc
 from torchrelay.simulation.dating import check_dates
 from torchrelay.simulation.faults import Faults
-from torchrelay.simulation.invariants import Cause, Checker, Violation
+from torchrelay.simulation.invariants import Cause, Checker
 from torchrelay.simulation.machines import Machine
 from torchrelay.simulation.plans import JOB, On, Plan
 from torchrelay.simulation.processes import Life, Process
+from torchrelay.simulation.shelf import Shot
 from torchrelay.simulation.shell import Shell
 from torchrelay.simulation.training import Training
+from torchrelay.simulation.violation import Violation
 from torchrelay.simulation.wiring import Wiring
 
 CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended within this time
@@ -198,14 +200,17 @@ class World:
             self._bases[restarts] = self.checkpoint if restarts else (0, self._beginning())
         return self._bases[restarts]
 
-    def serving(self, sources: tuple[Source, ...], point: Point) -> Training | None:
-        """The first source that serves the record of a point."""
+    def serving(self, sources: tuple[Source, ...], rank: Rank, point: Point) -> Training | Shot | None:
+        """The first source that serves the record of a point, its own or in a snapshot."""
         for source in sources:
             process = self.at(source.address)
             if process is not None and process.life is Life.RUNNING:
                 training = process.training
                 if training.at_edge and training.committed == point:
                     return training
+                shot = training.shots.shelf.find(rank, point, training.restarts)
+                if shot is not None:
+                    return shot
         return None
 
     def fetch(self, source: Source, order: Restore) -> Got | None:
@@ -214,19 +219,25 @@ class World:
         if process is None or process.life is not Life.RUNNING:
             return None
         training = process.training
-        if not training.at_edge or training.committed != order.point or training.heard != order.generation:
+        state = training.state
+        if order.snapshot:
+            shot = training.shots.shelf.find(order.rank, order.point, training.restarts)
+            if shot is None:
+                return None
+            state = shot.state
+        elif not training.at_edge or training.committed != order.point or training.heard != order.generation:
             return None
         if self.fetches_that_break:
             self.fetches_that_break -= 1
             self.tell("** the transfer breaks")
             return None
-        sent = training.state.digest()
+        sent = state.digest()
         if self.fetches_that_differ:
             self.fetches_that_differ -= 1
             self.tell("** the transfer is damaged")
             self.checker.damaged(order.rank)
-            return Got(sc.RankState(training.state.model ^ 1, 0), sent)
-        return Got(training.state, sent)
+            return Got(sc.RankState(state.model ^ 1, 0), sent)
+        return Got(state, sent)
 
 
 def short(event: ev.Event) -> str:

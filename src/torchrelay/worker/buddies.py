@@ -49,6 +49,7 @@ class Buddies:
     """
 
     def __init__(self) -> None:
+        self.addresses: list[str] = []  # of the state servers of our buddies
         self.active = False  # whether anybody is one of ours: asked in every gate
         self._changed = threading.Condition()
         self._generation = Generation(0)
@@ -129,6 +130,7 @@ class Buddies:
         secret = session.welcome.secret
         for buddy in order.buddies:
             address = store.get(f"torchrelay/{order.generation}/lane/{buddy}").decode()
+            self.addresses.append(address)
             self._to.append(self._reach(address, secret, order, deadline))
         with self._changed:
             for ward in order.wards:
@@ -156,6 +158,7 @@ class Buddies:
     def _part(self) -> None:
         """Let go of the connections of the generation before."""
         self.active = False
+        self.addresses = []
         with self._changed:
             over = [*self._to, *self._from.values()]
             self._to, self._from = [], {}

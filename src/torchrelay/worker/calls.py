@@ -31,6 +31,7 @@ from torchrelay.worker.record import AtGate, AtReturn, Private, encode_gate, enc
 from torchrelay.worker.redo import Redo
 from torchrelay.worker.reserve import pieces
 from torchrelay.worker.session import Session
+from torchrelay.worker.snapshots import Snapshots
 from torchrelay.worker.state import State
 from torchrelay.worker.tail import NoCollectives
 
@@ -76,6 +77,7 @@ class Calls:
             keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts
         )
         session.server.example = self.examples.encoded
+        self._snapshots = session.snapshots = Snapshots(session, state)
         self._gate = Gate(session, *world())
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
@@ -175,6 +177,7 @@ class Calls:
         phase = WorkerPhase.COMPUTING if kind == "step" else WorkerPhase.SECTION
         if not self._standing.begin_call(phase, self._pending(kind)):
             return None
+        self._snapshots.entry(self._cursor.point)
         redo = self._redo[kind]
         redo.mark()
         redo.probe_entry()
@@ -243,6 +246,7 @@ class Calls:
             raise _too_large(error) from error
         attempt.passed = True
         self._cursor.point = pending
+        self._snapshots.passed()
         self._strayed = None
         if self._checked():
             attempt.collectives = groups.collectives()

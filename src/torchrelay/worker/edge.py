@@ -31,6 +31,7 @@ from torchrelay.protocol.events import (
 from torchrelay.protocol.ids import Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
 from torchrelay.worker import ddp, fsdp, groups, random_state, transfer
+from torchrelay.worker.serving import SNAPSHOT, STATE
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
@@ -93,6 +94,8 @@ class Edge:
                     if self._standing.halted != order.generation:  # else nothing was touched
                         self._put_right(gradients, whole)
                         random_state.restore(rng)
+                        if self._session.snapshots is not None:
+                            self._session.snapshots.renew()
                     if self._standing.go_on(order.generation):
                         self._say_resumed(order.generation)
                         return
@@ -202,7 +205,7 @@ class Edge:
         try:
             received = transfer.fetch_state(
                 order.sources, session.welcome.secret, order.generation, order.point, state,
-                timeout_s=RESTORE_S, cancel=cancel,
+                want=self._wanted(order), timeout_s=RESTORE_S, cancel=cancel,
             )  # fmt: skip
         except transfer.TransferCancelled:
             return None
@@ -221,6 +224,11 @@ class Edge:
         )  # fmt: skip
         session.link.answer(restored, Restore)
         return state.gradients()
+
+    def _wanted(self, order: Restore) -> str:
+        if not order.snapshot:
+            return STATE
+        return f"{SNAPSHOT}{order.rank} {self._session.identity.wait().restarts}"
 
     # ------------------------------------------------------------ resume
 

@@ -31,6 +31,7 @@ class Gate:
         self._session = session
         self._standing = session.standing
         self._buddies = session.buddies
+        self._snapshots = session.snapshots
         self._group = group
         # Made once: what lies between backward and the update should be little.
         self._flag = torch.zeros(1, dtype=torch.int32, device=device)
@@ -55,6 +56,8 @@ class Gate:
         else:
             self._flag.fill_(mark)
         try:
+            if self._snapshots is not None:
+                self._snapshots.at_gate()
             if self._buddies.active:
                 self._buddies.at_gate(pending, record)
             self._group.allreduce(self._flags).wait()

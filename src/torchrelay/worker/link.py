@@ -22,7 +22,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
 
-from torchrelay.protocol.events import Answer, Event, RecordKept, RestoreFailed, WorkerReported, WorkerResumed, aged
+from torchrelay.protocol.events import (
+    Answer,
+    Event,
+    RecordKept,
+    RestoreFailed,
+    Snapshot,
+    WorkerReported,
+    WorkerResumed,
+    aged,
+)
 from torchrelay.protocol.ids import JobId, Point, Rank, WorkerId
 from torchrelay.protocol.orders import Assign, CatchUp, Halt, Interrupt, Recall, Restore, Resume, WorkerOrder
 from torchrelay.wire.codec import WireError, encode
@@ -52,7 +61,8 @@ class Reach:
     break_connections: Callable[[], int]
     collectives: Callable[[], int]
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
-    kept: Callable[[Rank, Point], bytes] = field(default=lambda *_: b"")  # a buddy's copy of a ward's private record
+    kept: Callable[[Rank, Point, int], bytes] = field(default=lambda *_: b"")  # a copy of a ward's private record
+    shelf: Callable[[], tuple[Snapshot, ...]] = field(default=lambda: ())  # what is in the memory of the node
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +214,7 @@ class Link:
         assert self._reach is not None, "orders are heard after the start"
         kept = RecordKept(
             job=self._job, generation=order.generation, worker=self._worker, rank=order.rank, ward=order.ward,
-            point=order.point, private=self._reach.kept(order.ward, order.point),
+            point=order.point, private=self._reach.kept(order.ward, order.point, order.restarts),
         )  # fmt: skip
         with self._lock:
             self._send(kept)
@@ -223,6 +233,7 @@ class Link:
         return WorkerReported(
             job=self._job, generation=report.generation, worker=self._worker, rank=self._identity.rank,
             committed=report.committed, phase=report.phase, pending=report.pending, caught_up=report.caught_up,
+            kept=self._reach.shelf() if self._reach is not None else (),
         )  # fmt: skip
 
     def _repeat_answer(self, order: WorkerOrder) -> None:

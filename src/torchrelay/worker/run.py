@@ -16,7 +16,7 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import layout
+from torchrelay.worker import layout, snapshots
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
@@ -27,10 +27,6 @@ from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 from torchrelay.worker.tryout import PlaceAsked
 
-ALONE = (
-    "torchrelay: {} ranks hold state that no other rank has: if one of them is lost, all begin again "
-    "(--max-restarts), or the job ends; planned moves lose nothing. `torchrelay doctor --layout` tells which"
-)
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -101,7 +97,7 @@ class Joining:
     def join(
         self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
         save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str | None = None,
-        rehearse: bool | None = None,
+        rehearse: bool | None = None, snapshot_every: int | None = None,
     ) -> WorkerRun:  # fmt: skip
         """See `torchrelay.join`."""
         session = self._session
@@ -120,8 +116,9 @@ class Joining:
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
         if not session.newcomer:
             alone = check_agreement(state, shard)
+            state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone))
             if alone and session.rank == 0:
-                print(ALONE.format(len(alone)), file=sys.stderr, flush=True)
+                print(snapshots.warning(len(alone), state.snapshot_every), file=sys.stderr, flush=True)
         joined = WorkerJoined(worker=session.worker, job=session.job, rank=session.rank, shard=shard)
         session.link.say(joined)
         cursor = Cursor()

@@ -42,6 +42,7 @@ from torchrelay.worker.stream import (
 log = logging.getLogger(__name__)
 
 RECORD, STATE, EXAMPLE = "record", "state", "example"
+SHELVE, SNAPSHOT = "shelve ", "snapshot "  # and the rank and restarts: a snapshot is given, or asked for
 LANE = "lane "  # and the rank that asks: it stays connected, to send its private records (see `buddies`)
 GREETING_S = 5.0  # how long a stranger may take to prove that it is none
 STALL_S = 10.0  # how long a client may read nothing
@@ -75,6 +76,7 @@ class StateServer:
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
         self.adopt: Callable[[Generation, Rank, Stream], None] | None = None  # who takes lanes
+        self.shelve: Callable[[Stream, Generation, Ask], None] | None = None  # who takes and hands out snapshots
         self.example: Callable[[], bytes] = bytes  # what steps are called with, told to whom it asks at any time
         self._readers: set[Stream] = set()
         self._clients: set[Stream] = set()
@@ -170,6 +172,9 @@ class StateServer:
             with self._proven(stream):
                 if ask.want == EXAMPLE:
                     self._show(stream)
+                    return
+                if ask.want.startswith((SHELVE, SNAPSHOT)) and self.shelve is not None:
+                    self.shelve(stream, generation, ask)
                     return
                 if ask.want.startswith(LANE) and self.adopt is not None:
                     stream.send(Serving(generation, ask.point, 0, 0))
@@ -307,7 +312,11 @@ class StateServer:
 
 
 def _known(want: str) -> bool:
-    return want in (RECORD, STATE, EXAMPLE) or (want.startswith(LANE) and want.removeprefix(LANE).isdecimal())
+    return (
+        want in (RECORD, STATE, EXAMPLE)
+        or want.startswith((SHELVE, SNAPSHOT))
+        or (want.startswith(LANE) and want.removeprefix(LANE).isdecimal())
+    )
 
 
 def _send(stream: Stream, generation: Generation, point: Point, head: bytes, tensors: list[Tensor]) -> None:

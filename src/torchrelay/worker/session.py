@@ -9,15 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from torchrelay.errors import Refused, StepInterrupted
-from torchrelay.protocol.events import OnceRecorded, WorkerStarted
-from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.events import OnceRecorded, Snapshot, WorkerStarted
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.wire.link import Welcome
 from torchrelay.wire.page import Page
-from torchrelay.worker import groups, values
+from torchrelay.wire.shelf import Shelf, shelf_in
+from torchrelay.worker import groups, shelving, values
 from torchrelay.worker.buddies import Buddies
 from torchrelay.worker.identity import Identity
 from torchrelay.worker.link import Link, Reach
+from torchrelay.worker.serving import SHELVE
+from torchrelay.worker.snapshots import Snapshots
 from torchrelay.worker.standing import Standing
+from torchrelay.worker.stream import Ask, Stream
 from torchrelay.worker.transfer import Cancel, StateServer
 
 MAX_ONCE = 1 << 20  # bytes of a result of once(): it stands in the journal
@@ -39,12 +43,18 @@ class Session:
     transfer: Cancel = field(default_factory=Cancel)  # of the fetch under way, for the control thread
     done_once: dict[str, bytes] = field(default_factory=dict)
     buddies: Buddies = field(default_factory=Buddies)
+    snapshots: Snapshots | None = None  # once the script has joined
     rehearsing: bool = False  # a step is tried out that will not count
 
     @property
     def rank(self) -> Rank:
         """Our rank; waits until it is known."""
         return self.identity.rank
+
+    @property
+    def shelf(self) -> Shelf:
+        """The snapshots in the memory of this node."""
+        return shelf_in(self.page.path.parent)
 
     @property
     def newcomer(self) -> bool:
@@ -63,7 +73,24 @@ class Session:
 
     def break_connections(self) -> int:
         """Make whoever is blocked in communication fail now. From any thread; returns how many were broken."""
-        return groups.break_connections() + self.buddies.cut()
+        snapshots = self.snapshots.cut() if self.snapshots is not None else 0
+        return groups.break_connections() + self.buddies.cut() + snapshots
+
+    def record_kept(self, ward: Rank, point: Point, restarts: int) -> bytes:
+        """A copy of a rank's private record, from the gates or out of a snapshot; empty if there is none."""
+        found = self.buddies.kept(ward, point)
+        kept = None if found else self.shelf.open(Snapshot(ward, point, restarts))
+        if kept is None:
+            return found
+        kept.close()
+        return kept.private
+
+    def serve_shelf(self, stream: Stream, generation: Generation, ask: Ask) -> None:
+        """For the state server: take in or hand out a snapshot. Raises `StreamBroken`."""
+        if ask.want.startswith(SHELVE):
+            shelving.take(stream, generation, ask, self.shelf, lambda: self.standing.heard)
+        else:
+            shelving.hand(stream, generation, ask, self.shelf)
 
     def once_by_call(self, name: str, do: Any, *args: Any, **kwargs: Any) -> Any:
         """`torchrelay.once`."""
@@ -113,8 +140,9 @@ def open_session(env: Mapping[str, str]) -> Session:
     )  # fmt: skip
     link.say(started)
     reach = Reach(
-        session.break_connections, groups.collectives, lambda: session.transfer.cancel(), session.buddies.kept
-    )
-    server.adopt = session.buddies.adopt
+        session.break_connections, groups.collectives, lambda: session.transfer.cancel(), session.record_kept,
+        session.shelf.kept,
+    )  # fmt: skip
+    server.adopt, server.shelve = session.buddies.adopt, session.serve_shelf
     link.start(reach)
     return session

@@ -36,7 +36,7 @@ from torchrelay.worker.private import Private
 from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.saved import Load, Save, SavedPart
 
-VERSION = 2  # of the manifest; both ends must have the same
+VERSION = 3  # of the manifest; both ends must have the same
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module] | Sequence[torch.nn.Module] | None
 Optimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None
@@ -78,6 +78,7 @@ class State:
         self._arrived: dict[str, Any] = {}
         self._layouts: list[ddp.Layout] | None = None
         self.saves = save is not None
+        self.snapshot_every = 0  # steps between two snapshots; 0: none are taken. A newcomer is told with the state
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
         self._meshes = self._find_meshes()
@@ -152,7 +153,10 @@ class State:
         To be called while the main thread stands still, and the tensors to be read before it goes on.
         """
         data, tensors = tree.encode(
-            tree.Fields(self._tree(), ddp=self.ddp_layouts(), fsdp=fsdp.told(self._told_states())), "state"
+            tree.Fields(
+                self._tree(), ddp=self.ddp_layouts(), fsdp=fsdp.told(self._told_states()), every=self.snapshot_every
+            ),
+            "state",
         )
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.synchronize()  # what is queued may still write to them
@@ -220,6 +224,7 @@ class State:
         for part in self._parts.values():
             part.settle()
         self._layouts = self._arrived["ddp"]
+        self.snapshot_every = int(self._arrived["every"])
         fsdp.take(self._told_states(), self._arrived["fsdp"])
         self.put_gradients(self._arrived["gradients"])
         self._landing, self._arrived, self.reserve = None, {}, Reserve()

@@ -58,6 +58,8 @@ class Challenge(Struct, frozen=True, tag=True):
 class Ask(Struct, frozen=True, tag=True, omit_defaults=True):
     """The client proves the same of itself, and says what it wants: "record", "state", "example" or "lane <rank>".
 
+    Or "shelve <rank> <restarts>", to give a snapshot, and "snapshot <rank> <restarts>", to have one: see `shelving`.
+
     `machine`, `pid`: who it is, for a source on the same machine; empty if it can only take what is sent.
     """
 
@@ -165,6 +167,10 @@ class Stream:
         data = bytearray(count)
         self._fill(memoryview(data))
         return data
+
+    def receive_into(self, view: View) -> None:
+        """Fill this memory."""
+        self._fill(view)
 
     def send_views(self, views: Iterable[View], digest: Digest) -> None:
         """Send memory as it lies and add it to the digest; small views are gathered first."""

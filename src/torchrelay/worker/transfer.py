@@ -10,7 +10,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
@@ -45,6 +46,7 @@ __all__ = [
     "StateServer",
     "TransferCancelled",
     "TransferFailed",
+    "ask_for",
     "fetch_example",
     "fetch_record",
     "fetch_state",
@@ -154,6 +156,22 @@ def open_lane(address: str, secret: bytes, generation: Generation, own: Rank, de
     return stream
 
 
+@contextmanager
+def ask_for(
+    source: Source, secret: bytes, generation: Generation, point: Point, want: str, deadline: float, cancel: Cancel
+) -> Iterator[Stream]:
+    """A connection on which both have proved themselves, and `want` is granted. Raises `StreamBroken`."""
+    fetch = _Fetch(secret, generation, point, want, deadline, STALL_S, cancel)
+    stream = fetch._connect(source)
+    try:
+        cancel.attach(stream)
+        fetch._ask(stream)
+        yield stream
+    finally:
+        cancel.attach(None)
+        stream.close()
+
+
 def _take_bytes(stream: Stream, serving: Serving) -> bytes:
     digest = Digest()
     head = bytes(_receive_head(stream, serving, digest))
@@ -168,12 +186,15 @@ def fetch_state(
     point: Point,
     state: Receiver,
     *,
+    want: str = STATE,
     progress: Progress | None = None,
     timeout_s: float = 600.0,
     cancel: Cancel | None = None,
     stall_s: float = STALL_S,
 ) -> Received:
     """Take the state at `point` from the first source that gives it, into `state`; commit it if its digest is right.
+
+    `want`: another name for a state that is kept elsewhere, as in `shelving`.
 
     Raises `TransferFailed`: at once if a digest differs, else of the last source tried. `state` may then be half
     overwritten, and only another state makes it whole.
@@ -203,7 +224,7 @@ def fetch_state(
         state.commit_received()
         return digest.text(), serving.head + serving.body
 
-    fetch = _Fetch(secret, generation, point, STATE, start + timeout_s, stall_s, cancel or Cancel())
+    fetch = _Fetch(secret, generation, point, want, start + timeout_s, stall_s, cancel or Cancel())
     (digest, size), rank = fetch.from_any(sources, take)
     return Received(digest, size, time.monotonic() - start, (rank,))
 

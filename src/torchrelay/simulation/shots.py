@@ -1,0 +1,89 @@
+"""Shots: how a simulated worker takes its snapshots; `torchrelay.worker.snapshots` is the real thing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from torchrelay.protocol.events import Snapshot
+from torchrelay.protocol.ids import Point
+from torchrelay.simulation import script as sc
+from torchrelay.simulation.edge import Main
+from torchrelay.simulation.shelf import Shelf, Shot
+from torchrelay.simulation.wiring import Broken
+
+if TYPE_CHECKING:
+    from torchrelay.simulation.processes import Process
+    from torchrelay.simulation.training import Training
+
+
+class Shots:
+    """The snapshots of one worker: at home, and with its first buddy."""
+
+    def __init__(self, training: Training) -> None:
+        self._training = training
+        self._world = training.world
+        self._base: Point | None = None  # from which they are counted: the first of this generation
+        self._taken: Point | None = None  # the last one
+        self._settled: Point | None = None  # the one before, which all ranks have
+        self._clears = False  # in the next gate: what is older than the base is of no use
+        self.awaited = False  # the buddy has not got it yet: to wait for that counts as being in the gate
+
+    @property
+    def shelf(self) -> Shelf:
+        return self._world.machines[self._training.process.node].shelf
+
+    def renew(self) -> None:
+        """Connected anew: they are counted from here."""
+        self._base, self.awaited = None, False
+
+    def take(self) -> None:
+        """At the entry of a call: one at the first of a generation, and then one every so many steps."""
+        training, every = self._training, self._world.plan.snapshots
+        point = training.committed
+        assert point is not None, "who enters a call holds state"
+        if not every or not point.step:
+            return
+        if self._base is None:
+            self._base, self._clears = point, True
+        elif point.section or (point.step - self._base.step) % every:
+            return
+        if self._taken != point:
+            self._settled, self._taken = self._taken, point
+        what = Snapshot(training.rank, point, training.restarts)
+        shot = self._shot(point)
+        self.shelf.put(what, shot, self._settled)
+        process = training.process
+        self.awaited = bool(process.buddies)
+        if process.wiring is not None and process.buddies:
+            keeper = process.wiring.members[process.buddies[0]]
+            self._world.after(self._world.chance.randint(1, 120), self._give, keeper, what, shot, self._settled)
+
+    def _shot(self, point: Point) -> Shot:
+        training = self._training
+        records = (training.process.inherited, *training.process.records())
+        found = [record.data for record in records if record is not None and record.point == point]
+        return Shot(sc.RankState(training.state.model, 0), found[-1], training.base, training.index)
+
+    def _give(self, keeper: Process, what: Snapshot, shot: Shot, keep: Point | None) -> None:
+        """It arrives with the buddy, if both are there."""
+        training = self._training
+        lives = {keeper.life.value, training.process.life.value}
+        if lives == {"running", "stopped"} or lives == {"stopped"}:
+            self._world.after(20, self._give, keeper, what, shot, keep)
+        elif lives == {"running"} and not training.interrupted:
+            keeper.training.shots.shelf.put(what, shot, keep)
+            if self._taken == what.point:
+                self.awaited = False
+
+    def wait(self) -> Main[None]:
+        """Before the gate: the buddy has it."""
+        while self.awaited:
+            if self._training.interrupted:
+                raise Broken("poisoned")
+            yield 3
+
+    def passed(self) -> None:
+        """A gate was passed: so all ranks have what was taken before it."""
+        if self._clears and self._base is not None:
+            self.shelf.clear_before(self._base, self._training.restarts)
+            self._clears = False

@@ -1,0 +1,163 @@
+"""Shelf: the snapshots in the memory of a node: files in the folder where its pages are, so they outlive its workers.
+
+Of a rank there are two at most: one that all ranks have, and one that is being made or was made last. The memory of
+one that is of no use any more is used again, as memory that was touched before is sooner written.
+
+A file's name is what it is a snapshot of, once it is complete. It holds, little endian:
+
+    0      8 bytes of magic, u64 lengths of private record, head and body, 16 bytes of digest over head and body
+    4096   the private record, the head (the state's manifest), the body (its tensors)
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchrelay.protocol.events import Snapshot
+from torchrelay.protocol.ids import Point, Rank
+
+MAGIC = b"TRSHELF1"
+HEADER = 4096
+DIGEST = 16
+_HEAD = struct.Struct(f"<8sQQQ{DIGEST}s")
+_PART = ".part"
+
+
+class NoRoom(OSError):
+    """The memory of the node is full, or may not be used so far."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """Of a snapshot, in bytes."""
+
+    private: int
+    head: int
+    body: int
+
+    @property
+    def whole(self) -> int:
+        return self.private + self.head + self.body
+
+
+class Draft:
+    """A snapshot that is being written: fill `memory`, then `finish`."""
+
+    def __init__(self, path: Path, target: Path, sizes: Sizes) -> None:
+        """Raises `NoRoom`."""
+        self._path, self._target, self._sizes = path, target, sizes
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            os.ftruncate(self._file, HEADER + sizes.whole)
+            os.posix_fallocate(self._file, 0, HEADER + sizes.whole)  # else the kernel would kill us in the middle
+        except OSError as error:
+            os.close(self._file)
+            path.unlink(missing_ok=True)
+            raise NoRoom(error.errno, f"no room for {sizes.whole:,} bytes in {path.parent}") from error
+        self._map = mmap.mmap(self._file, HEADER + sizes.whole)
+        self.memory = memoryview(self._map)[HEADER:]
+
+    def finish(self, digest: bytes) -> None:
+        """It is whole: from now on it is on the shelf, in the place of an older one of the same point."""
+        sizes = self._sizes
+        _HEAD.pack_into(self._map, 0, MAGIC, sizes.private, sizes.head, sizes.body, digest)
+        self._path.rename(self._target)
+        self._release()
+
+    def drop(self) -> None:
+        """It came to nothing."""
+        self._path.unlink(missing_ok=True)
+        self._release()
+
+    def _release(self) -> None:
+        self.memory.release()
+        self._map.close()
+        os.close(self._file)
+
+
+class Kept:
+    """A complete snapshot, to be read. It stays readable while it is open, whatever becomes of its file."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises `OSError` if it is not there, and `ValueError` if it is none."""
+        with path.open("rb") as file:
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        magic, private, head, body, self.digest = _HEAD.unpack_from(self._map)
+        self.sizes = Sizes(private, head, body)
+        if magic != MAGIC or len(self._map) != HEADER + self.sizes.whole:
+            self._map.close()
+            raise ValueError(f"{path} is no snapshot")
+        whole = memoryview(self._map)[HEADER:]
+        self.private = bytes(whole[:private])
+        self.head = whole[private : private + head]
+        self.body = whole[private + head :]
+
+    def close(self) -> None:
+        self.head.release()
+        self.body.release()
+        # Somebody may still read a part of it: then it is closed with that.
+
+
+class Shelf:
+    """The snapshots of one node, of all ranks. Several processes use it; each rank's are written by one at a time."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def kept(self) -> tuple[Snapshot, ...]:
+        """All complete snapshots."""
+        try:
+            found = [_named(name) for name in os.listdir(self._folder)]
+        except FileNotFoundError:
+            return ()
+        return tuple(sorted((one for one in found if one is not None), key=lambda o: (o.restarts, o.rank, o.point)))
+
+    def open(self, what: Snapshot) -> Kept | None:
+        """This snapshot, to be read; None if it is not there."""
+        try:
+            return Kept(self._path(what))
+        except (OSError, ValueError):
+            return None
+
+    def begin(self, what: Snapshot, sizes: Sizes, keep: Point | None) -> Draft:
+        """Write this snapshot. Of this rank that of `keep` stays, and no other; all, if `keep` is None.
+
+        Raises `NoRoom`.
+        """
+        self._folder.mkdir(mode=0o700, exist_ok=True)
+        part = self._folder / f"{_PART}-{what.rank}-{os.getpid()}"
+        part.unlink(missing_ok=True)  # of an attempt that was cut
+        for other in self.kept() if keep is not None else ():
+            if other.rank != what.rank or (other.restarts == what.restarts and other.point in (keep, what.point)):
+                continue
+            try:
+                self._path(other).rename(part)  # over one that was to be used again: that one is free now
+            except FileNotFoundError:
+                pass  # somebody else has cleared it away
+        return Draft(part, self._path(what), sizes)
+
+    def clear_before(self, point: Point, restarts: int) -> None:
+        """All ranks have newer ones: what is older than this point, or of another start of the job, is of no use."""
+        for other in self.kept():
+            if other.restarts != restarts or other.point < point:
+                self._path(other).unlink(missing_ok=True)
+
+    def _path(self, what: Snapshot) -> Path:
+        return self._folder / f"{what.restarts}.{what.rank}.{what.point.step}.{what.point.section}"
+
+
+def shelf_in(folder: Path) -> Shelf:
+    """The shelf of the node whose pages lie in this folder."""
+    return Shelf(folder / "snapshots")
+
+
+def _named(name: str) -> Snapshot | None:
+    fields = name.split(".")
+    if len(fields) != 4 or not all(field.isdecimal() for field in fields):
+        return None
+    restarts, rank, step, section = map(int, fields)
+    return Snapshot(Rank(rank), Point(step, section), restarts)

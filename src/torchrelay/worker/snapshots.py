@@ -1,0 +1,201 @@
+"""Snapshots: copies of this rank's state, on its own node and with its first buddy, for shards without a replica.
+
+At the first call of a generation, and then every so many steps, all is copied at the entry of the call; training goes
+on while the copy travels. Before the gate of that call it has arrived. So whoever passes that gate knows that all
+ranks have theirs, twice; what was taken before it is of no use any more when the next one is begun.
+
+    entry      copy to the shelf; a thread sends it
+    at_gate    wait until the buddy has it: that counts as being in the gate
+    passed     in the first gate of a generation: clear away what others have left
+    renew      connected anew: the next call begins with a snapshot, as buddies may be others
+
+When a rank is lost whose state nobody has, all ranks begin anew from these: `protocol.rollback`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+from typing import TYPE_CHECKING
+
+from torchrelay.errors import Refused
+from torchrelay.protocol.events import Snapshot
+from torchrelay.protocol.ids import Generation, Point, Rank
+from torchrelay.wire.shelf import DIGEST, NoRoom, Shelf, Sizes
+from torchrelay.worker import groups, memory
+from torchrelay.worker.digest import Digest
+from torchrelay.worker.shelving import give
+from torchrelay.worker.transfer import Cancel
+
+if TYPE_CHECKING:
+    from torchrelay.worker.session import Session
+    from torchrelay.worker.state import State
+
+log = logging.getLogger(__name__)
+
+EVERY = 10  # steps
+PIECE = 1 << 20  # bytes copied, then hashed while they are in the cache
+
+
+ALONE = "torchrelay: {} ranks hold state that no other rank has. "
+WITHOUT = (
+    "If one of them is lost, all begin again (--max-restarts), or the job ends; planned moves lose nothing. "
+    "join(snapshot_every=10) keeps copies"
+)
+WITH = "Copies are kept every {} steps: so many are made again, at most, if one of them is lost"
+
+
+def interval(given: int | None, *, alone: bool) -> int:
+    """Steps between two snapshots; 0: none. `alone`: some rank holds what no other has. Raises `Refused`."""
+    if given is None:
+        return EVERY if alone else 0
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise Refused(f"snapshot_every is {given!r}", "give a number of steps, or 0 for none")
+    return given
+
+
+def warning(alone: int, every: int) -> str:
+    """What whoever starts such a job should know."""
+    return ALONE.format(alone) + (WITH.format(every) if every else WITHOUT)
+
+
+class NotShelved(RuntimeError):
+    """A snapshot has not come to the buddy: its connection is broken."""
+
+
+class Snapshots:
+    """The snapshots that this worker takes of its own rank."""
+
+    def __init__(self, session: Session, state: State) -> None:
+        self._session = session
+        self._state = state
+        self._shelf: Shelf = session.shelf
+        self._base: Point | None = None
+        self._taken: Point | None = None
+        self._settled: Point | None = None
+        self._clears = False
+        self._sender: _Sender | None = None
+        self._told = False
+
+    def renew(self) -> None:
+        """Connected anew: they are counted from the call that comes."""
+        self._base = None
+        self._stop()
+
+    def entry(self, point: Point) -> None:
+        """At the entry of the call after `point`: take one, if one is due. The state stands still."""
+        every = self._state.snapshot_every
+        if not every or not point.step:
+            return
+        if self._base is None:
+            self._base, self._clears = point, True
+        elif point.section or (point.step - self._base.step) % every:
+            return
+        if self._taken != point:
+            self._settled, self._taken = self._taken, point
+        restarts = self._session.identity.wait().restarts
+        what = Snapshot(Rank(self._session.rank), point, restarts)
+        try:
+            self._copy(what)
+        except NoRoom as error:
+            self._complain(str(error))
+            return
+        addresses = self._session.buddies.addresses
+        if addresses:
+            self._sender = _Sender(self._session, what, addresses[0], self._settled)
+
+    def at_gate(self) -> None:
+        """Wait until the buddy has it. Raises `NotShelved`."""
+        sender = self._sender
+        if sender is None:
+            return
+        # Who waits here counts as in the gate: the rank that is waited for has fewer collectives.
+        groups.count_aside(-1)
+        sender.join()
+        groups.count_aside(1)
+        self._sender = None
+        if sender.refused:
+            self._complain(f"the node of the buddy at {sender.address} does not take it: {sender.refused}")
+        elif sender.error is not None:
+            raise NotShelved(f"a snapshot did not come to the buddy at {sender.address}: {sender.error}")
+
+    def passed(self) -> None:
+        """A gate was passed: so all ranks have what was taken before it."""
+        if self._clears and self._base is not None:
+            self._clears = False
+            self._shelf.clear_before(self._base, self._session.identity.wait().restarts)
+
+    def cut(self) -> int:
+        """From the control thread: whoever waits for a buddy fails at once. Returns how many were cut."""
+        sender = self._sender
+        if sender is None or not sender.is_alive():
+            return 0
+        sender.cancel.cancel()
+        return 1
+
+    def _stop(self) -> None:
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.cancel.cancel()
+            sender.join()
+
+    def _copy(self, what: Snapshot) -> None:
+        """To the shelf of our own node. Raises `NoRoom`."""
+        kept = [record.data for record in self._session.page.records() if record.point == what.point]
+        private = kept[0] if kept else b""
+        head, tensors = self._state.manifest()
+        sizes = Sizes(len(private), len(head), sum(map(memory.size, tensors)))
+        draft = self._shelf.begin(what, sizes, self._settled)
+        to, digest = draft.memory, Digest()
+        to[: len(private)] = private
+        at = len(private)
+        for view in (memoryview(head), *(view for tensor in tensors for view in memory.outgoing(tensor))):
+            flat = view.cast("B")
+            for start in range(0, len(flat), PIECE):
+                piece = flat[start : start + PIECE]
+                with to[at : at + len(piece)] as landed:
+                    landed[:] = piece
+                    digest.add(landed)
+                at += len(piece)
+        draft.finish(digest.raw())
+
+    def _complain(self, reason: str) -> None:
+        """Once: the run goes on as it would without snapshots."""
+        if not self._told:
+            self._told = True
+            text = f"torchrelay: rank {self._session.rank} has no complete snapshot: {reason}"
+            print(text, file=sys.stderr, flush=True)
+
+
+class _Sender(threading.Thread):
+    """Sends one snapshot from our shelf to the buddy's."""
+
+    def __init__(self, session: Session, what: Snapshot, address: str, keep: Point | None) -> None:
+        super().__init__(name="torchrelay snapshot", daemon=True)
+        self.address = address
+        self.cancel = Cancel()
+        self.error: Exception | None = None
+        self.refused = ""
+        self._session = session
+        self._what = what
+        self._keep = keep
+        self._generation: Generation = session.standing.wired
+        self.start()
+
+    def run(self) -> None:
+        kept = self._session.shelf.open(self._what)
+        if kept is None:
+            self.refused = "it is not on our own shelf any more"
+            return
+        try:
+            self.refused = give(
+                self.address, self._session.welcome.secret, self._generation, self._what, kept, self._keep, self.cancel
+            )
+        except ConnectionError as error:
+            self.error = error
+        finally:
+            kept.close()
+
+
+__all__ = ["DIGEST", "EVERY", "NotShelved", "Snapshots"]
