@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchrelay.cli.layout import RESTART, Holder, page, summary, survey, text_of
+from torchrelay.cli.layout import RESTART, Holder, Intervals, copied_elsewhere, page, summary, survey, text_of
 
 
 def holders(*shards: str, per_node: int = 2) -> list[Holder]:
@@ -29,12 +29,12 @@ def test_what_may_be_lost(shards: list[str], losses: int, nodes: tuple[str, ...]
 
 def test_each_rank_is_told_where_its_state_would_come_from() -> None:
     told = survey("job", holders("a", "a", "b", "a", "b", "c"))
-    assert [text_of(one) for one in told.ranks] == [
+    assert [text_of(one, told) for one in told.ranks] == [
         "ranks 1, 3", "ranks 0, 3", "rank 4", "ranks 0, 1", "rank 2", RESTART,
     ]  # fmt: skip
     assert [one.elsewhere for one in told.ranks] == [(3,), (3,), (4,), (0, 1), (2,), ()]
     near = survey("job", holders("a", "a"))
-    assert text_of(near.ranks[0]) == "rank 1, all on the same node"
+    assert text_of(near.ranks[0], near) == "rank 1, all on the same node"
 
 
 def test_it_comes_to_a_sentence() -> None:
@@ -43,3 +43,23 @@ def test_it_comes_to_a_sentence() -> None:
     assert page(one).splitlines()[0].split() == ["rank", "node", "state", "would", "come", "from"]
     none = survey("job", holders("a", "b"))
     assert summary(none)[0].startswith("no rank may be lost without a step lost; no step is lost with a node, unless")
+
+
+def test_snapshots_take_the_place_of_replicas() -> None:
+    told = survey("job", holders("a", "b", "c", "d"), Intervals(alone=10))
+    assert copied_elsewhere(told)
+    assert text_of(told.ranks[0], told) == "its snapshot, on its node and another"
+    assert summary(told)[1] == "Snapshots: with any one rank, or any one node, at most 10 steps are made again."
+
+
+def test_on_one_node_they_do_not_outlive_it() -> None:
+    told = survey("job", holders("a", "b"), Intervals(alone=5))
+    assert not copied_elsewhere(told)
+    assert text_of(told.ranks[0], told) == "its snapshot, on its own node"
+    assert summary(told)[1] == "Snapshots: with any one rank at most 5 steps are made again."
+
+
+def test_where_all_is_replicated_none_are_taken() -> None:
+    told = survey("job", holders("a", "a", "a"), Intervals(alone=10))
+    assert told.snapshot_every == 0
+    assert len(summary(told)) == 2

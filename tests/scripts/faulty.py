@@ -134,6 +134,7 @@ def arguments():
     parser.add_argument("--marks", default=".")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step")
     parser.add_argument("--live", metavar="DIR", help="a driver says what strikes, and when the end comes")
+    parser.add_argument("--snapshots", type=int, help="steps between two of them")
     parser.add_argument("--forget", default="", help="leave this out of the state on purpose: rng, cursor")
     return parser.parse_args()
 
@@ -235,7 +236,7 @@ def main():
     second_faults(faults)
     seen = {"rows": 0}
     extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen}
-    run = torchrelay.join(model=model, optimizer=optimizer, extra=extra)
+    run = torchrelay.join(model=model, optimizer=optimizer, extra=extra, snapshot_every=options.snapshots)
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
     core[4].register_forward_hook(lambda _module, _inputs, output: strike_in_backward(faults, run, output))

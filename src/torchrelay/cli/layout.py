@@ -37,6 +37,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     job: str
     ranks: tuple[Origin, ...]
     losses: int  # so many ranks may be lost at once, whichever they are
+    snapshot_every: int  # steps; so many are made again at most, where there is no replica; 0: no snapshots
     nodes: tuple[str, ...]  # the loss of one of these would take all holders of some state with it
 
 
@@ -48,14 +49,32 @@ class Holder(Struct, frozen=True):
     shard: str
 
 
+class Intervals(Struct, frozen=True):
+    """Steps between two snapshots, if the state of some rank has no replica, and if all have one; 0: none."""
+
+    alone: int = 0
+    replicated: int = 0
+
+
+NO_SNAPSHOTS = Intervals()
+
+
 def show_layout(given: argparse.Namespace) -> int:
-    """Print it. Returns 0: any one rank and any one node may be lost; 1: not. Raises `NotPossible` if not known yet."""
+    """Print it. Returns 0: any one rank and any one node may be lost; 1: not. Raises `NotPossible` if not known yet.
+
+    With snapshots some steps are made again after that.
+    """
     told = survey(*(foreseen(given) if given.script else running(given.run_dir, given.job)))
     print(show_json(told) if given.output is Output.JSON else page(told))
-    return 0 if told.losses and not told.nodes else 1
+    return 0 if (told.losses and not told.nodes) or copied_elsewhere(told) else 1
 
 
-def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder]]:
+def copied_elsewhere(told: Survey) -> bool:
+    """Whether snapshots lie on more than one node."""
+    return bool(told.snapshot_every) and len({one.node for one in told.ranks}) > 1
+
+
+def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder], Intervals]:
     """The ranks of a job that runs."""
     source, note = look(run_dir)
     remark(note)
@@ -65,7 +84,8 @@ def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder]]:
         raise NotPossible(f"job {found.job} is about to replace ranks: ask again when all have their state", 1)
     if not rows or any(not row.shard for row in rows):
         raise NotPossible(f"the ranks of job {found.job} have not all called join() yet: ask again when they have", 1)
-    return str(found.job), [holder_of(row) for row in rows]
+    every = found.snapshot_every
+    return str(found.job), [holder_of(row) for row in rows], Intervals(every, every)
 
 
 def holder_of(row: RankStatus) -> Holder:
@@ -73,28 +93,29 @@ def holder_of(row: RankStatus) -> Holder:
     return Holder(int(row.rank), None if row.node is None else str(row.node), row.shard)
 
 
-def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder]]:
+def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder], Intervals]:
     """The ranks of a job that is not launched: each runs the script alone, as far as join()."""
     world = given.nodes * given.nproc_per_node
     script = ["-m", *given.script] if given.module else given.script
     words = [sys.executable, "-m", "torchrelay.worker.foresee", str(given.nodes), str(given.nproc_per_node), *script]
-    holders = []
+    holders, every = [], Intervals()
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None, "it is a pipe"
         for line in asked.stdout:
             told = json.loads(line)
             if "error" in told:
                 raise NotPossible(told["error"], 93 if told["error"].startswith("refused") else 1)
+            every = Intervals(told["alone"], told["replicated"])
             holders.append(Holder(told["rank"], f"node-{told['node']}", told["shard"]))
             if sys.stderr.isatty():
                 end = "\n" if len(holders) == world else ""
                 print(f"\r{len(holders)} of {world} ranks have come to join()", end=end, file=sys.stderr)
     if len(holders) < world:
         raise NotPossible(f"only {len(holders)} of {world} ranks came to join(): see the message above", 1)
-    return Path(given.script[0]).name, holders
+    return Path(given.script[0]).name, holders, every
 
 
-def survey(job: str, rows: Sequence[Holder]) -> Survey:
+def survey(job: str, rows: Sequence[Holder], intervals: Intervals = NO_SNAPSHOTS) -> Survey:
     """What the holders of each shard, and the nodes they are on, come to."""
     held: dict[str, list[Holder]] = {}
     for row in rows:
@@ -102,9 +123,9 @@ def survey(job: str, rows: Sequence[Holder]) -> Survey:
     origins = [origin_of(row, held[row.shard]) for row in rows]
     on = [{row.node for row in holders} for holders in held.values()]
     alone = sorted({str(node) for nodes in on if len(nodes) == 1 for node in nodes})
-    return Survey(
-        job=job, ranks=tuple(origins), losses=min(len(holders) for holders in held.values()) - 1, nodes=tuple(alone)
-    )
+    losses = min(len(holders) for holders in held.values()) - 1
+    every = intervals.replicated if losses else intervals.alone
+    return Survey(job=job, ranks=tuple(origins), losses=losses, snapshot_every=every, nodes=tuple(alone))
 
 
 def origin_of(row: Holder, holders: Sequence[Holder]) -> Origin:
@@ -117,11 +138,13 @@ def origin_of(row: Holder, holders: Sequence[Holder]) -> Origin:
 
 def page(told: Survey) -> str:
     heads = ("rank", "node", "state", "would come from")
-    rows = [(one.rank, one.node, one.shard, text_of(one)) for one in told.ranks]
+    rows = [(one.rank, one.node, one.shard, text_of(one, told)) for one in told.ranks]
     return "\n".join([table(heads, rows), "", *summary(told)])
 
 
-def text_of(one: Origin) -> str:
+def text_of(one: Origin, told: Survey) -> str:
+    if not one.replicas and told.snapshot_every:
+        return "its snapshot, " + ("on its node and another" if copied_elsewhere(told) else "on its own node")
     if not one.replicas:
         return RESTART
     where = "" if one.elsewhere else ", all on the same node"
@@ -137,4 +160,8 @@ def summary(told: Survey) -> list[str]:
         nodes = f"no step is lost with a node, unless it is {' or '.join(told.nodes)}"
     else:
         nodes = "so may any one node"
-    return [f"{lost} without a step lost; {nodes}.", "Planned moves need no replica: state comes from the rank itself."]
+    said = [f"{lost} without a step lost; {nodes}."]
+    if told.snapshot_every:
+        whom = "rank, or any one node," if copied_elsewhere(told) else "rank"
+        said.append(f"Snapshots: with any one {whom} at most {told.snapshot_every} steps are made again.")
+    return [*said, "Planned moves need no replica: state comes from the rank itself."]

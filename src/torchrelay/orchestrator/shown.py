@@ -325,6 +325,7 @@ class Ranks(Struct, frozen=True, kw_only=True):
     generation: Generation
     phase: str
     ranks: tuple[RankStatus, ...]
+    snapshot_every: int = 0  # steps between two snapshots of a rank's state; 0: none are taken
 
 
 class FaultView(Struct, frozen=True, kw_only=True):

@@ -135,7 +135,10 @@ def view_ranks(scene: Scene, job: Job) -> Ranks:
     rows = [view_rank(scene, rank, seat) for rank, seat in sorted(job.seats.items())]
     waiting = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural(spare.worker))
     rows += [view_worker(scene, spare, None, newcomer=False) for spare in waiting]
-    return Ranks(job=job.spec.job, generation=job.generation, phase=job.phase, ranks=tuple(rows))
+    return Ranks(
+        job=job.spec.job, generation=job.generation, phase=job.phase, ranks=tuple(rows),
+        snapshot_every=job.snapshot_every,
+    )  # fmt: skip
 
 
 def view_rank(scene: Scene, rank: Rank, seat: Seat) -> RankStatus:

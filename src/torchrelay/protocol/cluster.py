@@ -127,6 +127,8 @@ def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
             return cluster
         return cluster.with_worker(replace(known, shard=event.shard))
     job, rank = found
+    if event.snapshot_every is not None:
+        job = replace(job, snapshot_every=event.snapshot_every)
     return cluster.with_job(job.with_seat(rank, replace(job.seats[rank], joined=True, shard=event.shard)))
 
 

@@ -218,18 +218,22 @@ class WorkerPrepared(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
-    """The script called join(). `shard` names the state it holds: equal names are replicas of one another."""
+    """The script called join(). `shard` names the state it holds: equal names are replicas of one another.
+
+    `snapshot_every`: steps between two snapshots, 0: none; None: a newcomer is told only with its state.
+    """
 
     worker: WorkerId
     job: JobId
     rank: Rank
     shard: str = "all"
+    snapshot_every: int | None = None
 
 
 class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
     """A worker process ended. `private` is what its shared page held: the last points, at most four.
 
-    `kept`: the snapshots in the memory of its node, which are still there.
+    `kept`: the snapshots in the memory of its node, which are still there; None: who tells of it does not know.
     """
 
     worker: WorkerId
@@ -238,7 +242,7 @@ class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
     signal: int | None = None
     cause: str = ""
     private: tuple[PrivateRecord, ...] = ()
-    kept: tuple[Snapshot, ...] = ()
+    kept: tuple[Snapshot, ...] | None = None
     age_ms: int = 0  # how long ago it ended, as its agent measured
 
 
@@ -316,7 +320,7 @@ class WorkerReported(Answer, frozen=True, tag=True, kw_only=True):
     phase: WorkerPhase
     pending: Point | None = None
     caught_up: Point | None = None
-    kept: tuple[Snapshot, ...] = ()
+    kept: tuple[Snapshot, ...] | None = None
 
 
 class WorkerReady(Answer, frozen=True, tag=True, kw_only=True):

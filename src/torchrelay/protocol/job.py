@@ -85,6 +85,7 @@ class Job:
     moved: int = 0  # moves named so far
     cutovers: tuple[int, ...] = ()  # when ranks were moved within the last hour
     incidents: tuple[Incident, ...] = ()
+    snapshot_every: int = 0  # steps; 0: none are taken
     kept: Table[NodeId, tuple[Snapshot, ...]] = Table()  # snapshots, by the node in whose memory they lie
     rolled: Point | None = None  # the snapshot from which all ranks begin anew, until training goes on
     furthest: Point = START  # from which it was ever gone back to a snapshot

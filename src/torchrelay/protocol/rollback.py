@@ -23,12 +23,14 @@ from torchrelay.protocol.taints import closed
 # ---------------------------------------------------------------- what is kept
 
 
-def note_kept(cluster: Cluster, name: JobId, node: NodeId, kept: tuple[Snapshot, ...]) -> Cluster:
+def note_kept(cluster: Cluster, name: JobId, node: NodeId, kept: tuple[Snapshot, ...] | None) -> Cluster:
     """Somebody on this node has said which snapshots lie there: that is all there are now."""
     job = cluster.jobs[name]
     known = cluster.nodes.get(node)
+    if kept is None or known is None or not known.alive:
+        return cluster
     kept = tuple(one for one in kept if one.restarts == job.restarts)
-    if known is None or not known.alive or job.kept.get(node, ()) == kept:
+    if job.kept.get(node, ()) == kept:
         return cluster
     return cluster.with_job(replace(job, kept=job.kept.put(node, kept)))
 

@@ -465,14 +465,8 @@ class Checker:
         """On an error of the script no spare is burnt; one that strikes one rank only needs a second opinion."""
         error = self.world.script.error
         weather = self.world.plan.weather
-        if (
-            self.unheld
-            or self.struck
-            or weather.reordered
-            or weather.lost
-            or weather.late
-            or Lack.SLOW in self.world.plan.lacks
-        ):
+        late = weather.reordered or weather.lost or weather.late or Lack.SLOW in self.world.plan.lacks
+        if self.unheld or self.struck or late:
             return  # something else has cost a spare (so may being slow), or what was raised is heard too late
         if error is not None and len(self.newcomers) > (0 if error.rank is None else 1):
             self.fail(f"{len(self.newcomers)} spares were burnt on an error of the script")

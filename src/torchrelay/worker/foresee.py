@@ -19,11 +19,12 @@ import torch.distributed as dist
 
 import torchrelay
 from torchrelay.errors import Refused
-from torchrelay.worker import groups, layout, script
+from torchrelay.worker import groups, layout, script, snapshots
 from torchrelay.worker.state import State
 from torchrelay.worker.wiring import replace_everywhere
 
 RANK_S = 120  # a rank may take as long to come to join()
+EVERY = ("alone", "replicated")  # steps between snapshots, if some rank's state has no replica, and if all have one
 TAIL = 400  # letters of what a script that failed has printed
 
 
@@ -39,7 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def ask(rank: int, nodes: int, per_node: int, argv: list[str]) -> dict[str, Any]:
-    """What this rank comes to: {"shard"}, or {"error"}."""
+    """What this rank comes to: {"shard", "alone", "replicated"}, or {"error"}."""
     with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as found:
         child = os.fork()
         if child == 0:
@@ -74,7 +75,9 @@ def become(rank: int, nodes: int, per_node: int, argv: list[str], said: IO[bytes
         groups.init_newcomer(backend, rank=rank, world_size=world, timeout=timeout)
 
     def join(model: Any = None, optimizer: Any = None, extra: Any = None, **options: Any) -> NoReturn:
-        end(found, layout_of(rank, world, options.get("shard"), State(model, optimizer, extra, **functions(options))))
+        state = State(model, optimizer, extra, **functions(options))
+        every = {alone: snapshots.interval(options.get("snapshot_every"), alone=alone == "alone") for alone in EVERY}
+        end(found, {**layout_of(rank, world, options.get("shard"), state), **every})
 
     replace_everywhere(dist.init_process_group, init)
     torchrelay._join = join

@@ -119,7 +119,10 @@ class Joining:
             state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone))
             if alone and session.rank == 0:
                 print(snapshots.warning(len(alone), state.snapshot_every), file=sys.stderr, flush=True)
-        joined = WorkerJoined(worker=session.worker, job=session.job, rank=session.rank, shard=shard)
+        joined = WorkerJoined(
+            worker=session.worker, job=session.job, rank=session.rank, shard=shard,
+            snapshot_every=None if session.newcomer else state.snapshot_every,
+        )  # fmt: skip
         session.link.say(joined)
         cursor = Cursor()
         if session.newcomer:

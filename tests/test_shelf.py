@@ -1,0 +1,115 @@
+"""The shelf: snapshots in files that outlive who has written them."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from torchrelay.protocol.events import Snapshot
+from torchrelay.protocol.ids import Point, Rank
+from torchrelay.wire.shelf import NoRoom, Shelf, Sizes, shelf_in
+
+DIGEST = b"0123456789abcdef"
+
+
+def snapshot(step: int, rank: int = 1, restarts: int = 0) -> Snapshot:
+    return Snapshot(Rank(rank), Point(step), restarts)
+
+
+def put(shelf: Shelf, what: Snapshot, keep: Point | None = None, body: bytes = b"tensors") -> None:
+    draft = shelf.begin(what, Sizes(3, 4, len(body)), keep)
+    draft.memory[:] = b"rnghead" + body
+    draft.finish(DIGEST)
+
+
+@pytest.fixture
+def shelf(tmp_path: Path) -> Shelf:
+    return shelf_in(tmp_path)
+
+
+def test_what_is_put_there_is_found_as_it_was(shelf: Shelf) -> None:
+    assert shelf.kept() == ()
+    put(shelf, snapshot(3))
+    kept = shelf.open(snapshot(3))
+    assert kept is not None
+    assert (kept.private, bytes(kept.head), bytes(kept.body), kept.digest) == (b"rng", b"head", b"tensors", DIGEST)
+    kept.close()
+
+
+def test_one_that_is_not_finished_is_not_there(shelf: Shelf) -> None:
+    draft = shelf.begin(snapshot(3), Sizes(1, 1, 1), None)
+    assert shelf.kept() == ()
+    draft.drop()
+    assert shelf.open(snapshot(3)) is None
+
+
+def test_the_one_that_all_have_stays_and_an_older_one_gives_its_memory(shelf: Shelf) -> None:
+    for step in (3, 4):
+        put(shelf, snapshot(step), Point(3))
+    put(shelf, snapshot(5), Point(4))
+    assert shelf.kept() == (snapshot(4), snapshot(5))
+
+
+def test_who_does_not_know_which_one_all_have_keeps_them_all(shelf: Shelf) -> None:
+    for step in (3, 4, 5):
+        put(shelf, snapshot(step), None)
+    assert shelf.kept() == (snapshot(3), snapshot(4), snapshot(5))
+
+
+def test_other_ranks_are_left_alone(shelf: Shelf) -> None:
+    put(shelf, snapshot(3, rank=2))
+    put(shelf, snapshot(4), Point(3))
+    assert shelf.kept() == (snapshot(4), snapshot(3, rank=2))
+
+
+def test_another_start_of_the_job_is_of_no_use(shelf: Shelf) -> None:
+    put(shelf, snapshot(9))
+    put(shelf, snapshot(2, restarts=1), Point(9))
+    assert shelf.kept() == (snapshot(2, restarts=1),)
+
+
+def test_what_is_older_is_cleared_away_for_all_ranks(shelf: Shelf) -> None:
+    for rank in (0, 1):
+        put(shelf, snapshot(3, rank))
+        put(shelf, snapshot(7, rank), None)
+    shelf.clear_before(Point(7), 0)
+    assert shelf.kept() == (snapshot(7, 0), snapshot(7, 1))
+
+
+def test_memory_that_is_used_again_fits_what_is_larger_and_smaller(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, snapshot(3), None, b"x" * 10_000)
+    put(shelf, snapshot(4), Point(2), b"y" * 20_000)
+    put(shelf, snapshot(5), Point(3), b"z")
+    assert shelf.kept() == (snapshot(5),)
+    kept = shelf.open(snapshot(5))
+    assert kept is not None
+    assert bytes(kept.body) == b"z"
+    assert len(list((tmp_path / "snapshots").iterdir())) == 1
+
+
+def test_one_that_is_read_stays_readable_when_it_is_cleared_away(shelf: Shelf) -> None:
+    put(shelf, snapshot(3))
+    kept = shelf.open(snapshot(3))
+    assert kept is not None
+    shelf.clear_before(Point(9), 0)
+    assert bytes(kept.body) == b"tensors"
+
+
+def test_no_room_is_found_out_before_a_byte_is_written(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(NoRoom, match="no room for 14 bytes in"):
+        put(shelf, snapshot(3))
+    assert shelf.kept() == ()
+
+
+def test_strange_files_are_no_snapshots(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, snapshot(3))
+    (tmp_path / "snapshots" / "notes.txt").write_text("mine")
+    (tmp_path / "snapshots" / "0.1.8.0").write_bytes(b"\0" * 5_000)
+    assert snapshot(3) in shelf.kept()
+    assert shelf.open(snapshot(8)) is None

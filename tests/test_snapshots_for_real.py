@@ -1,0 +1,48 @@
+"""Shards without a replica: real faults, all go back to their snapshots, and the bits of the undisturbed run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cells import Cell
+from tests.jobs import SCRIPTS, differences, end_job, run_job, start_job, torchrelay, wait_until
+from tests.matrix import run_cells, run_undisturbed
+
+pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(600)]
+
+EVERY = 10
+FAULTS = [Cell("kill", phase) for phase in ("forward", "backward", "gate", "update", "between")]
+FAULTS += [Cell("stop", "backward"), Cell("kill", "backward", "restore")]
+
+
+def test_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
+    calm = run_undisturbed(tmp_path, "calm", FAULTS, seed=5, layout="fsdp")
+    done = run_cells(tmp_path, "disturbed", FAULTS, seed=5, layout="fsdp")
+    assert done.code == 0, done.output[-3000:]
+    assert differences(done, calm) == []
+    rows = done.incidents()
+    assert len(rows) >= len(FAULTS) - 1  # the second fault of one belongs to the incident of the first
+    assert {row["resolution"] for row in rows} <= {"rolled back", "clean"}
+    assert all(0 <= row["steps_lost"] <= EVERY for row in rows), rows
+    assert any(row["steps_lost"] for row in rows)
+
+
+def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
+    """Two of four shards are gone, and the copies of the other two: who is left goes back by its own copies."""
+    script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "60"]
+    calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])
+    run_dir = tmp_path / "run"
+    flags = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1", "--isolate"]
+    process = start_job(run_dir, [*script, "--pace", "0.1"], flags)
+    wait_until("step 15", lambda: "step 15 " in (tmp_path / "run.out").read_text(), deadline_s=120)
+    words = ["node", "--node", "node-1", "--how", "power", "--no-wait", "--yes", "--run-dir", str(run_dir)]
+    struck = torchrelay("chaos", *words)
+    assert struck.returncode == 0, struck.stderr
+    done = end_job(process, run_dir, timeout_s=240)
+    assert done.code == 0, done.output[-3000:]
+    assert differences(done, calm) == []
+    (row,) = done.incidents()
+    assert row["resolution"] == "rolled back"
+    assert 0 < row["steps_lost"] <= EVERY
