@@ -205,3 +205,16 @@ def test_a_shard_with_a_replica_needs_no_snapshot() -> None:
     sharded.story.hear(ev.WorkerExited(worker=worker, node=B, signal=9, private=(record,), kept=snapshots(6)))
     sharded.report(0, snapshots(6))
     assert (sharded.story.job.rolled, sharded.story.job.target) == (None, Point(7))
+
+
+def test_who_has_the_record_but_whose_copy_is_gone_goes_back_further() -> None:
+    """A node came back without its memory, when all records were known."""
+    sharded = Sharded()
+    both_tell(sharded, snapshots(1, 6, ranks=[0]), (*snapshots(1, 6), *snapshots(1, ranks=[0])))
+    for _ in range(9):
+        sharded.keep()
+        sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall))
+    seat = sharded.story.job.seats[Rank(1)]
+    assert seat.record_of(Point(6)) is not None
+    sharded.story.hear(ev.WorkerExited(worker=sharded.story.holder(1), node=B, signal=9, kept=snapshots(1)))
+    assert sharded.story.job.rolled == Point(1)

@@ -216,7 +216,8 @@ def what_lacks(cluster: Cluster, job: Job, rank: Rank, target: Point) -> str:
     seat, now = job.seats[rank], cluster.now_ms
     if job.rolled is not None:
         late = now - job.phase_ms >= job.spec.ready_ms
-        if seat.record_of(target) is None and (late or not may_come(cluster, job, rank)):
+        there = seat.record_of(target) is not None and bool(nodes_with(job, rank, target))
+        if not there and (late or not may_come(cluster, job, rank)):
             return f"the snapshot of rank {rank} at {target} is lost"
     elif seat.record_of(target) is None:
         asked_ms = max(job.phase_ms, seat.ended_ms)

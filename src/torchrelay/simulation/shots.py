@@ -50,7 +50,7 @@ class Shots:
         if self._taken != point:
             self._settled, self._taken = self._taken, point
         what = Snapshot(training.rank, point, training.restarts)
-        shot = self._shot(point)
+        shot = self._world.shots[what] = self._shot(point)
         self.shelf.put(what, shot, self._settled)
         process = training.process
         self.awaited = bool(process.buddies)

@@ -55,6 +55,7 @@ class World:
         self.wirings: dict[tuple[Generation, str], Wiring] = {}
         self.checkpoint: tuple[int, tuple[sc.RankState, ...]] = (0, self._beginning())
         self._bases: dict[int, tuple[int, tuple[sc.RankState, ...]]] = {}
+        self.shots: dict[ev.Snapshot, Shot] = {}  # all that were ever taken
         self.rewires_that_break = 0
         self.fetches_that_break = 0
         self.fetches_that_differ = 0
@@ -208,7 +209,8 @@ class World:
                 training = process.training
                 if training.at_edge and training.committed == point:
                     return training
-                shot = training.shots.shelf.find(rank, point, training.restarts)
+                # A record tells where its script was: it is found even if the copy of the state is gone since.
+                shot = self.shots.get(ev.Snapshot(rank, point, training.restarts))
                 if shot is not None:
                     return shot
         return None
