@@ -14,9 +14,11 @@ from tests.matrix import Tally, go_through, run_cells, run_undisturbed, verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(600)]
 
+# A main thread that hangs while its peers wait for it in groups of the mesh, and for one another.
+STICK = Cell("stick", "forward")
 FAULTS = [
     *(Cell("kill", phase) for phase in ("forward", "backward", "gate", "update", "between", "section")),
-    Cell("stop", "backward"), Cell("raise", "forward"), Cell("kill", "backward", "restore"),
+    Cell("stop", "backward"), Cell("raise", "forward"), Cell("kill", "backward", "restore"), STICK,
 ]  # fmt: skip
 ACTS: list[Act] = [
     Move("migrate two ranks"), Inside("source", "restore"), Strike(Cell("kill", "gate", "rewire")),
@@ -24,7 +26,7 @@ ACTS: list[Act] = [
 MOVES: list[Act] = [Move("migrate one rank"), Move("drain and undrain")]
 
 
-@pytest.mark.parametrize(("layout", "faults"), [("hsdp", FAULTS), ("tp", FAULTS[:4])])
+@pytest.mark.parametrize(("layout", "faults"), [("hsdp", FAULTS), ("tp", [*FAULTS[:4], STICK])])
 def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_path: Path) -> None:
     calm = run_undisturbed(tmp_path, "calm", faults, seed=5, layout=layout)
     done = run_cells(tmp_path, "disturbed", faults, seed=5, layout=layout)

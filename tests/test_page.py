@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from torchrelay.protocol.ids import Point
-from torchrelay.wire.page import MAX_RECORD, Page, PageFull
+from torchrelay.wire.page import MAX_GROUPS, MAX_RECORD, WITHOUT_GROUPS, Groups, Page, PageFull
 
 LAST, NEXT = Point(7), Point(8)
 
@@ -70,3 +70,36 @@ def test_a_reader_of_another_process_sees_the_same(page: Page) -> None:
     other = Page(page.path)
     assert kept(other) == {LAST: b"gate, result"}
     other.close()
+
+
+def told(page: Page, groups: Sequence[tuple[int, int]] | None) -> Groups:
+    """What a reader finds after a beat with these groups."""
+    page.beat(1, 5, 3, groups)
+    return page.groups()
+
+
+def test_what_was_begun_in_which_groups_is_told_as_it_is_now(page: Page) -> None:
+    assert page.groups() == Groups(())
+    assert told(page, [(11, 2), (2**64 - 1, 3)]) == Groups(((11, 2), (2**64 - 1, 3)), 5)
+    assert told(page, [(11, 4)]) == Groups(((11, 4),), 4)
+    assert told(page, []) == Groups(())
+    assert (page.status().collectives, page.status().generation) == (5, 3)
+    assert told(page, None) == Groups(None, 1)
+
+
+def test_of_more_groups_than_it_holds_a_page_tells_how_much_was_begun_in_all(page: Page) -> None:
+    most = [(key + 1, 2) for key in range(MAX_GROUPS)]
+    commit(page, LAST)
+    assert told(page, most) == Groups(tuple(most), 2 * MAX_GROUPS)
+    assert told(page, [*most, (MAX_GROUPS + 1, 7)]) == Groups(None, 2 * MAX_GROUPS + 7)
+    assert kept(page)[LAST] == b"gate, result"
+
+
+def test_a_page_of_the_version_before_has_a_status_and_no_groups(page: Page) -> None:
+    page.beat(1, 5, 3, [(11, 2)])
+    page._map[:8] = WITHOUT_GROUPS.to_bytes(8, "little")
+    assert page.status().collectives == 5
+    assert page.groups() == Groups(None)
+    page._map[:8] = bytes(8)
+    with pytest.raises(ValueError, match="is not a worker's page"):
+        page.status()

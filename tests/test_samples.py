@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pytest
+
 from torchrelay.agent.samples import Sampler, descendants
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.vitals import Sample
@@ -135,4 +137,46 @@ def test_what_a_worker_left_is_read_and_then_removed(tmp_path: Path) -> None:
     assert [(record.point, record.data) for record in sampler.records(W)] == [(Point(4), b"four"), (Point(5), b"five")]
     sampler.remove(W)
     assert list(tmp_path.iterdir()) == []
+    sampler.remove(W)
+
+
+@pytest.fixture
+def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
+    """A clock that a test moves."""
+    now = [time.monotonic_ns()]
+    monkeypatch.setattr("torchrelay.agent.samples.time.monotonic_ns", lambda: now[0])
+
+    def passed(by: float) -> None:
+        now[0] += int(by * 1e9)
+
+    return passed
+
+
+def test_groups_are_told_of_who_stands_longer_than_a_step_and_again_from_time_to_time(
+    tmp_path: Path, seconds: Callable[[float], None]
+) -> None:
+    sampler = Sampler(tmp_path)
+    page = Page(sampler.path(W), create=True)
+
+    def told(after: float, groups: list[tuple[int, int]], collectives: int = 1) -> tuple[object, int]:
+        seconds(after)
+        page.beat(1, collectives, 1, groups)
+        sample = sampler.sample(W, os.getpid(), Rank(0))
+        assert sample is not None
+        return sample.groups, sample.elsewhere
+
+    first, second = [(11, 2), (12, 5)], [(11, 3), (12, 5)]
+    assert told(9.0, first) == (None, 7)
+    assert told(0.9, first) == (None, 7)
+    assert told(0.1, first) == (tuple(first), 7)
+    assert told(1.9, first) == (None, 7)
+    assert told(0.1, first) == (tuple(first), 7)
+    assert told(0.1, second) == (None, 8)
+    assert told(1.0, second) == (tuple(second), 8)
+    assert told(1.0, second, collectives=2) == (None, 8)
+    page.commit(Point(1), WorkerPhase.COMPUTING, 1, 3_000_000_000)
+    assert told(1.0, second, collectives=2) == (None, 8)
+    assert told(2.9, second, collectives=2) == (None, 8)
+    assert told(0.1, second, collectives=2) == (tuple(second), 8)
+    page.close()
     sampler.remove(W)

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,12 +15,14 @@ import pytest
 
 from torchrelay.protocol import boundary, events, policy, recovery, speech
 from torchrelay.protocol.ids import Point, WorkerPhase
+from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.table import Table
+from torchrelay.protocol.waiting import Picture
 from torchrelay.simulation import __main__ as command
 from torchrelay.simulation.coverage import ENOUGH, missing
-from torchrelay.simulation.plans import FaultKind, Lack, draw
+from torchrelay.simulation.plans import FaultKind, Lack, On, Plan, Strike, draw
 from torchrelay.simulation.processes import Process
-from torchrelay.simulation.run import Result, run_seed
+from torchrelay.simulation.run import Result, run_plan, run_seed
 from torchrelay.simulation.script import RankState
 from torchrelay.simulation.shell import Shell
 from torchrelay.simulation.training import Training
@@ -78,6 +80,31 @@ def test_plans_differ_in_what_they_know() -> None:
     assert {strike.kind for plan in plans for strike in plan.strikes} == set(FaultKind)
     assert {lack for plan in plans for lack in plan.lacks} == set(Lack)
     assert any(not plan.strikes for plan in plans)
+
+
+def hangs_in_a_mesh(seeds: range) -> Iterator[Plan]:
+    """Worlds of three or four ranks that communicate in pairs and among replicas, in which one rank hangs."""
+    for plan in filter(lambda plan: plan.script.ranks > 2 and plan.spec.spares, map(draw, seeds)):
+        ranks = plan.script.ranks
+        script = replace(plan.script, shards=tuple(f"shard-{rank % 2}" for rank in range(ranks)))
+        hang = Strike(FaultKind.HANG, On.JOB, JobPhase.RUNNING, delay_ms=300, rank=plan.seed % ranks)
+        yield replace(plan, script=script, strikes=(hang,))
+
+
+def test_who_hangs_in_a_mesh_is_found_and_nobody_who_waits_for_it() -> None:
+    results = [run_plan(plan) for plan in hangs_in_a_mesh(range(60))]
+    assert [result.violation for result in results if result.violation] == []
+    assert sum(result.coverage["event: WorkerHung"] for result in results) > 30
+
+
+@pytest.mark.parametrize("broken", ["who waits is judged, too", "what is not known is not waited for"])
+def test_the_world_knows_who_only_waits(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if broken == "who waits is judged, too":
+        monkeypatch.setattr(Picture, "waits", lambda *_: False)
+    else:
+        monkeypatch.setattr(Picture, "in_the_way", Picture.wait_for)
+    results = [run_plan(plan) for plan in hangs_in_a_mesh(range(60))]
+    assert any("sound" in result.violation for result in results)
 
 
 # ---------------------------------------------------------------- the checkers bite
@@ -163,8 +190,8 @@ def buddies_that_are_not_asked(patch: pytest.MonkeyPatch) -> None:
 def collectives_of_different_calls(patch: pytest.MonkeyPatch) -> None:
     real = Wiring.enter
 
-    def enter(self: Wiring, process: Process, rank: Any, kind: Any, value: int) -> None:
-        real(self, process, rank, (kind[0], kind[1], rank), value)  # type: ignore[arg-type]  # on purpose
+    def enter(self: Wiring, process: Process, rank: Any, kind: Any, value: int, members: Any) -> None:
+        real(self, process, rank, (kind[0], kind[1], rank), value, members)  # type: ignore[arg-type]  # on purpose
 
     patch.setattr(Wiring, "enter", enter)
 

@@ -58,6 +58,7 @@ REFUSALS = {
     "large result": "return a summary",
     "once": r"the result of once\('x'\)",
     "collective after the update": "communicates after its first",
+    "collective of a group after the update": "communicates after its first",
     "random numbers after the update": "draws random numbers after its first",
 }
 

@@ -4,8 +4,8 @@
 
 The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that is named has committed `step` steps and
 is in `phase` (forward, backward, gate, update, between, section; cut: its backward pass was), it does `how` (kill,
-raise, exit, stop, oom, comm, stick) to itself, once per job: a file in --marks named after id and rank remembers it.
-With "together" those that are named wait for one another before. A fault with "after" is a second one: it strikes
+raise, exit, stop, oom, comm, stick, spin) to itself, once per job: a file in --marks named after id and rank remembers
+it. With "together" those that are named wait for one another before. A fault with "after" is a second one: it strikes
 during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
 
 With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
@@ -120,6 +120,9 @@ def do(how, run):
             os.kill(os.getpid(), signal.SIGSTOP)
         case "stick":
             threading.Event().wait()
+        case "spin":
+            while True:
+                pass
         case "oom":
             # What the kernel's OOM killer does to a process: no handler, no unwinding, in an allocation.
             ctypes.memset(ctypes.create_string_buffer(1 << 20), 1, 1 << 20)

@@ -102,6 +102,22 @@ def monitored_barrier(_actions: Actions) -> None:
     dist.monitored_barrier(timeout=timedelta(seconds=20))
 
 
+def pass_on(actions: Actions, times: int = 1) -> None:
+    """Rank 0 sends to rank 1, and rank 1 to rank 2, as the stages of a pipeline do."""
+    ways = [(dist.isend, 0, 1), (dist.irecv, 1, 0), (dist.isend, 1, 2), (dist.irecv, 2, 1)]
+    for _ in range(times):
+        mine = [dist.P2POp(how, torch.zeros(2), other) for how, one, other in ways if one == actions.rank]
+        for work in dist.batch_isend_irecv(mine) if mine else ():
+            work.wait()
+
+
+def receive_from_anybody(actions: Actions) -> None:
+    if actions.rank == 0:
+        dist.send(torch.zeros(1), 1)
+    elif actions.rank == 1:
+        dist.recv(torch.zeros(1))
+
+
 def name_servers(_actions: Actions | None = None) -> int:
     """How many name servers this thread would ask; its first lookup makes the list."""
     socket.getaddrinfo("localhost", 1)

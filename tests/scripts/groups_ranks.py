@@ -109,6 +109,13 @@ class Actions:
 
         return groups.collectives()
 
+    def begun(self) -> tuple[int, dict[int, int] | None]:
+        """In the default group, and by key in the others."""
+        from torchrelay.worker import groups
+
+        told = groups.begun_elsewhere()
+        return groups.collectives(), None if told is None else dict(told)
+
     def call(self, function: Callable[..., Any], *arguments: Any, **named: Any) -> Any:
         """Anything else: a function of the test's own, by reference."""
         return function(self, *arguments, **named)

@@ -5,7 +5,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-LAYOUTS = ("ddp", "fsdp", "hsdp", "tp", "tp-fsdp")
+LAYOUTS = ("ddp", "fsdp", "hsdp", "tp", "tp-fsdp", "tp-hsdp")
 
 
 class ShardedEma:
@@ -69,7 +69,7 @@ def split(layout, core, world):
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-    copies, parts = (world // 2, 1) if layout == "tp" else (1, world // 2)
+    copies, parts = {"tp": (world // 2, 1), "tp-fsdp": (1, world // 2), "tp-hsdp": (2, world // 4)}[layout]
     mesh = init_device_mesh("cpu", (copies, parts, 2), mesh_dim_names=("replicate", "shard", "tensor"))
     parallelize_module(core, mesh["tensor"], {"4": ColwiseParallel(), "6": RowwiseParallel()})
     for layer in (core[0], core[4]):

@@ -79,12 +79,16 @@ def refusals():
     expect("update outside", optimizer.step)
     expect("update in a section", run.section, optimizer.step)
     expect("unknown optimizer", run.step(other.step))
+    expect("collective after the update", step_of(run, model, optimizer, after=dist.barrier))
+    expect("random numbers after the update", step_of(run, model, optimizer, after=random.random))
+    group = dist.new_group([0, 1])
+    twice = step_of(run, model, optimizer, after=lambda: dist.barrier(group))
+    twice()  # it might be a thread of the script's own
+    expect("collective of a group after the update", twice)
     expect("endless", lambda: list(run.batches(iter([1]))))
     expect("result", run.section, lambda: object())
     expect("large result", run.section, lambda: torch.zeros(1 << 20))
     expect("once", torchrelay.once, "x", lambda: object())
-    expect("collective after the update", step_of(run, model, optimizer, after=dist.barrier))
-    expect("random numbers after the update", step_of(run, model, optimizer, after=random.random))
     print("\n".join(told))
     sys.stdout.flush()
 

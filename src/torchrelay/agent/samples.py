@@ -1,19 +1,42 @@
-"""Samples: a worker as it can be seen from outside, without its help: its page, and what the kernel counts."""
+"""Samples: a worker as it can be seen from outside, without its help: its page, and what the kernel counts.
+
+What a worker has begun in which group is told only when it has stood still for longer than its last step took, and
+then every two seconds: as long as all goes well, beats stay small however many groups there are.
+"""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchrelay.agent.children import ProcessGone, read_stat
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.vitals import Sample
-from torchrelay.wire.page import Page, Status
+from torchrelay.wire.page import Groups, Page, Status
 
 _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
+STANDS_NS = 1_000_000_000  # a worker stands still if nothing has changed for so long, and for as long as a step
+AGAIN_NS = 2_000_000_000  # between two tellings of the groups of one that stands still
+
+
+@dataclass
+class _Stand:
+    """Where a worker was seen, since when, and when its groups were told last."""
+
+    place: tuple[object, ...]
+    since_ns: int
+    told_ns: int = 0
+
+    def due(self, step_ns: int, now_ns: int) -> bool:
+        """Whether its groups are to be told now."""
+        if now_ns - self.since_ns < max(STANDS_NS, step_ns) or now_ns - self.told_ns < AGAIN_NS:
+            return False
+        self.told_ns = now_ns
+        return True
 
 
 class Sampler:
@@ -23,6 +46,7 @@ class Sampler:
         self._folder = folder
         self._pages: dict[WorkerId, Page] = {}
         self._first_seen_ns: dict[WorkerId, int] = {}
+        self._stands: dict[WorkerId, _Stand] = {}
 
     def path(self, worker: WorkerId) -> Path:
         """Where this worker's page is, or will be."""
@@ -36,7 +60,7 @@ class Sampler:
             return None
         now = time.monotonic_ns()
         first = self._first_seen_ns.setdefault(worker, now)
-        status = self._status(worker)
+        status, groups = self._look(worker)
         if status is None:  # it has not come so far as to make its page
             return Sample(
                 worker=worker, rank=rank, generation=Generation(0), point=None, phase=WorkerPhase.BOOTING,
@@ -56,7 +80,18 @@ class Sampler:
             process=state,
             cpu_ms=cpu_ms,
             main_ms=main_ms,
+            elsewhere=groups.begun,
+            groups=self._told(worker, status, groups, now),
         )
+
+    def _told(self, worker: WorkerId, status: Status, groups: Groups, now: int) -> tuple[tuple[int, int], ...] | None:
+        """Its groups, if they are to be told now."""
+        place = (status.step, status.section, status.phase, status.generation, status.collectives, groups.begun)
+        stand = self._stands.get(worker)
+        if stand is None or stand.place != place:
+            self._stands[worker] = _Stand(place, now)
+            return None
+        return groups.known if stand.due(status.step_ns, now) else None
 
     def records(self, worker: WorkerId) -> tuple[PrivateRecord, ...]:
         """What an ended worker left in its page; nothing if it never made one."""
@@ -66,14 +101,15 @@ class Sampler:
     def remove(self, worker: WorkerId) -> None:
         """Close and delete the page of an ended worker."""
         self._first_seen_ns.pop(worker, None)
+        self._stands.pop(worker, None)
         page = self._pages.pop(worker, None)
         if page is not None:
             page.close()
         self.path(worker).unlink(missing_ok=True)
 
-    def _status(self, worker: WorkerId) -> Status | None:
+    def _look(self, worker: WorkerId) -> tuple[Status | None, Groups]:
         page = self._page(worker)
-        return page.status() if page is not None else None
+        return (page.status(), page.groups()) if page is not None else (None, Groups(None))
 
     def _page(self, worker: WorkerId) -> Page | None:
         page = self._pages.get(worker)

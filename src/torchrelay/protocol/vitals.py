@@ -1,8 +1,8 @@
 """Vitals: who is silent, and who hangs. Kept apart from the journalled state; its verdicts are facts for it.
 
 Beats arrive a few times a second and are not journalled. `judge` turns them into `NodeLost` and `WorkerHung`, which
-are. A worker hangs only if others wait for it: they have entered a collective that it has not; or it is stopped by a
-signal inside one, and nobody moves.
+are. A worker hangs only if others wait for it, and it waits for nobody: they have begun something in a group that it
+has not (see `waiting`); or it is stopped by a signal inside a collective, and nobody moves.
 
     how it stands, while others wait       patience
     stopped by a signal                    5 steps, 1.5 s to 30 s
@@ -37,14 +37,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from torchrelay.protocol.events import Event, NodeLost, WorkerHung, WorkerRaised
-from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase
 from torchrelay.protocol.roster import Life, Node
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
+from torchrelay.protocol.waiting import DEFAULT, Picture, Stand, Wait
 
 
 class Sample(Struct, frozen=True, kw_only=True):
@@ -57,11 +58,13 @@ class Sample(Struct, frozen=True, kw_only=True):
     phase: WorkerPhase
     phase_ms: int  # how long it has been in this phase
     step_ms: float  # how long its last step took
-    collectives: int  # started on the default group in this generation
+    collectives: int  # begun in the default group in this generation
     beat_ms: int  # how long its control thread has been silent
     process: str  # state letter of the kernel: R, S, D, T (stopped), Z
     cpu_ms: int  # CPU time used so far, children included
     main_ms: int = 0  # the same of its main thread and children alone
+    elsewhere: int = 0  # begun in all other groups in this generation
+    groups: tuple[tuple[int, int], ...] | None = None  # of each of these its key and how much; None: not told this time
 
 
 class Beat(Struct, frozen=True, tag=True, kw_only=True):
@@ -101,7 +104,7 @@ class Pulse:
 
     sample: Sample
     heard_ms: int
-    still_ms: int  # when point, phase, generation or collectives last changed
+    still_ms: int  # when point, phase or collectives last changed
     still_cpu_ms: int  # its CPU time then
     stopped_ms: int | None = None  # since when the kernel has had it stopped
     advanced_ms: int | None = None  # when it was last seen to have committed a further point in its generation
@@ -170,7 +173,7 @@ class Vitals:
 
 def place_of(sample: Sample) -> tuple[object, ...]:
     # Not the generation: a move that is called off makes a new one, and nobody has moved by that.
-    return sample.point, sample.phase, sample.collectives
+    return sample.point, sample.phase, sample.collectives, sample.elsewhere
 
 
 def hear(vitals: Vitals, beat: Beat, now_ms: int) -> Vitals:
@@ -207,6 +210,8 @@ def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
     advanced_ms = now_ms if advanced(before.sample, sample) else before.advanced_ms
     if place_of(before.sample) != place_of(sample):
         return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, advanced_ms, sample.main_ms)
+    if sample.groups is None:  # they are not told in every beat, and have not changed
+        sample = structs.replace(sample, groups=before.sample.groups)
     return replace(before, sample=sample, heard_ms=now_ms, stopped_ms=stopped_ms, advanced_ms=advanced_ms)
 
 
@@ -237,11 +242,12 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
             reason = f"no beat for {silence.silent_ms / 1000:.1f} s (limit {silence.limit_ms / 1000:.1f} s)"
             lost = NodeLost(node=node.node, incarnation=node.incarnation, reason=reason, age_ms=silence.silent_ms)
             found.append(lost)
+    pictures: dict[JobId, Picture] = {}
     for worker in cluster.workers.values():
         pulse = vitals.pulses.get(worker.worker)
         if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms > FRESH_MS:
             continue
-        evidence = judge_worker(vitals, cluster.jobs[worker.job], pulse, now_ms)
+        evidence = judge_worker(vitals, cluster.jobs[worker.job], pulse, now_ms, pictures)
         if evidence:
             age = now_ms - pulse.still_ms
             found.append(WorkerHung(worker=worker.worker, evidence=evidence, age_ms=age))
@@ -322,8 +328,10 @@ def strayed(job: Job, point: Point, one: Sample, other: Sample) -> Event:
     )  # fmt: skip
 
 
-def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
-    """Why this worker counts as hung; empty if it does not."""
+def judge_worker(
+    vitals: Vitals, job: Job, pulse: Pulse, now_ms: int, pictures: dict[JobId, Picture] | None = None
+) -> str:  # fmt: skip
+    """Why this worker counts as hung; empty if it does not. `pictures`: of this moment, filled as they are needed."""
     sample = pulse.sample
     if job.rank_of(sample.worker) is None or job.phase in STANDING:
         # Nobody trains: only what the kernel has stopped is in the way (a spare too: it could not take a rank).
@@ -337,15 +345,14 @@ def judge_worker(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> str:
         stopped = stopped_too_long(pulse, now_ms)
         if stopped:
             return stopped
-    waited = waited_for(vitals, job, pulse, now_ms)
-    if waited is None and pulse.stopped_ms is not None:
-        waited = all_still(vitals, job, pulse, now_ms)
-    if waited is None:
-        return ""
     limit, how = patience(pulse, now_ms)
-    if limit is None or waited < limit:
+    if limit is None or now_ms - pulse.still_ms < limit:
         return ""
-    return f"{how} for {waited / 1000:.1f} s while others wait for it (patience {limit / 1000:.1f} s)"
+    since, waiters = waited_for(vitals, job, pulse, now_ms, pictures if pictures is not None else {})
+    waited = now_ms - since
+    if waited < limit:
+        return ""
+    return f"{how} for {waited / 1000:.1f} s while {waiters} (patience {limit / 1000:.1f} s)"
 
 
 def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
@@ -391,25 +398,45 @@ def fresh(vitals: Vitals, job: Job, now_ms: int) -> list[Pulse]:
     ]
 
 
-def waited_for(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> float | None:
-    """How long others have waited for this worker, in ms: they are ahead of it in collectives, and all stand still."""
-    ahead = [other for other in fresh(vitals, job, now_ms) if other.sample.collectives > pulse.sample.collectives]
-    if not ahead or pulse.sample.generation != job.generation:
+def waited_for(
+    vitals: Vitals, job: Job, pulse: Pulse, now_ms: int, pictures: dict[JobId, Picture]
+) -> tuple[int, str]:  # fmt: skip
+    """Since when others have waited for this worker while all of them stood still, and who, in words; now: none do."""
+    if pulse.sample.generation == job.generation:
+        if job.spec.job not in pictures:
+            stands = [stand for each in fresh(vitals, job, now_ms) if (stand := stand_of(each)) is not None]
+            pictures[job.spec.job] = Picture(stands, len(job.seats))
+        picture = pictures[job.spec.job]
+        stopped = pulse.stopped_ms is not None
+        worker = pulse.sample.worker
+        wait: Wait | None = picture.wait_for(worker) if stopped else picture.in_the_way(worker)
+        if wait is not None:
+            return wait.since_ms, str(wait)
+        if stopped:
+            return all_still(vitals, job, pulse, now_ms), "others wait for it"
+    return now_ms, "nobody waits for it"
+
+
+def stand_of(pulse: Pulse) -> Stand | None:
+    """Where a rank's holder stands; None if its agent does not know yet which rank it holds."""
+    sample = pulse.sample
+    if sample.rank is None:
         return None
-    return now_ms - max(pulse.still_ms, min(other.still_ms for other in ahead))
+    begun = {DEFAULT: sample.collectives, **dict(sample.groups or ())}
+    return Stand(sample.worker, sample.rank, begun, sample.elsewhere, sample.groups is not None, pulse.still_ms)
 
 
-def all_still(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> float | None:
-    """How long nobody has moved, in ms: a worker stopped inside a collective has entered it, so nobody is ahead of it.
+def all_still(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> int:
+    """Since when nobody has moved: a worker stopped inside a collective has entered it, so nobody is ahead of it.
 
-    None if somebody is behind it, who may be the one that all wait for, or if somebody's sample is old.
+    Now, if somebody is behind it, who may be the one that all wait for, or if somebody's sample is old.
     """
     everybody = fresh(vitals, job, now_ms)
     if len(everybody) < len(job.seats):
-        return None
+        return now_ms
     if any(other.sample.collectives < pulse.sample.collectives for other in everybody):
-        return None
-    return now_ms - max(other.still_ms for other in everybody)
+        return now_ms
+    return max(other.still_ms for other in everybody)
 
 
 def patience(pulse: Pulse, now_ms: int) -> tuple[float | None, str]:

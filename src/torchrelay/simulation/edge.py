@@ -143,7 +143,7 @@ class Edge:
 
     def connect(self, order: od.Rewire) -> Main[None]:
         self.process.wiring = self.world.wiring(order.generation, order.store)
-        self.process.collectives = 0
+        self.process.begun = {}
         if self.world.rewire_breaks():
             yield 20
             raise Broken("no route")

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 BEAT_MS = 500  # the agents of the simulation beat half as often as real ones
 RETRY_MS = 700
 RECONNECT_MS = 100
+STANDS_MS = 1_000  # what a worker has begun is told when it has been in its phase for so long
 
 
 class Machine:
@@ -240,14 +241,18 @@ class Agent:
 
 
 def sample_of(process: Process) -> Sample:
-    """A worker as its agent samples it."""
+    """A worker as its agent samples it. What it has begun in its groups is told when it has stood for a while."""
     training = process.training
     if process.life is Life.RUNNING:
         process.cpu_ms += 1
+    everybody = process.world.script.everybody
+    others = {members: begun for members, begun in process.begun.items() if members != everybody}
+    phase_ms = process.world.now - process.phase_since_ms
+    groups = tuple((sum(1 << rank for rank in members), begun) for members, begun in others.items())
     return Sample(
         worker=process.id, rank=process.rank, generation=training.resumed, point=training.committed,
-        phase=process.phase, phase_ms=process.world.now - process.phase_since_ms,
-        step_ms=100.0 if training.index else 0.0,
-        collectives=process.collectives + training.shots.awaited, beat_ms=0,
+        phase=process.phase, phase_ms=phase_ms, step_ms=100.0 if training.index else 0.0,
+        collectives=process.begun.get(everybody, 0) + training.shots.awaited, beat_ms=0,
         process="T" if process.life is Life.STOPPED else "S", cpu_ms=process.cpu_ms,
+        elsewhere=sum(others.values()), groups=groups if phase_ms >= STANDS_MS else None,
     )  # fmt: skip

@@ -17,7 +17,7 @@ from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.simulation.edge import Exit, Main, Wait
 from torchrelay.simulation.training import Training
-from torchrelay.simulation.wiring import Wiring
+from torchrelay.simulation.wiring import Members, Wiring
 
 if TYPE_CHECKING:
     from torchrelay.simulation.world import World
@@ -52,7 +52,7 @@ class Process:
         self.phase_since_ms = world.now
         self.rank: Rank | None = None
         self.wiring: Wiring | None = None
-        self.collectives = 0
+        self.begun: dict[Members, int] = {}  # how many collectives, by the ranks that they are among
         self.page: list[ev.PrivateRecord] = []
         self.inherited: ev.PrivateRecord | None = None  # of the rank's last holder, where this one goes on
         self.buddies: tuple[Rank, ...] = ()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cache
 
-from torchrelay.protocol.ids import WorkerPhase
+from torchrelay.protocol.ids import Rank, WorkerPhase
 
 
 @dataclass(frozen=True)
@@ -35,6 +35,17 @@ class Script:
     @property
     def ranks(self) -> int:
         return len(self.shards)
+
+    @property
+    def everybody(self) -> tuple[Rank, ...]:
+        return tuple(map(Rank, range(self.ranks)))
+
+    def groups(self, rank: Rank) -> tuple[tuple[Rank, ...], ...]:
+        """With two shards on more ranks: with whom this rank shares a copy, and who holds what it holds."""
+        if self.ranks == 2 or len(set(self.shards)) != 2:
+            return ()
+        pair = tuple(each for each in self.everybody if each // 2 == rank // 2)
+        return pair, tuple(each for each in self.everybody if self.shards[each] == self.shards[rank])
 
 
 @dataclass(frozen=True, slots=True)

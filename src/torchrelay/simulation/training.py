@@ -14,7 +14,7 @@ from torchrelay.protocol.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.simulation import script as sc
 from torchrelay.simulation.edge import PASSED, Edge, Exit, Main, Wait
 from torchrelay.simulation.shots import Shots
-from torchrelay.simulation.wiring import Broken, Kind
+from torchrelay.simulation.wiring import Broken, Kind, Members
 
 if TYPE_CHECKING:
     from torchrelay.simulation.processes import Process
@@ -329,8 +329,12 @@ class Training(Edge):
         try:
             self.process.enter(kind)
             self.shots.take()
+            for group in self.script.groups(self.rank)[:1]:
+                yield from self.collective(("gather", self.pending), 0, group)
             yield self.world.draw(self.world.plan.speed.compute_ms)
             yield from self.trouble(call)
+            for group in self.script.groups(self.rank)[1:]:
+                yield from self.collective(("sum", self.pending), 0, group)
             state = sc.drawn(state)
             share = sc.contribution(state, sc.batch_of(call, self.rank))
             given = yield from self.collective(("reduce", self.pending), share)
@@ -369,12 +373,15 @@ class Training(Edge):
         self.entered = False
         self.process.enter(WorkerPhase.BETWEEN)
 
-    def collective(self, kind: Kind, value: int) -> Main[tuple[int, ...]]:
-        """Enter a collective and wait for all others. Raises `Broken`; in a poisoned attempt at once."""
+    def collective(self, kind: Kind, value: int, members: Members = ()) -> Main[tuple[int, ...]]:
+        """Enter a collective, of all ranks if no others are named, and wait for all others in it.
+
+        Raises `Broken`; in a poisoned attempt at once.
+        """
         if self.interrupted:
             raise Broken("poisoned")
         assert self.process.wiring is not None, "who trains is connected"
-        self.process.wiring.enter(self.process, self.rank, kind, value)
+        self.process.wiring.enter(self.process, self.rank, kind, value, members or self.script.everybody)
         result: tuple[int, ...] = yield Wait.BLOCKED
         return result
 

@@ -1,4 +1,4 @@
-"""Wiring: the collectives of one generation. They block until every rank has entered.
+"""Wiring: the collectives of one generation, of all ranks or of a group. They block until every one has entered.
 
 A collective that all have entered completes, but its result reaches each rank at a moment of its own: a fault in
 between leaves some with it and some without. Whose connections are cut blocks the others, until they see an error
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # What a collective is: its name, and the point it works towards. All ranks must enter the same one.
 Kind = tuple[str, object]
+# The ranks of a group.
+Members = tuple[Rank, ...]
 
 
 class Broken(ConnectionError):
@@ -43,7 +45,7 @@ class Wiring:
         self.store = store
         self.members: dict[Rank, Process] = {}
         self.connected = False
-        self.rounds: list[Round] = []
+        self.rounds: dict[Members, list[Round]] = {}
         self.cut: set[Rank] = set()  # whose connections are closed
         self.felt: set[Rank] = set()  # who has seen an error, and sees one in each collective from then on
         self._arriving: dict[Rank, int] = {}
@@ -77,24 +79,25 @@ class Wiring:
 
     # ------------------------------------------------------------ collectives
 
-    def enter(self, process: Process, rank: Rank, kind: Kind, value: int) -> None:
-        """A rank enters its next collective and blocks in it."""
-        number = process.collectives
-        process.collectives += 1
-        if number == len(self.rounds):
-            self.rounds.append(Round(kind))
-        now = self.rounds[number]
+    def enter(self, process: Process, rank: Rank, kind: Kind, value: int, members: Members) -> None:
+        """A rank enters its next collective among these ranks, and blocks in it."""
+        number = process.begun.get(members, 0)
+        process.begun[members] = number + 1
+        rounds = self.rounds.setdefault(members, [])
+        if number == len(rounds):
+            rounds.append(Round(kind))
+        now = rounds[number]
         if now.kind != kind:
             self.world.checker.fail(f"{process.id} enters {kind} while others are in {now.kind}")
         now.values[rank] = value
         now.waiting[rank] = process.ticket + 1
         if rank in self.felt:
             self.world.after(1, process.fail, process.ticket + 1, Broken("connection reset by peer"))
-        if len(now.values) == self.world.script.ranks and not self.cut:
+        if len(now.values) == len(members) and not self.cut:
             now.complete = True
-            result = tuple(now.values[Rank(each)] for each in range(self.world.script.ranks))
             for each, ticket in sorted(now.waiting.items()):
-                self.world.after(self.world.chance.choice((0, 1, 2, 12)), self._deliver, each, ticket, result)
+                delay = self.world.chance.choice((0, 1, 2, 12))
+                self.world.after(delay, self._deliver, each, ticket, results(now, members))
 
     def _deliver(self, rank: Rank, ticket: int, result: tuple[int, ...]) -> None:
         """The result reaches a rank, unless a connection was cut before and the bytes were lost with it."""
@@ -126,12 +129,16 @@ class Wiring:
             return
         if member.ticket == self._arriving.get(rank):
             self.world.after(0, member.fail, member.ticket, Broken(why))
-        for each in self.rounds[-2:]:
+        for members, each in ((members, each) for members, rounds in self.rounds.items() for each in rounds[-2:]):
             if member.ticket != each.waiting.get(rank):
                 continue
             if each.complete and self.world.chance.random() < 0.5:
                 # The result was on its way and wins: a gate that completes after the report.
-                result = tuple(each.values[Rank(other)] for other in range(self.world.script.ranks))
-                self.world.after(0, member.wake, member.ticket, result)
+                self.world.after(0, member.wake, member.ticket, results(each, members))
             else:
                 self.world.after(0, member.fail, member.ticket, Broken(why))
+
+
+def results(of: Round, members: Members) -> tuple[int, ...]:
+    """What each of its ranks gave to a collective that is complete."""
+    return tuple(of.values[each] for each in members)

@@ -4,6 +4,8 @@ The worker writes its step, phase and private state (RNG, loader position) into 
 page lives in memory that outlives the worker, so the private state survives a SIGKILL. Layout, little endian:
 
     0      header   u64 magic, then Status (below) as fixed u64/f64 fields
+    1024   groups   u64 how many, u64 how much was begun in all of them; then for each, up to MAX_GROUPS, u64 its key
+                    and u64 how much was begun in it
     4096   slot 0   u64 sequence, i64 step, i64 section, u64 length, u64 length of the supplement, then the private
                     record's bytes, then those of its supplement
     4096+S slot 1   the same, and so on
@@ -13,6 +15,9 @@ supplement (what is known when the call has returned) is added to a valid slot: 
 take turns; a worker that is in a gate may still be taken back to the point before the last one it has committed, so
 four slots hold all that can be asked for. A call that is redone writes its point again, however often: then in place of
 that point's older record, so that the points before it stay.
+
+The magic carries the version. A worker keeps its code while its agent is renewed, so pages of version 1, which have no
+groups, are read as well.
 """
 
 from __future__ import annotations
@@ -20,6 +25,7 @@ from __future__ import annotations
 import mmap
 import os
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 
 from msgspec import Struct
@@ -27,8 +33,11 @@ from msgspec import Struct
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Point, WorkerPhase
 
-MAGIC = 0x31_59_41_4C_45_52_54  # "TRELAY1"
+MAGIC = 0x32_59_41_4C_45_52_54  # "TRELAY2"
+WITHOUT_GROUPS = 0x31_59_41_4C_45_52_54  # "TRELAY1"
 HEADER = 4096
+GROUPS = 1024  # where the groups begin
+MAX_GROUPS = 128  # of a rank with more, others cannot see what it waits for: nothing is said of any of them
 SLOT = 1 << 20  # bytes of one slot; the file is sparse, only what is written takes memory
 SLOTS = 4
 _SLOT_HEAD = struct.Struct("<QqqQQ")
@@ -38,6 +47,7 @@ _ENTER = struct.Struct("<qq")
 _COMMIT = struct.Struct("<qqqqqq")
 _BEAT = struct.Struct("<qqq")
 _STATUS = struct.Struct("<Qqqqqqqqqq")
+_GROUP = struct.Struct("<QQ")
 _PHASES = tuple(WorkerPhase)
 
 MAX_RECORD = SLOT - _SLOT_HEAD.size
@@ -52,9 +62,21 @@ class Status(Struct, frozen=True, kw_only=True):
     entered_ns: int  # when the phase was entered
     committed_ns: int  # when the last commit happened; 0 if none
     step_ns: int  # how long the last step took, entry to commit
-    collectives: int  # collectives started on the default group in this generation
+    collectives: int  # begun in the default group in this generation
     beat_ns: int  # the control thread's last sign of life
     generation: int
+
+
+class Groups(Struct, frozen=True):
+    """What a worker has begun in its groups, but the default one.
+
+    known   for each its key, which is the same on all members, and how much was begun in it in this generation; None if
+            there are more than a page holds, or if the worker does not tell
+    begun   in all of them: it changes when the worker gets on
+    """
+
+    known: tuple[tuple[int, int], ...] | None
+    begun: int = 0
 
 
 class PageFull(ValueError):
@@ -82,6 +104,7 @@ class Page:
         self._ages = [0] * SLOTS  # its sequence
         self._sequence = 0
         self._start = self._end = HEADER + _SLOT_HEAD.size  # of the record kept last: its slot, and its end
+        self._groups: Sequence[tuple[int, int]] | None = ()  # as they were written last
         if create:
             blank = Status(
                 step=-1, section=0, phase=WorkerPhase.BOOTING, entered_ns=0, committed_ns=0, step_ns=0,
@@ -105,16 +128,40 @@ class Page:
         """A point is committed, and the main thread enters the phase that follows."""
         _COMMIT.pack_into(self._map, 8, point.step, point.section, _PHASES.index(phase), now_ns, now_ns, step_ns)
 
-    def beat(self, now_ns: int, collectives: int, generation: int) -> None:
-        """The control thread is alive."""
+    def beat(
+        self, now_ns: int, collectives: int, generation: int, groups: Sequence[tuple[int, int]] | None = ()
+    ) -> None:
+        """The control thread is alive.
+
+        `groups`: all but the default one, each with its key and how much was begun in it; None: it cannot be told.
+        """
         _BEAT.pack_into(self._map, 56, collectives, now_ns, generation)
+        if groups == self._groups:
+            return
+        self._groups = groups
+        if groups is None:
+            _GROUP.pack_into(self._map, GROUPS, MAX_GROUPS + 1, 1)
+            return
+        _GROUP.pack_into(self._map, GROUPS, len(groups), sum(begun for _, begun in groups))
+        for at, group in enumerate(groups[:MAX_GROUPS], 1):
+            _GROUP.pack_into(self._map, GROUPS + at * _GROUP.size, *group)
+
+    def groups(self) -> Groups:
+        """What was begun in which groups; now and then of two adjacent moments."""
+        if _WORD.unpack_from(self._map, 0) == (WITHOUT_GROUPS,):
+            return Groups(None)
+        count, begun = _GROUP.unpack_from(self._map, GROUPS)
+        if count > MAX_GROUPS:
+            return Groups(None, begun)
+        held = self._map[GROUPS + _GROUP.size : GROUPS + (1 + count) * _GROUP.size]
+        return Groups(tuple(_GROUP.iter_unpack(held)), begun)
 
     def status(self) -> Status:
         """Read the status. Fields may be of two adjacent moments; each alone is whole."""
         magic, step, section, phase, entered, committed, took, collectives, beat, generation = _STATUS.unpack_from(
             self._map, 0
         )
-        if magic != MAGIC:
+        if magic not in (MAGIC, WITHOUT_GROUPS):
             raise ValueError(f"{self.path} is not a worker's page")
         return Status(
             step=step, section=section, phase=_PHASES[phase], entered_ns=entered, committed_ns=committed,

@@ -24,12 +24,12 @@ from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
 from torchrelay.worker.abandon import await_unless_broken
+from torchrelay.worker.counts import GLOO, Counts
 from torchrelay.worker.sockets import Address, Ours, listening
 from torchrelay.worker.swap import Swap
 
 log = logging.getLogger(__name__)
 
-GLOO = "gloo"
 NCCL = "nccl"
 LOOPBACK = "127.0.0.1"
 
@@ -70,6 +70,7 @@ class Backends:
         self._make_torchs: Any = None  # torch's own function
         self._wirings: weakref.WeakKeyDictionary[ProcessGroup, Wiring] = weakref.WeakKeyDictionary()
         self._abortable: weakref.WeakSet[Backend] = weakref.WeakSet()
+        self.counts = Counts()
 
     # ------------------------------------------------------------ in torch's place
 
@@ -227,6 +228,7 @@ class Backends:
         group._set_group_desc(wiring.description)
         name, _ = _c10d._world.pg_map[group]
         _c10d._world.pg_map[group] = (name, meeting)
+        self.counts.add(group, wiring, tuple(backends.values()))
 
     def abort(self) -> int:
         """Abort what can be aborted (NCCL). From any thread; returns how many."""

@@ -21,6 +21,7 @@ from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import cursor as places
 from torchrelay.worker import ddp, groups, late, random_state, tryout, values
+from torchrelay.worker.afterwards import Afterwards
 from torchrelay.worker.blame import tell_raised
 from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.edge import Edge
@@ -42,7 +43,7 @@ MAX_RESULT = 256 << 10  # bytes of a call's result
 class Attempt:
     """One run of a call's function."""
 
-    __slots__ = ("call", "collectives", "kind", "passed", "private", "rng", "rng_at_gate")
+    __slots__ = ("call", "kind", "passed", "private", "rng", "rng_at_gate")
 
     def __init__(self, kind: str, rng: random_state.Seen) -> None:
         self.kind = kind
@@ -51,7 +52,6 @@ class Attempt:
         self.private = b""  # the private state at the gate, as it was kept
         self.passed = False
         self.call: places.Call | None = None
-        self.collectives = 0  # at the gate
 
 
 class Calls:
@@ -81,6 +81,7 @@ class Calls:
         self._gate = Gate(session, *world())
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
+        self._afterwards = Afterwards()
         self._proof = Proof.from_environment(session, state, cursor)
         self._wrappers = state.ddps()
         self._unsettled = list(self._wrappers)
@@ -249,7 +250,7 @@ class Calls:
         self._snapshots.passed()
         self._strayed = None
         if self._checked():
-            attempt.collectives = groups.collectives()
+            self._afterwards.note()
 
     def _record(self, attempt: Attempt, rng: random_state.Seen) -> tuple[bytes | memoryview, ...]:
         """What outlives this process, as of the gate."""
@@ -297,7 +298,7 @@ class Calls:
 
     def _check_local(self, attempt: Attempt) -> None:
         """Nothing but local work may follow the gate: it is not repeated, and nobody helps with it."""
-        if attempt.kind == "step" and groups.collectives() != attempt.collectives:
+        if attempt.kind == "step" and self._afterwards.found():
             raise Refused(
                 "a step communicates after its first optimizer.step()",
                 "move that communication before optimizer.step(), or into run.section()",

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -32,6 +32,7 @@ from torchrelay.worker.swap import Swap, build_extension
 
 __all__ = [
     "RewireError",
+    "begun_elsewhere",
     "break_connections",
     "build_extension",
     "collectives",
@@ -66,8 +67,6 @@ class _Process:
     def __init__(self) -> None:
         self.ours = Ours()
         self.backends = Backends(self.ours, self.swap)
-        self.default: Backend | None = None  # the default group's, for its count of collectives
-        self.aside = 0  # how many of these do not count
         self.covers_forks = False
         self._swap: Swap | None = None
         self._lock = threading.Lock()
@@ -158,7 +157,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
             raise ValueError("torch.distributed is not initialised: call init_newcomer first")
         process.backends.abort()
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
-        process.default = None
+        process.backends.counts.clear()
         process.backends.alone = True
         let_go = [process.swap().take(group) for group in wirings]
         connected = await_unless_broken(
@@ -170,8 +169,6 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
             backends = connected.backends[wiring.name]
             process.backends.put(group, wiring, backends, PrefixStore(wiring.name, shared))
             if wiring.default:
-                process.aside = 0
-                process.default = backends[wiring.main_kind]
                 proof = [types[0] for types in wiring.kinds.values()]
         for device in proof:
             _prove(device, deadline - time.monotonic())
@@ -274,14 +271,18 @@ def break_connections() -> int:
 
 
 def collectives() -> int:
-    """How many collectives this rank has started on the default group in this generation. From any thread."""
-    backend = _process.default
-    return 0 if backend is None else int(cast(Any, backend)._get_sequence_number_for_group()) - _process.aside
+    """How many collectives this rank has begun in the default group in this generation. From any thread."""
+    return _process.backends.counts.default()
+
+
+def begun_elsewhere() -> list[tuple[int, int]] | None:
+    """The same of each other group, with a key that all its members have; see `counts`. From any thread."""
+    return _process.backends.counts.others()
 
 
 def count_aside(number: int) -> None:
     """So many of what the default group counts shall not be; less than 0: so many more. By the main thread alone."""
-    _process.aside += number
+    _process.backends.counts.set_aside(number)
 
 
 # ---------------------------------------------------------------- python -m torchrelay.worker.groups build

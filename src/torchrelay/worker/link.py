@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -60,6 +60,9 @@ class Reach:
 
     break_connections: Callable[[], int]
     collectives: Callable[[], int]
+    elsewhere: Callable[[], Sequence[tuple[int, int]] | None] = field(
+        default=lambda: ()
+    )  # in groups but the default one
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
     kept: Callable[[Rank, Point, int], bytes] = field(default=lambda *_: b"")  # a copy of a ward's private record
     shelf: Callable[[], tuple[Snapshot, ...]] = field(default=lambda: ())  # what is in the memory of the node
@@ -155,7 +158,7 @@ class Link:
                     self._hear(data)
             except (Closed, WireError) as error:
                 self._reconnect(error)
-            standing.beat(reach.collectives())
+            standing.beat(reach.collectives(), reach.elsewhere())
             if not standing.blocked:
                 breaks = 0
                 continue
@@ -281,7 +284,7 @@ class Link:
                 connection.close()
             except (OSError, Closed, WireError):
                 pass
-            self._standing.beat(self._reach.collectives())
+            self._standing.beat(self._reach.collectives(), self._reach.elsewhere())
             time.sleep(CONNECT_S)
         self._standing.word()
         with self._lock:

@@ -140,8 +140,8 @@ def open_session(env: Mapping[str, str]) -> Session:
     )  # fmt: skip
     link.say(started)
     reach = Reach(
-        session.break_connections, groups.collectives, lambda: session.transfer.cancel(), session.record_kept,
-        session.shelf.kept,
+        session.break_connections, groups.collectives, groups.begun_elsewhere, lambda: session.transfer.cancel(),
+        session.record_kept, session.shelf.kept,
     )  # fmt: skip
     server.adopt, server.shelve = session.buddies.adopt, session.serve_shelf
     link.start(reach)

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -359,6 +359,6 @@ class Standing:
             self.heard = generation
             self._orders.clear()
 
-    def beat(self, collectives: int) -> None:
-        """The control thread is alive."""
-        self._page.beat(self._clock_ns(), collectives, self.wired)
+    def beat(self, collectives: int, groups: Sequence[tuple[int, int]] | None = ()) -> None:
+        """The control thread is alive; for `groups` see `Page.beat`."""
+        self._page.beat(self._clock_ns(), collectives, self.wired, groups)
