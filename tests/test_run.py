@@ -32,6 +32,8 @@ FEATURES = {
     "saved": ("forward", "update"),
     "saved_by_path": ("between",),
     "sections": ("forward", "section", "between"),
+    "tracker": ("forward",),
+    "tracker_cut": ("tracker",),
 }
 CASES = [(feature, phase) for feature, phases in FEATURES.items() for phase in phases]
 # A step whose update is skipped, one in the middle of a loop, one after which sections follow.

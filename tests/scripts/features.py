@@ -311,10 +311,43 @@ def agree_on_settings(options):
     return {"scale": scale.item()}
 
 
-FEATURES = {
-    f.__name__: f
-    for f in (plain, scaler, two_optimizers, accumulate, loader_workers, stream, saved, saved_by_path, sections)
-}
+class CpuTracker:
+    """As DTensor's tracker of random numbers does on CUDA: made by all together, it takes rank 0's random state."""
+
+    def __init__(self, _, run_state_sync=True):
+        if run_state_sync:
+            state = torch.get_rng_state()
+            dist.broadcast(state, 0)
+            torch.set_rng_state(state)
+
+
+def tracker(options, death, rank, first=3):
+    """A step that makes DTensor's tracker, if it is not there, when `first` steps are committed."""
+    import torch.distributed.tensor._random as tensors
+
+    tensors.OffsetBasedRNGTracker = CpuTracker
+    model = DistributedDataParallel(small())
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    own_numbers(rank)
+    run = torchrelay.join(model=model, optimizer=optimizer)
+
+    def draw_alike(loss):
+        if run.committed >= first and tensors._rng_tracker is None:
+            tensors._rng_tracker = tensors.OffsetBasedRNGTracker(None)
+            death.at(run, "tracker")
+        return loss * (1 + torch.rand(()))
+
+    step = make_step(run, model, optimizer, death, before=draw_alike)
+    epochs(run, options, DataLoader(Noisy(), batch_size=8, shuffle=True), step, death)
+
+
+def tracker_cut(options, death, rank):
+    """The same, later: the fault comes just after all have made it, and the step is redone."""
+    tracker(options, death, rank, first=4)
+
+
+CARRIED = (plain, scaler, two_optimizers, accumulate, loader_workers, stream, saved, saved_by_path, sections)
+FEATURES = {f.__name__: f for f in (*CARRIED, tracker, tracker_cut)}
 
 
 def main():

@@ -4,6 +4,8 @@ It is taken at every gate, so it must cost microseconds. Python and NumPy need 1
 step rarely draws from them; so we look at the generator's own memory first and ask only if that has changed. Whether
 this memory tells the truth is checked once on a generator made for it; if not, we ask every time.
 
+With it goes whether DTensor's `tracker` is there, for which ranks must agree.
+
     head (below), torch's CPU state, Python's 625 words, NumPy's 624 words, then length and state of each CUDA device
 """
 
@@ -21,11 +23,12 @@ from typing import Any
 import torch
 
 from torchrelay.errors import Refused
+from torchrelay.worker import tracker
 
 _MAGIC = b"RNG1"
-# magic, bytes of torch's state, CUDA devices, Python has a gauss, NumPy is there, NumPy has a gauss, NumPy's position,
-# and the two kept gauss values.
-_HEAD = struct.Struct("<4sIHBBBxxxidd")
+# magic, bytes of torch's state, CUDA devices, Python has a gauss, NumPy is there, NumPy has a gauss, DTensor's tracker
+# is there, NumPy's position, and the two kept gauss values.
+_HEAD = struct.Struct("<4sIHBBBBxxidd")
 _LENGTH = struct.Struct("<I")
 _PYTHON_VERSION = 3  # of random.getstate(), since Python 3.2
 _PYTHON_BYTES = 625 * 4
@@ -35,7 +38,7 @@ _OBJECT_HEAD = object.__basicsize__  # reference count and type: they change wit
 
 _PythonState = tuple[bytes, float | None]  # the words, the kept gauss
 _NumpyState = tuple[bytes, int, bool, float]  # the key, the position in it, whether a gauss is kept, and which
-Seen = tuple[torch.Tensor, _PythonState, _NumpyState | None, list[bytes]]
+Seen = tuple[torch.Tensor, _PythonState, _NumpyState | None, list[bytes], bool]
 
 
 def capture() -> bytes:
@@ -51,7 +54,7 @@ def look() -> Seen:
     """The same, not put together yet: `pack` makes the record of it, now or later."""
     numpy_random = sys.modules.get("numpy.random.mtrand")
     numpy_state = None if numpy_random is None else _numpy_watch(numpy_random).state()
-    return torch.default_generator.get_state(), _python.state(), numpy_state, _cuda_states()
+    return torch.default_generator.get_state(), _python.state(), numpy_state, _cuda_states(), tracker.is_there()
 
 
 def pack(seen: Seen) -> bytes:
@@ -61,12 +64,12 @@ def pack(seen: Seen) -> bytes:
 
 def parts(seen: Seen) -> tuple[bytes | memoryview, ...]:
     """The same in parts, which need not be put together to be written one after the other."""
-    torch_tensor, (words, python_gauss), numpy_state, devices = seen
+    torch_tensor, (words, python_gauss), numpy_state, devices, tracked = seen
     torch_state = torch_tensor.numpy().data
     key, position, has_gauss, gauss = (b"", 0, False, 0.0) if numpy_state is None else numpy_state
     head = _HEAD.pack(
-        _MAGIC, len(torch_state), len(devices), python_gauss is not None, numpy_state is not None, has_gauss, position,
-        python_gauss or 0.0, gauss,
+        _MAGIC, len(torch_state), len(devices), python_gauss is not None, numpy_state is not None, has_gauss, tracked,
+        position, python_gauss or 0.0, gauss,
     )  # fmt: skip
     return head, torch_state, words, key, *devices
 
@@ -77,7 +80,7 @@ def restore(data: bytes) -> None:
     NumPy is imported if the record has it; a generator that the record does not have is left alone.
     """
     head, torch_state, words, key, devices = _parse(data)
-    _, _, _, python_has, numpy_has, has_gauss, position, python_gauss, gauss = head
+    _, _, _, python_has, numpy_has, has_gauss, tracked, position, python_gauss, gauss = head
     generators = torch.cuda.default_generators if devices else ()
     if len(generators) < len(devices):
         raise ValueError(f"random state of {len(devices)} CUDA devices, but only {len(generators)} are here")
@@ -89,6 +92,7 @@ def restore(data: bytes) -> None:
         numpy.random.set_state(("MT19937", numpy.frombuffer(key, numpy.uint32), position, int(has_gauss), gauss))
     for generator, state in zip(generators, devices, strict=False):
         generator.set_state(_as_tensor(state))
+    tracker.put(bool(tracked))
 
 
 def equal(a: bytes, b: bytes) -> bool:
