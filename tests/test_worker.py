@@ -79,6 +79,7 @@ def test_what_cannot_be_protected_is_refused_with_a_remedy(manners: Make) -> Non
         ("late_refusal", "cannot be entered in the middle"),
         ("differs", r"rank 1 has built something else than rank 0: .*\[4, 5\].*instead of.*\[4, 4\]"),
         ("values_differ", r"rank 1.* other values"),
+        ("drifts", r"rank 1 holds, after 4 steps, other values than rank 0: .*adapter.*weight: .* instead of .*shard="),
     ],
 )
 def test_a_refusal_that_leaves_the_script_ends_the_job(manners: Make, way: str, words: str) -> None:

@@ -117,6 +117,28 @@ def values_differ():
     torchrelay.join(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def drifts():
+    """Ranks that begin alike and train their own: a stage, an expert, an adapter. Nobody reduces its gradients."""
+    torch.manual_seed(0)
+    shared = DistributedDataParallel(torch.nn.Linear(4, 4))
+    adapter = torch.nn.Linear(4, 4, bias=False)
+    torch.nn.init.zeros_(adapter.weight)
+    model = {"shared": shared, "adapter": adapter}
+    optimizer = torch.optim.SGD([*shared.parameters(), *adapter.parameters()], lr=0.1)
+    run = torchrelay.join(model=model, optimizer=optimizer)
+
+    @run.step
+    def train_step(used):
+        optimizer.zero_grad()
+        x = shared(torch.ones(2, 4))
+        (x + adapter(x * dist.get_rank()) if used else x).square().mean().backward()
+        optimizer.step()
+
+    for step in run.steps(9):
+        train_step(step > 2)  # an expert that no token comes to at first
+        print(f"committed {run.committed}", flush=True)
+
+
 def swallow():
     """Catches everything that comes out of its steps' insides, as handlers of out-of-memory errors do."""
     model, optimizer, run = joined()

@@ -42,10 +42,20 @@ def check_agreement(state: State, shard: str) -> list[int]:
     mine = _Told(shard, state.fingerprint(), digest_of(values))
     everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
     _check_replicas([told.shard for told in everyone])
-    _compare(everyone, lambda told: told.built, state.description(), "has built something else than")
-    _compare(everyone, lambda told: told.values, values, "holds other values than")
+    _compare(everyone, lambda told: told.built, state.description(), "has built something else than", REMEDY)
+    _compare(everyone, lambda told: told.values, values, "holds other values than", REMEDY)
     holders = Counter(told.shard for told in everyone)
     return [rank for rank, told in enumerate(everyone) if len(everyone) > 1 and holders[told.shard] == 1]
+
+
+def compare(shard: str, lines: list[str], difference: str, remedy: str) -> None:
+    """Collective over all ranks. Raises `StateMismatch` on every rank if one has other lines than one of its shard.
+
+    `difference`: what is the matter with the one, as seen from the other ("holds other values than").
+    """
+    mine = _Told(shard, "", digest_of(lines))
+    everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
+    _compare(everyone, lambda told: told.values, lines, difference, remedy)
 
 
 def _check_replicas(named: list[str]) -> None:
@@ -84,7 +94,9 @@ def digest_of(lines: list[str]) -> str:
     return digest.text()
 
 
-def _compare(everyone: list[_Told], aspect: Callable[[_Told], str], lines: list[str], difference: str) -> None:
+def _compare(
+    everyone: list[_Told], aspect: Callable[[_Told], str], lines: list[str], difference: str, remedy: str
+) -> None:  # fmt: skip
     """Raises `StateMismatch` if a rank differs from the first one with the same shard, naming the first line."""
     seen: dict[str, int] = {}
     differing = [
@@ -97,7 +109,7 @@ def _compare(everyone: list[_Told], aspect: Callable[[_Told], str], lines: list[
     described = [msgspec.msgpack.decode(data, type=list[str]) for data in _gather_lines(lines)]
     rank, first = differing[0]
     what = _first_difference(described[first], described[rank])
-    raise StateMismatch(f"rank {rank} {difference} rank {first}: {what}. {REMEDY}")
+    raise StateMismatch(f"rank {rank} {difference} rank {first}: {what}. {remedy}")
 
 
 def _first_difference(expected: list[str], found: list[str]) -> str:

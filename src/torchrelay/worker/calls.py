@@ -24,6 +24,7 @@ from torchrelay.worker import ddp, groups, late, random_state, tryout, values
 from torchrelay.worker.afterwards import Afterwards
 from torchrelay.worker.blame import tell_raised
 from torchrelay.worker.cursor import Cursor
+from torchrelay.worker.early import Early
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, world
@@ -58,10 +59,12 @@ class Calls:
     """All calls of this worker's script."""
 
     def __init__(
-        self, session: Session, state: State, cursor: Cursor, place: Callable[[], Private] | None,
+        self, session: Session, state: State, cursor: Cursor, place: Callable[[], Private] | None, shard: str,
         rehearse: bool | None = None,
     ) -> None:  # fmt: skip
-        """`place`: for a newcomer, waits until its place is known, and sets `cursor` on the way there.
+        """`shard`: what this rank holds, by which replicas know one another.
+
+        `place`: for a newcomer, waits until its place is known, and sets `cursor` on the way there.
 
         It returns what the rank's last holder left at the point where `cursor` then leads. `rehearse`: see `join`.
         """
@@ -81,6 +84,7 @@ class Calls:
         self._gate = Gate(session, *world())
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
+        self._early = Early(state, shard)
         self._afterwards = Afterwards()
         self._proof = Proof.from_environment(session, state, cursor)
         self._wrappers = state.ddps()
@@ -237,8 +241,11 @@ class Calls:
         self._redo[attempt.kind].probe_gate(optimizer)
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
         self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
-        attempt.rng_at_gate = random_state.look()
         pending = self._pending(attempt.kind)
+        if attempt.kind == "step" and self._early.due(pending):
+            values = self._early.values()
+            self._gate.share(lambda: self._early.compare(values, pending))
+        attempt.rng_at_gate = random_state.look()
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
         try:

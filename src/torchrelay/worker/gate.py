@@ -11,6 +11,8 @@ With ranks on several nodes, private records go to buddies before it: see `buddi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -75,6 +77,14 @@ class Gate:
         # After the report: roll forward by order, or not at all.
         if not standing.await_verdict(self._session.welcome.patience_s):
             raise StepInterrupted
+
+    def share(self, act: Callable[[], None]) -> None:
+        """Do something that all ranks do together before they enter; raises `StepInterrupted` if that is cut."""
+        try:
+            act()
+        except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
+            self.broken(error)
+            raise StepInterrupted from error
 
     def broken(self, error: BaseException) -> None:
         """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does.

@@ -2,7 +2,8 @@
 
     a DTensor          the ranks of its mesh at the same place in every dimension that it is sharded over
     a tensor in DDP    the ranks of DDP's group; both, if a DTensor is in DDP
-    any other          all ranks: they must hold equal values at join(), or it is refused there
+    any other          all ranks: they must hold equal values at join(), or it is refused there; and after the first
+                       steps, see `early`
 
 A rank's replicas are those that this is true of for all of its tensors. It is found out without asking anybody, as a
 newcomer must come to the same alone; `agreement` asks the others once whether they see it alike.
@@ -47,6 +48,16 @@ def replicas(state: State, rank: int, world_size: int) -> frozenset[int]:
     return held
 
 
+def supposed(state: State) -> list[tuple[str, torch.Tensor]]:
+    """The trained tensors, by name, of which nothing but their values tells that all ranks hold the same."""
+    wrapped = _in_ddp(state)
+    return [
+        (name, tensor)
+        for name, tensor in state.parameters()
+        if tensor.requires_grad and not shards.is_shard(tensor) and id(tensor) not in wrapped
+    ]
+
+
 def _holders(tensor: torch.Tensor, rank: int, wrapped: frozenset[int], anybody: frozenset[int]) -> frozenset[int]:
     if shards.is_shard(tensor):
         return _on_the_mesh(tensor, rank) | wrapped
@@ -65,11 +76,12 @@ def _on_the_mesh(tensor: torch.Tensor, rank: int) -> frozenset[int]:
 
 
 def _in_ddp(state: State) -> dict[int, frozenset[int]]:
-    """By the id of a tensor in a DDP wrapper, the ranks of that wrapper's group."""
+    """By the id of a tensor that a DDP wrapper takes care of, the ranks of that wrapper's group."""
     return {
         id(tensor): frozenset(dist.get_process_group_ranks(wrapper.process_group))
         for wrapper in state.ddps()
-        for _, tensor in named_tensors(wrapper.module)
+        for name, tensor in named_tensors(wrapper.module)
+        if name not in wrapper.parameters_to_ignore
     }
 
 

@@ -87,6 +87,18 @@ def places(tensor: torch.Tensor) -> list[tuple[int, int]] | None:
     return [(piece.data_ptr(), piece.numel()) for piece, _ in found]
 
 
+def stretches(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensor's bytes in the order of `outgoing`, where they lie: flat, and views of it if it has no gaps."""
+    ordered = _ordered(_once(tensor.detach()))
+    if ordered.is_contiguous():
+        yield ordered.view(-1).view(torch.uint8)
+    elif ordered.dim() == 1:
+        yield ordered.contiguous().view(torch.uint8)
+    else:
+        for row in ordered:
+            yield from stretches(row)
+
+
 def _copier(piece: torch.Tensor, stage: torch.Tensor) -> Callable[[], None]:
     def copy() -> None:
         piece.copy_(stage)

@@ -127,9 +127,9 @@ class Joining:
         cursor = Cursor()
         if session.newcomer:
             state.expect()
-            self.calls = Calls(session, state, cursor, lambda: await_place(session, cursor), rehearse)
+            self.calls = Calls(session, state, cursor, lambda: await_place(session, cursor), shard, rehearse)
         else:
-            self.calls = Calls(session, state, cursor, None)
+            self.calls = Calls(session, state, cursor, None, shard)
             session.standing.start(START)
             session.standing.enter(WorkerPhase.BETWEEN)
         register_optimizer_step_pre_hook(self._before_update)
