@@ -8,6 +8,7 @@ import pytest
 
 from tests.scripts import groups_actions as acts
 from tests.scripts.groups_ranks import Troupe, troupe
+from torchrelay.protocol.waiting import DEFAULT
 from torchrelay.worker.counts import key_of
 
 pytestmark = pytest.mark.slow
@@ -81,5 +82,5 @@ def test_a_group_that_the_script_has_destroyed_is_counted_no_more(four: Troupe) 
 def test_keys_tell_groups_apart() -> None:
     keys = {key_of("1", (0, 1)), key_of("1", (0, 2)), key_of("2", (0, 1)), key_of("1 from", (0, 1))}
     assert len(keys) == 4
-    assert 0 not in keys
+    assert DEFAULT not in keys
     assert max(keys) < 1 << 64

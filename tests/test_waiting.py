@@ -102,4 +102,14 @@ def test_a_wait_is_told_for_people(wait: Wait, told: str) -> None:
 
 
 def test_of_a_worker_that_is_not_in_the_picture_nothing_is_told() -> None:
-    assert Picture([stand(0, {})], 2).wait_for(worker(1)) is None
+    picture = Picture([stand(0, {})], 2)
+    assert picture.wait_for(worker(1)) is None
+    assert picture.in_the_way(worker(1)) is None
+
+
+def test_in_a_group_nobody_waits_but_its_members_and_in_the_default_group_all_may() -> None:
+    stands = [stand(0, {ROW: 1}), stand(1, {ROW: 0}), stand(2, {}), stand(3, {DEFAULT: 4})]
+    picture = Picture(stands, 4)
+    assert picture.in_the_way(worker(1)) is None  # it waits for rank 3
+    assert picture.wait_for(worker(1)) == Wait(0, (Rank(0),), (Rank(0), Rank(1)))
+    assert picture.in_the_way(worker(3)) == Wait(0, (Rank(0), Rank(1), Rank(2)), ())

@@ -142,4 +142,5 @@ EQUIVALENT: dict[str, str] = {
     "vitals:last_proof: worker is not None and worker not in here without worker not in here": OWN,
     "vitals:last_proof: for all, not if worker is not None and worker not in here": OWN,
     "vitals:node_of: always known.node": "who holds a rank is known; it is said for the types",
+    "waiting:module: 0 to 1": "any key would do that no group has",
 }

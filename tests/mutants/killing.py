@@ -80,10 +80,10 @@ def explore_a_move() -> None:
 
 
 def judge_vitals() -> None:
-    from tests import test_silence, test_vitals
+    from tests import test_silence, test_vitals, test_vitals_groups, test_waiting
 
-    run_tests_of(test_silence)
-    run_tests_of(test_vitals)
+    for module in (test_waiting, test_silence, test_vitals, test_vitals_groups):
+        run_tests_of(module)
 
 
 def reach_decisions() -> None:
@@ -173,7 +173,7 @@ def killer_of(mutant: Mutant | None) -> str:
     """The first test that notices the mutant (None: the core as it is); empty if none does. Ends this process's use."""
     if mutant is not None:
         sys.meta_path.insert(0, Finder(f"torchrelay.protocol.{mutant.module}", mutant.tree()))
-    first = ["vitals"] if mutant is not None and mutant.module == "vitals" else []
+    first = ["vitals"] if mutant is not None and mutant.module in ("vitals", "waiting") else []
     for name in [*first, *(each for each in KILLERS if each not in first)]:
         try:
             KILLERS[name]()

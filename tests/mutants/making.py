@@ -14,7 +14,7 @@ from pathlib import Path
 PROTOCOL = Path(__file__).parent.parent.parent / "src" / "torchrelay" / "protocol"
 MODULES = (
     "boundary", "buddies", "cluster", "ending", "incident", "job", "migration", "moves", "placing", "policy",
-    "recovery", "requests", "roster", "speech", "state", "table", "taints", "vitals",
+    "recovery", "requests", "roster", "speech", "state", "table", "taints", "vitals", "waiting",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -48,7 +48,7 @@ from torchrelay.protocol.table import Table
 from torchrelay.protocol.waiting import DEFAULT, Picture, Stand, Wait
 
 
-class Sample(Struct, frozen=True, kw_only=True):
+class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """A worker as its agent sees it now. Ages and spans in milliseconds."""
 
     worker: WorkerId

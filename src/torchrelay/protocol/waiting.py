@@ -80,7 +80,7 @@ class Picture:
         one = self._stands.get(worker)
         if one is None:
             return None
-        keys = [key for key, begun in one.begun.items() if self._most[key] > begun and (self._whole or key == DEFAULT)]
+        keys = [key for key, begun in one.begun.items() if self._most[key] > begun]
         if not keys:
             return None
         ahead = {

@@ -7,9 +7,8 @@ background does), at any time: there it counts if the step does it every time th
 
 from __future__ import annotations
 
+from torchrelay.protocol.waiting import DEFAULT
 from torchrelay.worker import groups
-
-DEFAULT = 0  # as a key of a group
 
 
 class Afterwards:
