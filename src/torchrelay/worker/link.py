@@ -60,9 +60,8 @@ class Reach:
 
     break_connections: Callable[[], int]
     collectives: Callable[[], int]
-    elsewhere: Callable[[], Sequence[tuple[int, int]] | None] = field(
-        default=lambda: ()
-    )  # in groups but the default one
+    # What was begun in all groups but the default one; None if that cannot be told.
+    elsewhere: Callable[[], Sequence[tuple[int, int]] | None] = field(default=lambda: ())
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
     kept: Callable[[Rank, Point, int], bytes] = field(default=lambda *_: b"")  # a copy of a ward's private record
     shelf: Callable[[], tuple[Snapshot, ...]] = field(default=lambda: ())  # what is in the memory of the node
