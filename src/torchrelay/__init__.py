@@ -60,6 +60,7 @@ def join(
     shard: str | None = None,
     rehearse: bool | None = None,
     snapshot_every: int | None = None,
+    compare_every: int | None = None,
 ) -> Run:
     """Say what this script's state is, and get a `Run`. Once, after all of it is built and before training.
 
@@ -78,6 +79,8 @@ def join(
     snapshot_every   steps between two snapshots of each rank's state, in the memory of its own node and of another
                 one: so many steps are made again if a shard is lost of which there is no replica. None: every 10 if
                 there is such a shard, else none; 0: none
+    compare_every    steps between two comparisons of what replicas hold, which find bits that have flipped: who differs
+                from most is replaced. None: every 100; 0: none
 
         run = torchrelay.join(model=ddp, optimizer=adamw, extra={"schedule": schedule, "ema": ema})
 
@@ -87,8 +90,9 @@ def join(
     if _join is None:
         return plain.PlainRun()
     return _join(
-        model, optimizer, extra, save=save, load=load, shard=shard, rehearse=rehearse, snapshot_every=snapshot_every
-    )
+        model, optimizer, extra, save=save, load=load, shard=shard, rehearse=rehearse, snapshot_every=snapshot_every,
+        compare_every=compare_every,
+    )  # fmt: skip
 
 
 def once(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.boundary import with_move
+from torchrelay.protocol.differing import replicas_differ
 from torchrelay.protocol.ending import REFUSED, STOPPED, collect, end, fall_back, interrupt, lose
 from torchrelay.protocol.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Mark
@@ -435,6 +436,7 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.WorkerExited: worker_exited,
     ev.WorkerRaised: worker_raised,
     ev.CollectiveFailed: collective_failed,
+    ev.ReplicasDiffer: replicas_differ,
     ev.WorkerHung: worker_hung,
     ev.OnceRecorded: once_recorded,
     ev.Tick: tick,

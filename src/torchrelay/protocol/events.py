@@ -276,6 +276,22 @@ class CollectiveFailed(Fact, frozen=True, tag=True, kw_only=True):
     age_ms: int = 0
 
 
+class ReplicasDiffer(Fact, frozen=True, tag=True, kw_only=True):
+    """Ranks that are replicas of one another hold different bits after `point`; nobody passes the gate that follows.
+
+    Said by the lowest rank that is not among `ranks`: those that differ from most. None named: there is no majority.
+    """
+
+    worker: WorkerId
+    job: JobId
+    rank: Rank
+    generation: Generation
+    point: Point
+    ranks: tuple[Rank, ...]
+    evidence: str
+    age_ms: int = 0
+
+
 class WorkerHung(Fact, frozen=True, tag=True, kw_only=True):
     """Others wait for this worker, longer than any healthy step takes. Judged by `vitals`, with its evidence."""
 
@@ -394,6 +410,7 @@ AnyEvent = (
     | WorkerExited
     | WorkerRaised
     | CollectiveFailed
+    | ReplicasDiffer
     | WorkerHung
     | OnceRecorded
     | Tick
@@ -411,7 +428,7 @@ AnyEvent = (
 
 # Those that say how long ago they happened (`age_ms`). Whoever keeps one, or finds it late, adds to it: by it the
 # ledger dates when training stood and when it went on.
-DATED = (WorkerExited, WorkerRaised, CollectiveFailed, WorkerReady, WorkerResumed)
+DATED = (WorkerExited, WorkerRaised, CollectiveFailed, ReplicasDiffer, WorkerReady, WorkerResumed)
 
 
 def aged(event: Event, ms: int) -> Event:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.ids import Rank
-from torchrelay.simulation.invariants import Cause
+from torchrelay.simulation.causes import Cause
 from torchrelay.simulation.plans import JOB, FaultKind, On, Strike
 from torchrelay.simulation.processes import Life, Process
 
@@ -111,6 +111,11 @@ def make_hang(world: World, strike: Strike, process: Process) -> None:
 def make_stuck(world: World, strike: Strike, process: Process) -> None:
     del world, strike
     process.training.will_stick = True
+
+
+def make_flip(world: World, strike: Strike, process: Process) -> None:
+    del world, strike
+    process.training.replicas.will_flip = True
 
 
 def stop(world: World, strike: Strike, process: Process) -> None:
@@ -376,6 +381,7 @@ STRIKES: dict[FaultKind, Callable[[World, Strike], bool]] = {
     FaultKind.PAUSE: hit(pause),
     FaultKind.HANG: hit(make_hang),
     FaultKind.STUCK: hit(make_stuck),
+    FaultKind.FLIP: hit(make_flip),
     FaultKind.TWO: kill_two,
     FaultKind.KILL_NEWCOMER: kill_newcomer,
     FaultKind.KILL_SPARE: kill_spare,

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from torchrelay.protocol import events as ev
@@ -26,6 +25,7 @@ from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import Move, MoveState, Request
 from torchrelay.protocol.state import Cluster
 from torchrelay.simulation import script as sc
+from torchrelay.simulation.causes import Cause
 from torchrelay.simulation.plans import JOB, FaultKind, Lack
 from torchrelay.simulation.together import check_together
 from torchrelay.simulation.violation import Violation
@@ -40,23 +40,6 @@ if TYPE_CHECKING:
 START_BUDGET = 3
 # More than all strikes of a plan can ask for, each tried again and again.
 MANY_MOVES = 60
-
-
-class Cause(StrEnum):
-    """What the world did that may keep a job from going on without loss."""
-
-    NO_REPLICA = "every holder of a shard is gone"
-    NODE = "a node is gone, and the buddies of its ranks too"
-    FROZEN = "the operator has frozen the job"
-    SCRIPT = "the script's own error"
-    UNDECLARED = "an undeclared collective was cut"
-    REFUSED = "the script is refused"
-    CANCELLED = "the operator stopped the job"
-    NEVER_STARTED = "three starts were hit before anything was committed"
-    NEVER_CONNECTS = "connecting fails again and again"
-    MISMATCH = "no replica delivers what it has"
-    PATIENCE = "a worker lost its patience"
-    UNDYING = "a worker cannot be ended"
 
 
 class Checker:
@@ -81,6 +64,7 @@ class Checker:
         self.orphans: dict[Rank, Process] = {}  # lost with their node and page; not yet replaced
         self.node_was_lost = False
         self.tainted: set[tuple[NodeId, int]] = set()  # slots that were not to be used, at any time
+        self.spoiled = False  # a flipped bit has spread
         self.unheld = False  # a shard was without a holder
         self.going: list[Machine] = []  # nodes being lost
         self.started_again = False  # all workers, and slots were freed whose workers had died unheard
@@ -132,12 +116,12 @@ class Checker:
         self.disturbed = True
         self.weigh_shard(process)
         self.weigh_records()
-        if not any(has_trained(each) for each in self._sound()):
+        if not any(has_trained(each) for each in self.sound()):
             self.start_hit()
 
     def weigh_records(self) -> None:
         """Whether the private state of a rank is gone with its node, since none of its buddies is left."""
-        sound = self._sound()
+        sound = self.sound()
         newest = max((each.training.committed or START for each in sound), default=START)
         for rank in self.orphans:
             kept = any((rank, newest) in each.copies for each in sound)
@@ -155,7 +139,7 @@ class Checker:
         # A record in the page may be of a gate that was passed: nobody can tell any more.
         if process.rank is not None and (has_trained(process) or process.page):
             shards = self.world.script.shards
-            trained = [each for each in self._sound() if has_trained(each)]
+            trained = [each for each in self.sound() if has_trained(each)]
             if not any(shards[each.training.rank] == shards[process.rank] for each in trained):
                 self.weigh_snapshots()
 
@@ -193,13 +177,18 @@ class Checker:
         if len(self.hit_before_commit) >= START_BUDGET:
             self.causes.add(Cause.NEVER_STARTED)
 
+    def spread(self) -> None:
+        """A state with a flipped bit is given to a newcomer before anybody has compared: then most may be wrong."""
+        self.spoiled = True
+        self.causes.add(Cause.DOUBT)
+
     def broke(self) -> None:
         """A connection breaks, or is not made, and nobody is lost."""
         self.disturbed = True
-        if not any(has_trained(each) for each in self._sound()):
+        if not any(has_trained(each) for each in self.sound()):
             self.start_hit()
 
-    def _sound(self) -> list[Process]:
+    def sound(self) -> list[Process]:
         """Living holders of ranks that no fault has hit."""
         return [
             each
@@ -242,9 +231,7 @@ class Checker:
         """What arrives at a target is damaged. Who delivers so once is not asked again in the same incident."""
         self.differing[target] += 1
         shards = self.world.script.shards
-        replicas = [
-            each for each in self._sound() if has_trained(each) and shards[each.training.rank] == shards[target]
-        ]
+        replicas = [each for each in self.sound() if has_trained(each) and shards[each.training.rank] == shards[target]]
         if self.differing[target] >= len(replicas):
             self.causes.add(Cause.MISMATCH)
             self.unheld = True
@@ -353,7 +340,7 @@ class Checker:
     def committed(self, training: Training, call: int, after: sc.RankState) -> None:
         """A rank commits a call: with the batch, the random numbers and the state of the undisturbed run."""
         self.world.seen(f"commit: {self.world.script.calls[call]}")
-        if after != self.history.left[call][training.rank]:
+        if after != self.history.left[call][training.rank] and not self.spoiled:
             self.fail(f"{training.process.id} commits call {call} with another state than the undisturbed run")
         if training.interrupted:
             self.check_promise(training)
@@ -377,7 +364,8 @@ class Checker:
                 self.fail(f"{process.id} resumes without any state")
             return
         expected = self.history.entered[training.base + training.index][training.rank]
-        if not training.entered or training.state != expected:
+        spoiled = self.spoiled or training.replicas.flipped  # nobody has compared yet
+        if not training.entered or (training.state != expected and not spoiled):
             self.fail(f"{process.id} resumes from {training.committed} with another state than the undisturbed run")
         restarts = training.assigned.restarts if training.assigned is not None else 0
         job = self.world.job
@@ -433,7 +421,8 @@ class Checker:
     def judge_success(self) -> None:
         for rank in range(self.world.script.ranks):
             done = [p for p in self.world.processes.values() if p.rank == rank and p.training.finished]
-            if not any(each.training.state == self.history.entered[-1][rank] for each in done):
+            end = self.history.entered[-1][rank]
+            if not any(each.training.state == end or self.spoiled for each in done):
                 self.fail(f"the job ended with 0, and rank {rank} has not finished")
         error = self.world.script.error
         if error is not None and not self.causes - {Cause.SCRIPT}:
@@ -491,7 +480,8 @@ class Checker:
 
 def lets_go(move: Move, rank: Rank) -> bool:
     """Whether a move is over for a rank, and has not only been called off."""
-    return rank not in move.ranks if move.open else move.state is not MoveState.CALLED_OFF
+    over = rank not in move.ranks if move.open else move.state is not MoveState.CALLED_OFF
+    return over or rank in move.moved
 
 
 def has_trained(process: Process) -> bool:

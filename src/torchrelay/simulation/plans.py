@@ -57,6 +57,7 @@ class FaultKind(StrEnum):
     STOP_TARGET = "SIGSTOP of the target of a move"
     DOOMED_TARGETS = "targets of moves die while they are prepared, one after the other"
     KILL_LEAVER = "SIGKILL of a worker that is to leave, or has left"
+    FLIP = "a bit flips in what a rank holds"
 
 
 class Lack(StrEnum):
@@ -132,6 +133,7 @@ class Plan:
     script_code: int = 7
     calm_ms: int = 12_000  # no fault after this
     snapshots: int = 0  # every so many steps; 0: none
+    compares: bool = False  # replicas compare what they hold, in each step
 
 
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.
@@ -143,7 +145,7 @@ KINDS: dict[FaultKind, int] = {
     FaultKind.LONG_SPLIT: 1, FaultKind.POWER: 4, FaultKind.ORCHESTRATOR: 5, FaultKind.UNDYING: 1, FaultKind.CANCEL: 1,
     FaultKind.MOVE: 8, FaultKind.MOVE_TWO: 6, FaultKind.MOVE_AND_BACK: 4, FaultKind.TAINT: 8, FaultKind.DRAIN: 6,
     FaultKind.FREEZE: 1, FaultKind.KILL_TARGET: 6, FaultKind.STOP_TARGET: 2, FaultKind.KILL_LEAVER: 6,
-    FaultKind.DOOMED_TARGETS: 4,
+    FaultKind.DOOMED_TARGETS: 4, FaultKind.FLIP: 4,
 }  # fmt: skip
 LACKS: dict[Lack, float] = {
     Lack.SPARES: 0.15, Lack.REFILL: 0.07, Lack.SLOTS: 0.05, Lack.REPLICAS: 0.05, Lack.HYBRID: 0.12, Lack.SLOW: 0.05,
@@ -190,6 +192,8 @@ def draw(seed: int) -> Plan:
         script = replace(script, calls=script.calls * 4)
         spec = msgspec.structs.replace(spec, slot_faults=0, moves_per_hour=-1)
     plan = Plan(seed, spec, script, slots, strikes, lacks, draw_weather(chance, lacks), resets=chance.random())
+    if FaultKind.FLIP in menu:
+        plan = replace(plan, compares=True)
     if Lack.REPLICAS in lacks or Lack.HYBRID in lacks:
         plan = replace(plan, snapshots=Random(seed ^ 0x5A9).choice((0, 1, 2, 3)))
     if Lack.SLOW in lacks:

@@ -13,6 +13,7 @@ from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.simulation import script as sc
 from torchrelay.simulation.edge import PASSED, Edge, Exit, Main, Wait
+from torchrelay.simulation.replicas import Differing, Replicas
 from torchrelay.simulation.shots import Shots
 from torchrelay.simulation.wiring import Broken, Kind, Members
 
@@ -58,6 +59,7 @@ class Training(Edge):
         self.failed_sources: set[Rank] = set()
         self.standing_news: ev.Event | None = None  # a fact to be told again to a new agent, as no order asks for it
         self.shots = Shots(self)
+        self.replicas = Replicas(self)
         # ---- what a fault makes it do at the next occasion
         self.will_raise = ""
         self.will_hang = False
@@ -313,6 +315,7 @@ class Training(Edge):
         while True:
             while self.interrupted or self.bound == self.committed != None:  # noqa: E711  None: it has no bound
                 yield from self.stand()
+            self.replicas.flip()
             before = self.state
             if (yield from self.attempt()) is PASSED:
                 return
@@ -338,6 +341,8 @@ class Training(Edge):
             state = sc.drawn(state)
             share = sc.contribution(state, sc.batch_of(call, self.rank))
             given = yield from self.collective(("reduce", self.pending), share)
+            if self.world.plan.compares and step:
+                yield from self.replicas.compare()
             self.process.keep(self.pending, str(state.random).encode())
             self.process.give_copies(self.pending)
             yield from self.shots.wait()
@@ -348,6 +353,9 @@ class Training(Edge):
             if not self.interrupted:
                 raise
             self.say_raised("script", str(error), fatal=False)
+            passed = yield from self.verdict()
+        except Differing as error:
+            self.replicas.say(error)
             passed = yield from self.verdict()
         except Broken as error:
             yield from self.stick()

@@ -14,9 +14,10 @@ from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.orders import Restore, Source
 from torchrelay.simulation import script as sc
+from torchrelay.simulation.causes import Cause
 from torchrelay.simulation.dating import check_dates
 from torchrelay.simulation.faults import Faults
-from torchrelay.simulation.invariants import Cause, Checker
+from torchrelay.simulation.invariants import Checker
 from torchrelay.simulation.machines import Machine
 from torchrelay.simulation.plans import JOB, On, Plan
 from torchrelay.simulation.processes import Life, Process
@@ -227,7 +228,10 @@ class World:
             if shot is None:
                 return None
             state = shot.state
-        elif not training.at_edge or training.committed != order.point or training.heard != order.generation:
+        elif training.replicas.flipped:
+            self.checker.spread()
+        elsewhere = training.committed != order.point or training.heard != order.generation
+        if not order.snapshot and (not training.at_edge or elsewhere):
             return None
         if self.fetches_that_break:
             self.fetches_that_break -= 1

@@ -48,6 +48,17 @@ def check_agreement(state: State, shard: str) -> list[int]:
     return [rank for rank, told in enumerate(everyone) if len(everyone) > 1 and holders[told.shard] == 1]
 
 
+def tell(shard: str, lines: list[str]) -> list[tuple[str, str]]:
+    """Collective over all ranks: of each the name of its shard, and a digest of its lines."""
+    mine = msgspec.msgpack.encode((shard, digest_of(lines)))
+    return [msgspec.msgpack.decode(data, type=tuple[str, str]) for data in _gather(mine)]
+
+
+def lines_of_all(lines: list[str]) -> list[list[str]]:
+    """Collective over all ranks: the lines of each."""
+    return [msgspec.msgpack.decode(data, type=list[str]) for data in _gather_lines(lines)]
+
+
 def compare(shard: str, lines: list[str], difference: str, remedy: str) -> None:
     """Collective over all ranks. Raises `StateMismatch` on every rank if one has other lines than one of its shard.
 
@@ -106,7 +117,7 @@ def _compare(
     ]
     if not differing:
         return
-    described = [msgspec.msgpack.decode(data, type=list[str]) for data in _gather_lines(lines)]
+    described = lines_of_all(lines)
     rank, first = differing[0]
     what = _first_difference(described[first], described[rank])
     raise StateMismatch(f"rank {rank} {difference} rank {first}: {what}. {remedy}")

@@ -14,15 +14,18 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from msgspec import structs
 from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared
+from torchrelay.protocol.events import ReplicasDiffer
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import cursor as places
 from torchrelay.worker import ddp, groups, late, random_state, tryout, values
 from torchrelay.worker.afterwards import Afterwards
 from torchrelay.worker.blame import tell_raised
+from torchrelay.worker.comparing import Comparison
 from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.early import Early
 from torchrelay.worker.edge import Edge
@@ -85,6 +88,7 @@ class Calls:
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = Early(state, shard)
+        self._comparison = Comparison(session, state, shard)
         self._afterwards = Afterwards()
         self._proof = Proof.from_environment(session, state, cursor)
         self._wrappers = state.ddps()
@@ -183,6 +187,8 @@ class Calls:
         if not self._standing.begin_call(phase, self._pending(kind)):
             return None
         self._snapshots.entry(self._cursor.point)
+        if kind == "step" and self._comparison.due(self._pending(kind)):
+            self._comparison.begin()
         redo = self._redo[kind]
         redo.mark()
         redo.probe_entry()
@@ -245,6 +251,8 @@ class Calls:
         if attempt.kind == "step" and self._early.due(pending):
             values = self._early.values()
             self._gate.share(lambda: self._early.compare(values, pending))
+        if attempt.kind == "step" and self._comparison.due(pending):
+            self._compare(pending)
         attempt.rng_at_gate = random_state.look()
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
@@ -258,6 +266,22 @@ class Calls:
         self._strayed = None
         if self._checked():
             self._afterwards.note()
+
+    def _compare(self, pending: Point) -> None:
+        """Nobody goes on from here if replicas differ. Raises `StepInterrupted`."""
+        found: list[ReplicasDiffer | None] = []
+        self._gate.share(lambda: found.append(self._comparison.exchange(pending)))
+        event = found[0]
+        if event is None:
+            return
+        speaks = self._comparison.speaks(event)
+
+        def say() -> None:
+            if speaks:
+                self._session.link.say(structs.replace(event, generation=self._standing.wired))
+
+        self._gate.await_interrupt(say)
+        raise StepInterrupted
 
     def _record(self, attempt: Attempt, rng: random_state.Seen) -> tuple[bytes | memoryview, ...]:
         """What outlives this process, as of the gate."""

@@ -91,10 +91,14 @@ class Gate:
 
         A halt does not help: the connections that have failed are those of its generation now, so it is said again.
         """
+        self.await_interrupt(lambda: tell_failed(self._session, error))
+
+    def await_interrupt(self, say: Callable[[], None]) -> None:
+        """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
         standing = self._standing
         while not standing.poisoned:
             wired = standing.wired
-            tell_failed(self._session, error)
+            say()
             standing.await_poison(wired, self._session.welcome.patience_s)
 
 

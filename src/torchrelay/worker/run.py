@@ -16,7 +16,7 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import layout, snapshots
+from torchrelay.worker import comparing, layout, snapshots
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
@@ -97,7 +97,7 @@ class Joining:
     def join(
         self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
         save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str | None = None,
-        rehearse: bool | None = None, snapshot_every: int | None = None,
+        rehearse: bool | None = None, snapshot_every: int | None = None, compare_every: int | None = None,
     ) -> WorkerRun:  # fmt: skip
         """See `torchrelay.join`."""
         session = self._session
@@ -117,6 +117,8 @@ class Joining:
         if not session.newcomer:
             alone = check_agreement(state, shard)
             state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone))
+            replicas = len(alone) < session.identity.wait().world_size > 1
+            state.compare_every = comparing.interval(compare_every, replicas=replicas)
             if alone and session.rank == 0:
                 print(snapshots.warning(len(alone), state.snapshot_every), file=sys.stderr, flush=True)
         joined = WorkerJoined(

@@ -78,7 +78,8 @@ class State:
         self._arrived: dict[str, Any] = {}
         self._layouts: list[ddp.Layout] | None = None
         self.saves = save is not None
-        self.snapshot_every = 0  # steps between two snapshots; 0: none are taken. A newcomer is told with the state
+        # Steps between two snapshots, and between two comparisons; 0: none. A newcomer is told with the state.
+        self.snapshot_every = self.compare_every = 0
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
         self._meshes = self._find_meshes()
@@ -154,7 +155,10 @@ class State:
         """
         data, tensors = tree.encode(
             tree.Fields(
-                self._tree(), ddp=self.ddp_layouts(), fsdp=fsdp.told(self._told_states()), every=self.snapshot_every
+                self._tree(),
+                ddp=self.ddp_layouts(),
+                fsdp=fsdp.told(self._told_states()),
+                every=[self.snapshot_every, self.compare_every],
             ),
             "state",
         )
@@ -224,7 +228,7 @@ class State:
         for part in self._parts.values():
             part.settle()
         self._layouts = self._arrived["ddp"]
-        self.snapshot_every = int(self._arrived["every"])
+        self.snapshot_every, self.compare_every = map(int, self._arrived["every"])
         fsdp.take(self._told_states(), self._arrived["fsdp"])
         self.put_gradients(self._arrived["gradients"])
         self._landing, self._arrived, self.reserve = None, {}, Reserve()

@@ -1,0 +1,71 @@
+"""Differing: replicas hold different bits. Who differs from most of them is replaced, from one of those that agree.
+
+It is found out in a gate that nobody passes: the step is made again without the one. Where no majority can tell who is
+right, nobody goes on: the job ends, or begins again from the script's own checkpoint.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torchrelay.protocol.ending import fall_back, lose
+from torchrelay.protocol.events import Effect, ReplicasDiffer, TaintSet
+from torchrelay.protocol.incident import Fault
+from torchrelay.protocol.job import MOVING, JobPhase
+from torchrelay.protocol.state import Cluster
+from torchrelay.protocol.taints import taint_set
+
+DETECTOR = "comparison of replicas"
+TAINT = "replica-differs"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who differs from most of its replicas; and who from others, where there is no majority."""
+
+    differing: tuple[int, ...]
+    doubtful: tuple[int, ...]
+
+
+def judge(told: Sequence[tuple[str, str]]) -> Verdict:
+    """From what each rank holds, by the name of its shard and a sum over it."""
+    differing: list[int] = []
+    doubtful: list[int] = []
+    for shard in sorted({name for name, _ in told}):
+        ranks = [rank for rank, (name, _) in enumerate(told) if name == shard]
+        (most, count), *others = Counter(told[rank][1] for rank in ranks).most_common()
+        if others and 2 * count > len(ranks):
+            differing += [rank for rank in ranks if told[rank][1] != most]
+        elif others:
+            doubtful += ranks
+    return Verdict(tuple(sorted(differing)), tuple(sorted(doubtful)))
+
+
+def replicas_differ(cluster: Cluster, event: ReplicasDiffer) -> Cluster:
+    """Said by one of those that agree; again until it has led to something."""
+    job = cluster.jobs.get(event.job)
+    if job is None or job.rank_of(event.worker) != event.rank:
+        return cluster
+    # For a move a new generation begins in the old connections: who has not heard of it yet speaks of the one before.
+    known = (job.generation, job.generation - 1) if job.phase in MOVING else (job.generation,)
+    if event.generation not in known or job.phase not in MOVING | {JobPhase.RESUMING, JobPhase.RUNNING}:
+        return cluster
+    now = cluster.now_ms
+    if not event.ranks:
+        fault = Fault(event.evidence, DETECTOR, job.moment(now, event.age_ms))
+        return fall_back(cluster, job.suffer(fault, now), f"{event.evidence}: nobody can tell who is right")
+    holders = [cluster.workers[seat.worker] for r in event.ranks if (seat := job.seats[r]).worker is not None]
+    for holder in holders:
+        # One bit may be nobody's fault: the place is taken last. A second one tells of the place.
+        again = (holder.node, holder.slot, TAINT) in cluster.taints
+        taint = TaintSet(
+            node=holder.node, slot=holder.slot, key=TAINT, value=str(event.point), reason=event.evidence,
+            source=DETECTOR, effect=Effect.NO_EXECUTE if again else Effect.PREFER_NO_SCHEDULE,
+        )  # fmt: skip
+        cluster = taint_set(cluster, taint)
+        cluster = lose(
+            cluster, holder.worker, cause=event.evidence, detector=DETECTOR, ended=False, age_ms=event.age_ms
+        )  # fmt: skip
+    return cluster

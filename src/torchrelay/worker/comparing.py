@@ -1,0 +1,129 @@
+"""Comparing: every so many steps replicas compare what they hold, to find a bit that has flipped where nobody looked.
+
+At the entry of the step sums over parameters and optimizer state begin, beside the forward pass; before its gate all
+ranks tell one another theirs. Nobody passes that gate if replicas differ: the step is made again, without the one that
+differs from most. What it has given to the steps since the last comparison is in all of them, and alike.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from torchrelay.errors import Refused
+from torchrelay.protocol.differing import Verdict, judge
+from torchrelay.protocol.events import ReplicasDiffer
+from torchrelay.protocol.ids import Point, Rank
+from torchrelay.worker import agreement, sums
+from torchrelay.worker.session import Session
+from torchrelay.worker.state import State
+
+EVERY = 100  # steps
+
+
+def interval(given: int | None, *, replicas: bool) -> int:
+    """Steps between two comparisons; 0: none. `replicas`: some ranks hold the same. Raises `Refused`."""
+    if given is None:
+        return EVERY if replicas else 0
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise Refused(f"compare_every is {given!r}", "give a number of steps, or 0 for none")
+    return given
+
+
+class Comparison:
+    """Of one rank."""
+
+    def __init__(self, session: Session, state: State, shard: str) -> None:
+        """`shard`: by which replicas know one another."""
+        self._session = session
+        self._state = state
+        self._shard = shard
+        self._sums: _Sums | None = None
+
+    def due(self, pending: Point) -> bool:
+        """Whether the ranks compare before the update that is to commit this point: all come to the same answer."""
+        every = self._state.compare_every
+        return bool(every) and pending.section == 0 and pending.step > 1 and (pending.step - 1) % every == 0
+
+    def begin(self) -> None:
+        """At the entry of the step: what is compared stands still until its gate."""
+        self._sums = _Sums(self._state)
+
+    def exchange(self, pending: Point) -> ReplicasDiffer | None:
+        """Before the gate, collective over all ranks: what is wrong, as all of them see it; None if nothing is."""
+        assert self._sums is not None, "begun at the entry"
+        lines, self._sums = self._sums.lines(), None
+        verdict = judge(agreement.tell(self._shard, lines))
+        if not verdict.differing and not verdict.doubtful:
+            return None
+        everyone = agreement.lines_of_all(lines)
+        return self._event(pending, verdict, everyone)
+
+    def speaks(self, event: ReplicasDiffer) -> bool:
+        """Whether this rank is the one to tell of it: the lowest that is not at fault."""
+        blamed = set(event.ranks)
+        ranks = range(self._session.identity.wait().world_size)
+        return self._session.rank == next((rank for rank in ranks if rank not in blamed), 0)
+
+    def _event(self, pending: Point, verdict: Verdict, everyone: list[list[str]]) -> ReplicasDiffer:
+        after = pending.step - 1
+        named = verdict.doubtful or verdict.differing
+        who = f"rank{'s' * (len(named) > 1)} {', '.join(map(str, named))}"
+        first = everyone[named[0]]
+        others = [lines for rank, lines in enumerate(everyone) if rank not in named]
+        if verdict.doubtful:
+            others = [everyone[rank] for rank in named[1:]]
+        what = next((text for lines in others if (text := _difference(lines, first))), "their parameters")
+        how = "differ from one another" if verdict.doubtful else "differs from most of its replicas"
+        return ReplicasDiffer(
+            worker=self._session.worker, job=self._session.job, rank=Rank(self._session.rank),
+            generation=self._session.standing.wired, point=Point(after),
+            ranks=() if verdict.doubtful else tuple(map(Rank, verdict.differing)),
+            evidence=f"{who} {how} after step {after}: {what}",
+        )  # fmt: skip
+
+
+def _difference(expected: list[str], found: list[str]) -> str:
+    """The first line in which two ranks of one build differ; empty if they have different things, or the same."""
+    if [line.split(":")[0] for line in expected] != [line.split(":")[0] for line in found]:
+        return ""
+    return next((f"{two} instead of {one}" for one, two in zip(expected, found, strict=True) if one != two), "")
+
+
+class _Sums:
+    """A sum for each tensor; in a thread, as far as the processor makes them."""
+
+    def __init__(self, state: State) -> None:
+        self._named = compared(state)
+        tensors = [tensor for _, tensor in self._named]
+        self._found: list[int] = []
+        if any(tensor.device.type != "cpu" for tensor in tensors):
+            self._finish = sums.begin(tensors)  # the device's queue keeps it before any later update
+            self._thread = None
+        else:
+            self._thread = threading.Thread(target=self._work, args=(tensors,), name="torchrelay sums", daemon=True)
+            self._thread.start()
+
+    def _work(self, tensors: list[torch.Tensor]) -> None:
+        self._found = sums.of(tensors)
+
+    def lines(self) -> list[str]:
+        if self._thread is None:
+            self._found = self._finish()
+        else:
+            self._thread.join()
+        return [f"{name}: {value:016x}" for (name, _), value in zip(self._named, self._found, strict=True)]
+
+
+def compared(state: State) -> list[tuple[str, torch.Tensor]]:
+    """What replicas must hold alike: parameters, and the optimizers' tensors, by name."""
+    found = list(state.parameters())
+    names = {id(parameter): name for name, parameter in found}
+    for optimizer in state.optimizers():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = names.get(id(parameter), "a parameter")
+                kept = optimizer.state.get(parameter, {})
+                found += [(f"{name} {key}", kept[key]) for key in sorted(kept) if isinstance(kept[key], torch.Tensor)]
+    return found

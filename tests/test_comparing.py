@@ -1,0 +1,98 @@
+"""Replicas that hold different bits: who is believed, and what follows."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.telling import JOB, Story, running
+from torchrelay.protocol import events as ev
+from torchrelay.protocol.differing import DETECTOR, TAINT, Verdict, judge
+from torchrelay.protocol.events import Effect
+from torchrelay.protocol.ids import Generation, NodeId, Point, Rank
+from torchrelay.protocol.job import JobPhase
+
+
+@pytest.mark.parametrize(
+    ("told", "differing", "doubtful"),
+    [
+        ("a1 a1 a1", (), ()),
+        ("a1 a2 a1", (1,), ()),
+        ("a1 a2 a3 a1", (), (0, 1, 2, 3)),  # half is no majority
+        ("a1 a2 a2 a2 a3", (0, 4), ()),
+        ("a1 a2", (), (0, 1)),
+        ("a1 b2", (), ()),  # other shards hold other things
+        ("a1 b1 a1 b2 a1 b1", (3,), ()),
+        ("a1 b1 a2 b2 a1 b1", (2, 3), ()),
+        ("a1", (), ()),
+    ],
+)
+def test_the_majority_of_each_shard_is_believed(
+    told: str, differing: tuple[int, ...], doubtful: tuple[int, ...]
+) -> None:  # fmt: skip
+    assert judge([(word[0], word[1:]) for word in told.split()]) == Verdict(differing, doubtful)
+
+
+def differ(story: Story, *ranks: int, by: int = 0, generation: int | None = None) -> ev.ReplicasDiffer:
+    return ev.ReplicasDiffer(
+        worker=story.holder(by), job=JOB, rank=Rank(by), generation=Generation(generation or story.job.generation),
+        point=Point(3), ranks=tuple(map(Rank, ranks)), evidence=f"ranks {ranks} differ",
+    )  # fmt: skip
+
+
+@pytest.fixture
+def story() -> Story:
+    return running(ranks=3)
+
+
+def test_who_differs_is_replaced_and_its_place_taken_last(story: Story) -> None:
+    culprit = story.holder(1)
+    story.hear(differ(story, 1))
+    assert story.job.phase is JobPhase.AGREEING
+    (fault,) = story.job.incidents[-1].faults
+    assert (fault.rank, fault.worker, fault.detector, fault.cause) == (1, culprit, DETECTOR, "ranks (1,) differ")
+    (taint,) = story.cluster.taints.values()
+    assert (taint.node, taint.slot, taint.key, taint.effect) == (
+        NodeId("node-0"), 1, TAINT, Effect.PREFER_NO_SCHEDULE,
+    )  # fmt: skip
+    assert "differ" in taint.reason
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+    assert story.job.incidents[-1].sources == (Rank(0),)
+    assert story.holder(1) != culprit
+
+
+def test_a_second_time_in_one_place_closes_it(story: Story) -> None:
+    story.hear(
+        ev.TaintSet(node=NodeId("node-0"), slot=1, key=TAINT, effect=Effect.PREFER_NO_SCHEDULE, source=DETECTOR)
+    )
+    story.hear(differ(story, 1))
+    assert [taint.effect for taint in story.cluster.taints.values()] == [Effect.NO_EXECUTE]
+    story.settle()
+    assert all(worker.slot != 1 for worker in story.cluster.workers.values())
+
+
+def test_without_a_majority_nobody_goes_on(story: Story) -> None:
+    story.hear(differ(story))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 91
+    assert story.job.outcome.reason == "ranks () differ: nobody can tell who is right"
+
+
+@pytest.mark.parametrize("wrong", ["generation", "sender", "phase"])
+def test_what_is_told_too_late_or_by_others_is_nothing(story: Story, wrong: str) -> None:
+    event = differ(story, 1, generation=7 if wrong == "generation" else None)
+    if wrong == "sender":
+        story.lose(story.holder(0), signal=9)
+    if wrong == "phase":
+        story.lose(story.holder(2), signal=9)
+    before = story.cluster
+    story.hear(event)
+    assert story.cluster == before
+
+
+def test_it_is_told_twice_and_done_once(story: Story) -> None:
+    event = differ(story, 1)
+    story.hear(event)
+    before = story.cluster
+    story.hear(event)
+    assert story.cluster == before
