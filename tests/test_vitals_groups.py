@@ -111,7 +111,9 @@ def test_of_one_that_is_stopped_it_does_not_matter_whom_it_waits_for() -> None:
     mesh.step()
     mesh.blocked()
     mesh.set(2, process="T")
-    mesh.live(4_000)
+    for beat in range(20):
+        mesh.set(3, elsewhere=100 + beat)  # it goes on, so not all stand still
+        mesh.live(BEAT_MS)
     assert mesh.found == {2}
 
 

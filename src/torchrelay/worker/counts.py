@@ -67,7 +67,7 @@ class Counts:
     """The counts of this process. Written by the main thread, read by any."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()  # of the list of groups
+        self._lock = threading.RLock()  # of the list of groups
         self._groups: tuple[_Group, ...] = ()
         self._default: _Group | None = None
         self._found: weakref.WeakKeyDictionary[ProcessGroup, _Group] = weakref.WeakKeyDictionary()
@@ -85,12 +85,18 @@ class Counts:
     def add(self, group: ProcessGroup, wiring: Wired, backends: Sequence[Backend]) -> None:
         """A group has these backends from now on."""
         self._watch()
-        counted = _Group(weakref.ref(group), key_of(wiring.name, wiring.ranks), wiring, tuple(backends))
+        key = key_of(wiring.name, wiring.ranks)
+        counted = _Group(weakref.ref(group, self._forget), key, wiring, tuple(backends))
         with self._lock:
             self._groups = (*self._groups, counted)
             self._found[group] = counted
             if wiring.default:
                 self._default = counted
+
+    def _forget(self, gone: weakref.ref[ProcessGroup]) -> None:
+        """The script has destroyed a group. Its backends end in the thread that did: it may have to wait for them."""
+        with self._lock:
+            self._groups = tuple(group for group in self._groups if group.of is not gone)
 
     # ------------------------------------------------------------ told
 
@@ -106,12 +112,9 @@ class Counts:
         """
         if self._from_anybody:
             return None
-        with self._lock:
-            # The script has destroyed a group, and nobody holds it any more: its backend shall end, too.
-            self._groups = tuple(group for group in self._groups if group.of() is not None)
-            groups = self._groups
-        # Not less than 0, as a message that is about to begin is taken off before Gloo has counted it.
-        told = [(group.key, max(0, group.begun())) for group in groups if group is not self._default]
+        with self._lock:  # so that this thread is never the last one to hold a backend
+            # Not less than 0, as a message that is about to begin is taken off before Gloo has counted it.
+            told = [(group.key, max(0, group.begun())) for group in self._groups if group is not self._default]
         return told + [(channel.key, channel.begun) for channel in tuple(self._channels.values())]
 
     def set_aside(self, number: int) -> None:
