@@ -62,9 +62,7 @@ def test_who_differs_is_replaced_and_its_place_taken_last(story: Story) -> None:
 
 
 def test_a_second_time_in_one_place_closes_it(story: Story) -> None:
-    story.hear(
-        ev.TaintSet(node=NodeId("node-0"), slot=1, key=TAINT, effect=Effect.PREFER_NO_SCHEDULE, source=DETECTOR)
-    )
+    story.hear(ev.TaintSet(node=NodeId("node-0"), slot=1, key=TAINT, effect=Effect.PREFER_NO_SCHEDULE, source=DETECTOR))
     story.hear(differ(story, 1))
     assert [taint.effect for taint in story.cluster.taints.values()] == [Effect.NO_EXECUTE]
     story.settle()
