@@ -89,7 +89,7 @@ def test_where_it_cannot_be_read_it_is_sent(
 ) -> None:
     given, taken = a_state(1, gaps=way == "gaps"), a_state(2, gaps=way == "gaps")
     if way == "elsewhere":
-        monkeypatch.setattr("torchrelay.worker.transfer.machine", lambda: machine() + "7")
+        monkeypatch.setattr("torchrelay.worker.request.machine", lambda: machine() + "7")
     elif way == "turned off":
         monkeypatch.setenv("TORCHRELAY_NEIGHBOURS", "0")
     elif way == "forbidden":

@@ -32,6 +32,7 @@ class Line(Struct, frozen=True, kw_only=True):
     verdict: str
     target: str  # the point from which training went on
     source: str  # where the state came from
+    shares: dict[Rank, int]  # how many bytes of its tensors came from which rank
     steps_lost: int | None
     pause_ms: int | None
     phases: dict[str, int]
@@ -84,6 +85,7 @@ def line_of(incident: IncidentView) -> Line:
         verdict=incident.verdict,
         target=incident.target,
         source=source_of(incident),
+        shares=incident.shares,
         steps_lost=steps_lost(incident),
         pause_ms=incident.pause_ms,
         phases=incident.phases,
@@ -102,7 +104,7 @@ def source_of(incident: IncidentView) -> str:
     if incident.resolution == Resolution.ROLLED_BACK:
         return f"snapshots of {incident.target} in the memory of the nodes"
     if incident.sources:
-        return "rank " + ", ".join(str(rank) for rank in incident.sources)
+        return "rank " + ", ".join(share_text(incident, rank) for rank in incident.sources)
     match Resolution(incident.resolution):
         case Resolution.FELL_BACK:
             return "the script's own checkpoint"
@@ -110,6 +112,13 @@ def source_of(incident: IncidentView) -> str:
             return "in place"  # nobody had lost anything
         case Resolution.ROLLED_BACK | Resolution.OPEN | Resolution.RESTARTED | Resolution.ENDED:
             return ""
+
+
+def share_text(incident: IncidentView, rank: Rank) -> str:
+    """A source, and of several how much of the state is from it."""
+    if len(incident.sources) == 1 or rank not in incident.shares:
+        return str(rank)
+    return f"{rank} ({incident.shares[rank] / max(1, sum(incident.shares.values())):.0%})"
 
 
 def steps_lost(incident: IncidentView) -> int | None:

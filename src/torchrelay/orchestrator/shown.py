@@ -354,6 +354,7 @@ class IncidentView(Struct, frozen=True, kw_only=True):
     verdict: str
     target: str  # the point from which training went on; empty if none was found
     sources: tuple[Rank, ...]
+    shares: dict[Rank, int]  # bytes of tensors by source
     bytes: int
     digest: str
     lost: int  # committed steps that were made again, from snapshots

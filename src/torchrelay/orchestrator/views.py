@@ -205,6 +205,7 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         verdict=incident.verdict,
         target="" if incident.target is None else str(incident.target),
         sources=incident.sources,
+        shares=dict(sorted(incident.shares.items())),
         bytes=incident.size,
         digest=incident.digest,
         lost=incident.lost,
@@ -258,7 +259,8 @@ def summarize(incident: Incident) -> str:
     if incident.resolution is Resolution.ROLLED_BACK:
         how.append(f"{size_text(incident.size)} of state from snapshots, {incident.lost} steps made again")
     elif incident.sources:
-        how.append(f"{size_text(incident.size)} of state from rank {incident.sources[0]}")
+        ranks = "rank " if len(incident.sources) == 1 else "ranks "
+        how.append(f"{size_text(incident.size)} of state from {ranks}{', '.join(map(str, incident.sources))}")
     if incident.resolution in (Resolution.FELL_BACK, Resolution.ENDED, Resolution.RESTARTED) and incident.story:
         how += [text for _, text in incident.story[:-1]][-1:]
     return ", ".join(part for part in how if part)

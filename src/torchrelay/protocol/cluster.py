@@ -367,9 +367,10 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
     job = job.with_seat(event.rank, replace(seat, holds=event.point)).mark(Mark.RESTORED, cluster.now_ms)
     incident = job.open_incident
     if incident is not None:
-        sources = tuple(sorted({*incident.sources, *event.sources}))
-        incident = replace(incident, sources=sources, size=incident.size + event.size, digest=event.digest)
-        source = ", ".join(f"rank {rank}" for rank in event.sources)
+        incident = incident.receive(event.sources, event.shares, event.size, event.digest)
+        several = len(event.sources) == len(event.shares) > 1
+        parts = [f" ({share:,} bytes)" if several else "" for share in event.shares or event.sources]
+        source = ", ".join(f"rank {rank}{part}" for rank, part in zip(event.sources, parts, strict=False))
         source = f"its snapshot, kept on the node of {source}" if job.rolled is not None else source
         text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
         job = job.with_incident(incident).tell(cluster.now_ms, text)

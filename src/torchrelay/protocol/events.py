@@ -367,13 +367,17 @@ class RewireFailed(Answer, frozen=True, tag=True, kw_only=True):
 
 
 class StateRestored(Answer, frozen=True, tag=True, kw_only=True):
-    """All of the state at `point` arrived and its digest equals the source's."""
+    """All of the state at `point` arrived and its digest equals the source's.
+
+    `shares`: how many bytes of its tensors each source has brought, in the order of `sources`.
+    """
 
     point: Point
     sources: tuple[Rank, ...]
     digest: str
     size: int  # bytes
     took_ms: float = 0.0
+    shares: tuple[int, ...] = ()
 
 
 class RestoreFailed(Answer, frozen=True, tag=True, kw_only=True):

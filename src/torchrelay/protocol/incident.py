@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -70,6 +71,7 @@ class Incident:
     kind: str = "unplanned"  # or planned, pre-emptive
     lost: int = 0  # committed steps that are made again, from a snapshot
     move: int | None = None  # the number of the move that made it, or that it came into
+    shares: Table[Rank, int] = Table()  # bytes of tensors by source, where it was told
 
     @property
     def name(self) -> str:
@@ -89,6 +91,14 @@ class Incident:
     def mark(self, mark: Mark, now_ms: int) -> Incident:
         """The last time wins: a second fault starts the phases after it anew."""
         return replace(self, marks=self.marks.put(mark, now_ms))
+
+    def receive(self, sources: Sequence[Rank], shares: Sequence[int], size: int, digest: str) -> Incident:
+        """With a state of so many bytes that has arrived, in these shares."""
+        table = self.shares
+        for rank, share in zip(sources, shares, strict=False):
+            table = table.put(rank, table.get(rank, 0) + share)
+        every = tuple(sorted({*self.sources, *sources}))
+        return replace(self, sources=every, shares=table, size=self.size + size, digest=digest)
 
     def tell(self, now_ms: int, text: str) -> Incident:
         """Add a decision to the story, unless it was the last thing said."""

@@ -205,22 +205,20 @@ class Edge:
         try:
             received = transfer.fetch_state(
                 order.sources, session.welcome.secret, order.generation, order.point, state,
-                want=self._wanted(order), timeout_s=RESTORE_S, cancel=cancel,
+                want=self._wanted(order), host=session.server.host,
+                failed=lambda error: self._say_failed(order, error), timeout_s=RESTORE_S, cancel=cancel,
             )  # fmt: skip
         except transfer.TransferCancelled:
             return None
         except transfer.TransferFailed as error:
-            failed = RestoreFailed(
-                job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
-                source=error.source, reason=error.reason, mismatch=error.mismatch,
-            )  # fmt: skip
-            session.link.answer(failed, Restore)
+            self._say_failed(order, error)
             return None
         if not self._standing.hold(order.point, order.generation):
             return None
         restored = StateRestored(
             job=session.job, generation=order.generation, worker=session.worker, rank=session.rank, point=order.point,
-            sources=received.sources, digest=received.digest, size=received.size, took_ms=1000 * received.took_s,
+            sources=received.sources, shares=tuple(received.shares[rank] for rank in received.sources),
+            digest=received.digest, size=received.size, took_ms=1000 * received.took_s,
         )  # fmt: skip
         session.link.answer(restored, Restore)
         return state.gradients()
@@ -229,6 +227,15 @@ class Edge:
         if not order.snapshot:
             return STATE
         return f"{SNAPSHOT}{order.rank} {self._session.identity.wait().restarts}"
+
+    def _say_failed(self, order: Restore, error: transfer.TransferFailed) -> None:
+        """A source has not delivered. Others may go on meanwhile: this answer is then followed by another."""
+        session = self._session
+        failed = RestoreFailed(
+            job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
+            source=error.source, reason=error.reason, mismatch=error.mismatch,
+        )  # fmt: skip
+        session.link.answer(failed, Restore)
 
     # ------------------------------------------------------------ resume
 

@@ -63,15 +63,25 @@ def zeros_like(tensor: torch.Tensor) -> torch.Tensor:
     return torch.as_strided(flat, tensor.shape, tensor.stride())
 
 
-def outgoing(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """The tensor's bytes in a fixed order, as views that keep what they need alive. No copy if dense and on the CPU."""
-    for piece, direct in _pieces(tensor):
+def divisible(tensor: torch.Tensor) -> bool:
+    """Whether any part of its bytes can be taken by itself: it lies in memory without gaps."""
+    return _ordered(_once(tensor.detach())).is_contiguous()
+
+
+def outgoing(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> Iterator[memoryview]:
+    """The tensor's bytes in a fixed order, as views that keep what they need alive. No copy if dense and on the CPU.
+
+    `start`, `stop`: those bytes only, of a tensor that is `divisible`.
+    """
+    for piece, direct in _pieces(tensor, start, stop):
         yield _view(piece if direct else piece.contiguous().cpu().view(-1).view(torch.uint8))
 
 
-def incoming(tensor: torch.Tensor) -> Iterator[tuple[memoryview, Callable[[], None] | None]]:
+def incoming(
+    tensor: torch.Tensor, start: int = 0, stop: int | None = None
+) -> Iterator[tuple[memoryview, Callable[[], None] | None]]:
     """Where the bytes of `outgoing` belong, in its order, each with what to call when it is filled, if anything."""
-    for piece, direct in _pieces(tensor):
+    for piece, direct in _pieces(tensor, start, stop):
         if direct:
             yield _view(piece), None
         else:
@@ -91,7 +101,7 @@ def stretches(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     """The tensor's bytes in the order of `outgoing`, where they lie: flat, and views of it if it has no gaps."""
     ordered = _ordered(_once(tensor.detach()))
     if ordered.is_contiguous():
-        yield ordered.view(-1).view(torch.uint8)
+        yield _flat(ordered)
     elif ordered.dim() == 1:
         yield ordered.contiguous().view(torch.uint8)
     else:
@@ -110,13 +120,13 @@ def _view(flat: torch.Tensor) -> memoryview:
     return memoryview(cast(Any, flat.numpy()))
 
 
-def _pieces(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
+def _pieces(tensor: torch.Tensor, start: int = 0, stop: int | None = None) -> Iterator[tuple[torch.Tensor, bool]]:
     """The tensor's memory in order: flat bytes to use directly, or parts of it that must be staged."""
     ordered = _ordered(_once(tensor.detach()))
     if ordered.numel() == 0:
         return
     if ordered.is_contiguous():
-        flat = ordered.view(-1).view(torch.uint8)
+        flat = _flat(ordered)[start:stop]
         if flat.device.type == "cpu":
             yield flat, True
         else:
@@ -126,6 +136,12 @@ def _pieces(tensor: torch.Tensor) -> Iterator[tuple[torch.Tensor, bool]]:
     else:
         for row in ordered:
             yield from _pieces(row)
+
+
+def _flat(ordered: torch.Tensor) -> torch.Tensor:
+    """The bytes of a contiguous tensor, where they lie."""
+    # Not view(-1): of a single element it keeps a stride that means nothing, and bytes cannot be seen through that.
+    return ordered.as_strided((ordered.numel(),), (1,)).view(torch.uint8)
 
 
 def _once(tensor: torch.Tensor) -> torch.Tensor:

@@ -30,7 +30,6 @@ _PLACE = struct.Struct("@QQ")  # address and bytes
 PLACE_BYTES = _PLACE.size
 NONCE_BYTES = 16
 ALIVE, DONE = b".", b"!"
-READ, SEND = b"r", b"s"  # what the reader wants to do: read it itself, or have it sent
 SIGN_S = 0.05  # between two signs of life
 MAX_PLACES = 1 << 20
 MOST_VECTORS = 64  # of one system call; the kernel takes up to 1024

@@ -20,11 +20,14 @@ from torch import Tensor
 from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.ids import START, Generation, Point, Rank
 from torchrelay.wire import trust
-from torchrelay.worker import memory
 from torchrelay.worker.digest import Digest
-from torchrelay.worker.neighbour import READ, Shown, machine, permit
+from torchrelay.worker.neighbour import Shown, machine, permit
+from torchrelay.worker.slices import Body, SlicedDigest
 from torchrelay.worker.state import State
 from torchrelay.worker.stream import (
+    READ,
+    SEND,
+    TAKE,
     VERSION,
     Ask,
     Challenge,
@@ -41,7 +44,7 @@ from torchrelay.worker.stream import (
 
 log = logging.getLogger(__name__)
 
-RECORD, STATE, EXAMPLE = "record", "state", "example"
+RECORD, STATE, SLICES, EXAMPLE = "record", "state", "slices", "example"
 SHELVE, SNAPSHOT = "shelve ", "snapshot "  # and the rank and restarts: a snapshot is given, or asked for
 LANE = "lane "  # and the rank that asks: it stays connected, to send its private records (see `buddies`)
 GREETING_S = 5.0  # how long a stranger may take to prove that it is none
@@ -72,7 +75,8 @@ class StateServer:
         self._listening = socket.create_server((host, 0), family=family, backlog=MAX_CLIENTS)
         own(self._listening)
         port = self._listening.getsockname()[1]
-        self.address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.host = f"[{host}]" if ":" in host else host  # as in addresses
+        self.address = f"{self.host}:{port}"
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
         self.adopt: Callable[[Generation, Rank, Stream], None] | None = None  # who takes lanes
@@ -275,17 +279,24 @@ class StateServer:
             stream.send(RefusedAnswer(f"its {ask.want} cannot be told: {error}"))
             return
         stream.allow(STALL_S, float("inf"))
-        near = ask.want == STATE and ask.machine and ask.machine == machine() and ask.pid > 0
-        shown = Shown(tensors) if near else None
+        if ask.want == RECORD:
+            _send(stream, offer.generation, offer.point, head)
+            return
+        state = _Given(offer.generation, offer.point, head, tensors)
+        if ask.want == SLICES:
+            state.announce(stream)
+            state.serve_slices(stream)
+            return
+        shown = Shown(tensors) if ask.machine and ask.machine == machine() and ask.pid > 0 else None
         if shown is not None and shown.whole and self._permitting.acquire(blocking=False):
             try:
                 permit(ask.pid)
-                _show_or_send(stream, offer.generation, offer.point, head, tensors, shown)
+                state.serve(stream, shown)
             finally:
                 permit(0)
                 self._permitting.release()
         else:
-            _send(stream, offer.generation, offer.point, head, tensors)
+            state.serve(stream, None)
 
     def _show(self, stream: Stream) -> None:
         """Send what steps are called with. That is no matter of a generation or point."""
@@ -296,7 +307,7 @@ class StateServer:
             told = b""
             log.info("what steps are called with cannot be told now: %s", error)
         if told:
-            _send(stream, Generation(0), START, told, [])
+            _send(stream, Generation(0), START, told)
         else:
             stream.send(RefusedAnswer("it has not called a step yet"))
 
@@ -313,36 +324,60 @@ class StateServer:
 
 def _known(want: str) -> bool:
     return (
-        want in (RECORD, STATE, EXAMPLE)
+        want in (RECORD, STATE, SLICES, EXAMPLE)
         or want.startswith((SHELVE, SNAPSHOT))
         or (want.startswith(LANE) and want.removeprefix(LANE).isdecimal())
     )
 
 
-def _send(stream: Stream, generation: Generation, point: Point, head: bytes, tensors: list[Tensor]) -> None:
-    """What is served, and the digest of what was sent."""
-    stream.send(Serving(generation, point, len(head), sum(memory.size(tensor) for tensor in tensors)))
+def _send(stream: Stream, generation: Generation, point: Point, head: bytes) -> None:
+    """What is served, and its digest."""
+    stream.send(Serving(generation, point, len(head), 0))
     digest = Digest()
     stream.send_views([memoryview(head)], digest)
-    _send_body(stream, tensors, digest)
     stream.send_bytes(digest.raw())
 
 
-def _show_or_send(
-    stream: Stream, generation: Generation, point: Point, head: bytes, tensors: list[Tensor], shown: Shown
-) -> None:
-    """The same for a neighbour: it reads the tensors itself, if the kernel lets it."""
-    size = sum(memory.size(tensor) for tensor in tensors)
-    stream.send(Serving(generation, point, len(head), size, os.getpid(), len(shown)))
-    digest = Digest()
-    stream.send_views([memoryview(head)], digest)
-    stream.send_bytes(shown.told())
-    if bytes(stream.receive_bytes(1)) == READ:
-        shown.watch(stream, digest)
-    else:
-        _send_body(stream, tensors, digest)
-    stream.send_bytes(digest.raw())
+class _Given:
+    """A state as it is given to one client."""
 
+    def __init__(self, generation: Generation, point: Point, head: bytes, tensors: list[Tensor]) -> None:
+        self._generation, self._point, self._head = generation, point, head
+        self._body = Body(tensors)
+        self._head_digest = Digest()
+        self._head_digest.add(head)
 
-def _send_body(stream: Stream, tensors: list[Tensor], digest: Digest) -> None:
-    stream.send_views((view for tensor in tensors for view in memory.outgoing(tensor)), digest)
+    def announce(self, stream: Stream, shown: Shown | None = None) -> None:
+        pid, places = (0, 0) if shown is None else (os.getpid(), len(shown))
+        stream.send(Serving(self._generation, self._point, len(self._head), self._body.size, pid, places))
+
+    def serve(self, stream: Stream, shown: Shown | None) -> None:
+        """The manifest, then the tensors in the way that is wanted, and the digest of what was sent or read."""
+        self.announce(stream, shown)
+        stream.send_bytes(self._head)
+        if shown is not None:
+            stream.send_bytes(shown.told())
+        way = bytes(stream.receive_bytes(1))
+        if way == TAKE:
+            self.serve_slices(stream)
+            return
+        digest = SlicedDigest(self._head_digest, self._body.cuts())
+        if way == READ and shown is not None:
+            shown.watch(stream, digest)
+        elif way != SEND:
+            raise StreamBroken("it wants the state in a way that is not known")
+        elif self._body.size:
+            stream.send_views(self._body.outgoing(0, self._body.size), digest)
+        stream.send_bytes(digest.raw())
+
+    def serve_slices(self, stream: Stream) -> None:
+        """The manifest's digest, then whichever bytes are asked for, each time with their digest."""
+        stream.send_bytes(self._head_digest.raw())
+        while True:
+            start, stop = stream.receive_range()
+            digest = Digest()
+            try:
+                stream.send_views(self._body.outgoing(start, stop), digest)
+            except ValueError as error:
+                raise StreamBroken(str(error)) from error
+            stream.send_bytes(digest.raw())

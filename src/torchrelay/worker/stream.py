@@ -5,8 +5,15 @@
                                                       <-     Challenge(nonce, proof)
     Ask(proof, what, point)                           ->
                                                       <-     Answer: waiting, ..., refused or serving
-                                                      <-     head, then the tensors' bytes, then their digest
-                                                             (on one machine: where they lie, see `neighbour`)
+                                                      <-     head, then its digest; or of a state:
+
+    want "state"                                      <-     head (on one machine: where the tensors lie)
+    SEND, READ or TAKE                                ->
+                                                      <-     SEND: the tensors' bytes, then the digest of all
+                                                             READ: see `neighbour`
+    want "slices", or "state" and then TAKE           <-     the head's digest
+    which bytes of the tensors, again and again       ->
+                                                      <-     these bytes, then their digest
 
 Who has proved nothing can make us read 4 KB and wait a few seconds, no more. The stream is proved at its start; it is
 not encrypted, and its digest is no seal: it belongs on a network whose hosts are trusted.
@@ -27,10 +34,12 @@ from msgspec import Struct
 from torchrelay.protocol.ids import Generation, Point
 from torchrelay.worker.digest import Digest
 
-VERSION = 2
+VERSION = 3
 SMALL = 4096  # bytes of a message of one who has not proved anything
 CHUNK = 1 << 20  # bytes moved and hashed at once
+SEND, READ, TAKE = b"s", b"r", b"t"  # how a state is wanted: sent, read from memory, or taken slice by slice
 _LENGTH = struct.Struct("!I")
+_RANGE = struct.Struct("!QQ")
 
 View = memoryview
 Filled = Callable[[], None] | None
@@ -56,7 +65,9 @@ class Challenge(Struct, frozen=True, tag=True):
 
 
 class Ask(Struct, frozen=True, tag=True, omit_defaults=True):
-    """The client proves the same of itself, and says what it wants: "record", "state", "example" or "lane <rank>".
+    """The client proves the same of itself, and says what it wants.
+
+    `want`: "record", "state", "slices", "example" or "lane <rank>".
 
     Or "shelve <rank> <restarts>", to give a snapshot, and "snapshot <rank> <restarts>", to have one: see `shelving`.
 
@@ -81,7 +92,7 @@ class RefusedAnswer(Struct, frozen=True, tag=True):
 
 
 class Serving(Struct, frozen=True, tag=True, omit_defaults=True):
-    """It follows: `head` bytes (the record, or the state's manifest), then `body` bytes of tensors, then the digest.
+    """It follows: `head` bytes (the record, or the state's manifest); `body` bytes of tensors belong to it.
 
     `pid`: of the source, if the tensors may be read out of its memory, where they lie in `places` pieces.
     """
@@ -149,6 +160,15 @@ class Stream:
             return self._decoder.decode(self.receive_bytes(length))
         except msgspec.DecodeError as error:
             raise StreamBroken(f"a message that is none of ours: {error}") from error
+
+    def send_range(self, start: int, stop: int) -> None:
+        """Ask for these bytes of the tensors. Raises `StreamBroken`."""
+        self.send_bytes(_RANGE.pack(start, stop))
+
+    def receive_range(self) -> tuple[int, int]:
+        """Which bytes are asked for: from where, up to where. Raises `StreamBroken`."""
+        start, stop = _RANGE.unpack(self.receive_bytes(_RANGE.size))
+        return start, stop
 
     # ------------------------------------------------------------ memory
 

@@ -1,46 +1,39 @@
 """Transfer: fetch another worker's record or state, and be sure of every bit of it.
 
-State lands in the live tensors; its digest, over what lies there then, is compared with the source's at the end. What
-lies in the memory of the same machine is read there (`neighbour`).
+State lands in the live tensors; its digest, over what lies there then, is compared with the source's. What lies in the
+memory of the same machine is read there (`neighbour`). What is large and lies elsewhere is taken from all who have it
+at once (`gathering`); what is small comes from one, as asking the others would take longer.
 """
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from msgspec import Struct
 from torch import Tensor
 
-from torchrelay.errors import StateMismatch, TorchrelayError
 from torchrelay.protocol.ids import START, Generation, Point, Rank
 from torchrelay.protocol.orders import Source
-from torchrelay.wire import trust
-from torchrelay.worker import memory
 from torchrelay.worker.digest import SIZE, Digest
-from torchrelay.worker.neighbour import MAX_PLACES, NONCE_BYTES, PLACE_BYTES, READ, SEND, Reader, machine
-from torchrelay.worker.serving import EXAMPLE, GREETING_S, LANE, RECORD, STATE, StateServer
-from torchrelay.worker.stream import (
-    VERSION,
-    Ask,
-    Challenge,
-    Hello,
-    RefusedAnswer,
-    Serving,
-    Stream,
-    StreamBroken,
-    Waiting,
-    client_context,
-    server_context,
+from torchrelay.worker.gathering import Gathering
+from torchrelay.worker.neighbour import MAX_PLACES, NONCE_BYTES, PLACE_BYTES, Reader
+from torchrelay.worker.request import (
+    STALL_S,
+    Cancel,
+    Request,
+    TransferCancelled,
+    TransferFailed,
+    compare,
 )
+from torchrelay.worker.serving import EXAMPLE, LANE, RECORD, STATE, StateServer
+from torchrelay.worker.slices import Body, SlicedDigest
+from torchrelay.worker.stream import READ, SEND, TAKE, Serving, Stream, StreamBroken
 
 __all__ = [
+    "STALL_S",
     "Cancel",
     "Received",
     "StateServer",
@@ -53,38 +46,24 @@ __all__ = [
     "open_lane",
 ]
 
-STALL_S = 5.0  # how long no byte may come from a source before it counts as stalled
 MAX_HEAD = 256 << 20  # bytes of a record, or of a state's plain values
+GATHERED = 32 << 20  # bytes of tensors from which on all sources are asked
 
-T = TypeVar("T")
 Progress = Callable[[int, int], None]  # bytes that came, bytes in all
-Take = Callable[[Stream, Serving], T]  # what to do with what a source serves
-
-
-class TransferFailed(TorchrelayError):
-    """A source did not deliver.
-
-    mismatch   everything came, but its digest is another than the source's: do not ask this source again
-    """
-
-    def __init__(self, source: Rank, reason: str, mismatch: bool = False) -> None:
-        super().__init__(f"rank {source} did not deliver: {reason}")
-        self.source = source
-        self.reason = reason
-        self.mismatch = mismatch
-
-
-class TransferCancelled(TransferFailed):
-    """We cut it ourselves."""
 
 
 class Received(Struct, frozen=True):
-    """What arrived. `digest`: of all bytes as sent and as landed; `size`: in bytes; `sources`: the ranks it is from."""
+    """What arrived. `digest`: of all bytes as sent and as landed; `size`: in bytes; `shares`: bytes by source."""
 
     digest: str
     size: int
     took_s: float
-    sources: tuple[Rank, ...]
+    shares: Mapping[Rank, int]
+
+    @property
+    def sources(self) -> tuple[Rank, ...]:
+        """The ranks it is from, lowest first."""
+        return tuple(sorted(self.shares))
 
 
 class Receiver(Protocol):
@@ -95,29 +74,6 @@ class Receiver(Protocol):
 
     def commit_received(self) -> None:
         """All bytes have landed and are right."""
-
-
-class Cancel:
-    """A handle for another thread: `cancel()` ends the fetch that was given it, now or when it starts."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._stream: Stream | None = None
-        self.cancelled = False
-
-    def cancel(self) -> None:
-        """End it at once. May be called twice."""
-        with self._lock:
-            self.cancelled = True
-            if self._stream is not None:
-                self._stream.cut()
-
-    def attach(self, stream: Stream | None) -> None:
-        """By the fetch: the stream to cut, or None when it is over."""
-        with self._lock:
-            self._stream = stream
-            if stream is not None and self.cancelled:
-                stream.cut()
 
 
 def fetch_record(
@@ -131,8 +87,8 @@ def fetch_record(
     stall_s: float = STALL_S,
 ) -> bytes:
     """The record of `point`, from the first source that gives it. Raises `TransferFailed` of the last one tried."""
-    fetch = _Fetch(secret, generation, point, RECORD, time.monotonic() + timeout_s, stall_s, cancel or Cancel())
-    return fetch.from_any(sources, _take_bytes)[0]
+    request = Request(secret, generation, point, RECORD, time.monotonic() + timeout_s, stall_s, cancel or Cancel())
+    return request.from_any(sources, _take_bytes)
 
 
 def fetch_example(
@@ -140,16 +96,16 @@ def fetch_example(
 ) -> bytes:
     """What steps are called with, from the first source that can tell. Raises `TransferFailed` if none can."""
     deadline = time.monotonic() + timeout_s
-    fetch = _Fetch(secret, Generation(0), START, EXAMPLE, deadline, STALL_S, cancel or Cancel())
-    return fetch.from_any(sources, _take_bytes)[0]
+    request = Request(secret, Generation(0), START, EXAMPLE, deadline, STALL_S, cancel or Cancel())
+    return request.from_any(sources, _take_bytes)
 
 
 def open_lane(address: str, secret: bytes, generation: Generation, own: Rank, deadline: float) -> Stream:
     """A connection to a buddy, proved, over which rank `own` sends its private records. Raises `StreamBroken`."""
-    fetch = _Fetch(secret, generation, START, f"{LANE}{own}", deadline, STALL_S, Cancel())
-    stream = fetch._connect(Source(own, address))
+    request = Request(secret, generation, START, f"{LANE}{own}", deadline, STALL_S, Cancel())
+    stream = request.connect(Source(own, address))
     try:
-        fetch._ask(stream)
+        request.ask(stream)
     except BaseException:
         stream.close()
         raise
@@ -161,21 +117,22 @@ def ask_for(
     source: Source, secret: bytes, generation: Generation, point: Point, want: str, deadline: float, cancel: Cancel
 ) -> Iterator[Stream]:
     """A connection on which both have proved themselves, and `want` is granted. Raises `StreamBroken`."""
-    fetch = _Fetch(secret, generation, point, want, deadline, STALL_S, cancel)
-    stream = fetch._connect(source)
+    request = Request(secret, generation, point, want, deadline, STALL_S, cancel)
+    stream = request.connect(source)
     try:
         cancel.attach(stream)
-        fetch._ask(stream)
+        request.ask(stream)
         yield stream
     finally:
-        cancel.attach(None)
+        cancel.detach(stream)
         stream.close()
 
 
-def _take_bytes(stream: Stream, serving: Serving) -> bytes:
+def _take_bytes(stream: Stream, serving: Serving, _: Source) -> bytes:
+    head = bytes(_receive_head(stream, serving))
     digest = Digest()
-    head = bytes(_receive_head(stream, serving, digest))
-    _compare(stream, digest)
+    digest.add(head)
+    compare(stream.receive_bytes(SIZE), digest.raw(), "what came")
     return head
 
 
@@ -187,148 +144,104 @@ def fetch_state(
     state: Receiver,
     *,
     want: str = STATE,
+    host: str = "",
     progress: Progress | None = None,
+    failed: Callable[[TransferFailed], None] = lambda _: None,
     timeout_s: float = 600.0,
     cancel: Cancel | None = None,
     stall_s: float = STALL_S,
 ) -> Received:
-    """Take the state at `point` from the first source that gives it, into `state`; commit it if its digest is right.
+    """Take the state at `point` into `state`, and commit it if its digest is right.
 
-    `want`: another name for a state that is kept elsewhere, as in `shelving`.
+    From the first source that answers, or, if it is large and lies on another machine, from all of them at once.
+    `want`: another name for a state that is kept elsewhere, as in `shelving`; it comes from one.
+    `host`: our own; who is there as well is asked first. `failed`: is told, from any thread, of a source whose digest
+    differed while others bring what it should have brought.
 
-    Raises `TransferFailed`: at once if a digest differs, else of the last source tried. `state` may then be half
-    overwritten, and only another state makes it whole.
+    Raises `TransferFailed`: at once if a digest differs and no other source can mend it, else of the last source
+    tried. `state` may then be half overwritten, and only another state makes it whole.
     """
     start = time.monotonic()
+    request = Request(secret, generation, point, want, start + timeout_s, stall_s, cancel or Cancel())
+    near = sorted(sources, key=lambda source: source.address.rpartition(":")[0] != host)
+    arrival = _Arrival(request, near, state, progress, failed)
+    digest, size, shares = request.from_any(near, arrival.take, until=lambda: arrival.gathered)
+    return Received(digest, size, time.monotonic() - start, shares)
 
-    def take(stream: Stream, serving: Serving) -> tuple[str, int]:
-        digest = Digest()
-        places = state.receive(_receive_head(stream, serving, digest))
-        expected = sum(memory.size(tensor) for tensor in places)
-        if expected != serving.body:
-            raise StreamBroken(f"{serving.body} bytes of tensors were announced where {expected} belong")
+
+class _Arrival:
+    """One state that is to arrive."""
+
+    def __init__(
+        self,
+        request: Request,
+        sources: Sequence[Source],
+        state: Receiver,
+        progress: Progress | None,
+        failed: Callable[[TransferFailed], None],
+    ) -> None:
+        self._request, self._sources, self._state = request, sources, state
+        self._progress, self._failed = progress, failed
+        self.gathered = False  # all sources were asked
+
+    def take(self, stream: Stream, serving: Serving, source: Source) -> tuple[str, int, dict[Rank, int]]:
+        """The digest, the bytes, and how many of them came from whom."""
+        head = _receive_head(stream, serving)
+        head_digest = Digest()
+        head_digest.add(head)
+        places = self._state.receive(head)
+        body = Body(places)
+        if body.size != serving.body:
+            raise StreamBroken(f"{serving.body} bytes of tensors were announced where {body.size} belong")
+        alone = {source.rank: body.size}
+        if self._request.want != STATE:
+            # It follows without further words, with the digest that it had when it was put away.
+            digest, shares = self._receive(stream, None, head_digest, body), alone
+        else:
+            reader = _reader(stream, serving)
+            others = self._sources[self._sources.index(source) + 1 :]
+            if reader is None and others and body.size >= GATHERED:
+                stream.send_bytes(TAKE)
+                self.gathered = True
+                gathering = Gathering(self._request, head_digest, places, self._progress)
+                digest, shares = gathering.gather(source.rank, stream, others, self._failed)
+            else:
+                stream.send_bytes(SEND if reader is None else READ)
+                sliced = SlicedDigest(head_digest, body.cuts())
+                digest, shares = self._receive(stream, reader, sliced, body), alone
+        self._state.commit_received()
+        return digest, serving.head + serving.body, shares
+
+    def _receive(self, stream: Stream, reader: Reader | None, digest: Digest, body: Body) -> str:
+        """All of it from one source: read where it lies, or sent. The digest of all that has come."""
         came = 0
 
         def count(size: int) -> None:
             nonlocal came
             came += size
-            if progress is not None:
-                progress(came, serving.body)
+            if self._progress is not None:
+                self._progress(came, body.size)
 
-        views = (place for tensor in places for place in memory.incoming(tensor))
-        reader = _reader(stream, serving)
-        (reader or stream).receive_views(views, digest, count)
+        if body.size:
+            (reader or stream).receive_views(body.incoming(0, body.size), digest, count)
         if reader is not None:
             reader.end(stream)
-        _compare(stream, digest)
-        state.commit_received()
-        return digest.text(), serving.head + serving.body
-
-    fetch = _Fetch(secret, generation, point, want, start + timeout_s, stall_s, cancel or Cancel())
-    (digest, size), rank = fetch.from_any(sources, take)
-    return Received(digest, size, time.monotonic() - start, (rank,))
-
-
-class _DigestDiffers(StreamBroken):
-    """All bytes came, and they are others than were sent."""
+        compare(stream.receive_bytes(SIZE), digest.raw(), "what came")
+        return digest.text()
 
 
 def _reader(stream: Stream, serving: Serving) -> Reader | None:
-    """Who reads the tensors out of the source's memory; None if they are sent. Told to the source, if it asks."""
+    """Who reads the tensors out of the source's memory; None if they must be sent."""
     if not serving.pid:
         return None
     if not 0 <= serving.places <= MAX_PLACES:
         raise StreamBroken(f"tensors in {serving.places} places were announced, at most {MAX_PLACES} are taken")
     told = stream.receive_bytes(NONCE_BYTES + (1 + serving.places) * PLACE_BYTES)
     reader = Reader(stream, serving.pid, told)
-    may = reader.may()
-    stream.send_bytes(READ if may else SEND)
-    return reader if may else None
+    return reader if reader.may() else None
 
 
-def _receive_head(stream: Stream, serving: Serving, digest: Digest) -> bytearray:
+def _receive_head(stream: Stream, serving: Serving) -> bytearray:
     if serving.head > MAX_HEAD:
         raise StreamBroken(f"{serving.head} bytes of plain values are announced, at most {MAX_HEAD} are taken")
-    head = stream.receive_bytes(serving.head)
-    digest.add(head)
-    return head
-
-
-def _compare(stream: Stream, digest: Digest) -> None:
-    theirs = bytes(stream.receive_bytes(SIZE))
-    if theirs != digest.raw():
-        raise _DigestDiffers(f"the digest of what came is {digest.text()}, and {theirs.hex()} was sent")
-
-
-@dataclass(frozen=True)
-class _Fetch:
-    """One thing that is wanted, from whichever source."""
-
-    secret: bytes
-    generation: Generation
-    point: Point
-    want: str
-    deadline: float
-    stall_s: float
-    cancel: Cancel
-
-    def from_any(self, sources: Sequence[Source], take: Take[T]) -> tuple[T, Rank]:
-        """The first success, and whose it is. Raises the last failure, or at once what no other source can mend."""
-        if not sources:
-            raise ValueError("nobody to fetch from")
-        for source in sources[:-1]:
-            try:
-                return self.run(source, take), source.rank
-            except TransferFailed as error:
-                if error.mismatch or self.cancel.cancelled or time.monotonic() > self.deadline:
-                    raise
-        return self.run(sources[-1], take), sources[-1].rank
-
-    def run(self, source: Source, take: Take[T]) -> T:
-        """Fetch from this source. Raises `TransferFailed`."""
-        try:
-            stream = self._connect(source)
-            try:
-                self.cancel.attach(stream)
-                return take(stream, self._ask(stream))
-            finally:
-                self.cancel.attach(None)
-                stream.close()
-        except (StreamBroken, StateMismatch, ValueError) as error:
-            if self.cancel.cancelled:
-                raise TransferCancelled(source.rank, "the transfer was cancelled") from error
-            raise TransferFailed(source.rank, str(error), isinstance(error, _DigestDiffers)) from error
-
-    def _connect(self, source: Source) -> Stream:
-        host, _, port = source.address.rpartition(":")
-        left = min(GREETING_S, self.deadline - time.monotonic())
-        if left <= 0 or self.cancel.cancelled:
-            raise StreamBroken("the time for it is over")
-        try:
-            connected = socket.create_connection((host.strip("[]"), int(port)), timeout=left)
-            return Stream(connected, stall_s=self.stall_s, deadline=self.deadline)
-        except OSError as error:
-            raise StreamBroken(f"{source.address} cannot be reached: {error.strerror or error}") from error
-
-    def _ask(self, stream: Stream) -> Serving:
-        """Exchange proofs, ask, and wait until it is served. Raises `StreamBroken`."""
-        nonce = trust.new_nonce()
-        stream.send(Hello(VERSION, self.generation, nonce))
-        challenge = stream.receive()
-        context = server_context(self.generation)
-        if not isinstance(challenge, Challenge) or not trust.verify(
-            self.secret, nonce, challenge.nonce, context, challenge.proof
-        ):
-            raise StreamBroken("it could not prove that it belongs to this job")
-        where, pid = (machine(), os.getpid()) if self.want == STATE else ("", 0)
-        context = client_context(self.generation, self.want, self.point, where, pid)
-        proof = trust.prove(self.secret, nonce, challenge.nonce, context)
-        stream.send(Ask(proof, self.want, self.point, where, pid))
-        answer: object = Waiting()
-        while isinstance(answer, Waiting):
-            answer = stream.receive()
-        if isinstance(answer, RefusedAnswer):
-            raise StreamBroken(answer.reason)
-        if not isinstance(answer, Serving) or (answer.generation, answer.point) != (self.generation, self.point):
-            raise StreamBroken(f"it answers with something else than {self.want} {self.point}")
-        return answer
+    return stream.receive_bytes(serving.head)
