@@ -157,9 +157,9 @@ def test_a_source_on_our_own_host_is_asked_first(several: Sources) -> None:
     given = a_state(1, size=3 * SLICE // 4)
     several.add(given)
     several.add(given)
-    elsewhere = several.sources[0].address.replace("127.0.0.1", "127.0.0.2")
-    several.sources[0] = replace(several.sources[0], address=elsewhere)  # where nobody listens
-    assert several.fetch(a_state(2, size=3 * SLICE // 4), host="127.0.0.1").sources == (1,)
+    near = several.sources[1].address.replace("127.0.0.1", "localhost")
+    several.sources[1] = replace(several.sources[1], address=near)
+    assert several.fetch(a_state(2, size=3 * SLICE // 4), host="localhost").sources == (1,)
 
 
 # ---------------------------------------------------------------- when sources fail
@@ -263,14 +263,14 @@ def test_a_source_whose_state_is_laid_out_otherwise_brings_nothing(several: Sour
     assert several.failed == []
 
 
+@pytest.mark.parametrize("failing", [0, 1])
 def test_who_was_not_asked_yet_takes_the_place_of_one_that_fails(
-    several: Sources, monkeypatch: pytest.MonkeyPatch
+    several: Sources, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
     monkeypatch.setattr(gathering, "MOST_SOURCES", 2)
     given, taken = a_state(1), a_state(2)
-    several.add(given, paced)
-    several.add(given, from_then_on(SLICE, lambda *_: None))
-    several.add(given, paced)
+    for number in range(3):
+        several.add(given, from_then_on(SLICE, lambda *_: None) if number == failing else paced)
     received = several.fetch(taken)
     assert taken.digest() == given.digest()
     assert Rank(2) in received.shares

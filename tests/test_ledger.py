@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from msgspec.structs import replace
 
 from torchrelay.goodput.ledger import Line, line_of, total, wilson
 from torchrelay.orchestrator.journal import Anchor
@@ -65,6 +66,14 @@ def test_a_line_holds_what_the_protocol_promises() -> None:
     assert (found.source, found.bytes, found.digest_equal) == ("rank 0", 8_000, True)
     assert (found.resolution, found.eligible, found.steps_lost) == ("clean", True, 0)
     assert found.at.startswith("2027-")
+
+
+def test_a_line_says_how_much_of_the_state_each_of_several_sources_has_brought() -> None:
+    one = replace(view(), sources=(Rank(0), Rank(1), Rank(3)), shares={Rank(0): 34, Rank(1): 33, Rank(3): 33})
+    found = line_of(one)
+    assert found.source == "rank 0 (34%), 1 (33%), 3 (33%)"
+    assert found.shares == {0: 34, 1: 33, 3: 33}
+    assert line_of(replace(one, shares={})).source == "rank 0, 1, 3", "of an older journal"
 
 
 def test_phases_follow_one_another_and_add_up_to_the_pause() -> None:

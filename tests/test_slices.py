@@ -203,7 +203,7 @@ def test_an_idle_source_takes_over_from_one_that_would_take_much_longer(came: in
         clock.now_s += 0.3
         division.land(idle, number, b"i")
     division.count(slow, 0, came)
-    thread = threading.Thread(target=division.claim, args=(idle,), kwargs={"wait": True})
+    thread = threading.Thread(target=division.claim, args=(idle,), kwargs={"wait": True}, daemon=True)
     thread.start()
     if cut:
         division.wait(lambda: bool(cuts))
@@ -226,7 +226,7 @@ def test_the_end_waits_for_whoever_may_still_write() -> None:
     division = of(2)
     writing = division.enter(Rank(1), cut.set)
     division.claim(writing, wait=True)
-    ending = threading.Thread(target=division.end)
+    ending = threading.Thread(target=division.end, daemon=True)
     ending.start()
     assert cut.wait(10)
     ending.join(0.1)

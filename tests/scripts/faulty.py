@@ -138,6 +138,7 @@ def arguments():
     parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step")
     parser.add_argument("--live", metavar="DIR", help="a driver says what strikes, and when the end comes")
     parser.add_argument("--snapshots", type=int, help="steps between two of them")
+    parser.add_argument("--ballast", type=int, default=0, help="megabytes of state beside the model, changed each step")
     parser.add_argument("--forget", default="", help="leave this out of the state on purpose: rng, cursor")
     return parser.parse_args()
 
@@ -238,7 +239,8 @@ def main():
     faults = faults_of(options, rank)
     second_faults(faults)
     seen = {"rows": 0}
-    extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen}
+    ballast = torch.arange(options.ballast << 18, dtype=torch.float32)
+    extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen, "ballast": ballast}
     run = torchrelay.join(model=model, optimizer=optimizer, extra=extra, snapshot_every=options.snapshots)
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
@@ -260,6 +262,7 @@ def main():
             time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()
         ema.update()
+        ballast.mul_(1.01)
         return loss.detach()
 
     def evaluate():
