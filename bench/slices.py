@@ -113,7 +113,8 @@ def limit(isolation: Isolation, node: NodeId, gbit: float | None) -> None:
 
 def in_turns(newcomer: Peer, sources: list[tuple[int, str]], rounds: int, name: str) -> tuple[list[Any], list[Any]]:
     """From three and from one, in turns; the first round is a warm-up and left out."""
-    three, one = [], []
+    three: list[Any] = []
+    one: list[Any] = []
     for number in range(rounds + 1):
         # Who is first changes, and so does who is alone, so that drift and differences between them favour nobody.
         turned = sources[number % SOURCES :] + sources[: number % SOURCES]

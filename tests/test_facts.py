@@ -403,16 +403,12 @@ def test_state_is_restored_once_and_at_the_target() -> None:
     assert (incident.sources, incident.size, incident.digest) == ((0,), 10, "d")
 
 
-def test_shares_of_several_sources_are_told_and_of_several_restores_added_up() -> None:
+def test_what_each_of_several_sources_has_brought_is_told() -> None:
     story = recovering(until=JobPhase.REWIRING)
     given = {"sources": (Rank(0), Rank(2)), "shares": (700, 300), "digest": "d", "size": 1_010}
     story.hear(say(story, ev.StateRestored, 1, point=HERE, **given))
-    incident = story.job.incidents[-1]
     told = "rank 1 restored from rank 0 (700 bytes), rank 2 (300 bytes): 1,010 bytes, digest d equal"
-    assert told in [text for _, text in incident.story]
-    again = incident.receive((Rank(2), Rank(3)), (50, 60), 120, "e")
-    assert (again.sources, again.size, again.digest) == ((0, 2, 3), 1_130, "e")
-    assert dict(again.shares) == {0: 700, 2: 350, 3: 60}
+    assert told in [text for _, text in story.job.incidents[-1].story]
 
 
 def recovering(*, until: JobPhase) -> Story:

@@ -239,8 +239,7 @@ def main():
     faults = faults_of(options, rank)
     second_faults(faults)
     seen = {"rows": 0}
-    ballast = torch.arange(options.ballast << 18, dtype=torch.float32)
-    extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen, "ballast": ballast}
+    extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
     run = torchrelay.join(model=model, optimizer=optimizer, extra=extra, snapshot_every=options.snapshots)
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
@@ -262,7 +261,6 @@ def main():
             time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()
         ema.update()
-        ballast.mul_(1.01)
         return loss.detach()
 
     def evaluate():
@@ -278,6 +276,13 @@ def main():
 
     while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults)
     dist.destroy_process_group()
+
+
+def ballast(options, optimizer):
+    """State beside the model, that changes in each step."""
+    values = torch.arange(options.ballast << 18, dtype=torch.float32)
+    optimizer.register_step_post_hook(lambda *_: values.mul_(1.01))
+    return values
 
 
 def strike_in_backward(faults, run, output):
