@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 
 import torchrelay
-from workload import build
+from spread import LAYOUTS
+from workload import SIZES, build
 
 
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", required=True)
+    parser.add_argument("--layout", choices=LAYOUTS, default="ddp")
     parser.add_argument("--steps", type=int, required=True, help="steps of a block")
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--folder", required=True, help="where orders come from and times go to")
@@ -53,8 +55,8 @@ def all_reduces_in_a_row(times: int) -> int:
 def main() -> None:
     options = arguments()
     dist.init_process_group("gloo")
-    model, optimizer = build(options.size)
-    width = model.module[0].in_features
+    model, optimizer = build(options.size, options.layout)
+    width, _ = SIZES[options.size]
     x = torch.randn(64 if width > 64 else 8, width)
     run = torchrelay.join(model=model, optimizer=optimizer)
 

@@ -45,12 +45,13 @@ class Moving:
     times: Path
     size: str
     neighbours: bool = True  # states are read where they lie, on the same machine
+    layout: str = "ddp"
     process: subprocess.Popen[bytes] = field(init=False)
 
     def start(self, kill: Path) -> None:
         words = command("torchrelay.cli.main", "run", "--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1")
         words += ["--slot-faults", "0", "--moves-per-hour", "-1", "--run-dir", str(self.run_dir), "--quiet"]
-        words += [str(HERE / "workload.py"), "--size", self.size, "--steps", "1000000"]
+        words += [str(HERE / "workload.py"), "--size", self.size, "--layout", self.layout, "--steps", "1000000"]
         words += ["--times", str(self.times), "--kill", str(kill)]
         env = {**os.environ, "TORCHRELAY_NEIGHBOURS": str(int(self.neighbours))}
         self.process = subprocess.Popen(words, stdout=subprocess.DEVNULL, env=env)

@@ -36,8 +36,8 @@ def command(*words: str) -> list[str]:
 class Kill:
     """Kill orders for the workload: who, when it happened, and how far the others had come."""
 
-    def __init__(self, folder: Path, times: Path) -> None:
-        self.folder, self.times = folder, times
+    def __init__(self, folder: Path, times: Path, ranks: int = RANKS) -> None:
+        self.folder, self.times, self.ranks = folder, times, ranks
 
     def strike(self, rank: int, *, deadline_s: float) -> int:
         """Kill this rank in its next backward; returns the time of death in ns."""
@@ -53,7 +53,7 @@ class Kill:
 
         def all_after() -> bool:
             times = read_times(self.times)
-            return len(times) == RANKS and all(rows and rows[-1][1] > at for rows in times.values())
+            return len(times) == self.ranks and all(rows and rows[-1][1] > at for rows in times.values())
 
         wait_for("the next step of every rank", all_after, deadline_s)
         times = read_times(self.times)
@@ -75,7 +75,7 @@ def settled(kill: Kill, steps: int) -> None:
 
     def enough() -> bool:
         now = read_times(kill.times)
-        return len(now) == RANKS and all(len(rows) >= before.get(rank, 0) + steps for rank, rows in now.items())
+        return len(now) == kill.ranks and all(len(rows) >= before.get(rank, 0) + steps for rank, rows in now.items())
 
     wait_for(f"{steps} steps", enough, 180)
 

@@ -1,4 +1,4 @@
-"""The workload of the benches: an MLP under DDP, the same script with torchrelay and under torchrun.
+"""The workload of the benches: an MLP under DDP or spread otherwise, the same with torchrelay and under torchrun.
 
 It writes the time of each committed step (CLOCK_MONOTONIC, ns) to --times, and dies in backward when told: if the file
 --kill/rank-<r> appears, that rank notes the time in it and sends itself SIGKILL while its gradients are reduced.
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torchrelay
+from spread import LAYOUTS, spread
 
 SIZES = {"4m": (1024, 4), "tiny": (16, 2), "1gb": (4096, 5), "1gb-frozen": (1024, 2)}
 FROZEN_ROWS = {"1gb-frozen": 250_000}
@@ -28,6 +29,7 @@ FROZEN_ROWS = {"1gb-frozen": 250_000}
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--size", choices=SIZES, default="4m")
+    parser.add_argument("--layout", choices=LAYOUTS, default="ddp")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--steps", type=int, default=200)
     parser.add_argument("--times", required=True, help="directory for the times of the steps")
@@ -50,18 +52,18 @@ class Base(torch.nn.Module):
         return x + looked_up
 
 
-def build(size: str) -> tuple[DistributedDataParallel, torch.optim.Optimizer]:
+def build(size: str, layout: str = "ddp") -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     width, depth = SIZES[size]
     torch.manual_seed(0)
     layers: list[torch.nn.Module] = [Base(FROZEN_ROWS[size], width)] if size in FROZEN_ROWS else []
     for _ in range(depth):
         layers += [torch.nn.Linear(width, width), torch.nn.ReLU()]
-    model = DistributedDataParallel(torch.nn.Sequential(*layers))
+    model = spread(layout, torch.nn.Sequential(*layers))
     return model, torch.optim.AdamW([one for one in model.parameters() if one.requires_grad], lr=1e-4)
 
 
-def die_when_told(model: DistributedDataParallel, orders: str, rank: int) -> None:
-    """In backward, between the reductions of the buckets."""
+def die_when_told(model: torch.nn.Module, orders: str, rank: int) -> None:
+    """In backward, between the reductions of gradients."""
     told = Path(orders) / f"rank-{rank}"
 
     def hook(grad: torch.Tensor) -> None:
@@ -72,7 +74,16 @@ def die_when_told(model: DistributedDataParallel, orders: str, rank: int) -> Non
             told.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
 
-    next(one for one in model.module.parameters() if one.requires_grad).register_hook(hook)
+    if isinstance(model, DistributedDataParallel):
+        next(one for one in model.module.parameters() if one.requires_grad).register_hook(hook)
+        return
+
+    def watch(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> None:
+        del module, inputs
+        if output.requires_grad:
+            output.register_hook(hook)  # type: ignore[no-untyped-call]
+
+    next(model.children()).register_forward_hook(watch)  # FSDP2's gradients come by no hook of a parameter
 
 
 class Times:
@@ -111,7 +122,7 @@ def main() -> None:
     options = arguments()
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model, optimizer = build(options.size)
+    model, optimizer = build(options.size, options.layout)
     first = load(options.checkpoint, model, optimizer)
     if options.kill:
         die_when_told(model, options.kill, rank)
