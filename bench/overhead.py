@@ -1,6 +1,7 @@
 """Overhead: DDP with torchrelay against plain DDP under torchrun, taking turns block by block in one run.
 
     make bench NAME=overhead
+    make bench NAME=overhead ARGS="--layout fsdp"     # FSDP2 in place of DDP, without clipping: fsdp_step_time_ratio_4m
 
 step_time_ratio_4m   upper 95 % bound of the median of the paired differences, as a ratio to the plain step
 cpu_time_ratio_4m    the same of CPU time, of the whole process tree: workers, agent, orchestrator against torchrun
@@ -27,6 +28,7 @@ from pathlib import Path
 import psutil
 
 from figures import finish, progress, upper_bound_of_median
+from spread import LAYOUTS
 from steps import wait_for
 
 HERE = Path(__file__).parent
@@ -73,12 +75,12 @@ class Side:
         return max(row[1] for row in rows) / 1e9, statistics.median(row[2] for row in rows) / 1e9, used
 
 
-def start(name: str, work: Path, size: str, steps: int, blocks: int) -> Side:
+def start(name: str, work: Path, size: str, layout: str, steps: int, blocks: int) -> Side:
     """Start one of the two jobs; it idles until its first block."""
     folder = work / f"{name}-{size}"
     folder.mkdir()
-    script = [str(HERE / "blocks.py"), "--size", size, "--steps", str(steps), "--blocks", str(blocks)]
-    script += ["--folder", str(folder), *(["--bare"] if name == "bare" else [])]
+    script = [str(HERE / "blocks.py"), "--size", size, "--layout", layout, "--steps", str(steps)]
+    script += ["--blocks", str(blocks), "--folder", str(folder), *(["--bare"] if name == "bare" else [])]
     if name == "torchrelay":
         words = ["-m", "torchrelay.cli.main", "run", "--nproc-per-node", str(RANKS), "--quiet"]
         words += ["--run-dir", str(work / f"run-{size}")]
@@ -102,9 +104,9 @@ class Figures:
     cpu_s: list[float]
 
 
-def compare(work: Path, size: str, steps: int, blocks: int) -> dict[str, Figures]:
+def compare(work: Path, size: str, layout: str, steps: int, blocks: int) -> dict[str, Figures]:
     """The jobs in turns; the first block is a warm-up and left out."""
-    sides = {name: start(name, work, size, steps, blocks) for name in NAMES}
+    sides = {name: start(name, work, size, layout, steps, blocks) for name in NAMES}
     found = {name: Figures([], [], []) for name in NAMES}
     try:
         for block in range(blocks):
@@ -115,7 +117,7 @@ def compare(work: Path, size: str, steps: int, blocks: int) -> dict[str, Figures
                     found[name].step_s.append(step_s)
                     found[name].allreduce_s.append(allreduce_s)
                     found[name].cpu_s.append(cpu_s)
-            progress(f"{size}: block {block + 1} of {blocks}")
+            progress(f"{layout} {size}: block {block + 1} of {blocks}")
         for side in sides.values():
             side.process.wait(60)
     finally:
@@ -135,35 +137,53 @@ def differences(ours: list[float], plain: list[float]) -> list[float]:
     return [a - b for a, b in zip(ours, plain, strict=True)]
 
 
+def big_figures(big: dict[str, Figures]) -> dict[str, object]:
+    """4 M parameters: what a step and its CPU time cost beyond the plain ones."""
+    plain = big["torchrun"]
+    return {
+        "step_time_ratio_4m": ratio_bound(big["torchrelay"].step_s, plain.step_s),
+        "cpu_time_ratio_4m": ratio_bound(big["torchrelay"].cpu_s, plain.cpu_s),
+        "bare_step_time_ratio_4m": ratio_bound(big["bare"].step_s, plain.step_s),
+        "step_time_ratio_4m_p50": 1 + middle(big, "torchrelay") / statistics.median(plain.step_s),
+        "step_4m_plain_s": statistics.median(plain.step_s),
+        "step_4m_ours_s": statistics.median(big["torchrelay"].step_s),
+    }
+
+
+def tiny_figures(tiny: dict[str, Figures]) -> dict[str, object]:
+    """A tiny model: what a step takes longer, over what one bare all-reduce adds."""
+    step_us = {name: 1e6 * statistics.median(tiny[name].step_s) for name in NAMES}
+    return {
+        "tiny_added_over_allreduce": middle(tiny, "torchrelay") / middle(tiny, "bare"),
+        "step_tiny_plain_us": step_us["torchrun"],
+        "step_tiny_bare_us": step_us["bare"],
+        "step_tiny_ours_us": step_us["torchrelay"],
+        "allreduce_in_a_row_us": 1e6 * statistics.median(tiny["torchrun"].allreduce_s),
+    }
+
+
+def middle(found: dict[str, Figures], name: str) -> float:
+    """The median of the paired differences of this job's steps from the plain ones."""
+    return statistics.median(differences(found[name].step_s, found["torchrun"].step_s))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layout", choices=LAYOUTS, default="ddp", help="not ddp: 4 M parameters only")
     parser.add_argument("--blocks", type=int, default=41)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--tiny-steps", type=int, default=100)
+    parser.add_argument("--short", action="store_true", help="7 blocks")
     options = parser.parse_args()
+    blocks = 7 if options.short else options.blocks
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
     try:
-        big = compare(work, "4m", options.steps, options.blocks)
-        tiny = compare(work, "tiny", options.tiny_steps, options.blocks)
-        plain = big["torchrun"]
-        tiny_s = {name: statistics.median(tiny[name].step_s) for name in NAMES}
-        added, bare = (
-            statistics.median(differences(tiny[name].step_s, tiny["torchrun"].step_s))
-            for name in ("torchrelay", "bare")
-        )
-        figures = {
-            "step_time_ratio_4m": ratio_bound(big["torchrelay"].step_s, plain.step_s),
-            "cpu_time_ratio_4m": ratio_bound(big["torchrelay"].cpu_s, plain.cpu_s),
-            "tiny_added_over_allreduce": added / bare,
-            "bare_step_time_ratio_4m": ratio_bound(big["bare"].step_s, plain.step_s),
-            "step_4m_plain_s": statistics.median(plain.step_s),
-            "step_4m_ours_s": statistics.median(big["torchrelay"].step_s),
-            "step_tiny_plain_us": 1e6 * tiny_s["torchrun"],
-            "step_tiny_bare_us": 1e6 * tiny_s["bare"],
-            "step_tiny_ours_us": 1e6 * tiny_s["torchrelay"],
-            "allreduce_in_a_row_us": 1e6 * statistics.median(tiny["torchrun"].allreduce_s),
-        }
-        finish("overhead", figures, blocks=options.blocks)
+        figures = big_figures(compare(work, "4m", options.layout, options.steps, blocks))
+        if options.layout == "ddp":
+            figures |= tiny_figures(compare(work, "tiny", options.layout, options.tiny_steps, blocks))
+        else:
+            figures = {f"{options.layout.replace('-', '_')}_{name}": value for name, value in figures.items()}
+        finish("overhead", figures, blocks=blocks)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import torchrelay
-from spread import LAYOUTS, spread
+from spread import LAYOUTS, TENSOR, spread
 
 SIZES = {"4m": (1024, 4), "tiny": (16, 2), "1gb": (4096, 5), "1gb-frozen": (1024, 2)}
 FROZEN_ROWS = {"1gb-frozen": 250_000}
@@ -111,9 +111,9 @@ def save(path: str, step: int, model: torch.nn.Module, optimizer: torch.optim.Op
     os.replace(path + ".tmp", path)
 
 
-def batches(size: str, batch: int, rank: int, numbers: Iterator[int]) -> Iterator[tuple[int, torch.Tensor]]:
+def batches(size: str, batch: int, seed: int, numbers: Iterator[int]) -> Iterator[tuple[int, torch.Tensor]]:
     width, _ = SIZES[size]
-    fixed = torch.randn(batch, width, generator=torch.Generator().manual_seed(rank))
+    fixed = torch.randn(batch, width, generator=torch.Generator().manual_seed(seed))
     for number in numbers:
         yield number, fixed + number * 1e-3
 
@@ -137,7 +137,8 @@ def main() -> None:
         optimizer.step()
         return loss.detach()
 
-    for number, x in batches(options.size, options.batch, rank, iter(run.steps(options.steps))):
+    seed = rank // TENSOR.get(options.layout, 1)  # who shares a layer's tensors sees the same samples
+    for number, x in batches(options.size, options.batch, seed, iter(run.steps(options.steps))):
         if number < first:
             continue
         train_step(x)
