@@ -103,7 +103,8 @@ def placed_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 def name_of(mesh: Any) -> str:
     """By which a mesh is known on other ranks: 'dp_replicate=2,dp_shard=4'."""
     names = mesh.mesh_dim_names or [""] * mesh.ndim
-    return ",".join(f"{name}={size}" for name, size in zip(names, mesh.mesh.shape, strict=True))
+    # Not mesh.mesh.shape: torch then makes a tensor of all ranks, and this is asked for each DTensor.
+    return ",".join(f"{name}={size}" for name, size in zip(names, mesh.shape, strict=True))
 
 
 def meshes(tensors: Iterable[torch.Tensor]) -> dict[str, Any]:
