@@ -474,3 +474,10 @@ def wired() -> Story:
         story.hear(*(answer for order in story.orders() for answer in answers(order, story.stands)
                      if not isinstance(answer, ev.WorkerJoined)))  # fmt: skip
     return story
+
+
+def test_what_several_newcomers_have_received_adds_up() -> None:
+    first = Incident(1, JOB, Generation(2)).receive((Rank(0), Rank(2)), (700, 300), 1_010, "d")
+    both = first.receive((Rank(2), Rank(3)), (50, 60), 120, "e")
+    assert (both.sources, both.size, both.digest) == ((0, 2, 3), 1_130, "e")
+    assert dict(both.shares) == {0: 700, 2: 350, 3: 60}

@@ -76,13 +76,6 @@ def test_a_line_says_how_much_of_the_state_each_of_several_sources_has_brought()
     assert line_of(replace(one, shares={})).source == "rank 0, 1, 3", "of an older journal"
 
 
-def test_what_several_newcomers_have_received_adds_up() -> None:
-    first = Incident(1, JobId("job"), Generation(2)).receive((Rank(0), Rank(2)), (700, 300), 1_010, "d")
-    both = first.receive((Rank(2), Rank(3)), (50, 60), 120, "e")
-    assert (both.sources, both.size, both.digest) == ((0, 2, 3), 1_130, "e")
-    assert dict(both.shares) == {0: 700, 2: 350, 3: 60}
-
-
 def test_phases_follow_one_another_and_add_up_to_the_pause() -> None:
     found = line_of(view())
     assert found.phases == {

@@ -48,6 +48,7 @@ EQUIVALENT: dict[str, str] = {
     "ending:spend_targets: move is None or job.phase is not JobPhase.HALTING without move is None": (
         "a move has asked for the boundary; it is said for the types"
     ),
+    "incident:Incident.receive: zip without strict=False": "it is so anyway, and said for the reader",
     "job:Job: 0 to 1 #4": "it is read only of what is broken, and set with it",
     "migration:worker_prepared: without if move is None": TARGET,
     "migration:wishes: always cluster.workers.get(seat.worker)": NOBODY,

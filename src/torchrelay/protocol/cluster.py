@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 from torchrelay.protocol import events as ev
@@ -368,9 +369,8 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
     incident = job.open_incident
     if incident is not None:
         incident = incident.receive(event.sources, event.shares, event.size, event.digest)
-        several = len(event.sources) == len(event.shares) > 1
-        parts = [f" ({share:,} bytes)" if several else "" for share in event.shares or event.sources]
-        source = ", ".join(f"rank {rank}{part}" for rank, part in zip(event.sources, parts, strict=False))
+        parts = [f" ({share:,} bytes)" for share in event.shares] if len(event.sources) > 1 else []
+        source = ", ".join(f"rank {rank}{part}" for rank, part in zip_longest(event.sources, parts, fillvalue=""))
         source = f"its snapshot, kept on the node of {source}" if job.rolled is not None else source
         text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
         job = job.with_incident(incident).tell(cluster.now_ms, text)
