@@ -9,7 +9,8 @@ ddp        plain DDP
 hsdp       FSDP2 over 2 x 2 ranks: replicas of shards
 tp_dp      2 ranks share each layer, and there are two such pairs (by FSDP2, which shards nothing there)
 tp_hsdp    the same with each pair's shards split once more: 8 ranks, as 4 have no room for a replica
-fsdp       no rank's shard has a replica: a planned move, its pause from halt to resumption less one step
+fsdp       no rank's shard has a replica: all begin again from snapshots (fsdp_steps_again_p50 steps before), and the
+           pause ends with the first of those; and a planned move, its pause from halt to resumption less one step
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from torchrelay.cli.client import Client
 
 HERE = Path(__file__).parent
 RANKS = {layout: 8 if layout == "tp-hsdp" else 4 for layout in LAYOUTS}
-PLANNED = ("fsdp",)  # until shards without a replica have snapshots
+ALONE = ("fsdp",)  # no rank has a replica
 LIMIT_S = 0.5
 
 
@@ -60,14 +61,17 @@ def unplanned(work: Path, layout: str, kills: int) -> dict[str, object]:
             pauses.append(kill.next_step(at, deadline_s=120))
             progress(f"{layout}: kill {number + 1} of {kills}: {pauses[-1]:.3f} s to the next step")
         step = step_time_s(read_times(kill.times))
+        wait_for("the last incident's end", lambda: client.incidents()[-1]["resolution"] != "open", 60)
         incidents = client.incidents()
     finally:
         stop(process)
-    if (unclean := [one["summary"] for one in incidents if one["resolution"] != "clean"]) or len(incidents) != kills:
-        raise RuntimeError(f"{layout}: {len(incidents)} incidents for {kills} kills; not clean: {unclean}")
+    wanted = "rolled back" if layout in ALONE else "clean"
+    if (others := [one["summary"] for one in incidents if one["resolution"] != wanted]) or len(incidents) != kills:
+        raise RuntimeError(f"{layout}: {len(incidents)} incidents for {kills} kills; not {wanted}: {others}")
     beyond = [pause - step for pause in pauses]
     name = layout.replace("-", "_")
-    return {
+    again = {f"{name}_steps_again_p50": statistics.median(one["lost"] for one in incidents)}
+    return (again if layout in ALONE else {}) | {
         f"{name}_unplanned_pause_p50_s": statistics.median(beyond),
         f"{name}_unplanned_pause_max_s": max(beyond),
         f"{name}_step_s": step,
@@ -89,15 +93,13 @@ def planned(work: Path, layout: str, moves: int) -> dict[str, object]:
             ranks = [number % RANKS[layout]]
             pauses.append(one_move(job, kill, number + 1, "/v1/jobs/{job}/migrate", ranks=ranks).pause_s)
             progress(f"{layout}: move {number + 1} of {moves}: {pauses[-1]:.3f} s beyond one step")
-        step = step_time_s(read_times(job.times))
         incidents = Client.of(job.run_dir).incidents()
     finally:
         stop(job.process)
     return {
         f"{layout}_planned_pause_p50_s": statistics.median(pauses),
         f"{layout}_planned_pause_max_s": max(pauses),
-        f"{layout}_step_s": step,
-        f"{layout}_phases_p50_ms": phases_p50_ms(incidents),
+        f"{layout}_planned_phases_p50_ms": phases_p50_ms(incidents),
     }
 
 
@@ -112,8 +114,9 @@ def main() -> None:
     figures: dict[str, object] = {}
     try:
         for layout in options.layout or LAYOUTS:
-            measure = planned if layout in PLANNED else unplanned
-            figures |= measure(work / layout, layout, kills)
+            figures |= unplanned(work / layout, layout, kills)
+            if layout in ALONE:
+                figures |= planned(work / f"{layout}-planned", layout, kills)
         finish("layouts", figures, kills=kills, limit_s=LIMIT_S)
     finally:
         shutil.rmtree(work, ignore_errors=True)

@@ -24,13 +24,13 @@ import threading
 import time
 from pathlib import Path
 
-import layouts
 import numpy as np
 import striking
 import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+import layouts
 import torchrelay
 
 
