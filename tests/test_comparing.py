@@ -56,7 +56,7 @@ def test_who_differs_is_replaced_and_its_place_taken_last(story: Story) -> None:
     )  # fmt: skip
     assert "differ" in taint.reason
     story.settle()
-    assert story.job.phase is JobPhase.RUNNING
+    assert story.job.open_incident is None
     assert story.job.incidents[-1].sources == (Rank(0),)
     assert story.holder(1) != culprit
 

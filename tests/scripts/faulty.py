@@ -4,9 +4,9 @@
 
 The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that is named has committed `step` steps and
 is in `phase` (forward, backward, gate, update, between, section; cut: its backward pass was), it does `how` (kill,
-raise, exit, stop, oom, comm, stick, spin) to itself, once per job: a file in --marks named after id and rank remembers
-it. With "together" those that are named wait for one another before. A fault with "after" is a second one: it strikes
-during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
+raise, exit, stop, oom, comm, stick, spin, flip) to itself, once per job: a file in --marks named after id and rank
+remembers it. With "together" those that are named wait for one another before. A fault with "after" is a second one: it
+strikes during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
 
 With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
 ("from" in place of "step": at this step or later), DIR/cell.json is for strikes within moves (see `striking`), and
@@ -96,11 +96,20 @@ class Faults:
             self.hit(*found, run)
 
     def hit(self, fault, mark, run):
+        if fault["how"] == "flip":
+            flip_a_bit(self.model)
         mark.write_text(json.dumps({"pid": os.getpid(), "at_ns": time.monotonic_ns(), **fault}))
         others = [self.marks / f"{fault['id']}.rank{rank}" for rank in fault["ranks"]]
         while fault.get("together") and not all(other.exists() for other in others):
             time.sleep(0.001)
         do(fault["how"], run)
+
+
+def flip_a_bit(model):
+    """As a cosmic ray does it: nobody is told, and no count of versions."""
+    parameter = next(model.parameters())
+    memory = getattr(parameter, "_local_tensor", parameter)
+    ctypes.c_uint32.from_address(memory.data_ptr()).value ^= 1 << 20
 
 
 def do(how, run):
@@ -139,6 +148,7 @@ def arguments():
     parser.add_argument("--live", metavar="DIR", help="a driver says what strikes, and when the end comes")
     parser.add_argument("--snapshots", type=int, help="steps between two of them")
     parser.add_argument("--ballast", type=int, default=0, help="megabytes of state beside the model, changed each step")
+    parser.add_argument("--compare", type=int, help="steps between two comparisons of replicas")
     parser.add_argument("--forget", default="", help="leave this out of the state on purpose: rng, cursor")
     return parser.parse_args()
 
@@ -240,7 +250,9 @@ def main():
     second_faults(faults)
     seen = {"rows": 0}
     extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
-    run = torchrelay.join(model=model, optimizer=optimizer, extra=extra, snapshot_every=options.snapshots)
+    intervals = {"snapshot_every": options.snapshots, "compare_every": options.compare}
+    run = torchrelay.join(model=model, optimizer=optimizer, extra=extra, **intervals)
+    faults.model = model
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
     core[4].register_forward_hook(lambda _module, _inputs, output: strike_in_backward(faults, run, output))

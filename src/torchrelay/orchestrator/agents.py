@@ -17,6 +17,7 @@ from torchrelay.protocol.events import (
     NodeJoined,
     OnceRecorded,
     RecordKept,
+    ReplicasDiffer,
     RestoreFailed,
     RewireFailed,
     StateRestored,
@@ -58,7 +59,8 @@ MAX_WAITING = 10_000
 
 # What an agent may tell. Everything else is decided here, and who claims it is not an agent of ours.
 TELLABLE: tuple[type[Event], ...] = (
-    WorkerStarted, WorkerWarm, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed, OnceRecorded, WorkerReported,
+    WorkerStarted, WorkerWarm, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed, ReplicasDiffer,
+    OnceRecorded, WorkerReported,
     WorkerReady, WorkerRewired, RewireFailed, StateRestored, RestoreFailed, WorkerResumed, WorkerFinished,
     WorkerPrepared, RecordKept, TaintSet, TaintCleared,
 )  # fmt: skip

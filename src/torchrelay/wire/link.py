@@ -24,6 +24,7 @@ from torchrelay.protocol.events import (
     CollectiveFailed,
     OnceRecorded,
     RecordKept,
+    ReplicasDiffer,
     RestoreFailed,
     RewireFailed,
     StateRestored,
@@ -77,6 +78,7 @@ FromWorker = (
     | WorkerJoined
     | WorkerRaised
     | CollectiveFailed
+    | ReplicasDiffer
     | OnceRecorded
     | WorkerReported
     | WorkerReady
