@@ -20,13 +20,22 @@ FAULTS = [
     *(Cell("kill", phase) for phase in ("forward", "backward", "gate", "update", "between", "section")),
     Cell("stop", "backward"), Cell("raise", "forward"), Cell("kill", "backward", "restore"), STICK,
 ]  # fmt: skip
+# A pipeline in the middle of a step: one stage computes, the other waits for what it sends. The section, an evaluation,
+# has all stages settle anew what travels, and so has the step behind it.
+CHUNKS = [
+    *(Cell("kill", phase) for phase in ("chunk", "backward", "gate", "update", "section")),
+    Cell("raise", "chunk"),
+]
 ACTS: list[Act] = [
     Move("migrate two ranks"), Inside("source", "restore"), Strike(Cell("kill", "gate", "rewire")),
 ]  # fmt: skip
 MOVES: list[Act] = [Move("migrate one rank"), Move("drain and undrain")]
 
 
-@pytest.mark.parametrize(("layout", "faults"), [("hsdp", FAULTS), ("tp", [*FAULTS[:4], STICK])])
+@pytest.mark.parametrize(
+    ("layout", "faults"),
+    [("hsdp", FAULTS), ("tp", [*FAULTS[:4], STICK]), ("pp", CHUNKS), ("pp-interleaved", CHUNKS[:2])],
+)
 def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_path: Path) -> None:
     calm = run_undisturbed(tmp_path, "calm", faults, seed=5, layout=layout)
     done = run_cells(tmp_path, "disturbed", faults, seed=5, layout=layout)
@@ -38,6 +47,12 @@ def test_moves_in_hsdp_and_faults_inside_them_leave_no_trace(tmp_path: Path) -> 
     tally = Tally()
     assert go_through(ACTS, 3, Twin(tmp_path, "hsdp"), tally) == []
     assert tally.done == len(ACTS)
+
+
+def test_stages_of_a_pipeline_move_and_leave_no_trace(tmp_path: Path) -> None:
+    tally = Tally()
+    assert go_through(MOVES, 4, Twin(tmp_path, "pp"), tally) == []
+    assert tally.done == len(MOVES)
 
 
 def test_ranks_without_a_replica_move_and_leave_no_trace(tmp_path: Path) -> None:
@@ -64,6 +79,7 @@ def test_a_shard_without_a_replica_is_lost_with_its_rank_as_was_foretold(tmp_pat
     ("layout", "code", "told"),
     [
         ("hsdp", 0, "any one rank may be lost without a step lost; so may any one node."),
+        ("pp", 0, "any one rank may be lost without a step lost; so may any one node."),
         ("fsdp", 0, "Snapshots: with any one rank, or any one node, at most 10 steps are made again."),
     ],
 )

@@ -3,10 +3,11 @@
     torchrelay run --nproc-per-node 4 faulty.py --steps 60 --plan plan.json --marks DIR
 
 The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that is named has committed `step` steps and
-is in `phase` (forward, backward, gate, update, between, section; cut: its backward pass was), it does `how` (kill,
-raise, exit, stop, oom, comm, stick, spin, flip) to itself, once per job: a file in --marks named after id and rank
-remembers it. With "together" those that are named wait for one another before. A fault with "after" is a second one: it
-strikes during the recovery from the fault of that id, in "report", "catch up", "rewire", "restore" or "resume".
+is in `phase` (forward, backward, gate, update, between, section; cut: its backward pass was; chunk: the second one of
+a pipeline's step), it does `how` (kill, raise, exit, stop, oom, comm, stick, spin, flip) to itself, once per job: a file
+in --marks named after id and rank remembers it. With "together" those that are named wait for one another before. A
+fault with "after" is a second one: it strikes during the recovery from the fault of that id, in "report", "catch up",
+"rewire", "restore" or "resume".
 
 With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
 ("from" in place of "step": at this step or later), DIR/cell.json is for strikes within moves (see `striking`), and
@@ -168,13 +169,13 @@ def forget(what):
 
 def build(layout, rank):
     torch.manual_seed(1)
-    model, core, ema = layouts.build(layout, dist.get_world_size())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    spread = layouts.spread(layout, dist.get_world_size(), rank)
+    optimizer = torch.optim.AdamW(spread.model.parameters(), lr=3e-3)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=10_000)
     torch.manual_seed(100 + rank)
     random.seed(100 + rank)
     np.random.seed(100 + rank)
-    return model, core, optimizer, scheduler, ema
+    return spread, optimizer, scheduler
 
 
 def second_faults(faults):
@@ -242,20 +243,21 @@ def main():
     forget(options.forget)
     dist.init_process_group("gloo")
     rank = dist.get_rank()
-    model, core, optimizer, scheduler, ema = build(options.layout, rank)
+    spread, optimizer, scheduler = build(options.layout, rank)
     data = Noisy(800)
-    sampler = DistributedSampler(data, shuffle=True, seed=3)
-    loader = DataLoader(data, batch_size=8, sampler=sampler)
+    sampler = DistributedSampler(data, *spread.samples, shuffle=True, seed=3)
+    loader = DataLoader(data, batch_size=spread.batch, sampler=sampler)
     faults = faults_of(options, rank)
     second_faults(faults)
     seen = {"rows": 0}
-    extra = {"scheduler": scheduler, "ema": ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
+    extra = {"scheduler": scheduler, "ema": spread.ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
     intervals = {"snapshot_every": options.snapshots, "compare_every": options.compare}
-    run = torchrelay.join(model=model, optimizer=optimizer, extra=extra, **intervals)
-    faults.model = model
+    run = torchrelay.join(model=spread.model, optimizer=optimizer, extra=extra, **intervals)
+    faults.model = spread.model
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
-    core[4].register_forward_hook(lambda _module, _inputs, output: strike_in_backward(faults, run, output))
+    spread.halfway = lambda: faults.strike(run, "chunk")
+    spread.struck.register_forward_hook(lambda _module, _inputs, output: strike_in_backward(faults, run, output))
 
     @run.step
     def train_step(batch):
@@ -263,25 +265,21 @@ def main():
         optimizer.zero_grad()
         seen["rows"] += len(x)  # before the gate: a call that is redone must not count twice
         faults.strike(run, "forward")
-        loss = torch.nn.functional.cross_entropy(model(x), y)
         try:
-            loss.backward()
+            loss = spread.train(x, y)
         except RuntimeError:
             faults.strike(run, "cut")
             raise
         if faults.awaits_gate(run):
             time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()
-        ema.update()
-        return loss.detach()
+        spread.ema.update()
+        return loss
 
     def evaluate():
         faults.strike(run, "section")
-        model.eval()
-        with torch.no_grad():
-            total = core(data.x[rank::8]).square().mean()
+        total = spread.evaluate(data.x)
         dist.all_reduce(total)
-        model.train()
         stop = torch.tensor(int(bool(options.live) and Path(options.live, "stop").exists()))
         dist.all_reduce(stop)
         return total.item(), stop.item()

@@ -5,7 +5,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
-LAYOUTS = ("ddp", "fsdp", "hsdp", "tp", "tp-fsdp", "tp-hsdp")
+PIPES = ("pp", "pp-gpipe", "pp-interleaved", "pp-hsdp")
+LAYOUTS = ("ddp", "fsdp", "hsdp", "tp", "tp-fsdp", "tp-hsdp", *PIPES)
 
 
 class ShardedEma:
@@ -42,6 +43,41 @@ def layers():
         torch.nn.ReLU(),
         torch.nn.Linear(64, 4),
     )
+
+
+class Whole:
+    """Each rank goes through the whole model with a batch of its own."""
+
+    batch = 8
+
+    def __init__(self, layout, world, rank):
+        self.model, self.core, self.ema = build(layout, world)
+        self.struck = self.core[4]
+        self.rank = rank
+        self.samples = world, rank  # which share of the data this rank reads
+
+    def train(self, x, y):
+        """The loss, of which gradients are there afterwards."""
+        loss = torch.nn.functional.cross_entropy(self.model(x), y)
+        loss.backward()
+        return loss.detach()
+
+    def evaluate(self, x):
+        """A sum over ranks says what the model makes of x."""
+        self.model.eval()
+        with torch.no_grad():
+            total = self.core(x[self.rank :: 8]).square().mean()
+        self.model.train()
+        return total
+
+
+def spread(layout, world, rank):
+    """What a rank does of each step."""
+    if layout in PIPES:
+        from pipes import Piped
+
+        return Piped(layout, world)
+    return Whole(layout, world, rank)
 
 
 def build(layout, world):

@@ -80,8 +80,9 @@ class Calls:
         self._whole = False  # of a target: the reducers with which it has rehearsed may stay
         self._private: Private | None = None  # of a newcomer, from its arrival until it goes on from the edge
         self.examples = Examples(
-            keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts
-        )
+            keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts,
+            pipeline=state.pipeline.told,
+        )  # fmt: skip
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state)
         self._gate = Gate(session, *world())

@@ -243,6 +243,7 @@ class Edge:
         """All ranks come out with reducers that do the same, and with the gradients of the entry."""
         assert self._state is not None, "only who has joined goes on from a point"
         state = self._state
+        state.pipeline.put_right()
         fsdp.put_right(state.fsdp_states())
         if whole and self._keep_reducers():
             return  # a fresh reducer would do no other, and take memory that was never touched

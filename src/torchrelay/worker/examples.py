@@ -73,11 +73,16 @@ class Example(Struct, array_like=True):
 
 
 class Told(Struct, array_like=True):
-    """What the target of a move is told: of each step function an example, what the optimizers keep, DDP's buckets."""
+    """What the target of a move is told: of each step function an example, what the optimizers keep, DDP's buckets.
+
+    And what the stages and schedules of a pipeline have settled (see `pipeline.Told`).
+    """
 
     examples: list[Example]
     pieces: list[Piece] = []
     layouts: list[Layout] = []
+    stages: list[Any] = []
+    schedules: list[Any] = []
 
 
 _decoder = msgspec.msgpack.Decoder(Told)
@@ -109,11 +114,16 @@ class Examples:
         keep: bool = False,
         pieces: Callable[[], list[Piece]] = list,
         layouts: Callable[[], list[Layout]] = list,
+        pipeline: Callable[[], tuple[list[Any], list[Any]]] = lambda: ([], []),
     ) -> None:
-        """`keep`: hold on to the functions, to rehearse them. `pieces`, `layouts`: see `Told`, from any thread."""
+        """`keep`: hold on to the functions, to rehearse them. `pieces`, `layouts`, `pipeline`: see `Told`.
+
+        The latter are called from any thread.
+        """
         self._keep = keep
         self._pieces = pieces
         self._layouts = layouts
+        self._pipeline = pipeline
         self._shown: list[Shown] = []
 
     def add(self, function: Callable[..., Any]) -> Shown:
@@ -136,7 +146,7 @@ class Examples:
         examples = [shown.example for shown in self._shown]
         if not any(example.called for example in examples):
             return b""
-        return msgspec.msgpack.encode(Told(examples, self._pieces(), self._layouts()))
+        return msgspec.msgpack.encode(Told(examples, self._pieces(), self._layouts(), *self._pipeline()))
 
 
 def decode(data: bytes) -> Told:

@@ -2,6 +2,7 @@
 
     a DTensor          the ranks of its mesh at the same place in every dimension that it is sharded over
     a tensor in DDP    the ranks of DDP's group; both, if a DTensor is in DDP
+    of a pipeline      this rank alone if the pipeline spans all ranks; else it must be in DDP, or a DTensor
     any other          all ranks: they must hold equal values at join(), or it is refused there; and after the first
                        steps, see `early`
 
@@ -11,14 +12,14 @@ newcomer must come to the same alone; `agreement` asks the others once whether t
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from torchrelay.worker import ddp, fsdp, shards
+from torchrelay.worker import ddp, fsdp, pipeline, shards
 from torchrelay.worker.parts import named_tensors
 from torchrelay.worker.state import State
 
@@ -43,6 +44,8 @@ def replicas(state: State, rank: int, world_size: int) -> frozenset[int]:
     """The ranks that hold every tensor of this rank's modules, itself included."""
     held = frozenset(range(world_size))
     wrapped = _in_ddp(state)
+    if any(pipeline.spans_all(stage) for stage, _ in _bare(state)):
+        return frozenset({rank})
     for tensor in _tensors(state):
         held &= _holders(tensor, rank, wrapped.get(id(tensor), frozenset()), held) | {rank}
     return held
@@ -85,6 +88,15 @@ def _in_ddp(state: State) -> dict[int, frozenset[int]]:
     }
 
 
+def _bare(state: State) -> Iterator[tuple[Any, str]]:
+    """Parameters of pipeline stages of which neither DDP nor a placement says who else holds them: stage and name."""
+    wrapped = _in_ddp(state)
+    for stage in state.pipeline.stages():
+        for name, tensor in fsdp.named_parameters(stage.submod):
+            if not shards.is_shard(tensor) and id(tensor) not in wrapped:
+                yield stage, name
+
+
 def _tensors(state: State) -> Iterable[torch.Tensor]:
     for _, module in state.modules():
         for _, tensor in named_tensors(module):
@@ -112,14 +124,21 @@ def refusal(state: State) -> tuple[str, str] | None:
                 "a ZeroRedundancyOptimizer keeps state that no other rank has",
                 "use a plain optimizer under DDP, or fully_shard over a mesh with a replicated dimension (HSDP)",
             )
-    if _has_pipeline():
-        return "stages of torch.distributed.pipelining are not supported yet", "use DDP, or FSDP2 with or without HSDP"
-    return None
+    return pipeline.refusal(state.pipeline, state.ddps())
 
 
 def blind(state: State, given: str | None) -> tuple[str, str] | None:
-    """With save() and load() nobody sees what a rank holds: why it must be said, if shards are about; else None."""
-    if given is None and state.saves and state.fsdp_states():
+    """Why a rank's replicas cannot be seen, and must be named, with the remedy; None if they can or are."""
+    if given is not None:
+        return None
+    for stage, name in _bare(state):
+        if not pipeline.spans_all(stage):
+            return (
+                f"it cannot be seen which other ranks hold {name} of stage {stage.stage_index} of a pipeline",
+                "wrap the stage in DDP or fully_shard over these ranks, or name what this rank holds: join(shard=...)",
+            )
+    # With save() and load() nobody sees what a rank holds.
+    if state.saves and state.fsdp_states():
         return (
             "with save= and load= it cannot be seen which ranks hold the same shards of FSDP2",
             "pass model= and optimizer= instead, or name what this rank holds: join(shard=...)",
@@ -130,12 +149,3 @@ def blind(state: State, given: str | None) -> tuple[str, str] | None:
 def _is_fsdp1(module: torch.nn.Module) -> bool:
     kind = getattr(sys.modules.get("torch.distributed.fsdp"), "FullyShardedDataParallel", None)
     return kind is not None and isinstance(module, kind)
-
-
-def _has_pipeline() -> bool:
-    """Whether the script uses pipelining: nobody names a stage to us."""
-    stage = sys.modules.get("torch.distributed.pipelining.stage")
-    if stage is None:
-        return False
-    kind = stage._PipelineStageBase
-    return any(issubclass(type(thing), kind) for thing in gc.get_objects())

@@ -27,6 +27,7 @@ from torchrelay.worker.digest import Digest
 from torchrelay.worker.fsdp import Settings
 from torchrelay.worker.marks import Copied, Draws, HyperParameters, Mark, Modes, Scale, Schedule, Tensors
 from torchrelay.worker.parts import GeneratorPart, ModulePart, StatefulPart
+from torchrelay.worker.pipeline import NoneYet, Settled
 from torchrelay.worker.probe import Probe
 from torchrelay.worker.record import Learned
 from torchrelay.worker.shards import is_shard, version
@@ -238,6 +239,7 @@ class Redo:
         marks: list[Mark] = [Tensors(moving)] if moving else []
         marks.append(Modes([module for _, module in self._state.modules()]))
         marks += [Settings(states)] if (states := self._state.fsdp_states()) else []
+        marks.append(Settled(self._state.pipeline) if self._state.pipeline.stages() else NoneYet())
         marks += [HyperParameters(optimizer) for optimizer in self._state.optimizers()]
         for part in self._state.flat():
             if isinstance(part, GeneratorPart):

@@ -16,7 +16,7 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import comparing, layout, snapshots
+from torchrelay.worker import comparing, layout, pipeline, snapshots
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
@@ -113,6 +113,7 @@ class Joining:
         refused = layout.refusal(state) or layout.blind(state, shard)
         if refused is not None:
             raise Refused(*refused)
+        pipeline.forbid()
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
         if not session.newcomer:
             alone = check_agreement(state, shard)

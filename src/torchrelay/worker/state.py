@@ -32,11 +32,12 @@ from torchrelay.worker.parts import (
     named_tensors,
     part_of,
 )
+from torchrelay.worker.pipeline import Pipeline
 from torchrelay.worker.private import Private
 from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.saved import Load, Save, SavedPart
 
-VERSION = 3  # of the manifest; both ends must have the same
+VERSION = 4  # of the manifest; both ends must have the same
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module] | Sequence[torch.nn.Module] | None
 Optimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None
@@ -84,6 +85,7 @@ class State:
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
         self._meshes = self._find_meshes()
         self._fsdp = fsdp.living()
+        self.pipeline = Pipeline()
         self._check()
 
     # ------------------------------------------------------------ what is in it
@@ -153,15 +155,14 @@ class State:
 
         To be called while the main thread stands still, and the tensors to be read before it goes on.
         """
-        data, tensors = tree.encode(
-            tree.Fields(
-                self._tree(),
-                ddp=self.ddp_layouts(),
-                fsdp=fsdp.told(self._told_states()),
-                every=[self.snapshot_every, self.compare_every],
-            ),
-            "state",
+        told = tree.Fields(
+            self._tree(),
+            ddp=self.ddp_layouts(),
+            fsdp=fsdp.told(self._told_states()),
+            pipeline=list(self.pipeline.told()),
+            every=[self.snapshot_every, self.compare_every],
         )
+        data, tensors = tree.encode(told, "state")
         if any(tensor.is_cuda for tensor in tensors):
             torch.cuda.synchronize()  # what is queued may still write to them
         return data, tensors
@@ -230,6 +231,7 @@ class State:
         self._layouts = self._arrived["ddp"]
         self.snapshot_every, self.compare_every = map(int, self._arrived["every"])
         fsdp.take(self._told_states(), self._arrived["fsdp"])
+        self.pipeline.take(self._arrived["pipeline"])
         self.put_gradients(self._arrived["gradients"])
         self._landing, self._arrived, self.reserve = None, {}, Reserve()
 

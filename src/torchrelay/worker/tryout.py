@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.errors import Refused, StateMismatch, StepInterrupted
 from torchrelay.protocol.events import WorkerPrepared
 from torchrelay.protocol.orders import Assign, CatchUp
 from torchrelay.worker import ddp, examples, fsdp, random_state, transfer
@@ -64,7 +64,7 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go, r
         state.reserve = Reserve(told.pieces, Pace(rest, session.identity.assigned_cpu_s))
         if rehearse is False:
             raise NotRehearsable("join(rehearse=False)")
-        _lay_out(state, told.layouts)
+        _lay_out(state, told)
         note, whole = _rehearse(session, state, told.examples, functions, go, Pace(rest), anyway=rehearse is True)
     except NotRehearsable as why:
         note = f"no rehearsal: {why}"
@@ -83,14 +83,15 @@ def called_for(session: Session) -> bool:
     return standing.poisoned or alone or standing.order(CatchUp) is not None
 
 
-def _lay_out(state: State, told: list[ddp.Layout]) -> None:
-    """Give DDP the buckets that it has in the job. Its reducer then stays when the state arrives."""
+def _lay_out(state: State, told: Told) -> None:
+    """Give DDP the buckets that it has in the job, and stages what they have settled. The buckets' reducers stay."""
     wrappers = state.ddps()
     try:
-        for wrapper, layout in zip(wrappers, told, strict=True) if told else ():
+        for wrapper, layout in zip(wrappers, told.layouts, strict=True) if told.layouts else ():
             ddp.renew(wrapper, layout)
-    except ValueError as error:
-        raise NotRehearsable(f"DDP's buckets are others on a rank that trains: {error}") from error
+        state.pipeline.take((told.stages, told.schedules))
+    except (ValueError, StateMismatch) as error:
+        raise NotRehearsable(f"what is laid out is laid out otherwise on a rank that trains: {error}") from error
 
 
 def _rehearse(
@@ -169,7 +170,7 @@ def _why(state: State, function: Function, example: Example, go: Go, pace: Pace,
         with _put_back(state, pace, tried):
             pace()
             # The script may look at its place from within any of these.
-            with torch.inference_mode(False), torch.enable_grad():
+            with torch.inference_mode(False), torch.enable_grad(), state.pipeline.alone():
                 args, kwargs = examples.arguments(example, _device(state))
                 pace()
                 _go_to_gate(go, function, args, kwargs, tried)
@@ -212,6 +213,7 @@ def _put_back(state: State, pace: Pace, tried: Tried) -> Iterator[None]:
             for wrapper, layout in zip(wrappers, layouts, strict=True):
                 if not (ddp.unpretend(wrapper) and tried.gate):
                     ddp.renew(wrapper, layout)
+            state.pipeline.put_right()
             fsdp.put_right(state.fsdp_states())
             tried.whole = True
             del pretended
