@@ -8,7 +8,7 @@ import pytest
 
 from tests.acts import Act, Inside, Move, Strike
 from tests.cells import Cell
-from tests.jobs import SCRIPTS, Finished, run_job, torchrelay
+from tests.jobs import SCRIPTS, Finished, differences, run_job, torchrelay
 from tests.live import Twin
 from tests.matrix import Tally, go_through, run_cells, run_undisturbed, verdict
 
@@ -26,10 +26,13 @@ CHUNKS = [
     *(Cell("kill", phase) for phase in ("chunk", "backward", "gate", "update", "section")),
     Cell("raise", "chunk"),
 ]
+# With ZeRO parameters are half exchanged when a gather is cut.
+GATHERS = [Cell("comm", "gather"), Cell("kill", "update"), Cell("kill", "gather")]
 ACTS: list[Act] = [
     Move("migrate two ranks"), Inside("source", "restore"), Strike(Cell("kill", "gate", "rewire")),
 ]  # fmt: skip
 MOVES: list[Act] = [Move("migrate one rank"), Move("drain and undrain")]
+DRAIN = MOVES[1:]
 
 
 @pytest.mark.parametrize(
@@ -51,14 +54,24 @@ def test_moves_in_hsdp_and_faults_inside_them_leave_no_trace(tmp_path: Path) -> 
 
 def test_stages_of_a_pipeline_move_and_leave_no_trace(tmp_path: Path) -> None:
     tally = Tally()
-    assert go_through(MOVES, 4, Twin(tmp_path, "pp"), tally) == []
-    assert tally.done == len(MOVES)
+    assert go_through(DRAIN, 4, Twin(tmp_path, "pp"), tally) == []
+    assert tally.done == len(DRAIN)
 
 
-def test_ranks_without_a_replica_move_and_leave_no_trace(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("layout", "moves"), [("fsdp", MOVES), ("zero", DRAIN)])
+def test_ranks_without_a_replica_move_and_leave_no_trace(layout: str, moves: list[Act], tmp_path: Path) -> None:
     tally = Tally()
-    assert go_through(MOVES, 4, Twin(tmp_path, "fsdp"), tally) == []
-    assert tally.done == len(MOVES)
+    assert go_through(moves, 4, Twin(tmp_path, layout), tally) == []
+    assert tally.done == len(moves)
+
+
+def test_a_gather_that_is_cut_is_made_again(tmp_path: Path) -> None:
+    """Who breaks its connections goes on with the others; who is killed comes back from its snapshot, as all do."""
+    calm = run_undisturbed(tmp_path, "calm", GATHERS, seed=5, layout="zero")
+    done = run_cells(tmp_path, "disturbed", GATHERS, seed=5, layout="zero")
+    assert done.code == 0, done.output
+    assert differences(done, calm) == []
+    assert [row["resolution"] for row in done.incidents()] == ["clean", "rolled back", "rolled back"]
 
 
 def lose_one(work: Path, layout: str, *more: str) -> Finished:

@@ -334,20 +334,6 @@ def test_mixed_precision_keeps_the_shards_whole(become: Callable[[int], None]) -
     assert {shards.local(one).dtype for _, one in script.state.parameters()} == {torch.float32}
 
 
-def test_a_zero_redundancy_optimizer_is_refused(become: Callable[[int], None]) -> None:
-    from torch.distributed.optim import ZeroRedundancyOptimizer
-
-    become(0)
-    model = nn.Linear(4, 4)
-    state = State(model)
-    optimizer = type("ZeroRedundancyOptimizer", (torch.optim.SGD,), {})(model.parameters(), lr=0.1)
-    assert ZeroRedundancyOptimizer.__name__ == type(optimizer).__name__
-    state.watch(optimizer)
-    refused = layout.refusal(state)
-    assert refused is not None
-    assert "no other rank has" in refused[0]
-
-
 def test_an_optimizer_inside_backward_is_refused(become: Callable[[int], None]) -> None:
     become(0)
     script = Script(*HSDP)

@@ -4,10 +4,10 @@
 
 The plan is a list of {"id", "ranks", "step", "phase", "how"}: when a rank that is named has committed `step` steps and
 is in `phase` (forward, backward, gate, update, between, section; cut: its backward pass was; chunk: the second one of
-a pipeline's step), it does `how` (kill, raise, exit, stop, oom, comm, stick, spin, flip) to itself, once per job: a file
-in --marks named after id and rank remembers it. With "together" those that are named wait for one another before. A
-fault with "after" is a second one: it strikes during the recovery from the fault of that id, in "report", "catch up",
-"rewire", "restore" or "resume".
+a pipeline's step; gather: of ZeRO's parameters), it does `how` (kill, raise, exit, stop, oom, comm, stick, spin, flip)
+to itself, once per job: a file in --marks named after id and rank remembers it. With "together" those that are named
+wait for one another before. A fault with "after" is a second one: it strikes during the recovery from the fault of that
+id, in "report", "catch up", "rewire", "restore" or "resume".
 
 With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
 ("from" in place of "step": at this step or later), DIR/cell.json is for strikes within moves (see `striking`), and
@@ -170,7 +170,7 @@ def forget(what):
 def build(layout, rank):
     torch.manual_seed(1)
     spread = layouts.spread(layout, dist.get_world_size(), rank)
-    optimizer = torch.optim.AdamW(spread.model.parameters(), lr=3e-3)
+    optimizer = layouts.optimizer_of(layout, spread.model)
     scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 1e-2, total_steps=10_000)
     torch.manual_seed(100 + rank)
     random.seed(100 + rank)
@@ -196,11 +196,11 @@ def second_faults(faults):
             setattr(owner, name, struck_in(faults, phase, getattr(owner, name)))
 
 
-def struck_in(faults, phase, function):
+def struck_in(faults, phase, function, run=None):
     """The function, which meets a fault at its beginning."""
 
     def wrapped(*args, **kwargs):
-        faults.strike(None, phase)
+        faults.strike(run, phase)
         return function(*args, **kwargs)
 
     return wrapped
@@ -256,6 +256,8 @@ def main():
     faults.model = spread.model
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
+    if options.layout == "zero":
+        optimizer._broadcast_params_from_rank = struck_in(faults, "gather", optimizer._broadcast_params_from_rank, run)
     spread.halfway = lambda: faults.strike(run, "chunk")
     spread.struck.register_forward_hook(lambda _module, _inputs, output: strike_in_backward(faults, run, output))
 

@@ -6,7 +6,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 PIPES = ("pp", "pp-gpipe", "pp-interleaved", "pp-hsdp")
-LAYOUTS = ("ddp", "fsdp", "hsdp", "tp", "tp-fsdp", "tp-hsdp", *PIPES)
+LAYOUTS = ("ddp", "zero", "fsdp", "hsdp", "tp", "tp-fsdp", "tp-hsdp", *PIPES)
 
 
 class ShardedEma:
@@ -43,6 +43,15 @@ def layers():
         torch.nn.ReLU(),
         torch.nn.Linear(64, 4),
     )
+
+
+def optimizer_of(layout, model):
+    """AdamW; with ZeRO each rank keeps its part of it, and sends what it has updated to all others."""
+    if layout != "zero":
+        return torch.optim.AdamW(model.parameters(), lr=3e-3)
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3, betas=(0.9, 0.999))
 
 
 class Whole:
@@ -83,7 +92,7 @@ def spread(layout, world, rank):
 def build(layout, world):
     """The model that is called, the layers in it, and an average of its parameters."""
     core = layers()
-    if layout == "ddp":
+    if layout in ("ddp", "zero"):
         ema = WholeEma(core)
         return DistributedDataParallel(core, bucket_cap_mb=0.01), core, ema
     if layout.startswith("tp"):

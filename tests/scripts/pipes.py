@@ -1,10 +1,11 @@
 """The model of layouts.py as a pipeline: two ranks hold a part of it each, or two; and there are as many pipelines."""
 
 import torch
-from layouts import ShardedEma, layers
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 from torch.nn.parallel import DistributedDataParallel
+
+from layouts import ShardedEma, layers
 
 CHUNKS = 4
 CUTS = {2: (0, 4, 7), 4: (0, 1, 4, 6, 7)}  # between which layers

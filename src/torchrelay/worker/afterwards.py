@@ -7,6 +7,8 @@ background does), at any time: there it counts if the step does it every time th
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torchrelay.protocol.waiting import DEFAULT
 from torchrelay.worker import groups
 
@@ -23,6 +25,13 @@ class Afterwards:
     def note(self) -> None:
         """At the gate of a step that is to be looked at."""
         self._at_gate = _begun()
+
+    def excuse(self, act: Callable[[], None]) -> None:
+        """What `act` begins after the gate does not count: it can be repeated, and will be if it is cut."""
+        before = _begun()
+        act()
+        for key, begun in _begun().items():
+            self._at_gate[key] = self._at_gate.get(key, 0) + begun - before.get(key, 0)
 
     def found(self) -> bool:
         """At the end of that step: whether it communicates after its gate."""

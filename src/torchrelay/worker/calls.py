@@ -22,7 +22,7 @@ from torchrelay.protocol.events import ReplicasDiffer
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import cursor as places
-from torchrelay.worker import ddp, groups, late, random_state, tryout, values
+from torchrelay.worker import ddp, groups, late, random_state, tryout, values, zero
 from torchrelay.worker.afterwards import Afterwards
 from torchrelay.worker.blame import tell_raised
 from torchrelay.worker.comparing import Comparison
@@ -47,7 +47,7 @@ MAX_RESULT = 256 << 10  # bytes of a call's result
 class Attempt:
     """One run of a call's function."""
 
-    __slots__ = ("call", "kind", "passed", "private", "rng", "rng_at_gate")
+    __slots__ = ("call", "gathered", "kind", "passed", "private", "rng", "rng_at_gate")
 
     def __init__(self, kind: str, rng: random_state.Seen) -> None:
         self.kind = kind
@@ -56,6 +56,7 @@ class Attempt:
         self.private = b""  # the private state at the gate, as it was kept
         self.passed = False
         self.call: places.Call | None = None
+        self.gathered = False  # ZeRO's parameters, behind the gate
 
 
 class Calls:
@@ -94,6 +95,8 @@ class Calls:
         self._proof = Proof.from_environment(session, state, cursor)
         self._wrappers = state.ddps()
         self._unsettled = list(self._wrappers)
+        for optimizer in state.zeros():
+            zero.stand_before_gather(optimizer, self._gather)
         self._attempt: Attempt | None = None
         self._count = 0
         self._late: dict[str, str] | None = None
@@ -298,6 +301,29 @@ class Calls:
 
     def _checked(self) -> bool:
         return self._count < FIRST or self._count % EVERY == 0
+
+    def _gather(self, optimizer: Optimizer) -> None:
+        """The one thing that may communicate behind the gate. If it is cut, stand still: it is repeated at the end.
+
+        Only once in a call: else one rank could be in the first gather while another one is in the second.
+        """
+        attempt = self._attempt
+        assert attempt is not None, "no step of ours outside of a call"
+        if attempt.gathered:
+            raise Refused("a ZeroRedundancyOptimizer steps twice in a step", "decorate a step with one update")
+        attempt.gathered = True
+        cut = None
+        try:
+            self._afterwards.excuse(lambda: zero.gather(optimizer))
+        except Exception as error:
+            if not groups.is_collective_error(error):
+                raise
+            cut = error.with_traceback(None)  # whoever held its frames would hold what communicated
+        if cut is not None:
+            self._gate.broken(cut)
+            self._edge.stop(whole=True, serves=False)
+            self._standing.enter(WorkerPhase.UPDATING)
+            self._afterwards.note()  # connected anew: all counts begin from nothing
 
     # ------------------------------------------------------------ the exit
 

@@ -30,7 +30,9 @@ from torchrelay.protocol.events import (
 )
 from torchrelay.protocol.ids import Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
-from torchrelay.worker import ddp, fsdp, groups, random_state, transfer
+from torchrelay.worker import ddp, fsdp, groups, random_state, transfer, zero
+from torchrelay.worker.blame import tell_failed
+from torchrelay.worker.gate import await_interrupt
 from torchrelay.worker.serving import SNAPSHOT, STATE
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
@@ -49,6 +51,7 @@ class Edge:
         self._record = record
         self._ready = self._handed = self._rewired = Generation(0)  # done in this generation
         self._tried: Restore | None = None
+        self._serves = True
 
     # ------------------------------------------------------------ stops
 
@@ -66,14 +69,16 @@ class Edge:
                 standing.enter(WorkerPhase.BOOTING)
                 return
 
-    def stop(self, *, whole: bool) -> None:
+    def stop(self, *, whole: bool, serves: bool = True) -> None:
         """Stand still until ordered to go on. The state is as it was at the entry of the call, before and after.
 
-        `whole`: no call was cut short on the way here, so that DDP is in the middle of nothing.
+        `whole`: no call was cut short on the way here, so that DDP is in the middle of nothing. `serves`: others may
+        have the state; not in the middle of a gather, where it is not all there.
         """
         assert self._state is not None, "only who has joined stops at calls"
         rng = random_state.capture()
         gradients = self._state.gradients()
+        self._serves = serves
         self._standing.enter(WorkerPhase.STOPPED)
         while True:
             order = self._standing.wait(
@@ -96,6 +101,8 @@ class Edge:
                         random_state.restore(rng)
                         if self._session.snapshots is not None:
                             self._session.snapshots.renew()
+                        if not self._gather(order):
+                            continue
                     if self._standing.go_on(order.generation):
                         self._say_resumed(order.generation)
                         return
@@ -135,7 +142,7 @@ class Edge:
         standing, session = self._standing, self._session
         here = standing.committed if standing.committed is not None else standing.caught_up
         assert here == order.point, f"ordered to stand after {order.point}, and stands after {here}"
-        if standing.committed is not None:
+        if standing.committed is not None and self._serves:
             session.server.publish(order.generation, order.point, self._record, self._state)
         private = b""
         if isinstance(order, Decide) and order.hand_over:
@@ -166,7 +173,7 @@ class Edge:
         standing, session = self._standing, self._session
         if not standing.begin_wiring(order.generation):
             return
-        if self._state is not None and standing.committed is not None:
+        if self._state is not None and standing.committed is not None and self._serves:
             # After a halt there was no verdict in this generation; whoever has taken over a rank asks for the state.
             session.server.publish(order.generation, standing.committed, self._record, self._state)
         begin = time.monotonic()
@@ -251,6 +258,30 @@ class Edge:
             ddp.renew(wrapper, layout)
         state.forget_received_layouts()
         state.put_gradients(gradients)  # a fresh reducer has dropped them
+
+    def _gather(self, order: Resume) -> bool:
+        """With ZeRO: let all ranks have one another's parameters, as a gather may have been cut on some.
+
+        Returns whether we may go on; if not, others have been lost meanwhile.
+        """
+        assert self._state is not None, "only who has joined goes on from a point"
+        zeros, standing = self._state.zeros(), self._standing
+        if not zeros:
+            return True
+        if not standing.begin_wiring(order.generation):  # from now on it may have to be broken
+            return False
+        try:
+            for optimizer in zeros:
+                zero.gather(optimizer)
+        except Exception as error:
+            if not groups.is_collective_error(error):
+                raise
+            failed = error
+            await_interrupt(self._session, lambda: tell_failed(self._session, failed))
+            return False
+        finally:
+            standing.end_wiring()
+        return True
 
     def _keep_reducers(self) -> bool:
         """Whether all reducers may go on as they are; a newcomer's, if they have the layouts that it has received."""

@@ -95,11 +95,16 @@ class Gate:
 
     def await_interrupt(self, say: Callable[[], None]) -> None:
         """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
-        standing = self._standing
-        while not standing.poisoned:
-            wired = standing.wired
-            say()
-            standing.await_poison(wired, self._session.welcome.patience_s)
+        await_interrupt(self._session, say)
+
+
+def await_interrupt(session: Session, say: Callable[[], None]) -> None:
+    """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
+    standing = session.standing
+    while not standing.poisoned:
+        wired = standing.wired
+        say()
+        standing.await_poison(wired, session.welcome.patience_s)
 
 
 def world() -> tuple[dist.ProcessGroup, str]:

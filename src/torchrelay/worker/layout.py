@@ -3,6 +3,7 @@
     a DTensor          the ranks of its mesh at the same place in every dimension that it is sharded over
     a tensor in DDP    the ranks of DDP's group; both, if a DTensor is in DDP
     of a pipeline      this rank alone if the pipeline spans all ranks; else it must be in DDP, or a DTensor
+    of ZeRO            this rank alone, whatever else it holds: its optimizer's part is on no other
     any other          all ranks: they must hold equal values at join(), or it is refused there; and after the first
                        steps, see `early`
 
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchrelay.worker import ddp, fsdp, pipeline, shards
+from torchrelay.worker import ddp, fsdp, pipeline, shards, zero
 from torchrelay.worker.parts import named_tensors
 from torchrelay.worker.state import State
 
@@ -44,7 +45,7 @@ def replicas(state: State, rank: int, world_size: int) -> frozenset[int]:
     """The ranks that hold every tensor of this rank's modules, itself included."""
     held = frozenset(range(world_size))
     wrapped = _in_ddp(state)
-    if any(pipeline.spans_all(stage) for stage, _ in _bare(state)):
+    if state.zeros() or any(pipeline.spans_all(stage) for stage, _ in _bare(state)):
         return frozenset({rank})
     for tensor in _tensors(state):
         held &= _holders(tensor, rank, wrapped.get(id(tensor), frozenset()), held) | {rank}
@@ -118,18 +119,14 @@ def refusal(state: State) -> tuple[str, str] | None:
             return f"{path}: {why}", "see docs: what is supported"
         if any(map(_is_fsdp1, module.modules())):
             return f"{path} is wrapped in FullyShardedDataParallel (FSDP1)", "use fully_shard (FSDP2)"
-    for optimizer in state.optimizers():
-        if type(optimizer).__name__ == "ZeroRedundancyOptimizer":
-            return (
-                "a ZeroRedundancyOptimizer keeps state that no other rank has",
-                "use a plain optimizer under DDP, or fully_shard over a mesh with a replicated dimension (HSDP)",
-            )
-    return pipeline.refusal(state.pipeline, state.ddps())
+    return zero.refusal(state.zeros()) or pipeline.refusal(state.pipeline, state.ddps())
 
 
 def blind(state: State, given: str | None) -> tuple[str, str] | None:
-    """Why a rank's replicas cannot be seen, and must be named, with the remedy; None if they can or are."""
+    """Why a rank's replicas cannot be seen, and must be named, or named otherwise, with the remedy; None if not."""
     if given is not None:
+        if state.zeros():
+            return "with a ZeroRedundancyOptimizer no rank has a replica", "leave shard= out"
         return None
     for stage, name in _bare(state):
         if not pipeline.spans_all(stage):

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import ddp, fsdp, memory, shards, tree
+from torchrelay.worker import ddp, fsdp, memory, shards, tree, zero
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.landing import Landing
 from torchrelay.worker.parts import (
@@ -62,6 +62,7 @@ class State:
         `folder`: where the files of save(path) may lie while they are moved.
         """
         named = [*_named("model", model, torch.nn.Module), *_named("optimizer", optimizer, Optimizer)]
+        named += [(f"{path}.optim", inner) for path, value in named for inner in zero.inside(value)]
         named += [(f"extra[{key!r}]", value) for key, value in (extra or {}).items()]
         parts = [part_of(value, path) for path, value in named]
         if (save is None) != (load is None):
@@ -98,6 +99,10 @@ class State:
     def optimizers(self) -> list[Optimizer]:
         """All optimizers of the state, and those that are only watched."""
         return [part.optimizer for part in self.flat() if isinstance(part, OptimizerPart)] + self._watched
+
+    def zeros(self) -> list[Optimizer]:
+        """Those that gather parameters after their update, in a fixed order."""
+        return [optimizer for optimizer in self.optimizers() if zero.is_zero(optimizer)]
 
     def has_optimizer(self, optimizer: Optimizer) -> bool:
         """Whether it is one of `optimizers()`; asked in every step."""
