@@ -57,6 +57,19 @@ def test_one_process_alone_trains_and_goes_on_from_its_checkpoint(tmp_path: Path
     assert "epoch 3 of 3" in more
 
 
+@pytest.mark.parametrize("layout", ["tp", "pp"])
+def test_ranks_that_hold_parts_of_the_model_go_on_from_its_checkpoint(layout: str, tmp_path: Path) -> None:
+    script = [str(SCRIPT), *SHORT, "--layout", layout, "--checkpoint", str(tmp_path / "checkpoint.pt")]
+    plain = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *script, "--log-every", "1"]
+    first = run(*plain, "--epochs", "1")
+    assert "step 8 " in first
+    done = run_job(tmp_path / "run", [*script, "--log-every", "1"], ["--nproc-per-node", "2"])
+    assert done.code == 0, done.output
+    assert "step 8 " not in done.output
+    assert "step 9 " in done.output
+    assert "epoch 2 of 2" in done.output
+
+
 def test_the_demonstration_holds(tmp_path: Path) -> None:
     (tmp_path / "story.txt").write_text("kill rank=1 step>=10 spares>=1\nstop rank=0 step>=30 spares>=1\n")
     words = [sys.executable, "-m", "examples.demo", "--epochs", "2", "--epoch-steps", "30", "--out", str(tmp_path)]
