@@ -58,7 +58,7 @@ def test_parameters_that_only_an_optimizer_knows_are_compared() -> None:
 
 def test_it_is_compared_before_the_second_third_fifth_and_ninth_update() -> None:
     early = Early(State(nn.Linear(4, 4)), "all")
-    assert [step for step in range(1, 100) if early.due(Point(step))] == [2, 3, 5, 9]
+    assert [step for step in range(1, 100) if early.look(Point(step)) is not None] == [2, 3, 5, 9]
 
 
 def test_the_lines_tell_every_value() -> None:

@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 
 from tests.test_standing import FIRST, decide, rewire
-from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.errors import Refused, StateMismatch, StepInterrupted
 from torchrelay.protocol.events import CollectiveFailed, Event
 from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Verdict
@@ -107,6 +107,39 @@ def test_the_phase_is_gate_while_others_are_awaited(stand: Stand) -> None:
     stand.group.meanwhile = lambda: phases.append(stand.page.status().phase)
     stand.enter()
     assert phases == [WorkerPhase.GATE]
+
+
+class TestWhatIsDoneTogetherInTheGate:
+    def go(self, stand: Stand, also: Callable[[], None]) -> None:
+        stand.standing.enter(WorkerPhase.COMPUTING, FIRST)
+        stand.gate.enter(FIRST, b"record", also=also)
+
+    def test_is_done_when_all_are_in_it_and_before_anybody_passes(self, stand: Stand) -> None:
+        seen: list[object] = []
+        self.go(stand, lambda: seen.extend((stand.group.entered, stand.standing.phase, stand.standing.committed)))
+        assert seen == [1, WorkerPhase.GATE, START]
+        assert stand.standing.committed == FIRST
+
+    def test_commits_nothing_if_it_finds_fault(self, stand: Stand) -> None:
+        def differ() -> None:
+            raise StateMismatch("rank 1 holds other values")
+
+        with pytest.raises(StateMismatch):
+            self.go(stand, differ)
+        assert stand.standing.committed == START
+
+    def test_is_not_begun_while_others_are_at_another_call(self, stand: Stand) -> None:
+        stand.group.others = 1
+        with pytest.raises(Refused, match="different calls"):
+            self.go(stand, broken)
+
+    def test_can_be_cut_and_rolled_forward_as_the_gate_itself(self, stand: Stand) -> None:
+        def cut() -> None:
+            stand.interrupt(Verdict.ROLL_FORWARD, FIRST)
+            broken()
+
+        self.go(stand, cut)
+        assert stand.standing.committed == FIRST
 
 
 def test_a_poisoned_attempt_does_not_enter(stand: Stand) -> None:

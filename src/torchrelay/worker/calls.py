@@ -252,16 +252,14 @@ class Calls:
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
         self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
         pending = self._pending(attempt.kind)
-        if attempt.kind == "step" and self._early.due(pending):
-            values = self._early.values()
-            self._gate.share(lambda: self._early.compare(values, pending))
+        also = self._early.look(pending) if attempt.kind == "step" else None
         if attempt.kind == "step" and self._comparison.due(pending):
             self._compare(pending)
         attempt.rng_at_gate = random_state.look()
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
         try:
-            self._gate.enter(pending, *self._record(attempt, attempt.rng_at_gate))
+            self._gate.enter(pending, *self._record(attempt, attempt.rng_at_gate), also=also)
         except PageFull as error:
             raise _too_large(error) from error
         attempt.passed = True

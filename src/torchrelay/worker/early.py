@@ -11,6 +11,9 @@ have some they do not know. For those without it is two all-gathers of some 50 b
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 from torchrelay.protocol.ids import Point
 from torchrelay.worker import agreement, layout, sums
 from torchrelay.worker.state import State
@@ -30,9 +33,14 @@ class Early:
         self._state = state
         self._shard = shard
 
-    def due(self, pending: Point) -> bool:
-        """Whether the ranks compare before the update that is to commit this point: all come to the same answer."""
-        return pending.step - 1 in AFTER
+    def look(self, pending: Point) -> Callable[[], None] | None:
+        """Before the update that is to commit this point: what all ranks have to do in its gate; None if nothing.
+
+        All come to the same answer, and the values are those of now.
+        """
+        if pending.step - 1 not in AFTER:
+            return None
+        return partial(self.compare, self.values(), pending)
 
     def values(self) -> list[str]:
         """A line for each trained tensor that is only supposed to have replicas."""

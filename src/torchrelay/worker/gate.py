@@ -41,10 +41,11 @@ class Gate:
         self._cell = self._flag.numpy() if device == "cpu" else None  # the same memory: sooner read and written
         self._size = group.size()
 
-    def enter(self, pending: Point, *record: bytes | memoryview) -> None:
+    def enter(self, pending: Point, *record: bytes | memoryview, also: Callable[[], None] | None = None) -> None:
         """Commit `pending`, or raise `StepInterrupted`. `record`: the parts of the private record, which is kept first.
 
-        Raises `Refused` if another rank is in the gate of another point.
+        `also`: what all ranks do together in this gate, when it is known that all are in it; they pass if it returns.
+        Raises `Refused` if another rank is in the gate of another point, and what `also` raises.
         """
         self._session.page.keep(pending, *record)
         standing = self._standing
@@ -52,6 +53,7 @@ class Gate:
             raise StepInterrupted
         # Ranks of one job go through the same gates. A sum tells if one of them has taken another way.
         mark = (pending.step * 31 + pending.section) % MARKS + 1
+        expected = _wrapped(mark * self._size)
         cell = self._cell
         if cell is not None:
             cell[0] = mark
@@ -64,10 +66,12 @@ class Gate:
                 self._buddies.at_gate(pending, record)
             self._group.allreduce(self._flags).wait()
             total = self._flag.item() if cell is None else cell[0]  # on a GPU this is the host's wait
+            if also is not None and total == expected:
+                also()
         except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
             self.broken(error)
         else:
-            if total != _wrapped(mark * self._size) and not standing.poisoned:
+            if total != expected and not standing.poisoned:
                 raise Refused(
                     f"the ranks are at different calls: this one commits {pending}",
                     "let every rank make the same steps and sections, in the same order",
@@ -78,6 +82,13 @@ class Gate:
         if not standing.await_verdict(self._session.welcome.patience_s):
             raise StepInterrupted
 
+    def broken(self, error: BaseException) -> None:
+        """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does.
+
+        A halt does not help: the connections that have failed are those of its generation now, so it is said again.
+        """
+        self.await_interrupt(lambda: tell_failed(self._session, error))
+
     def share(self, act: Callable[[], None]) -> None:
         """Do something that all ranks do together before they enter; raises `StepInterrupted` if that is cut."""
         try:
@@ -85,13 +96,6 @@ class Gate:
         except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
             self.broken(error)
             raise StepInterrupted from error
-
-    def broken(self, error: BaseException) -> None:
-        """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does.
-
-        A halt does not help: the connections that have failed are those of its generation now, so it is said again.
-        """
-        self.await_interrupt(lambda: tell_failed(self._session, error))
 
     def await_interrupt(self, say: Callable[[], None]) -> None:
         """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
