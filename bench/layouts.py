@@ -58,7 +58,9 @@ def unplanned(work: Path, layout: str, kills: int) -> dict[str, object]:
             wait_for("a warm spare", lambda: client.status()["spares"]["warm"] >= 1, 120)
             settled(kill, 5)
             at = kill.strike(number % RANKS[layout], deadline_s=60)
-            pauses.append(kill.next_step(at, deadline_s=120))
+            pauses.append(
+                after_snapshot(kill, client, number, at) if layout in ALONE else kill.next_step(at, deadline_s=120)
+            )
             progress(f"{layout}: kill {number + 1} of {kills}: {pauses[-1]:.3f} s to the next step")
         step = step_time_s(read_times(kill.times))
         wait_for("the last incident's end", lambda: client.incidents()[-1]["resolution"] != "open", 60)
@@ -77,6 +79,25 @@ def unplanned(work: Path, layout: str, kills: int) -> dict[str, object]:
         f"{name}_step_s": step,
         f"{name}_phases_p50_ms": phases_p50_ms(incidents),
     }
+
+
+def after_snapshot(kill: Kill, client: Client, number: int, at: int) -> float:
+    """Seconds from `at` to the first step that every rank has made again. Newcomers note the one before it, too."""
+
+    def over() -> bool:
+        found = client.incidents()
+        return len(found) > number and found[number]["resolution"] != "open"
+
+    wait_for("the incident's end", over, 120)
+    step = int(client.incidents()[number]["target"].partition("+")[0]) + 1
+
+    def made() -> list[int]:
+        times = read_times(kill.times).values()
+        found = [[row[1] for row in rows if row[0] == step and row[1] > at] for rows in times]
+        return [each[0] for each in found if each]
+
+    wait_for(f"step {step} of every rank", lambda: len(made()) == kill.ranks, 120)
+    return (max(made()) - at) / 1e9
 
 
 def planned(work: Path, layout: str, moves: int) -> dict[str, object]:
