@@ -12,20 +12,19 @@ at the entry, and the function is called again with the same arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from msgspec import structs
 from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared
-from torchrelay.protocol.events import ReplicasDiffer
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import cursor as places
 from torchrelay.worker import ddp, groups, late, random_state, tryout, values, zero
 from torchrelay.worker.afterwards import Afterwards
 from torchrelay.worker.blame import tell_raised
-from torchrelay.worker.comparing import Comparison
+from torchrelay.worker.comparing import Comparison, Differing
 from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.early import Early
 from torchrelay.worker.edge import Edge
@@ -252,16 +251,15 @@ class Calls:
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
         self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
         pending = self._pending(attempt.kind)
-        also = self._early.look(pending) if attempt.kind == "step" else None
-        if attempt.kind == "step" and self._comparison.due(pending):
-            self._compare(pending)
         attempt.rng_at_gate = random_state.look()
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
         try:
-            self._gate.enter(pending, *self._record(attempt, attempt.rng_at_gate), also=also)
+            self._gate.enter(pending, *self._record(attempt, attempt.rng_at_gate), also=self._also(attempt, pending))
         except PageFull as error:
             raise _too_large(error) from error
+        except Differing as found:
+            self._stand_for(found)
         attempt.passed = True
         self._cursor.point = pending
         self._snapshots.passed()
@@ -269,18 +267,21 @@ class Calls:
         if self._checked():
             self._afterwards.note()
 
-    def _compare(self, pending: Point) -> None:
-        """Nobody goes on from here if replicas differ. Raises `StepInterrupted`."""
-        found: list[ReplicasDiffer | None] = []
-        self._gate.share(lambda: found.append(self._comparison.exchange(pending)))
-        event = found[0]
-        if event is None:
-            return
-        speaks = self._comparison.speaks(event)
+    def _also(self, attempt: Attempt, pending: Point) -> Callable[[], None] | None:
+        """What all ranks do together in this gate, if anything: in few."""
+        if attempt.kind != "step":
+            return None
+        if self._comparison.due(pending):
+            return lambda: self._comparison.exchange(pending)
+        return self._early.look(pending)
+
+    def _stand_for(self, found: Differing) -> NoReturn:
+        """Replicas differ: nobody goes on from here. One says so, and all wait until that has led to something."""
+        speaks = self._comparison.speaks(found.event)
 
         def say() -> None:
             if speaks:
-                self._session.link.say(structs.replace(event, generation=self._standing.wired))
+                self._session.link.say(structs.replace(found.event, generation=self._standing.wired))
 
         self._gate.await_interrupt(say)
         raise StepInterrupted

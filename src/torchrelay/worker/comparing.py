@@ -31,6 +31,14 @@ def interval(given: int | None, *, replicas: bool) -> int:
     return given
 
 
+class Differing(Exception):
+    """Replicas differ, as all ranks see it alike."""
+
+    def __init__(self, event: ReplicasDiffer) -> None:
+        super().__init__(event.evidence)
+        self.event = event
+
+
 class Comparison:
     """Of one rank."""
 
@@ -50,15 +58,13 @@ class Comparison:
         """At the entry of the step: what is compared stands still until its gate."""
         self._sums = _Sums(self._state)
 
-    def exchange(self, pending: Point) -> ReplicasDiffer | None:
-        """Before the gate, collective over all ranks: what is wrong, as all of them see it; None if nothing is."""
+    def exchange(self, pending: Point) -> None:
+        """In the gate, collective over all ranks. Raises `Differing`, on all of them."""
         assert self._sums is not None, "begun at the entry"
         lines, self._sums = self._sums.lines(), None
         verdict = judge(agreement.tell(self._shard, lines))
-        if not verdict.differing and not verdict.doubtful:
-            return None
-        everyone = agreement.lines_of_all(lines)
-        return self._event(pending, verdict, everyone)
+        if verdict.differing or verdict.doubtful:
+            raise Differing(self._event(pending, verdict, agreement.lines_of_all(lines)))
 
     def speaks(self, event: ReplicasDiffer) -> bool:
         """Whether this rank is the one to tell of it: the lowest that is not at fault."""

@@ -89,14 +89,6 @@ class Gate:
         """
         self.await_interrupt(lambda: tell_failed(self._session, error))
 
-    def share(self, act: Callable[[], None]) -> None:
-        """Do something that all ranks do together before they enter; raises `StepInterrupted` if that is cut."""
-        try:
-            act()
-        except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
-            self.broken(error)
-            raise StepInterrupted from error
-
     def await_interrupt(self, say: Callable[[], None]) -> None:
         """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
         await_interrupt(self._session, say)
