@@ -25,6 +25,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True, help="steps of a block")
     parser.add_argument("--blocks", type=int, required=True)
     parser.add_argument("--folder", required=True, help="where orders come from and times go to")
+    parser.add_argument("--snapshots", type=int, default=0, help="steps between two of them")
     parser.add_argument("--bare", action="store_true", help="one bare all-reduce of 4 bytes before each update")
     return parser.parse_args()
 
@@ -58,7 +59,7 @@ def main() -> None:
     model, optimizer = build(options.size, options.layout)
     width, _ = SIZES[options.size]
     x = torch.randn(64 if width > 64 else 8, width)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.join(model=model, optimizer=optimizer, snapshot_every=options.snapshots)
 
     flag = torch.ones(1, dtype=torch.int32)
 
