@@ -6,7 +6,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 PIPES = ("pp", "pp-gpipe", "pp-interleaved", "pp-hsdp")
-LAYOUTS = ("ddp", "zero", "fsdp", "hsdp", "tp", "tp-fsdp", "tp-hsdp", *PIPES)
+RICH = "-rich"  # with all that real runs have: see `enrich`
+LAYOUTS = ("ddp", "zero", "fsdp", "hsdp", "tp", "tp-fsdp", "tp-hsdp", *PIPES, "ddp-rich", "fsdp-rich", "hsdp-rich")
 
 
 class ShardedEma:
@@ -46,9 +47,9 @@ def layers():
 
 
 def optimizer_of(layout, model):
-    """AdamW; with ZeRO each rank keeps its part of it, and sends what it has updated to all others."""
+    """AdamW; in rich layouts fused. With ZeRO each rank keeps its part of it, and sends all others what it updates."""
     if layout != "zero":
-        return torch.optim.AdamW(model.parameters(), lr=3e-3)
+        return torch.optim.AdamW(model.parameters(), lr=3e-3, fused=layout.endswith(RICH))
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     return ZeroRedundancyOptimizer(model.parameters(), torch.optim.AdamW, lr=3e-3, betas=(0.9, 0.999))
@@ -60,15 +61,19 @@ class Whole:
     batch = 8
 
     def __init__(self, layout, world, rank):
-        self.model, self.core, self.ema = build(layout, world)
+        self.rich, self.layout = layout.endswith(RICH), layout.removesuffix(RICH)
+        self.model, self.core, self.ema = build(self.layout, world, self.rich)
         self.struck = self.core[4]
         self.rank = rank
         self.samples = world, rank  # which share of the data this rank reads
 
     def train(self, x, y):
         """The loss, of which gradients are there afterwards."""
-        loss = torch.nn.functional.cross_entropy(self.model(x), y)
+        with torch.autocast("cpu", torch.bfloat16, enabled=self.rich and self.layout == "ddp"):
+            loss = torch.nn.functional.cross_entropy(self.model(x).float(), y)
         loss.backward()
+        if self.rich:
+            torch.nn.utils.clip_grad_norm_(self.model.parameters(), 0.5)
         return loss.detach()
 
     def evaluate(self, x):
@@ -89,23 +94,35 @@ def spread(layout, world, rank):
     return Whole(layout, world, rank)
 
 
-def build(layout, world):
+def enrich(core):
+    """Activation checkpointing and a compiled layer; `Whole.train` adds clipping, and autocast for DDP."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+
+    core[0] = checkpoint_wrapper(core[0])
+    core[1] = torch.nn.LayerNorm(64)  # FSDP2's mixed precision has no BatchNorm on the CPU
+    core[6].compile(backend="aot_eager")
+    return core
+
+
+def build(layout, world, rich=False):
     """The model that is called, the layers in it, and an average of its parameters."""
-    core = layers()
+    core = enrich(layers()) if rich else layers()
     if layout in ("ddp", "zero"):
         ema = WholeEma(core)
         return DistributedDataParallel(core, bucket_cap_mb=0.01), core, ema
     if layout.startswith("tp"):
         return split(layout, core, world)
-    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
     if layout == "hsdp":
         mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("replicate", "shard"))
     else:
         mesh = init_device_mesh("cpu", (world,), mesh_dim_names=("shard",))
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32) if rich else None
+    policy = {} if mixed is None else {"mp_policy": mixed}
     for layer in (core[0], core[4]):
-        fully_shard(layer, mesh=mesh)
-    fully_shard(core, mesh=mesh)
+        fully_shard(layer, mesh=mesh, **policy)
+    fully_shard(core, mesh=mesh, **policy)
     return core, core, ShardedEma(core)
 
 
