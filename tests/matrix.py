@@ -33,7 +33,7 @@ from tests.live import RANKS, Live, Twin, doubled
 STRIDE = 7  # steps between two faults: epochs are 25 steps, so every edge is met
 FLAGS = ["--probation", "3s"]
 # Of tests/scripts/layouts.py, those in which any one rank may be lost.
-LAYOUTS = ("ddp", "hsdp", "tp", "pp", "pp-gpipe", "pp-interleaved", "pp-hsdp")
+LAYOUTS = ("ddp", "hsdp", "tp", "pp", "pp-gpipe", "pp-interleaved", "pp-hsdp", "ddp-rich", "hsdp-rich")
 MAX_BAD = 5  # jobs that went wrong, after which no further one is begun
 FINE = ("clean", "called off")
 

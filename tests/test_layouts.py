@@ -37,8 +37,11 @@ DRAIN = MOVES[1:]
 
 @pytest.mark.parametrize(
     ("layout", "faults"),
-    [("hsdp", FAULTS), ("tp", [*FAULTS[:4], STICK]), ("pp", CHUNKS), ("pp-interleaved", CHUNKS[:2]), ("hsdp-rich", FAULTS[1:4])],
-)
+    [
+        ("hsdp", FAULTS), ("tp", [*FAULTS[:4], STICK]), ("pp", CHUNKS), ("pp-interleaved", CHUNKS[:2]),
+        ("hsdp-rich", FAULTS[1:4]),
+    ],
+)  # fmt: skip
 def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_path: Path) -> None:
     calm = run_undisturbed(tmp_path, "calm", faults, seed=5, layout=layout)
     done = run_cells(tmp_path, "disturbed", faults, seed=5, layout=layout)
