@@ -107,6 +107,27 @@ def test_no_room_is_found_out_before_a_byte_is_written(shelf: Shelf, monkeypatch
     assert shelf.kept() == ()
 
 
+def test_a_part_of_the_memory_is_left_to_others(shelf: Shelf, monkeypatch: pytest.MonkeyPatch) -> None:
+    put(shelf, snapshot(3), None, b"x" * 50_000)
+    known = os.statvfs("/dev/shm")
+    monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*known[:1], 4096, 100, 12, 12, *known[5:])))
+    put(shelf, snapshot(4), Point(2), b"y" * 50_000)  # in the memory of the one before
+    with pytest.raises(NoRoom, match="would leave less than 10% of that memory to others"):
+        put(shelf, snapshot(5), None, b"z" * 50_000)
+
+
+def test_what_dead_processes_have_begun_is_swept_away(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, snapshot(3))
+    begun = shelf.begin(snapshot(4), Sizes(1, 1, 1), None)
+    dead = tmp_path / "snapshots" / ".part-1-99999999-0"
+    dead.write_bytes(b"half")
+    put(shelf, snapshot(5), None)
+    assert not dead.exists()
+    begun.memory[:] = b"abc"
+    begun.finish(DIGEST)  # two at a time are no hindrance to each other
+    assert shelf.kept() == (snapshot(3), snapshot(4), snapshot(5))
+
+
 def test_strange_files_are_no_snapshots(shelf: Shelf, tmp_path: Path) -> None:
     put(shelf, snapshot(3))
     (tmp_path / "snapshots" / "notes.txt").write_text("mine")

@@ -78,7 +78,7 @@ def join(
                 steps; False: none. A step that reads `run.committed` is left there, as it is not known yet
     snapshot_every   steps between two snapshots of each rank's state, in the memory of its own node and of another
                 one: so many steps are made again if a shard is lost of which there is no replica. None: every 10 if
-                there is such a shard, else none; 0: none
+                there is such a shard (with save= none: it may be slow), else none; 0: none
     compare_every    steps between two comparisons of what replicas hold, which find bits that have flipped: who differs
                 from most is replaced. None: every 100; 0: none
 

@@ -11,6 +11,8 @@ A file's name is what it is a snapshot of, once it is complete. It holds, little
 
 from __future__ import annotations
 
+import errno
+import itertools
 import mmap
 import os
 import struct
@@ -23,8 +25,10 @@ from torchrelay.protocol.ids import Point, Rank
 MAGIC = b"TRSHELF1"
 HEADER = 4096
 DIGEST = 16
+LEFT = 0.1  # of the memory's size stays free
 _HEAD = struct.Struct(f"<8sQQQ{DIGEST}s")
 _PART = ".part"
+_turn = itertools.count()
 
 
 class NoRoom(OSError):
@@ -50,6 +54,7 @@ class Draft:
     def __init__(self, path: Path, target: Path, sizes: Sizes) -> None:
         """Raises `NoRoom`."""
         self._path, self._target, self._sizes = path, target, sizes
+        _leave_room(path, HEADER + sizes.whole)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         try:
             os.ftruncate(self._file, HEADER + sizes.whole)
@@ -77,6 +82,17 @@ class Draft:
         self.memory.release()
         self._map.close()
         os.close(self._file)
+
+
+def _leave_room(path: Path, size: int) -> None:
+    """Others need this memory, too: loader workers die of a full /dev/shm. Raises `NoRoom`."""
+    there = path.stat().st_size if path.exists() else 0
+    known = os.statvfs(path.parent)
+    left = known.f_bavail * known.f_frsize + there - size
+    if left < known.f_blocks * known.f_frsize * LEFT:
+        path.unlink(missing_ok=True)
+        text = f"{size:,} bytes in {path.parent} would leave less than {LEFT:.0%} of that memory to others"
+        raise NoRoom(errno.ENOSPC, text)
 
 
 class Kept:
@@ -129,8 +145,8 @@ class Shelf:
         Raises `NoRoom`.
         """
         self._folder.mkdir(mode=0o700, exist_ok=True)
-        part = self._folder / f"{_PART}-{what.rank}-{os.getpid()}"
-        part.unlink(missing_ok=True)  # of an attempt that was cut
+        part = self._folder / f"{_PART}-{what.rank}-{os.getpid()}-{next(_turn)}"
+        self._sweep(what.rank)
         for other in self.kept() if keep is not None else ():
             if other.rank != what.rank or (other.restarts == what.restarts and other.point in (keep, what.point)):
                 continue
@@ -139,6 +155,12 @@ class Shelf:
             except FileNotFoundError:
                 pass  # somebody else has cleared it away
         return Draft(part, self._path(what), sizes)
+
+    def _sweep(self, rank: Rank) -> None:
+        """Remove what processes that have ended since have begun of this rank."""
+        for path in self._folder.glob(f"{_PART}-{rank}-*"):
+            if not Path("/proc", path.name.split("-")[2]).exists():
+                path.unlink(missing_ok=True)
 
     def clear_before(self, point: Point, restarts: int) -> None:
         """All ranks have newer ones: what is older than this point, or of another start of the job, is of no use."""

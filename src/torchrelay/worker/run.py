@@ -117,7 +117,7 @@ class Joining:
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
         if not session.newcomer:
             alone = check_agreement(state, shard)
-            state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone))
+            state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone) and not state.saves)
             replicas = len(alone) < session.identity.wait().world_size > 1
             state.compare_every = comparing.interval(compare_every, replicas=replicas)
             if alone and session.rank == 0:

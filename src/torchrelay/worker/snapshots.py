@@ -81,7 +81,9 @@ class Snapshots:
     def renew(self) -> None:
         """Connected anew: they are counted from the call that comes."""
         self._base = None
-        self._stop()
+        sender, self._sender = self._sender, None
+        if sender is not None:
+            sender.stop()  # not waited for: it may be reaching out for a node that is gone
 
     def entry(self, point: Point) -> None:
         """At the entry of the call after `point`: take one, if one is due. The state stands still."""
@@ -112,9 +114,11 @@ class Snapshots:
             return
         # Who waits here counts as in the gate: the rank that is waited for has fewer collectives.
         groups.count_aside(-1)
-        sender.join()
+        sender.finished.wait()
         groups.count_aside(1)
         self._sender = None
+        if sender.cancel.cancelled:
+            raise NotShelved("a snapshot was cut on its way to the buddy")
         if sender.refused:
             self._complain(f"the node of the buddy at {sender.address} does not take it: {sender.refused}")
         elif sender.error is not None:
@@ -129,16 +133,10 @@ class Snapshots:
     def cut(self) -> int:
         """From the control thread: whoever waits for a buddy fails at once. Returns how many were cut."""
         sender = self._sender
-        if sender is None or not sender.is_alive():
+        if sender is None or sender.finished.is_set():
             return 0
-        sender.cancel.cancel()
+        sender.stop()
         return 1
-
-    def _stop(self) -> None:
-        sender, self._sender = self._sender, None
-        if sender is not None:
-            sender.cancel.cancel()
-            sender.join()
 
     def _copy(self, what: Snapshot) -> None:
         """To the shelf of our own node. Raises `NoRoom`."""
@@ -175,6 +173,7 @@ class _Sender(threading.Thread):
         super().__init__(name="torchrelay snapshot", daemon=True)
         self.address = address
         self.cancel = Cancel()
+        self.finished = threading.Event()  # or given up
         self.error: Exception | None = None
         self.refused = ""
         self._session = session
@@ -183,7 +182,18 @@ class _Sender(threading.Thread):
         self._generation: Generation = session.standing.wired
         self.start()
 
+    def stop(self) -> None:
+        """From any thread: nobody waits for it any more, and what it sends does not count."""
+        self.cancel.cancel()
+        self.finished.set()
+
     def run(self) -> None:
+        try:
+            self._send()
+        finally:
+            self.finished.set()
+
+    def _send(self) -> None:
         kept = self._session.shelf.open(self._what)
         if kept is None:
             self.refused = "it is not on our own shelf any more"
