@@ -12,6 +12,7 @@ from torchrelay.orchestrator.shown import IncidentView, causes
 from torchrelay.orchestrator.views import ALL_PHASES
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank
 from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.recovery import BEGUN_ANEW
 
 Z95 = 1.959963984540054  # of the normal distribution, for an interval of 95 %
 
@@ -101,7 +102,7 @@ def line_of(incident: IncidentView) -> Line:
 
 def source_of(incident: IncidentView) -> str:
     """Where the state came from, in words."""
-    if incident.resolution == Resolution.ROLLED_BACK:
+    if incident.verdict.startswith(BEGUN_ANEW):  # also if no step was lost by that
         return f"snapshots of {incident.target} in the memory of the nodes"
     if incident.sources:
         return "rank " + ", ".join(share_text(incident, rank) for rank in incident.sources)

@@ -28,6 +28,8 @@ from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
 
+BEGUN_ANEW = "begin anew from the snapshots of"
+
 
 def progress(cluster: Cluster, job: Job) -> Cluster:
     """One move, if one is due; the same cluster if not."""
@@ -174,7 +176,7 @@ def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
     forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
     text = f"redo the step after {target}"
     if target == job.rolled:
-        text = f"begin anew from the snapshots of {target}"
+        text = f"{BEGUN_ANEW} {target}"
     elif forward:
         text = f"roll forward to {target} on ranks {', '.join(map(str, forward))}"
     incident = job.open_incident
