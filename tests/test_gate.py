@@ -16,7 +16,7 @@ from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Verdict
 from torchrelay.wire.page import Page
 from torchrelay.worker.buddies import Buddies, Parted
-from torchrelay.worker.gate import Gate, _wrapped
+from torchrelay.worker.gate import LACKS, Gate, how_many_lack
 from torchrelay.worker.standing import OrdersStayedAway, Standing
 
 WORLD = 4
@@ -67,9 +67,9 @@ class Stand:
         self.said.append(event)
         self.then()
 
-    def enter(self, point: Point = FIRST) -> None:
+    def enter(self, point: Point = FIRST) -> bool | None:
         self.standing.enter(WorkerPhase.COMPUTING, point)
-        self.gate.enter(point, f"record of {point}".encode())
+        return self.gate.enter(point, f"record of {point}".encode())
 
     def interrupt(self, verdict: Verdict, point: Point) -> None:
         self.standing.interrupt(Generation(2))
@@ -208,9 +208,20 @@ def test_garbage_after_an_interrupt_is_no_difference(stand: Stand) -> None:
         stand.enter()
 
 
-@pytest.mark.parametrize(("value", "held"), [(5, 5), (1 << 31, -(1 << 31)), ((1 << 32) + 3, 3)])
-def test_a_sum_may_wrap_around(value: int, held: int) -> None:
-    assert _wrapped(value) == held
+@pytest.mark.parametrize("size", [1, 4, 100_000])
+@pytest.mark.parametrize("mark", [1, 32, 1 << 16])
+def test_how_many_lack_a_snapshot_is_told_from_the_sum_although_it_wraps_around(mark: int, size: int) -> None:
+    for lacking in {0, 1, size // 2, size}:
+        total = mark * size + LACKS * lacking
+        held = (total + (1 << 31)) % (1 << 32) - (1 << 31)
+        assert how_many_lack(held, mark, size) == lacking
+        assert how_many_lack(held + 31, mark, size) is None  # one rank is a step ahead
+
+
+def test_a_rank_that_lacks_its_snapshot_tells_all_and_all_pass(stand: Stand) -> None:
+    assert stand.enter() is True
+    stand.group.others = 2 * LACKS
+    assert stand.enter(FIRST.after_step()) is False
 
 
 class TestBuddies:

@@ -132,5 +132,5 @@ def test_strange_files_are_no_snapshots(shelf: Shelf, tmp_path: Path) -> None:
     put(shelf, snapshot(3))
     (tmp_path / "snapshots" / "notes.txt").write_text("mine")
     (tmp_path / "snapshots" / "0.1.8.0").write_bytes(b"\0" * 5_000)
-    assert snapshot(3) in shelf.kept()
+    assert snapshot(3) in (shelf.kept() or ())
     assert shelf.open(snapshot(8)) is None

@@ -23,7 +23,15 @@ from torchrelay.protocol.job import MOVING, Job, JobPhase
 from torchrelay.protocol.orders import Verdict
 from torchrelay.protocol.policy import DYING_MS, choose_sources, choose_target, judge_report
 from torchrelay.protocol.requests import weigh_requests
-from torchrelay.protocol.rollback import keepers_of, may_come, nodes_with, not_there, roll_back, within_reach
+from torchrelay.protocol.rollback import (
+    keepers_of,
+    may_come,
+    nodes_with,
+    not_there,
+    roll_back,
+    still_ending,
+    within_reach,
+)
 from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
@@ -129,6 +137,12 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
         target, reason = job.boundary, f"all ranks change hands, and their leavers stand after {job.boundary}"
     if target is None and not job.trained and not left_records(job):
         return start_again(cluster, job, "no rank had joined yet")
+    if (
+        target is None
+        and job.snapshot_every
+        and any(now - worker.since_ms < DYING_MS for worker in still_ending(cluster, job))
+    ):
+        return cluster  # with their ends it is told which snapshots are on their nodes
     if target is None:
         return go_back(cluster, job, "every rank that held state is lost")
     if target == START:

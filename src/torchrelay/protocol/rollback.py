@@ -55,8 +55,10 @@ def newest_common(cluster: Cluster, job: Job) -> Point | None:
     If possible where one can be at once, and not only when a taint is gone.
     """
     for closed_too in (False, True):
-        told = [kept for node, kept in job.kept.items() if has_room(cluster, job, node, closed_too=closed_too)]
-        common = [{one.point for kept in told for one in kept if one.rank == rank} for rank in job.seats]
+        nodes = [node for node in job.kept if has_room(cluster, job, node, closed_too=closed_too)]
+        # Not from beyond where the job is: that is of steps which were made again since.
+        told = [one for node in nodes for one in job.kept[node] if job.target is None or one.point <= job.target]
+        common = [{one.point for one in told if one.rank == rank} for rank in job.seats]
         if set.intersection(*common):
             return max(set.intersection(*common))
     return None

@@ -70,6 +70,10 @@ class Edge:
         raise NotImplementedError
 
     @property
+    def restarts(self) -> int:
+        raise NotImplementedError
+
+    @property
     def bound(self) -> Point | None:
         raise NotImplementedError
 
@@ -218,6 +222,8 @@ class Edge:
             if not left:
                 return
         self.state = sc.RankState(got.state.model, self.state.random)
+        if order.snapshot:
+            self.shots.shelf.clear_after(order.point, self.restarts)
         self.committed = order.point
         said_restored = ev.StateRestored(
             **self.speaking(), point=order.point, sources=(source.rank,), digest=str(got.sent), size=8

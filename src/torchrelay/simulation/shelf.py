@@ -49,5 +49,11 @@ class Shelf:
             if other.restarts != restarts or other.point < point:
                 del self._shots[other]
 
+    def clear_after(self, point: Point, restarts: int) -> None:
+        """All go back to this point: what was taken later is of steps that are made again."""
+        for other in self.kept:
+            if other.restarts == restarts and other.point > point:
+                del self._shots[other]
+
     def clear(self) -> None:
         self._shots.clear()

@@ -5,7 +5,8 @@ one that is of no use any more is used again, as memory that was touched before 
 
 A file's name is what it is a snapshot of, once it is complete. It holds, little endian:
 
-    0      8 bytes of magic, u64 lengths of private record, head and body, 16 bytes of digest over head and body
+    0      8 bytes of magic, u64 lengths of private record, head and body, 16 bytes of digest over head and body, and
+           16 over the private record
     4096   the private record, the head (the state's manifest), the body (its tensors)
 """
 
@@ -19,6 +20,8 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
+import xxhash
+
 from torchrelay.protocol.events import Snapshot
 from torchrelay.protocol.ids import Point, Rank
 
@@ -26,7 +29,7 @@ MAGIC = b"TRSHELF1"
 HEADER = 4096
 DIGEST = 16
 LEFT = 0.1  # of the memory's size stays free
-_HEAD = struct.Struct(f"<8sQQQ{DIGEST}s")
+_HEAD = struct.Struct(f"<8sQQQ{DIGEST}s{DIGEST}s")
 _PART = ".part"
 _turn = itertools.count()
 
@@ -54,22 +57,30 @@ class Draft:
     def __init__(self, path: Path, target: Path, sizes: Sizes) -> None:
         """Raises `NoRoom`."""
         self._path, self._target, self._sizes = path, target, sizes
-        _leave_room(path, HEADER + sizes.whole)
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        size = HEADER + sizes.whole
+        file = -1
         try:
-            os.ftruncate(self._file, HEADER + sizes.whole)
-            os.posix_fallocate(self._file, 0, HEADER + sizes.whole)  # else the kernel would kill us in the middle
+            _leave_room(path, size)
+            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            os.ftruncate(file, size)
+            os.posix_fallocate(file, 0, size)  # else the kernel would kill us in the middle
+            self._map = mmap.mmap(file, size)
         except OSError as error:
-            os.close(self._file)
             path.unlink(missing_ok=True)
-            raise NoRoom(error.errno, f"no room for {sizes.whole:,} bytes in {path.parent}") from error
-        self._map = mmap.mmap(self._file, HEADER + sizes.whole)
+            if isinstance(error, NoRoom):
+                raise
+            text = f"no room for {sizes.whole:,} bytes in {path.parent}: {error.strerror}"
+            raise NoRoom(error.errno, text) from error
+        finally:
+            if file >= 0:
+                os.close(file)
         self.memory = memoryview(self._map)[HEADER:]
 
     def finish(self, digest: bytes) -> None:
         """It is whole: from now on it is on the shelf, in the place of an older one of the same point."""
         sizes = self._sizes
-        _HEAD.pack_into(self._map, 0, MAGIC, sizes.private, sizes.head, sizes.body, digest)
+        private = xxhash.xxh3_128(self.memory[: sizes.private]).digest()
+        _HEAD.pack_into(self._map, 0, MAGIC, sizes.private, sizes.head, sizes.body, digest, private)
         self._path.rename(self._target)
         self._release()
 
@@ -79,9 +90,11 @@ class Draft:
         self._release()
 
     def _release(self) -> None:
-        self.memory.release()
-        self._map.close()
-        os.close(self._file)
+        try:
+            self.memory.release()
+            self._map.close()
+        except BufferError:
+            pass  # a traceback holds a part of it: it goes with that
 
 
 def _leave_room(path: Path, size: int) -> None:
@@ -96,19 +109,21 @@ def _leave_room(path: Path, size: int) -> None:
 
 
 class Kept:
-    """A complete snapshot, to be read. It stays readable while it is open, whatever becomes of its file."""
+    """A complete snapshot, to be read. While it is open its memory may be written over, but it stays there."""
 
     def __init__(self, path: Path) -> None:
         """Raises `OSError` if it is not there, and `ValueError` if it is none."""
         with path.open("rb") as file:
             self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        magic, private, head, body, self.digest = _HEAD.unpack_from(self._map)
+        magic, private, head, body, self.digest, of_private = _HEAD.unpack_from(self._map)
         self.sizes = Sizes(private, head, body)
         if magic != MAGIC or len(self._map) != HEADER + self.sizes.whole:
             self._map.close()
             raise ValueError(f"{path} is no snapshot")
         whole = memoryview(self._map)[HEADER:]
         self.private = bytes(whole[:private])
+        if xxhash.xxh3_128(self.private).digest() != of_private:
+            raise ValueError(f"{path} is damaged")
         self.head = whole[private : private + head]
         self.body = whole[private + head :]
 
@@ -124,12 +139,14 @@ class Shelf:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def kept(self) -> tuple[Snapshot, ...]:
-        """All complete snapshots."""
+    def kept(self) -> tuple[Snapshot, ...] | None:
+        """All complete snapshots; None if that cannot be told now (no descriptor is left, say)."""
         try:
             found = [_named(name) for name in os.listdir(self._folder)]
         except FileNotFoundError:
             return ()
+        except OSError:
+            return None
         return tuple(sorted((one for one in found if one is not None), key=lambda o: (o.restarts, o.rank, o.point)))
 
     def open(self, what: Snapshot) -> Kept | None:
@@ -144,17 +161,30 @@ class Shelf:
 
         Raises `NoRoom`.
         """
-        self._folder.mkdir(mode=0o700, exist_ok=True)
         part = self._folder / f"{_PART}-{what.rank}-{os.getpid()}-{next(_turn)}"
-        self._sweep(what.rank)
-        for other in self.kept() if keep is not None else ():
+        try:
+            self._folder.mkdir(mode=0o700, exist_ok=True)
+            self._sweep(what.rank)
+            if keep is not None:
+                self._make_way(what, keep, part, HEADER + sizes.whole)
+        except OSError as error:
+            raise NoRoom(error.errno, f"{self._folder} cannot be used: {error.strerror}") from error
+        return Draft(part, self._path(what), sizes)
+
+    def _make_way(self, what: Snapshot, keep: Point, part: Path, size: int) -> None:
+        """Of this rank only that of `keep` stays; the memory of another one is used again, if it is not larger."""
+        for other in self.kept() or ():
             if other.rank != what.rank or (other.restarts == what.restarts and other.point in (keep, what.point)):
                 continue
+            path = self._path(other)
             try:
-                self._path(other).rename(part)  # over one that was to be used again: that one is free now
+                # Who reads it still must find memory there, whatever is in it: no file is made shorter.
+                if path.stat().st_size <= size:
+                    path.rename(part)  # over one that was to be used again: that one is free now
+                else:
+                    path.unlink()
             except FileNotFoundError:
                 pass  # somebody else has cleared it away
-        return Draft(part, self._path(what), sizes)
 
     def _sweep(self, rank: Rank) -> None:
         """Remove what processes that have ended since have begun of this rank."""
@@ -164,9 +194,20 @@ class Shelf:
 
     def clear_before(self, point: Point, restarts: int) -> None:
         """All ranks have newer ones: what is older than this point, or of another start of the job, is of no use."""
-        for other in self.kept():
+        for other in self.kept() or ():
             if other.restarts != restarts or other.point < point:
                 self._path(other).unlink(missing_ok=True)
+
+    def clear_after(self, point: Point, restarts: int) -> None:
+        """All go back to this point: what was taken later is of steps that are made again."""
+        for other in self.kept() or ():
+            if other.restarts == restarts and other.point > point:
+                self._path(other).unlink(missing_ok=True)
+
+    def clear(self) -> None:
+        """A job begins: what is here is another's."""
+        for other in self.kept() or ():
+            self._path(other).unlink(missing_ok=True)
 
     def _path(self, what: Snapshot) -> Path:
         return self._folder / f"{what.restarts}.{what.rank}.{what.point.step}.{what.point.section}"

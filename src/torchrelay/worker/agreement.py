@@ -31,16 +31,22 @@ class _Told(msgspec.Struct, array_like=True):
     shard: str
     built: str
     values: str
+    asked: str = ""
 
 
-def check_agreement(state: State, shard: str) -> list[int]:
-    """Collective over all ranks. Raises `StateMismatch` on every rank if replicas differ.
+def check_agreement(state: State, shard: str, asked: str = "") -> list[int]:
+    """Collective over all ranks. Raises `StateMismatch` on every rank if replicas differ, or `asked` of any two ranks.
 
     Returns the ranks of whose state there is no replica.
     """
     values = value_lines(state)
-    mine = _Told(shard, state.fingerprint(), digest_of(values))
+    mine = _Told(shard, state.fingerprint(), digest_of(values), asked)
     everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
+    for rank, told in enumerate(everyone):
+        if told.asked != everyone[0].asked:
+            raise StateMismatch(
+                f"rank {rank} calls join() with {told.asked}, and rank 0 with {everyone[0].asked}: let them be equal"
+            )
     _check_replicas([told.shard for told in everyone])
     _compare(everyone, lambda told: told.built, state.description(), "has built something else than", REMEDY)
     _compare(everyone, lambda told: told.values, values, "holds other values than", REMEDY)

@@ -255,14 +255,15 @@ class Calls:
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
         try:
-            self._gate.enter(pending, *self._record(attempt, attempt.rng_at_gate), also=self._also(attempt, pending))
+            record = self._record(attempt, attempt.rng_at_gate)
+            complete = self._gate.enter(pending, *record, also=self._also(attempt, pending))
         except PageFull as error:
             raise _too_large(error) from error
         except Differing as found:
             self._stand_for(found)
         attempt.passed = True
         self._cursor.point = pending
-        self._snapshots.passed()
+        self._snapshots.passed(complete)
         self._strayed = None
         if self._checked():
             self._afterwards.note()

@@ -7,7 +7,7 @@ differs from most. What it has given to the steps since the last comparison is i
 
 from __future__ import annotations
 
-import threading
+import sys
 
 import torch
 
@@ -20,6 +20,11 @@ from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
 EVERY = 100  # steps
+SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
+NEVER_ALIKE = (
+    "torchrelay: ranks that hold the shard {} hold different parameters or optimizer state, and have since the first "
+    "comparison. If that is meant, one that is lost will be given another one's; join(compare_every=0) ends this check"
+)
 
 
 def interval(given: int | None, *, replicas: bool) -> int:
@@ -48,6 +53,7 @@ class Comparison:
         self._state = state
         self._shard = shard
         self._sums: _Sums | None = None
+        self._warned = False
 
     def due(self, pending: Point) -> bool:
         """Whether the ranks compare before the update that is to commit this point: all come to the same answer."""
@@ -62,9 +68,18 @@ class Comparison:
         """In the gate, collective over all ranks. Raises `Differing`, on all of them."""
         assert self._sums is not None, "begun at the entry"
         lines, self._sums = self._sums.lines(), None
-        verdict = judge(agreement.tell(self._shard, lines))
+        agreed = SEEN if self._state.replicas_agreed else NEVER
+        told = agreement.tell(f"{agreed}{self._shard}", lines)
+        known = [(name if name.startswith(SEEN) else f"{name} {rank}", held) for rank, (name, held) in enumerate(told)]
+        verdict = judge(known)
         if verdict.differing or verdict.doubtful:
             raise Differing(self._event(pending, verdict, agreement.lines_of_all(lines)))
+        mine = {value for name, value in told if name[1:] == self._shard}
+        if len(mine) == 1:
+            self._state.replicas_agreed = True
+        elif not self._state.replicas_agreed and not self._warned:
+            self._warned = True
+            print(NEVER_ALIKE.format(self._shard), file=sys.stderr, flush=True)
 
     def speaks(self, event: ReplicasDiffer) -> bool:
         """Whether this rank is the one to tell of it: the lowest that is not at fault."""
@@ -98,28 +113,16 @@ def _difference(expected: list[str], found: list[str]) -> str:
 
 
 class _Sums:
-    """A sum for each tensor; in a thread, as far as the processor makes them."""
+    """A sum for each tensor, of what is in it now."""
 
     def __init__(self, state: State) -> None:
         self._named = compared(state)
-        tensors = [tensor for _, tensor in self._named]
-        self._found: list[int] = []
-        if any(tensor.device.type != "cpu" for tensor in tensors):
-            self._finish = sums.begin(tensors)  # the device's queue keeps it before any later update
-            self._thread = None
-        else:
-            self._thread = threading.Thread(target=self._work, args=(tensors,), name="torchrelay sums", daemon=True)
-            self._thread.start()
-
-    def _work(self, tensors: list[torch.Tensor]) -> None:
-        self._found = sums.of(tensors)
+        # The processor makes them at once, as the step may change small things before its gate. A device's queue keeps
+        # them before any later update.
+        self._finish = sums.begin([tensor for _, tensor in self._named])
 
     def lines(self) -> list[str]:
-        if self._thread is None:
-            self._found = self._finish()
-        else:
-            self._thread.join()
-        return [f"{name}: {value:016x}" for (name, _), value in zip(self._named, self._found, strict=True)]
+        return [f"{name}: {value:016x}" for (name, _), value in zip(self._named, self._finish(), strict=True)]
 
 
 def compared(state: State) -> list[tuple[str, torch.Tensor]]:
@@ -131,5 +134,6 @@ def compared(state: State) -> list[tuple[str, torch.Tensor]]:
             for parameter in group["params"]:
                 name = names.get(id(parameter), "a parameter")
                 kept = optimizer.state.get(parameter, {})
-                found += [(f"{name} {key}", kept[key]) for key in sorted(kept) if isinstance(kept[key], torch.Tensor)]
+                tensors = [key for key in sorted(kept, key=str) if isinstance(kept[key], torch.Tensor)]
+                found += [(f"{name} {key}", kept[key]) for key in tensors]
     return found

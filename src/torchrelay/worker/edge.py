@@ -220,6 +220,8 @@ class Edge:
         except transfer.TransferFailed as error:
             self._say_failed(order, error)
             return None
+        if order.snapshot:
+            session.shelf.clear_after(order.point, session.identity.wait().restarts)
         if not self._standing.hold(order.point, order.generation):
             return None
         restored = StateRestored(

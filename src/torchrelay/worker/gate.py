@@ -23,6 +23,9 @@ from torchrelay.worker.blame import tell_failed
 from torchrelay.worker.session import Session
 
 MARKS = 1 << 16
+LACKS = 1_000_003  # is added by a rank that lacks its snapshot: odd, so that how many did can be told from any sum
+WORDS = 1 << 32
+_UNDONE = pow(LACKS, -1, WORDS)
 
 
 class Gate:
@@ -41,8 +44,10 @@ class Gate:
         self._cell = self._flag.numpy() if device == "cpu" else None  # the same memory: sooner read and written
         self._size = group.size()
 
-    def enter(self, pending: Point, *record: bytes | memoryview, also: Callable[[], None] | None = None) -> None:
+    def enter(self, pending: Point, *record: bytes | memoryview, also: Callable[[], None] | None = None) -> bool | None:
         """Commit `pending`, or raise `StepInterrupted`. `record`: the parts of the private record, which is kept first.
+
+        Returns whether no rank lacks its snapshot; None if that is not known, after a roll forward.
 
         `also`: what all ranks do together in this gate, when it is known that all are in it; they pass if it returns.
         Raises `Refused` if another rank is in the gate of another point, and what `also` raises.
@@ -53,34 +58,37 @@ class Gate:
             raise StepInterrupted
         # Ranks of one job go through the same gates. A sum tells if one of them has taken another way.
         mark = (pending.step * 31 + pending.section) % MARKS + 1
-        expected = _wrapped(mark * self._size)
         cell = self._cell
-        if cell is not None:
-            cell[0] = mark
-        else:
-            self._flag.fill_(mark)
+        lacking = 0
         try:
             if self._snapshots is not None:
                 self._snapshots.at_gate()
+                lacking = LACKS * self._snapshots.lacking
+            if cell is not None:
+                cell[0] = mark + lacking
+            else:
+                self._flag.fill_(mark + lacking)
             if self._buddies.active:
                 self._buddies.at_gate(pending, record)
             self._group.allreduce(self._flags).wait()
-            total = self._flag.item() if cell is None else cell[0]  # on a GPU this is the host's wait
-            if also is not None and total == expected:
+            total = int(self._flag.item() if cell is None else cell[0])  # on a GPU this is the host's wait
+            lacks = how_many_lack(total, mark, self._size)
+            if also is not None and lacks is not None:
                 also()
         except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
             self.broken(error)
         else:
-            if total != expected and not standing.poisoned:
+            if lacks is None and not standing.poisoned:
                 raise Refused(
                     f"the ranks are at different calls: this one commits {pending}",
                     "let every rank make the same steps and sections, in the same order",
                 )
             if standing.pass_gate():
-                return
+                return lacks == 0
         # After the report: roll forward by order, or not at all.
         if not standing.await_verdict(self._session.welcome.patience_s):
             raise StepInterrupted
+        return None
 
     def broken(self, error: BaseException) -> None:
         """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does.
@@ -109,6 +117,7 @@ def world() -> tuple[dist.ProcessGroup, str]:
     return group, "cpu" if "gloo" in repr(c10d._world.pg_backend_config[group]) else "cuda"
 
 
-def _wrapped(value: int) -> int:
-    """As an int32 would hold it."""
-    return (value + (1 << 31)) % (1 << 32) - (1 << 31)
+def how_many_lack(total: int, mark: int, size: int) -> int | None:
+    """How many ranks have added `LACKS` to their mark; None if they are at different calls. int32 sums wrap around."""
+    count = (total - mark * size) * _UNDONE % WORDS
+    return count if count <= size else None

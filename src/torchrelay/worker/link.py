@@ -64,7 +64,7 @@ class Reach:
     elsewhere: Callable[[], Sequence[tuple[int, int]] | None] = field(default=lambda: ())
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
     kept: Callable[[Rank, Point, int], bytes] = field(default=lambda *_: b"")  # a copy of a ward's private record
-    shelf: Callable[[], tuple[Snapshot, ...]] = field(default=lambda: ())  # what is in the memory of the node
+    shelf: Callable[[], tuple[Snapshot, ...] | None] = field(default=lambda: ())  # what is in the memory of the node
 
 
 @dataclass(frozen=True, slots=True)

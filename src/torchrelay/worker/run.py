@@ -116,7 +116,9 @@ class Joining:
         pipeline.forbid()
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
         if not session.newcomer:
-            alone = check_agreement(state, shard)
+            session.shelf.clear()  # before the ranks meet: nobody has a snapshot of this start yet
+            asked = f"snapshot_every={snapshot_every}, compare_every={compare_every}"
+            alone = check_agreement(state, shard, asked)
             state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone) and not state.saves)
             replicas = len(alone) < session.identity.wait().world_size > 1
             state.compare_every = comparing.interval(compare_every, replicas=replicas)

@@ -36,6 +36,7 @@ def give(
     want = f"{SHELVE}{what.rank} {what.restarts}"
     deadline = time.monotonic() + GIVE_S
     with ask_for(Source(what.rank, address), secret, generation, what.point, want, deadline, cancel) as stream:
+        stream.allow(GIVE_S, deadline)  # in a gate nobody knows how long others take
         held = keep if keep is not None else START
         stream.send_bytes(
             _SENT.pack(
@@ -61,7 +62,7 @@ def take(stream: Stream, generation: Generation, ask: Ask, shelf: Shelf, current
     `current`: the newest generation that we have heard of. Who sends in an older one may have been replaced.
     """
     stream.send(Serving(generation, ask.point, 0, 0))
-    stream.allow(STALL_S, time.monotonic() + GIVE_S)
+    stream.allow(GIVE_S, time.monotonic() + GIVE_S)
     private, head, body, keeps, step, section, digest = _SENT.unpack(stream.receive_bytes(_SENT.size))
     sizes = Sizes(private, head, body)
     what = _asked(ask, SHELVE)

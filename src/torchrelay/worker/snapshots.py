@@ -17,6 +17,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING
 
 from torchrelay.errors import Refused
@@ -26,6 +27,7 @@ from torchrelay.wire.shelf import DIGEST, NoRoom, Shelf, Sizes
 from torchrelay.worker import groups, memory
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.shelving import give
+from torchrelay.worker.stream import StreamBroken
 from torchrelay.worker.transfer import Cancel
 
 if TYPE_CHECKING:
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERY = 10  # steps
+AGAIN_S, TRIES_S = 0.05, 10.0  # between attempts to reach a buddy, and how long
 PIECE = 1 << 20  # bytes copied, then hashed while they are in the cache
 
 
@@ -71,9 +74,10 @@ class Snapshots:
         self._session = session
         self._state = state
         self._shelf: Shelf = session.shelf
-        self._base: Point | None = None
-        self._taken: Point | None = None
-        self._settled: Point | None = None
+        self._base: Point | None = None  # from which they are counted: the first of this generation
+        self._taken: Point | None = None  # before the gate that is to come
+        self._settled: Point | None = None  # the newest that all ranks have; None: not known
+        self.lacking = False  # what was taken is not complete: the gate tells all
         self._clears = False
         self._sender: _Sender | None = None
         self._told = False
@@ -94,14 +98,14 @@ class Snapshots:
             self._base, self._clears = point, True
         elif point.section or (point.step - self._base.step) % every:
             return
-        if self._taken != point:
-            self._settled, self._taken = self._taken, point
+        self._taken, self.lacking = point, False
         restarts = self._session.identity.wait().restarts
         what = Snapshot(Rank(self._session.rank), point, restarts)
         try:
             self._copy(what)
         except NoRoom as error:
-            self._complain(str(error))
+            self._complain(str(error.strerror or error))
+            self.lacking = True
             return
         addresses = self._session.buddies.addresses
         if addresses:
@@ -121,14 +125,22 @@ class Snapshots:
             raise NotShelved("a snapshot was cut on its way to the buddy")
         if sender.refused:
             self._complain(f"the node of the buddy at {sender.address} does not take it: {sender.refused}")
-        elif sender.error is not None:
+            self.lacking = True
+        elif not sender.sent:
             raise NotShelved(f"a snapshot did not come to the buddy at {sender.address}: {sender.error}")
 
-    def passed(self) -> None:
-        """A gate was passed: so all ranks have what was taken before it."""
-        if self._clears and self._base is not None:
+    def passed(self, complete: bool | None) -> None:
+        """A gate was passed. `complete`: whether no rank lacks what was taken before it; None: nobody has told us."""
+        taken, self._taken, self.lacking = self._taken, None, False
+        if taken is None or complete is False:
+            return  # the one before stays
+        if complete is None:  # rolled forward: whichever the others count on, it must stay
+            self._settled = None
+            return
+        self._settled = taken
+        if self._clears:
             self._clears = False
-            self._shelf.clear_before(self._base, self._session.identity.wait().restarts)
+            self._shelf.clear_before(taken, self._session.identity.wait().restarts)
 
     def cut(self) -> int:
         """From the control thread: whoever waits for a buddy fails at once. Returns how many were cut."""
@@ -174,6 +186,7 @@ class _Sender(threading.Thread):
         self.address = address
         self.cancel = Cancel()
         self.finished = threading.Event()  # or given up
+        self.sent = False
         self.error: Exception | None = None
         self.refused = ""
         self._session = session
@@ -199,10 +212,21 @@ class _Sender(threading.Thread):
             self.refused = "it is not on our own shelf any more"
             return
         try:
-            self.refused = give(
-                self.address, self._session.welcome.secret, self._generation, self._what, kept, self._keep, self.cancel
-            )
-        except ConnectionError as error:
+            until = time.monotonic() + TRIES_S
+            while not self.cancel.cancelled:
+                try:
+                    self.refused = give(
+                        self.address, self._session.welcome.secret, self._generation, self._what, kept, self._keep,
+                        self.cancel,
+                    )  # fmt: skip
+                    self.sent = True
+                    return
+                except StreamBroken as error:
+                    self.error = error
+                    if time.monotonic() > until:
+                        return
+                    time.sleep(AGAIN_S)  # all its wards come at once, and it takes so many at a time
+        except (OSError, ValueError) as error:
             self.error = error
         finally:
             kept.close()

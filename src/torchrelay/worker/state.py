@@ -82,6 +82,7 @@ class State:
         self.saves = save is not None
         # Steps between two snapshots, and between two comparisons; 0: none. A newcomer is told with the state.
         self.snapshot_every = self.compare_every = 0
+        self.replicas_agreed = False  # in a comparison: only from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
         self._meshes = self._find_meshes()
@@ -165,7 +166,7 @@ class State:
             ddp=self.ddp_layouts(),
             fsdp=fsdp.told(self._told_states()),
             pipeline=list(self.pipeline.told()),
-            every=[self.snapshot_every, self.compare_every],
+            every=[self.snapshot_every, self.compare_every, self.replicas_agreed],
         )
         data, tensors = tree.encode(told, "state")
         if any(tensor.is_cuda for tensor in tensors):
@@ -234,7 +235,7 @@ class State:
         for part in self._parts.values():
             part.settle()
         self._layouts = self._arrived["ddp"]
-        self.snapshot_every, self.compare_every = map(int, self._arrived["every"])
+        self.snapshot_every, self.compare_every, self.replicas_agreed = self._arrived["every"]
         fsdp.take(self._told_states(), self._arrived["fsdp"])
         self.pipeline.take(self._arrived["pipeline"])
         self.put_gradients(self._arrived["gradients"])
