@@ -39,13 +39,13 @@ demo: $(READY)  ## train a GPT, kill and hang its workers, and prove that not a 
 	$(PY) -m examples.demo $(ARGS)
 
 quick: $(READY)  ## the fast tests only
-	$(PY) -m pytest -q -x -m 'not slow and not matrix and not gpu' $(ARGS)
+	$(PY) -m pytest -q -x -m 'not slow and not matrix and not gpu and not soak' $(ARGS)
 
 test: $(READY)  ## all tests that need no GPU; SEED=7 replays one simulated schedule
 ifneq ($(SEED),)
 	$(PY) -m torchrelay.simulation --seed $(SEED) --story
 else
-	$(PY) -m pytest -m 'not gpu' $(ARGS)
+	$(PY) -m pytest -m 'not gpu and not soak' $(ARGS)
 endif
 
 check: $(READY)  ## style, types, architecture
@@ -61,6 +61,7 @@ fix: $(READY)  ## format, and repair what a machine can
 soak: $(READY)  ## 100,000 simulated schedules, then FAULTS=300 faults and moves on real processes, and the cells covered
 	$(PY) -m torchrelay.simulation --seeds 100000 --jobs 2
 	$(PY) -m tests.matrix --faults $(FAULTS) $(ARGS)
+	$(PY) -m pytest -m soak
 
 bench: $(READY)  ## one bench: NAME=recovery runs bench/recovery.py
 	@test -f bench/$(NAME).py || { echo "no bench/$(NAME).py; there are: $(basename $(notdir $(wildcard bench/*.py)))" >&2; exit 2; }

@@ -336,7 +336,8 @@ class Stage:
         actor.process.join(10)
         actor.ended = True
         code = actor.process.exitcode
-        page = Page(actor.page) if actor.page.exists() else None
+        whole = actor.page.exists() and actor.page.stat().st_size > 0  # else it was killed while it made it
+        page = Page(actor.page) if whole else None
         private = page.records() if page is not None else ()
         ended = WorkerExited(
             worker=actor.worker, node=NODE, code=code if code >= 0 else None, signal=-code if code < 0 else None,

@@ -38,8 +38,10 @@ DRAIN = MOVES[1:]
 @pytest.mark.parametrize(
     ("layout", "faults"),
     [
-        ("hsdp", FAULTS), ("tp", [*FAULTS[:4], STICK]), ("pp", CHUNKS), ("pp-interleaved", CHUNKS[:2]),
-        ("hsdp-rich", FAULTS[1:4]),
+        ("hsdp", FAULTS), ("tp", FAULTS[:4]), ("pp", CHUNKS),
+        pytest.param("tp", [STICK], marks=pytest.mark.soak),
+        pytest.param("pp-interleaved", CHUNKS[:2], marks=pytest.mark.soak),
+        *(pytest.param(layout, FAULTS[:4], marks=pytest.mark.soak) for layout in ("hsdp-rich", "ddp-rich")),
     ],
 )  # fmt: skip
 def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_path: Path) -> None:
@@ -49,19 +51,21 @@ def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_
     assert len(done.incidents()) >= len(faults)
 
 
+@pytest.mark.soak
 def test_moves_in_hsdp_and_faults_inside_them_leave_no_trace(tmp_path: Path) -> None:
     tally = Tally()
     assert go_through(ACTS, 3, Twin(tmp_path, "hsdp"), tally) == []
     assert tally.done == len(ACTS)
 
 
+@pytest.mark.soak
 def test_stages_of_a_pipeline_move_and_leave_no_trace(tmp_path: Path) -> None:
     tally = Tally()
     assert go_through(DRAIN, 4, Twin(tmp_path, "pp"), tally) == []
     assert tally.done == len(DRAIN)
 
 
-@pytest.mark.parametrize(("layout", "moves"), [("fsdp", MOVES), ("zero", DRAIN)])
+@pytest.mark.parametrize(("layout", "moves"), [("fsdp", MOVES), pytest.param("zero", DRAIN, marks=pytest.mark.soak)])
 def test_ranks_without_a_replica_move_and_leave_no_trace(layout: str, moves: list[Act], tmp_path: Path) -> None:
     tally = Tally()
     assert go_through(moves, 4, Twin(tmp_path, layout), tally) == []

@@ -231,7 +231,7 @@ def requests_that_stay_with_who_held_the_rank(patch: pytest.MonkeyPatch) -> None
         (sources_that_hold_another_shard, "another shard"),
         (orders_to_resume_that_are_not_given, ""),
         (a_cutover_before_all_stand, "another state than the undisturbed run"),
-        (leavers_that_are_not_released, "no end"),
+        (leavers_that_are_not_released, ""),
         (buddies_that_are_not_asked, ""),
         (collectives_of_different_calls, "while others are in"),
         (requests_that_any_fault_fulfils, "is forgotten"),

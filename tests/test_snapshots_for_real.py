@@ -31,12 +31,12 @@ def test_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
 
 def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
     """Two of four shards are gone, and the copies of the other two: who is left goes back by its own copies."""
-    script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "60"]
+    script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "36"]
     calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])
     run_dir = tmp_path / "run"
     flags = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1", "--isolate"]
     process = start_job(run_dir, [*script, "--pace", "0.1"], flags)
-    wait_until("step 15", lambda: "step 15 " in (tmp_path / "run.out").read_text(), deadline_s=120)
+    wait_until("step 5", lambda: "step 5 " in (tmp_path / "run.out").read_text(), deadline_s=120)
     words = ["node", "--node", "node-1", "--how", "power", "--no-wait", "--yes", "--run-dir", str(run_dir)]
     struck = torchrelay("chaos", *words)
     assert struck.returncode == 0, struck.stderr
