@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import signal
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
@@ -45,3 +46,20 @@ def left_as_found() -> Iterator[None]:
     yield
     torch.set_num_threads(threads)
     random_state.restore(before)
+
+
+@pytest.fixture
+def become() -> Iterator[Callable[[int], None]]:
+    """Be this rank of four, alone, on the fake backend."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import HashStore
+
+    def be(rank: int) -> None:
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=4)
+
+    yield be
+    if dist.is_initialized():
+        dist.destroy_process_group()
+    gc.collect()

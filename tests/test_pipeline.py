@@ -9,10 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the fake backend
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.pipelining import (
     PipelineStage,
@@ -42,21 +40,6 @@ def _few_objects() -> Iterator[None]:
     gc.freeze()
     yield
     gc.unfreeze()
-
-
-@pytest.fixture
-def become() -> Iterator[Callable[[int], None]]:
-    """Be this rank of four, alone."""
-
-    def be(rank: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=WORLD)
-
-    yield be
-    if dist.is_initialized():
-        dist.destroy_process_group()
-    gc.collect()
 
 
 class Script:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
 import pytest
 import torch
-import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the fake backend
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
@@ -30,20 +28,6 @@ pytestmark = pytest.mark.usefixtures("left_as_found")
 WORLD = 4
 HSDP = ((2, 2), ("replicate", "shard"))
 FSDP = ((4,), ("shard",))
-
-
-@pytest.fixture
-def become() -> Iterator[Callable[[int], None]]:
-    """Be this rank of four, alone."""
-
-    def be(rank: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=WORLD)
-
-    yield be
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 class Script:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 import torch.testing._internal.distributed.fake_pg  # registers the fake backend
 from torch import nn
-from torch._C._distributed_c10d import HashStore
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tests.carrying import carry
@@ -21,20 +20,6 @@ from torchrelay.worker.state import State
 pytestmark = pytest.mark.usefixtures("left_as_found")
 
 WORLD = 4
-
-
-@pytest.fixture
-def become() -> Iterator[Callable[[int], None]]:
-    """Be this rank of four, alone."""
-
-    def be(rank: int) -> None:
-        if dist.is_initialized():
-            dist.destroy_process_group()
-        dist.init_process_group("fake", store=HashStore(), rank=rank, world_size=WORLD)
-
-    yield be
-    if dist.is_initialized():
-        dist.destroy_process_group()
 
 
 class Script:
