@@ -57,6 +57,7 @@ def disturb(stage: ByHand, chance: random.Random) -> str:
     return "moved"
 
 
+@pytest.mark.soak
 def test_halts_at_random_moments(tmp_path: Path) -> None:
     found = []
     for name in ("calm", "disturbed"):

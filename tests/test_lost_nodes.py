@@ -141,6 +141,7 @@ def test_a_node_whose_processes_all_die_at_once_costs_not_a_bit(tmp_path: Path, 
     assert verdict(done, calm) == []
 
 
+@pytest.mark.soak
 def test_a_whole_node_of_spares_is_missed_by_nobody(tmp_path: Path, calm: Finished) -> None:
     training = Training.begin(tmp_path)
     held = {training.node_of(rank) for rank in range(4)}
@@ -152,6 +153,7 @@ def test_a_whole_node_of_spares_is_missed_by_nobody(tmp_path: Path, calm: Finish
     assert done.incidents() == []
 
 
+@pytest.mark.soak
 def test_an_agent_that_is_asked_to_be_away_is_missed_by_nobody(tmp_path: Path, calm: Finished) -> None:
     training = Training.begin(tmp_path)
     partition(training, calm)
