@@ -315,7 +315,7 @@ class Calls:
         cut = None
         try:
             self._afterwards.excuse(lambda: zero.gather(optimizer))
-        except Exception as error:
+        except RuntimeError as error:  # torch's own errors derive from it, and so does ours
             if not groups.is_collective_error(error):
                 raise
             cut = error.with_traceback(None)  # whoever held its frames would hold what communicated

@@ -1,8 +1,8 @@
 """Comparing: every so many steps replicas compare what they hold, to find a bit that has flipped where nobody looked.
 
-At the entry of the step sums over parameters and optimizer state begin, beside the forward pass; before its gate all
-ranks tell one another theirs. Nobody passes that gate if replicas differ: the step is made again, without the one that
-differs from most. What it has given to the steps since the last comparison is in all of them, and alike.
+At the entry of the step sums over parameters and optimizer state are made; in its gate all ranks tell one another
+theirs. Nobody passes that gate if replicas differ: the step is made again, without the one that differs from most. What
+it has given to the steps since the last comparison is in all of them, and alike.
 """
 
 from __future__ import annotations

@@ -275,7 +275,7 @@ class Edge:
         try:
             for optimizer in zeros:
                 zero.gather(optimizer)
-        except Exception as error:
+        except RuntimeError as error:  # torch's own errors derive from it, and so does ours
             if not groups.is_collective_error(error):
                 raise
             failed = error
