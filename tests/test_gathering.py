@@ -235,6 +235,7 @@ def test_when_all_lie_nothing_is_believed(several: Sources) -> None:
     assert taken.parts()["extra['plain']"].give()["plain"] == [0]
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_is_ever_accepted(several: Sources) -> None:
     given = a_state(1, size=5 * SLICE // 4)
     honest, refused = several.add(given), 0

@@ -107,6 +107,7 @@ def test_where_it_cannot_be_read_it_is_sent(
     assert counter.passed > 2 * 4 * CHUNK
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_leads_to_another_state(server: StateServer, relay: MakeRelay) -> None:
     given = a_state(1, large=1000)
     server.publish(NOW, AT, state=given)

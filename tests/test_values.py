@@ -30,7 +30,7 @@ TENSORS = [
     torch.tensor([[7]], dtype=torch.int64),
     torch.tensor(True),
     torch.tensor(0.1, dtype=torch.bfloat16),
-    torch.randn(3, 4).t(),
+    torch.arange(12.0).reshape(3, 4).t(),
     torch.zeros(0, 3),
     torch.tensor(2.0, requires_grad=True),
 ]
