@@ -39,13 +39,14 @@ demo: $(READY)  ## train a GPT, kill and hang its workers, and prove that not a 
 	$(PY) -m examples.demo $(ARGS)
 
 quick: $(READY)  ## the fast tests only
-	$(PY) -m pytest -q -x -n 2 --dist loadfile -m 'not slow and not matrix and not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -q -x -n 2 --dist loadfile -m 'not slow and not gpu and not soak' $(ARGS)
 
 test: $(READY)  ## all tests that need no GPU; SEED=7 replays one simulated schedule
 ifneq ($(SEED),)
 	$(PY) -m torchrelay.simulation --seed $(SEED) --story
 else
-	$(PY) -m pytest -m 'not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -q -n 2 --dist loadfile -m 'not jobs and not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -m 'jobs and not gpu and not soak' $(ARGS)
 endif
 
 check: $(READY)  ## style, types, architecture

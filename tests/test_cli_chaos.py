@@ -31,7 +31,7 @@ from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId, W
 from torchrelay.schedulers.machine import RECORD, Machine, read_machine, write_machine
 from torchrelay.wire.page import Page
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 JOB = JobId("job")
 A, B = NodeId("node-0"), NodeId("node-1")

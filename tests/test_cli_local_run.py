@@ -22,7 +22,7 @@ from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.sweep import PrivateFolder, is_alive
 from torchrelay.wire.trust import TrustError
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
 
 ROOT = Path(__file__).parent.parent
 MARK = "TORCHRELAY_TEST_RUN"  # in the environment of every process of a run, and of no other

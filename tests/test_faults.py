@@ -14,7 +14,7 @@ from torchrelay.orchestrator.journal import read_history
 from torchrelay.protocol.events import WorkerExited
 from torchrelay.worker.record import decode_private
 
-pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(900)]
 
 # Every way to break and every phase at least once, in two jobs; `make soak` goes through all cells.
 FIRST = [

@@ -9,7 +9,7 @@ import pytest
 
 from tests.jobs import SCRIPTS, Finished, differences, run_job
 
-pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(300)]
 
 FLAGS = ["--nproc-per-node", "4", "--spares", "1"]
 

@@ -11,7 +11,7 @@ from tests.acts import IMPOSSIBLE, POSSIBLE, WHENS, WHOS, Act, Inside
 from tests.live import Twin
 from tests.matrix import Tally, go_through
 
-pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(900)]
 
 # Everybody and everything once, each phase at least once.
 FIRST = [

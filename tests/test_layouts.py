@@ -12,7 +12,7 @@ from tests.jobs import SCRIPTS, Finished, differences, run_job, torchrelay
 from tests.live import Twin
 from tests.matrix import Tally, go_through, run_cells, run_undisturbed, verdict
 
-pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 
 # A main thread that hangs while its peers wait for it in groups of the mesh, and for one another.
 STICK = Cell("stick", "forward")

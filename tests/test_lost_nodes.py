@@ -26,7 +26,7 @@ from torchrelay.schedulers import network as net
 from torchrelay.schedulers.port import SchedulerError
 from torchrelay.wire.prompt import resume_soon
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
 STEPS = 110  # at this pace longer than any partition or cut here
 PACE_S = 0.1

@@ -15,7 +15,7 @@ import pytest
 
 from torchrelay.cli.client import Away, Client, Denied
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(280)]
 
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 120.0

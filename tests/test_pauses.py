@@ -15,7 +15,7 @@ from tests.live import Live, Look
 from torchrelay.orchestrator.endpoint import ENDPOINT
 from torchrelay.orchestrator.shown import IncidentView
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
 HANG_S = 4.0  # more than the clock takes for a busy machine
 TELLING_S = 0.05  # less than that is not worth telling

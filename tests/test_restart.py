@@ -16,7 +16,7 @@ from torchrelay.cli import keeper
 from torchrelay.cli.client import Client
 from torchrelay.orchestrator.endpoint import read_endpoint
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
 
 FOUR = ("--nodes", "2", "--nproc-per-node", "2", "--spares", "2", "train.py", "100000", "0.02")
 

@@ -9,7 +9,7 @@ import pytest
 
 from tests.jobs import SCRIPTS, differences, run_job, torchrelay
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(300)]
 
 STEPS = 8
 KILLS = [

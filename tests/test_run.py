@@ -19,7 +19,7 @@ from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.orders import Source
 from torchrelay.worker.transfer import TransferFailed, fetch_state
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(180)]
 
 WORLD = 2
 FEATURES = {

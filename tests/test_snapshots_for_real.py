@@ -10,7 +10,7 @@ from tests.cells import Cell
 from tests.jobs import SCRIPTS, differences, end_job, run_job, start_job, torchrelay, wait_until
 from tests.matrix import run_cells, run_undisturbed
 
-pytestmark = [pytest.mark.slow, pytest.mark.matrix, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 
 EVERY = 10
 FAULTS = [Cell("kill", phase) for phase in ("forward", "backward", "gate", "update", "between")]

@@ -17,7 +17,7 @@ ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "train_gpt.py"
 SHORT = ["--params", "tiny", "--epochs", "2", "--epoch-steps", "8", "--batch", "2", "--warmup", "4"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
 
 def run(*words: str) -> str:

@@ -252,7 +252,7 @@ class Agent:
             return
         env = worker_environment(
             self._env, self.launch, terms.result().spec, node=self.site.node, worker=order.worker, slot=order.slot,
-            link=self.links.path, page=self.sampler.path(order.worker), logs=self.site.logs,
+            link=self.links.path, page=self.sampler.path(order.worker), logs=self.site.logs, guest=order.guest,
         )  # fmt: skip
         self.processes.start(
             Fork(

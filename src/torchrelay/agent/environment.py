@@ -53,9 +53,13 @@ def torchrun_environment(launch: Launch, spec: JobSpec) -> dict[str, str]:
 
 def worker_environment(
     base: Mapping[str, str], launch: Launch, spec: JobSpec, *,
-    node: NodeId, worker: WorkerId, slot: int, link: Path, page: Path, logs: Path,
+    node: NodeId, worker: WorkerId, slot: int, link: Path, page: Path, logs: Path, guest: bool = False,
 ) -> dict[str, str]:  # fmt: skip
-    """The whole environment of one worker. It holds no secret of ours: that comes with the link's welcome."""
+    """The whole environment of one worker. It holds no secret of ours: that comes with the link's welcome.
+
+    `guest`: another rank uses the device of this slot. NCCL refuses two ranks on one device of one host, so this one
+    says that it is on a host of its own (NCCL_HOSTID), and talks to the others over the network.
+    """
     ours = {
         "TORCHRELAY_WORKER": worker,
         "TORCHRELAY_LINK": str(link),
@@ -65,4 +69,6 @@ def worker_environment(
         "TORCHRELAY_SLOT": str(slot),
         "TORCHRELAY_LOGS": str(logs),
     }
+    if guest:
+        ours["NCCL_HOSTID"] = worker
     return {**base, **torchrun_environment(launch, spec), **ours}

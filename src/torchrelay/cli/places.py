@@ -57,9 +57,9 @@ def node_row(node: NodeView) -> tuple[object, ...]:
 
 
 def slot_text(slot: SlotView) -> str:
-    """A slot in a word: 0:rank3, 1:spare, 2:target3, 3:free."""
+    """A slot in a word: 0:rank3, 1:spare, 2:target3, 3:free, 4:rank1(+1) with a guest."""
     rank = "" if slot.rank is None else str(slot.rank)
-    return f"{slot.slot}:{slot.holds}{rank}"
+    return f"{slot.slot}:{slot.holds}{rank}" + (f"(+{len(slot.guests)})" if slot.guests else "")
 
 
 def taint_text(taint: TaintView) -> str:

@@ -45,7 +45,7 @@ def row_of(one: RankStatus) -> tuple[object, ...]:
     return (
         "spare" if one.rank is None else one.rank,
         one.worker,
-        one.node,
+        one.node if one.shares_with is None else f"{one.node} (slot of {one.shares_with})",
         one.pid,
         f"{one.state} (newcomer)" if one.newcomer else one.state,
         milliseconds(one.in_state_ms),

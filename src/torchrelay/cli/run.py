@@ -94,6 +94,10 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--spare-wait", type=float, default=600.0, metavar="S", help="seconds to wait if there is no spare (600)"
     )
+    ours.add_argument(
+        *both("share-slots"), type=int, default=1, metavar="N",
+        help="if no spare is left, up to N ranks run in one slot until there is room; 1: they wait for a spare (1)",
+    )  # fmt: skip
     ours.add_argument("--run-dir", type=Path, metavar="DIR", help=f"the run's folder (./{FOLDER}/JOB)")
     ours.add_argument("--job", metavar="NAME", help="the job's name (the script's name and the time)")
     ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator on 127.0.0.1 (any)")
@@ -141,6 +145,8 @@ def plan(words: list[str]) -> Plan:
         if getattr(given, name) < 0:
             flag = f"--{name.replace('_', '-')}"
             raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
+    if given.share_slots < 1:
+        raise NotPossible(f"--share-slots {given.share_slots}: give a number, at least 1", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
     launch = Launch(
@@ -159,6 +165,7 @@ def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> Jo
         refill=not given.no_refill, max_restarts=given.max_restarts, slot_faults=given.slot_faults,
         spare_wait_ms=round(given.spare_wait * 1000), moves_per_hour=given.moves_per_hour,
         probation_ms=time_in(given.probation), return_home=given.return_home,
+        ranks_per_slot=given.share_slots,
     )  # fmt: skip
 
 

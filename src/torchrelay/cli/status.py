@@ -39,6 +39,9 @@ def status_page(job: JobStatus) -> str:
         "spares": f"{spares.warm} warm, {spares.starting} starting, {spares.wanted} wanted",
         "incidents": f"{incidents.total} ({tally})" if incidents.total else "none",
     }
+    if job.sharing:
+        ranks = f"rank{'s' * (len(job.sharing) > 1)} {', '.join(map(str, job.sharing))}"
+        facts["sharing"] = f"{ranks} in the slots of others, until there is room"
     if job.move is not None:
         facts["move"] = f"{job.move.name} ({job.move.kind}) {job.move.state}: {job.move.why}"
     if job.freezes:

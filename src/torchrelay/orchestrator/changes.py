@@ -96,7 +96,7 @@ def check_spec(spec: JobSpec) -> str:
 
 def bounds(name: str) -> tuple[int, int]:
     """The least and the most that a number of a spec may be."""
-    if name in ("world_size", "nproc_per_node", "nodes"):
+    if name in ("world_size", "nproc_per_node", "nodes", "ranks_per_slot"):
         return 1, MOST_RANKS
     if name.endswith("_ms"):
         return 0, LONGEST_MS

@@ -91,7 +91,8 @@ def view_node(scene: Scene, node: Node) -> NodeView:
 
 
 def view_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> SlotView:
-    worker = next((w for w in cluster.workers.values() if (w.node, w.slot) == (node.node, slot)), None)
+    there = [worker for worker in cluster.workers.values() if (worker.node, worker.slot) == (node.node, slot)]
+    worker = min(there, key=lambda one: (one.guest, natural(one.worker)), default=None)
     if worker is None:
         holds, why = empty_slot(cluster, node, slot, now_ms)
         return SlotView(slot=slot, holds=holds, rank=None, worker=None, life="", move="", why=why)
@@ -99,7 +100,10 @@ def view_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> SlotView:
     holds, move = held_by(job, worker)
     rank = worker.heir if holds == "target" else worker.rank
     why = refusal_text(refusing(cluster, node.node, slot)) if holds == "spare" else ""
-    return SlotView(slot=slot, holds=holds, rank=rank, worker=worker.worker, life=worker.life, move=move, why=why)
+    guests = tuple(sorted((one.worker for one in there if one != worker), key=natural))
+    return SlotView(
+        slot=slot, holds=holds, rank=rank, worker=worker.worker, life=worker.life, move=move, why=why, guests=guests
+    )  # fmt: skip
 
 
 def empty_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> tuple[str, str]:

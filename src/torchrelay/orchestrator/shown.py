@@ -49,7 +49,8 @@ class TaintView(Struct, frozen=True, kw_only=True):
 
 class SlotView(Struct, frozen=True, kw_only=True):
     """What a slot holds: `rank`, `leaver` (held one until a move), `target` (of a move), `spare`, `ending`, `free`,
-    `cordoned` (it lost too many workers), or `closed` (free, but a taint refuses). `why`: for the last two.
+    `cordoned` (it lost too many workers), or `closed` (free, but a taint refuses). `why`: for the last two. `guests`:
+    workers that share it with the first, as no spare is left.
     """
 
     slot: int
@@ -59,6 +60,7 @@ class SlotView(Struct, frozen=True, kw_only=True):
     life: str
     move: str
     why: str
+    guests: tuple[WorkerId, ...] = ()
 
 
 class FailureView(Struct, frozen=True, kw_only=True):
@@ -262,6 +264,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     freezes: tuple[FreezeView, ...] = ()
     taints: tuple[TaintView, ...] = ()
     lease: int = 0  # the orchestrator's number: only the highest one acts
+    sharing: tuple[Rank, ...] = ()  # ranks that run in the slots of others, as no spare is left
 
 
 class NodeStatus(Struct, frozen=True, kw_only=True):
@@ -316,6 +319,7 @@ class RankStatus(Struct, frozen=True, kw_only=True):
     silent_ms: int | None  # since its last sample
     newcomer: bool
     shard: str = ""  # the name of the state it holds: equal names are replicas; empty before join()
+    shares_with: WorkerId | None = None  # in whose slot it is a guest
 
 
 class Ranks(Struct, frozen=True, kw_only=True):

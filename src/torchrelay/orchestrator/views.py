@@ -36,10 +36,12 @@ from torchrelay.orchestrator.shown import (
     causes,
     size_text,
 )
-from torchrelay.protocol.ids import JobId, Rank
+from torchrelay.protocol.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
 from torchrelay.protocol.job import Job
 from torchrelay.protocol.roster import Life, Seat, Worker, natural
+from torchrelay.protocol.sharing import shares_with
+from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.vitals import Pulse
 
 # The phases of a recovery one after another: each ends at its mark and begins where the one before it ended, so that
@@ -93,7 +95,14 @@ def view_job(scene: Scene, job: Job) -> JobStatus:
         freezes=view_freezes(scene.cluster),
         taints=view_taints(scene),
         lease=scene.lease,
+        sharing=tuple(rank for rank, seat in sorted(job.seats.items()) if is_guest(scene.cluster, seat.worker)),
     )
+
+
+def is_guest(cluster: Cluster, name: WorkerId | None) -> bool:
+    """Whether this worker runs in the slot of another."""
+    worker = None if name is None else cluster.workers.get(name)
+    return worker is not None and shares_with(cluster, worker) is not None
 
 
 def tally(incidents: tuple[Incident, ...]) -> IncidentTally:
@@ -156,6 +165,7 @@ def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bo
     pulse = scene.vitals.pulses.get(worker.worker)
     sample = None if pulse is None else pulse.sample
     point = None if sample is None else sample.point
+    host = shares_with(scene.cluster, worker)
     return RankStatus(
         rank=rank,
         worker=worker.worker,
@@ -173,6 +183,7 @@ def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bo
         silent_ms=None if pulse is None else scene.now_ms - pulse.heard_ms,
         newcomer=newcomer,
         shard=shard,
+        shares_with=None if host is None else host.worker,
     )
 
 

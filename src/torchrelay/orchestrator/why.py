@@ -18,6 +18,7 @@ from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.migration import leave_to_act, wishes
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.roster import Life, Node, Worker
+from torchrelay.protocol.sharing import shares_with
 from torchrelay.protocol.state import Cluster, over
 
 RANK = re.compile(r"(?:rank|r)[ -]?(\d+)", re.IGNORECASE)
@@ -73,6 +74,9 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
         yield f"nobody holds it: {job.why}"
         return
     yield f"it is held by {worker.worker} on {worker.node}/{worker.slot}"
+    host = shares_with(cluster, worker)
+    if host is not None:
+        yield f"it shares this slot with {host.worker}, as there was no spare, and moves when there is room"
     if over(job):
         yield f"{job.spec.job} is {job.phase}: nothing moves any more"
         return

@@ -14,6 +14,7 @@ from torchrelay.protocol.placing import apart_from, usable_spares
 from torchrelay.protocol.policy import DYING_MS, choose_spare
 from torchrelay.protocol.rollback import all_vacant, places_for, still_ending
 from torchrelay.protocol.roster import Life, Worker
+from torchrelay.protocol.sharing import shares_with
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.taints import closed, taken_last
@@ -36,6 +37,7 @@ def acquire(cluster: Cluster, job: Job) -> Cluster | None:
         spare, reason = choose_spare(
             usable_spares(cluster, job), rank, near=last_node(job, rank),
             last=lambda worker: taken_last(cluster, worker.node, worker.slot), apart=apart_from(cluster, job, rank),
+            host=lambda worker: shares_with(cluster, worker),
         )  # fmt: skip
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)

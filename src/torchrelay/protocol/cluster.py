@@ -25,6 +25,7 @@ from torchrelay.protocol.recovery import progress, try_again
 from torchrelay.protocol.requests import move_asked, move_withdrawn
 from torchrelay.protocol.rollback import forget_kept, not_there, note_kept
 from torchrelay.protocol.roster import Life, Node, Seat
+from torchrelay.protocol.sharing import is_shared, out_of_memory
 from torchrelay.protocol.speech import standing_orders
 from torchrelay.protocol.state import Cluster, exit_text, keep_private, over, seated, started
 from torchrelay.protocol.table import Table
@@ -40,7 +41,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 5
+RULES_VERSION = 6
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -184,7 +185,10 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
         at = job.moment(now, event.age_ms)
         fault = Fault(event.summary, "worker: undeclared collective", at, event.rank, event.worker, known.node)
         return fall_back(cluster, job.suffer(fault, now), event.summary)
-    raised = Raised(event.worker, event.rank, event.point, event.signature, event.summary, now, event.fatal)
+    raised = Raised(
+        event.worker, event.rank, event.point, event.signature, event.summary, now, event.fatal,
+        cramped=out_of_memory(event.signature) and is_shared(cluster, known),
+    )  # fmt: skip
     job = replace(job, raised=(*job.raised[-63:], raised))
     cluster = cluster.with_job(job.tell(now, f"rank {event.rank} raised: {event.summary}"))
     return judge_raised(cluster, known.job)
@@ -203,6 +207,7 @@ def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
             other
             for other in job.raised
             if other.signature == entry.signature and other.point == entry.point and other.worker != entry.worker
+            if not (other.cramped or entry.cramped)
         ]
         if entry.code is not None and same:
             both = f"ranks {entry.rank} and {same[0].rank}"

@@ -75,6 +75,8 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     probation_ms: int = 604_800_000
     # Whether ranks move back, by themselves, to the node they began on when its probation is over.
     return_home: bool = False
+    # How many ranks may share a slot when no spare is left; 1: none do, and the job waits for one.
+    ranks_per_slot: int = 1
 
 
 class PrivateRecord(Struct, frozen=True):

@@ -55,6 +55,7 @@ class Raised:
     at_ms: int
     fatal: bool  # False: its process was interrupted anyway and stays
     code: int | None = None
+    cramped: bool = False  # out of memory in a slot that is shared: that says nothing about the script
 
 
 @dataclass(frozen=True, slots=True)

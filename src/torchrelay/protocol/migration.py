@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from torchrelay.protocol import events as ev
@@ -20,6 +20,7 @@ from torchrelay.protocol.moves import KEPT_MOVES, Move, MoveKind, MoveState
 from torchrelay.protocol.placing import apart_from, free_slots
 from torchrelay.protocol.policy import choose_spare
 from torchrelay.protocol.roster import Life, Seat, Worker
+from torchrelay.protocol.sharing import shares_with, slots_to_share, uncrowded
 from torchrelay.protocol.state import Cluster, over
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.taints import closed, on_slot, taken_last
@@ -37,6 +38,7 @@ class Wish:
     source: str
     to: NodeId | None = None
     group: str = ""  # planned wishes of one group are fulfilled together
+    shares: bool = False  # if there is no other room, a slot that others use will do
 
 
 # ---------------------------------------------------------------- facts
@@ -68,7 +70,29 @@ def wishes(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
         wish = tainted(cluster, worker) or asked(job, rank, worker) or homesick(cluster, job, worker, seat)
         if wish is not None:
             found[rank] = wish
-    return found
+    return found | cramped(cluster, job, found)
+
+
+def cramped(cluster: Cluster, job: Job, others: Iterable[Rank]) -> dict[Rank, Wish]:
+    """Ranks that share slots go to slots of their own, as many as there are, and together: the job grows again."""
+    if job.spec.ranks_per_slot == 1:
+        return {}
+    found: dict[Rank, Wish] = {}
+    for rank, seat in sorted(job.seats.items()):
+        worker = None if seat.worker is None else cluster.workers.get(seat.worker)
+        host = None if worker is None else shares_with(cluster, worker)
+        if worker is not None and host is not None and rank not in others:
+            who = "a spare" if host.rank is None else f"rank {host.rank}"
+            found[rank] = Wish(
+                MoveKind.PLANNED, f"rank {rank} shares slot {worker.place} with {who}", "torchrelay", group="room"
+            )  # fmt: skip
+    # A move that is being prepared has taken its room.
+    move = job.open_move
+    under_way = () if move is None or move.state is MoveState.WAITING else move.ranks
+    going = [rank for rank in found if rank in under_way]
+    staying = [rank for rank in found if rank not in under_way]
+    room = 0 if going else room_for(cluster, job, None)
+    return {rank: found[rank] for rank in (*going, *staying[:room])}
 
 
 def tainted(cluster: Cluster, worker: Worker) -> Wish | None:
@@ -79,7 +103,7 @@ def tainted(cluster: Cluster, worker: Worker) -> Wish | None:
     first = min(lying, key=lambda taint: (taint.planned, taint.since_ms, taint.key))
     kind = MoveKind.PLANNED if first.planned else MoveKind.PRE_EMPTIVE
     reason = f"{first.place} is tainted {first.key}" + (f": {first.reason}" if first.reason else "")
-    return Wish(kind, reason, first.source, group=f"taint {first.node}")
+    return Wish(kind, reason, first.source, group=f"taint {first.node}", shares=True)
 
 
 def asked(job: Job, rank: Rank, worker: Worker) -> Wish | None:
@@ -113,13 +137,14 @@ def homesick(cluster: Cluster, job: Job, worker: Worker, seat: Seat) -> Wish | N
 # ---------------------------------------------------------------- room
 
 
-def able_spares(cluster: Cluster, job: Job, to: NodeId | None) -> list[Worker]:
-    """Spares that may take a rank, on one node or anywhere."""
-    return [
+def able_spares(cluster: Cluster, job: Job, to: NodeId | None, *, guests: bool = False) -> list[Worker]:
+    """Spares that may take a rank, on one node or anywhere; those that are guests in a slot only if asked for."""
+    able = [
         spare
         for spare in cluster.spares(job.spec.job)
         if to in (None, spare.node) and not closed(cluster, spare.node, spare.slot) and cluster.nodes[spare.node].alive
     ]
+    return able if guests else uncrowded(cluster, able)
 
 
 def room_for(cluster: Cluster, job: Job, to: NodeId | None) -> int:
@@ -128,11 +153,19 @@ def room_for(cluster: Cluster, job: Job, to: NodeId | None) -> int:
     return len(able_spares(cluster, job, to)) + len(free)
 
 
+def room_to_share(cluster: Cluster, job: Job) -> int:
+    """How many more ranks could be taken in by slots in use."""
+    guests = len(able_spares(cluster, job, None, guests=True)) - len(able_spares(cluster, job, None))
+    return guests + len(slots_to_share(cluster, job, len(job.seats)))
+
+
 def fit(cluster: Cluster, job: Job, ranks: Sequence[Rank], wanted: dict[Rank, Wish]) -> list[Rank]:
     """Of these ranks, those for which there is room, all of them taken together."""
     named: dict[NodeId, int] = {}
     taken: list[Rank] = []
     total = room_for(cluster, job, None)
+    if all(wanted[rank].shares for rank in ranks):
+        total += room_to_share(cluster, job)
     for rank in sorted(ranks, key=lambda one: (wanted[one].to is None, one)):
         to = wanted[rank].to
         if len(taken) >= total or (to is not None and named.get(to, 0) >= room_for(cluster, job, to)):
@@ -194,7 +227,8 @@ def aim(job: Job, move: Move, kind: MoveKind, ranks: Sequence[Rank], wanted: dic
     """The move, with what it is to move."""
     leavers = Table((rank, holder) for rank in ranks if (holder := job.seats[rank].worker) is not None)
     to = Table((rank, node) for rank in ranks if (node := wanted[rank].to) is not None)
-    return replace(move, kind=kind, ranks=tuple(ranks), leavers=leavers, to=to)
+    shares = all(wanted[rank].shares for rank in ranks)
+    return replace(move, kind=kind, ranks=tuple(ranks), leavers=leavers, to=to, shares=shares)
 
 
 def choose_group(cluster: Cluster, job: Job, wanted: dict[Rank, Wish]) -> tuple[MoveKind, list[Rank], str]:
@@ -424,10 +458,10 @@ def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
     for rank in move.ranks:
         if rank in move.targets:
             continue
-        spares = able_spares(cluster, job, wanted[rank].to)
+        spares = able_spares(cluster, job, wanted[rank].to, guests=move.shares)
         spare, reason = choose_spare(
             spares, rank, near=None, last=lambda worker: taken_last(cluster, worker.node, worker.slot),
-            apart=apart_from(cluster, job, rank),
+            apart=apart_from(cluster, job, rank), host=lambda worker: shares_with(cluster, worker),
         )  # fmt: skip
         if spare is not None:
             return appoint(cluster, job, move, rank, spare.worker, reason)

@@ -92,6 +92,7 @@ class Move:
     moved: tuple[Rank, ...] = ()  # ranks that it has moved, while others went back and are still to be moved
     to: Table[Rank, NodeId] = Table()  # where those want to go that do not go just anywhere
     targets: Table[Rank, WorkerId] = Table()
+    shares: bool = False  # its ranks may go to slots that others use, if there is no other room
     tries: int = 0  # targets and boundaries that came to nothing
     again_ms: int = 0  # not before this time
     ended_ms: int | None = None

@@ -50,6 +50,7 @@ class StartWorker(Order, frozen=True, tag=True, kw_only=True):
     worker: WorkerId
     slot: int
     job: JobId
+    guest: bool = False  # others run in this slot
 
 
 class Fence(Order, frozen=True, tag=True, kw_only=True):

@@ -13,6 +13,7 @@ from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import cordoned, slot_order
 from torchrelay.protocol.rollback import all_vacant, in_order, still_ending
 from torchrelay.protocol.roster import Life, Worker, natural
+from torchrelay.protocol.sharing import may_share, shares_with, slots_to_share, soon_free, usable
 from torchrelay.protocol.state import Cluster, over
 from torchrelay.protocol.taints import closed, effect_on, taken_last
 
@@ -62,10 +63,35 @@ def fill_slots(cluster: Cluster, job: Job) -> Cluster:
     # Where a rank wants to go to a certain node, a spare elsewhere does not help.
     places = [next(place for place in free if place[0] == node) for node in asked_nodes(cluster, job, free)]
     others = [place for place in free if place not in places]
-    for node, slot in places + others[: max(0, missing - len(places))]:
-        name = WorkerId(f"{node}.{slot}.{cluster.born}")
-        worker = Worker(name, node, slot, job.spec.job, Life.STARTING, cluster.now_ms)
-        cluster = replace(cluster.with_worker(worker), born=cluster.born + 1)
+    for place in places + others[: max(0, missing - len(places))]:
+        cluster = start(cluster, job, place)
+    return invite(cluster, job)
+
+
+def start(cluster: Cluster, job: Job, place: tuple[NodeId, int], *, guest: bool = False) -> Cluster:
+    """A new worker in this slot."""
+    node, slot = place
+    name = WorkerId(f"{node}.{slot}.{cluster.born}")
+    worker = Worker(name, node, slot, job.spec.job, Life.STARTING, cluster.now_ms, guest=guest)
+    return replace(cluster.with_worker(worker), born=cluster.born + 1)
+
+
+def invite(cluster: Cluster, job: Job) -> Cluster:
+    """Start guests for ranks that have no place, nor will have one in a moment, if the job may share slots."""
+    if not may_share(job):
+        return cluster
+    vacant = [rank for rank, seat in job.seats.items() if seat.worker is None]
+    move = job.open_move
+    leaving = [] if move is None or not move.shares or move.state is not MoveState.PREPARING else move.ranks
+    homeless = len(vacant) + sum(rank not in move.targets for rank in leaving if move is not None)
+    short = homeless - len(usable_spares(cluster, job)) - soon_free(cluster, job)
+    ranks = [*vacant, *leaving]
+
+    def apart(node: NodeId) -> bool:
+        return all(outlives(cluster, job, rank, node) for rank in ranks)
+
+    for place in slots_to_share(cluster, job, short, apart) if short > 0 else ():
+        cluster = start(cluster, job, place, guest=True)
     return cluster
 
 
@@ -88,10 +114,14 @@ def usable_spares(cluster: Cluster, job: Job) -> list[Worker]:
 
 def apart_from(cluster: Cluster, job: Job, rank: Rank) -> Callable[[Worker], bool]:
     """Whether the shard of this rank outlives the node of a spare that takes it: a replica is on another one."""
+    return lambda spare: outlives(cluster, job, rank, spare.node)
+
+
+def outlives(cluster: Cluster, job: Job, rank: Rank, node: NodeId) -> bool:
+    """Whether the shard of this rank is on another node than this one, too."""
     shard = job.seats[rank].shard
     holders = [seat.worker for other, seat in job.seats.items() if other != rank and seat.shard == shard != ""]
-    nodes = {cluster.workers[worker].node for worker in holders if worker is not None}
-    return lambda spare: nodes != {spare.node}
+    return {cluster.workers[worker].node for worker in holders if worker is not None} != {node}
 
 
 def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> list[NodeId]:
@@ -105,9 +135,14 @@ def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> l
 
 
 def clear_out(cluster: Cluster, job: Job) -> Cluster:
-    """End the spares on places that are to be left: they have nothing to lose."""
+    """End the spares on places that are to be left, and guests that nobody needs: they have nothing to lose."""
+    move = job.open_move
+    idle = job.phase is JobPhase.RUNNING and (move is None or move.state is MoveState.WAITING)
     for spare in cluster.spares(job.spec.job):
-        if effect_on(cluster, spare.node, spare.slot) is Effect.NO_EXECUTE:
+        unneeded = idle and shares_with(cluster, spare) is not None
+        if spare.guest:  # the other may have been dead already: then this is a slot that has lost its worker
+            unneeded = unneeded or not usable(cluster, job, (spare.node, spare.slot))
+        if unneeded or effect_on(cluster, spare.node, spare.slot) is Effect.NO_EXECUTE:
             cluster = cluster.fence(spare.worker)
     return cluster
 
@@ -129,7 +164,7 @@ def seat_all(cluster: Cluster, job: Job) -> Cluster:
         return cluster
     able = sorted(
         usable_spares(cluster, job),
-        key=lambda w: (taken_last(cluster, w.node, w.slot), *slot_order(job.spec, w.node, w.slot), w.worker),
+        key=lambda w: (w.guest, taken_last(cluster, w.node, w.slot), *slot_order(job.spec, w.node, w.slot), w.worker),
     )
     if len(able) < len(job.seats):
         why = f"{len(job.seats)} ranks need as many workers; there are {len(able)}: waiting for places"

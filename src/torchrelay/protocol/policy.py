@@ -25,13 +25,14 @@ ENDING_MS = 60_000
 
 def choose_spare(
     spares: Iterable[Worker], rank: Rank, *, near: NodeId | None, last: Callable[[Worker], bool] = lambda _: False,
-    apart: Callable[[Worker], bool] = lambda _: True,
+    apart: Callable[[Worker], bool] = lambda _: True, host: Callable[[Worker], Worker | None] = lambda _: None,
 ) -> tuple[Worker | None, str]:  # fmt: skip
     """The spare for a rank: warm before started before starting, then on the node it leaves, then by name.
 
     A spare that is still starting is taken too: it has a head start over one that is not there. `last`: whether its
     place is to be used last; a warm one there still comes before one that has to start. `apart`: whether the loss of
     its node would leave a replica of what the rank holds; such a one comes before one on the node that it leaves.
+    `host`: in whose slot it is a guest; one with a slot of its own comes first, unless it has to start.
     """
     order = (Life.WARM, Life.STARTED, Life.STARTING)
     able = [spare for spare in spares if spare.life in order]
@@ -40,11 +41,15 @@ def choose_spare(
     best = min(
         able,
         key=lambda spare: (
-            spare.life is not Life.WARM, last(spare), order.index(spare.life), not apart(spare), spare.node != near,
-            natural(spare.worker),
+            spare.life is not Life.WARM, host(spare) is not None, last(spare), order.index(spare.life),
+            not apart(spare), spare.node != near, natural(spare.worker),
         ),
     )  # fmt: skip
     why = ", though its place is to be used last" if last(best) else ""
+    other = host(best)
+    if other is not None:
+        who = other.worker if other.rank is None else f"rank {other.rank}"
+        why += f", and shares slot {best.place} with {who}, as no spare is left"
     return best, f"rank {rank} moves to {best.life} spare {best.worker} on {best.node}{why}"
 
 

@@ -48,6 +48,7 @@ class Worker:
     note: str = ""  # what it said about its rehearsal
     shard: str = ""  # which part of the state a target has joined with
     brought: Point | None = None  # the boundary at which a target stands
+    guest: bool = False  # it was started in a slot in use (see `sharing`)
 
     @property
     def place(self) -> str:

@@ -37,7 +37,11 @@ def standing_orders(cluster: Cluster) -> frozenset[Order]:
     said: list[Order] = [Fence(node=node, worker=worker) for worker, (node, _) in cluster.strays.items()]
     for worker in cluster.workers.values():
         if worker.life is Life.STARTING:
-            said.append(StartWorker(node=worker.node, worker=worker.worker, slot=worker.slot, job=worker.job))
+            said.append(
+                StartWorker(
+                    node=worker.node, worker=worker.worker, slot=worker.slot, job=worker.job, guest=worker.guest
+                )
+            )  # fmt: skip
         elif worker.life is Life.FENCING:
             said.append(Fence(node=worker.node, worker=worker.worker))
     for job in cluster.jobs.values():

@@ -320,10 +320,16 @@ class Checker:
                 self.fail(f"rank {order.rank} is to be restored from rank {source.rank}, another shard")
 
     def free_slot(self, machine: Machine, order: od.StartWorker) -> None:
-        """One process in a slot, and none of a job that is over."""
-        for process in machine.processes.values():
-            if process.slot == order.slot:
-                self.fail(f"{order.worker} is started in the slot of {process.id}, which runs")
+        """One process in a slot, or as many as may share one; and none of a job that is over."""
+        others = [process for process in machine.processes.values() if process.slot == order.slot]
+        hosts = [process.id for process in others if not process.guest]
+        if hosts and not order.guest:
+            self.fail(f"{order.worker} is started in the slot of {hosts[0]}, which runs")
+        living = [process.id for process in others if process.id not in self.fenced]
+        if len(living) >= self.world.plan.spec.ranks_per_slot:
+            self.fail(f"{order.worker} is started in the slot of {', '.join(living)}, which is full")
+        if order.guest:
+            self.world.seen("a slot is shared")
         died = any(
             each.node == machine.node
             and each.slot == order.slot
@@ -332,7 +338,8 @@ class Checker:
             and each.id in self.victims - set(self.fenced)
             for each in self.world.processes.values()
         )
-        if died and not self.started_again and Lack.REFILL in self.world.plan.lacks:
+        # A guest may be sent to one whose death nobody has heard of yet.
+        if died and not order.guest and not self.started_again and Lack.REFILL in self.world.plan.lacks:
             self.fail(f"slot {order.slot} of {machine.node} is filled again, which the job did not want")
 
     # ------------------------------------------------------------ training
@@ -471,10 +478,13 @@ class Checker:
     def _slots_of(self, machine: Machine) -> int:
         spec = self.world.plan.spec
         limit = 1 if not spec.refill else spec.slot_faults or 1_000_000
-        return sum(
-            self.deaths[machine.node, slot] < limit
-            for slot in range(machine.slots)
-            if (machine.node, slot) not in self.tainted
+        return (
+            sum(
+                self.deaths[machine.node, slot] < limit
+                for slot in range(machine.slots)
+                if (machine.node, slot) not in self.tainted
+            )
+            * spec.ranks_per_slot
         )
 
 

@@ -242,7 +242,7 @@ def draw_cluster(chance: Random, lacks: frozenset[Lack], ranks: int) -> tuple[tu
         slot_faults=1 if Lack.SLOTS in lacks else chance.choice((0, 3)),
         slot_window_ms=chance.choice((3_000, 600_000)),
         moves_per_hour=chance.choice((-1, -1, -1, 1)), probation_ms=chance.choice((0, 5_000, 3_600_000)),
-        return_home=chance.random() < 0.2,
+        return_home=chance.random() < 0.2, ranks_per_slot=chance.choice((1, 1, 2)),
         spare_wait_ms=6_000, report_ms=6_000, ready_ms=9_000, rewire_ms=4_000, restore_ms=6_000,
     )  # fmt: skip
     return tuple(slots), spec

@@ -39,6 +39,7 @@ class Process:
         self.id: WorkerId = order.worker
         self.node: NodeId = order.node
         self.slot = order.slot
+        self.guest = order.guest
         self.job: JobId = order.job
         self.pid = pid
         self.address = f"state:{self.id}"

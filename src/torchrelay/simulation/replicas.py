@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import structs
+
 from torchrelay.protocol.differing import judge
 from torchrelay.protocol.events import ReplicasDiffer
 from torchrelay.protocol.ids import Rank, WorkerPhase
@@ -70,3 +72,10 @@ class Replicas:
             )  # fmt: skip
             training.standing_news = event
             training.process.say(event)
+
+    def say_again(self) -> None:
+        """A halt was heard, or would have been: who waits as replicas differ says so in its generation."""
+        training, news = self._training, self._training.standing_news
+        if isinstance(news, ReplicasDiffer):
+            training.standing_news = structs.replace(news, generation=training.resumed)
+            training.process.say(training.standing_news)

@@ -126,7 +126,9 @@ class Training(Edge):
             self.halted = self.resumed = self.heard
             self.report = self.tell_standing()
             self.limit = self.pending if self.pending is not None else self.committed
-            self.standing_news = None
+            if not isinstance(self.standing_news, ev.ReplicasDiffer):
+                self.standing_news = None
+            self.replicas.say_again()
         assert self.report is not None, "a halt was reported"
         self.process.say(self.report)
 
@@ -135,7 +137,10 @@ class Training(Edge):
 
     def lift(self) -> None:
         """The move is called off: the promise of the halt is lifted. It may never have heard of that."""
+        unheard = self.halted != self.heard
         self.halted, self.limit, self.resumed = Generation(0), None, self.heard
+        if unheard:
+            self.replicas.say_again()
         if self.report is None or self.report.generation < self.heard:
             self.report = self.tell_standing()
         self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
