@@ -263,6 +263,7 @@ def same_gate(kept: bytes, page: bytes) -> None:
     assert (mine.rng, mine.place) == (theirs.rng, theirs.place)
 
 
+@pytest.mark.jobs
 class TestReal:
     pytestmark = slow
 

@@ -17,7 +17,7 @@ from torchrelay.protocol.orders import Decide, Halt, Restore, Verdict
 from torchrelay.wire.page import Page
 from torchrelay.worker.record import decode_private
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
 RANKS = range(4)
 PHASE = WorkerPhase

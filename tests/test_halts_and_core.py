@@ -25,7 +25,7 @@ from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.orders import CatchUp, Order, Restore
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
 RANKS = range(4)
 Staged = tuple[Stage, Marks]

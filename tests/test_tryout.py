@@ -22,7 +22,7 @@ from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.orders import Interrupt, Source
 from torchrelay.worker.courtesy import LOWEST, STEPS, may_return
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
 
 Make = Callable[..., TargetStage]
 FEATURES = {
