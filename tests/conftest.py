@@ -20,12 +20,22 @@ SLOW = frozenset(
     }
 )  # fmt: skip
 
+# Several processes with deadlines: beside others they would only wait for one another.
+JOBS = frozenset(
+    {
+        "test_agent", "test_agent_deaths", "test_ddp", "test_groups", "test_local_scheduler", "test_operating",
+        "test_orchestrator_process", "test_take_over", "test_worker",
+    }
+)  # fmt: skip
+
 
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     """Mark the tests of the files above."""
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.path.stem in JOBS:
+            item.add_marker(pytest.mark.jobs)
 
 
 @pytest.fixture

@@ -275,6 +275,7 @@ def test_a_phase_that_is_over_by_the_signal_is_waited_for_again(
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.soak
 def test_a_job_gets_over_what_its_owner_does_to_it(tmp_path: Path) -> None:
     run_dir = tmp_path / "run"
     script = [str(SCRIPTS / "faulty.py"), "--steps", "250", "--pace", "0.1"]

@@ -40,7 +40,9 @@ def planned(work: Path, *faults: dict[str, object]) -> list[str]:
     return ["--plan", str(work / "plan.json"), "--marks", str(work / "marks")]
 
 
-@pytest.mark.parametrize("cells", [FIRST, SECOND], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "cells", [pytest.param(FIRST, id="first"), pytest.param(SECOND, id="second", marks=pytest.mark.soak)]
+)
 def test_faults_leave_no_trace_in_the_bits(tmp_path: Path, cells: list[Cell]) -> None:
     calm = run_undisturbed(tmp_path, "calm", cells, seed=5)
     done = run_cells(tmp_path, "disturbed", cells, seed=5)
@@ -89,6 +91,7 @@ def calls_of(record: bytes) -> int:
     return decode_private(record).learned["step"].calls
 
 
+@pytest.mark.soak
 def test_a_survivor_that_does_not_come_out_of_its_collective_is_replaced_too(tmp_path: Path) -> None:
     calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
     killed = {"id": "killed", "ranks": [1], "step": 6, "phase": "backward", "how": "kill"}

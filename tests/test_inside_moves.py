@@ -36,6 +36,7 @@ def test_all_cells_are_possible_or_it_is_said_why_not() -> None:
     assert len(POSSIBLE) + len(IMPOSSIBLE) == len(WHOS) * len(WHENS)
 
 
+@pytest.mark.soak
 def test_faults_and_orders_inside_moves_cost_not_a_bit(tmp_path: Path) -> None:
     acts: list[Act] = [*FIRST]
     tally = Tally()

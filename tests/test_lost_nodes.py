@@ -160,6 +160,7 @@ def test_an_agent_that_is_asked_to_be_away_is_missed_by_nobody(tmp_path: Path, c
 
 
 @isolated
+@pytest.mark.soak
 def test_a_partition_of_agent_and_orchestrator_interrupts_nothing(tmp_path: Path, calm: Finished) -> None:
     training = Training.begin(tmp_path, "--isolate")
     partition(training, calm)
@@ -178,6 +179,7 @@ def partition(training: Training, calm: Finished) -> None:
 
 @isolated
 @pytest.mark.skipif(not PROMPT, reason="before Linux 6.15 a connection may be silent for long after its link is back")
+@pytest.mark.soak
 def test_a_link_that_is_down_for_less_than_the_limit_costs_only_time(tmp_path: Path, calm: Finished) -> None:
     training = Training.begin(tmp_path, "--isolate")
     training.strike(Wish(deed=Deed.NODE, node=training.node_of(2), how=How.POWER, for_s=4.0))

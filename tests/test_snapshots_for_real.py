@@ -29,6 +29,7 @@ def test_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
     assert any(row["steps_lost"] for row in rows)
 
 
+@pytest.mark.soak
 def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
     """Two of four shards are gone, and the copies of the other two: who is left goes back by its own copies."""
     script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "36"]

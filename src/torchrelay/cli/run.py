@@ -81,23 +81,7 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--isolate", action="store_true", help="give each virtual node a network link of its own, to cut it (root)"
     )
-    ours.add_argument("--spares", type=int, default=0, metavar="K", help="warm workers that wait for a rank (0)")
-    ours.add_argument(
-        *both("spare-nodes"), type=int, default=0, metavar="K",
-        help="further virtual nodes with room for as many ranks as each other has, all of them spares (0)",
-    )  # fmt: skip
-    ours.add_argument("--no-refill", action="store_true", help="never use the slot of a lost worker again")
-    ours.add_argument(
-        "--slot-faults", type=int, default=3, metavar="N",
-        help="workers that a slot may lose in ten minutes before it is not used any more; 0: any number (3)",
-    )  # fmt: skip
-    ours.add_argument(
-        "--spare-wait", type=float, default=600.0, metavar="S", help="seconds to wait if there is no spare (600)"
-    )
-    ours.add_argument(
-        *both("share-slots"), type=int, default=1, metavar="N",
-        help="if no spare is left, up to N ranks run in one slot until there is room; 1: they wait for a spare (1)",
-    )  # fmt: skip
+    add_spares(ours)
     ours.add_argument("--run-dir", type=Path, metavar="DIR", help=f"the run's folder (./{FOLDER}/JOB)")
     ours.add_argument("--job", metavar="NAME", help="the job's name (the script's name and the time)")
     ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator on 127.0.0.1 (any)")
@@ -113,6 +97,27 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("script", help="a Python file, or with -m a module")
     parser.add_argument("args", nargs=argparse.REMAINDER, help="the script's own arguments")
     return parser
+
+
+def add_spares(group: argparse._ArgumentGroup) -> None:
+    """Who takes the place of a lost rank, and where."""
+    group.add_argument("--spares", type=int, default=0, metavar="K", help="warm workers that wait for a rank (0)")
+    group.add_argument(
+        *both("spare-nodes"), type=int, default=0, metavar="K",
+        help="further virtual nodes with room for as many ranks as each other has, all of them spares (0)",
+    )  # fmt: skip
+    group.add_argument("--no-refill", action="store_true", help="never use the slot of a lost worker again")
+    group.add_argument(
+        "--slot-faults", type=int, default=3, metavar="N",
+        help="workers that a slot may lose in ten minutes before it is not used any more; 0: any number (3)",
+    )  # fmt: skip
+    group.add_argument(
+        "--spare-wait", type=float, default=600.0, metavar="S", help="seconds to wait if there is no spare (600)"
+    )
+    group.add_argument(
+        *both("share-slots"), type=int, default=1, metavar="N",
+        help="if no spare is left, up to N ranks run in one slot until there is room; 1: they wait for a spare (1)",
+    )  # fmt: skip
 
 
 def add_moving(group: argparse._ArgumentGroup) -> None:
