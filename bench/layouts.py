@@ -56,7 +56,7 @@ def unplanned(work: Path, layout: str, kills: int) -> dict[str, object]:
         pauses: list[float] = []
         for number in range(kills):
             wait_for("a warm spare", lambda: client.status()["spares"]["warm"] >= 1, 120)
-            settled(kill, 5)
+            settled(kill, 20 if layout in ALONE else 5)  # beyond the steps that were made again
             at = kill.strike(number % RANKS[layout], deadline_s=60)
             pauses.append(
                 after_snapshot(kill, client, number, at) if layout in ALONE else kill.next_step(at, deadline_s=120)

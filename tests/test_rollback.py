@@ -183,6 +183,8 @@ def test_the_same_step_is_not_tried_for_ever(sharded: Sharded) -> None:
         sharded.train(7)
     both_tell(sharded, snapshots(6), snapshots(6))
     assert sharded.story.job.outcome is not None
+    told = f"{ROLL_BUDGET} times in a row all went back to snapshots, and came no further than"
+    assert told in sharded.story.job.outcome.reason
 
 
 def test_getting_further_makes_all_tries_new(sharded: Sharded) -> None:

@@ -29,6 +29,7 @@ from torchrelay.protocol.rollback import (
     nodes_with,
     not_there,
     roll_back,
+    spent,
     still_ending,
     within_reach,
 )
@@ -248,7 +249,7 @@ def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """We cannot go on from what the ranks hold: from their snapshots, or else as without us."""
     if job.rolled is not None:
         job = within_reach(cluster, job)
-    return roll_back(cluster, job, reason) or fall_back(cluster, job, reason)
+    return roll_back(cluster, job, reason) or fall_back(cluster, job, reason + spent(cluster, job))
 
 
 def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:

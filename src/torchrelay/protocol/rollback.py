@@ -96,7 +96,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     if point is None or point <= START:
         return None
     reached = max(point, job.target or START)
-    rolls = job.rolls + 1 if reached <= job.furthest else 1
+    rolls = rolls_to(job, reached)
     if rolls > ROLL_BUDGET:
         return None
     now = cluster.now_ms
@@ -116,6 +116,19 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     assert incident is not None, "somebody was lost"
     job = job.with_incident(replace(incident, lost=max(incident.lost, furthest.step - point.step)))
     return cluster.with_job(job.enter(JobPhase.AGREEING, now, text))
+
+
+def rolls_to(job: Job, reached: Point) -> int:
+    """How often in a row it has gone back, with this time, and never come further than before."""
+    return job.rolls + 1 if reached <= job.furthest else 1
+
+
+def spent(cluster: Cluster, job: Job) -> str:
+    """Why nobody goes back to snapshots that are there; empty if there are none, or nothing speaks against it."""
+    point = newest_common(cluster, job)
+    if point is None or point <= START or rolls_to(job, max(point, job.target or START)) <= ROLL_BUDGET:
+        return ""
+    return f"; {job.rolls} times in a row all went back to snapshots, and came no further than {job.furthest}"
 
 
 def emptied(cluster: Cluster, job: Job, rank: Rank) -> Seat:
