@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,6 +11,7 @@ import pytest
 from tests.cells import Cell
 from tests.jobs import SCRIPTS, differences, end_job, run_job, start_job, torchrelay, wait_until
 from tests.matrix import run_cells, run_undisturbed
+from torchrelay.cli.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 
@@ -27,6 +30,27 @@ def test_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
     assert {row["resolution"] for row in rows} <= {"rolled back", "clean"}
     assert all(0 <= row["steps_lost"] <= EVERY for row in rows), rows
     assert any(row["steps_lost"] for row in rows)
+
+
+def test_the_interval_is_found_out_and_what_is_lost_since_is_made_again(tmp_path: Path) -> None:
+    script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "60"]
+    calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])
+    run_dir = tmp_path / "run"
+    words = [*script, "--pace", "0.05", "--snapshots", "auto"]
+    process = start_job(run_dir, words, ["--nproc-per-node", "4", "--spares", "1"])
+    wait_until("step 42", lambda: "step 42 " in (tmp_path / "run.out").read_text(), deadline_s=120)
+    ranks = Client.of(run_dir).view_ranks()
+    assert ranks.snapshot_every > 100  # steps are short, and four ranks seldom fail
+    pid = next(row.pid for row in ranks.ranks if row.rank == 2)
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    done = end_job(process, run_dir, timeout_s=240)
+    assert done.code == 0, done.output[-3000:]
+    assert f"snapshots are taken every {ranks.snapshot_every} steps from now on" in done.output
+    assert differences(done, calm) == []
+    (row,) = done.incidents()
+    assert row["resolution"] == "rolled back"
+    assert 10 < row["steps_lost"] < 60
 
 
 @pytest.mark.soak

@@ -25,7 +25,7 @@ script runs as before, and nothing here imports torch.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, Literal, ParamSpec, TypeVar
 
 from torchrelay import plain
 from torchrelay.errors import Refused, StateMismatch, StepInterrupted, TorchrelayError, Undeclared
@@ -59,7 +59,7 @@ def join(
     load: Callable[..., Any] | None = None,
     shard: str | None = None,
     rehearse: bool | None = None,
-    snapshot_every: int | None = None,
+    snapshot_every: int | Literal["auto"] | None = None,
     compare_every: int | None = None,
 ) -> Run:
     """Say what this script's state is, and get a `Run`. Once, after all of it is built and before training.
@@ -78,7 +78,8 @@ def join(
                 steps; False: none. A step that reads `run.committed` is left there, as it is not known yet
     snapshot_every   steps between two snapshots of each rank's state, in the memory of its own node and of another
                 one: so many steps are made again if a shard is lost of which there is no replica. None: every 10 if
-                there is such a shard (with save= none: it may be slow), else none; 0: none
+                there is such a shard (with save= none: it may be slow), else none; 0: none. "auto": as None, and then
+                as often as is best by what they cost here and how often such jobs fail; at most ten minutes of work
     compare_every    steps between two comparisons of what replicas hold, which find bits that have flipped: who differs
                 from most is replaced. None: every 100; 0: none
 

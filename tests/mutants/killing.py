@@ -14,6 +14,7 @@ import os
 import resource
 import sys
 from collections.abc import Callable, Sequence
+from inspect import signature
 from types import CodeType, ModuleType
 
 from tests.mutants.making import Mutant
@@ -96,6 +97,7 @@ def hear_facts() -> None:
     from tests import (
         test_boundary,
         test_budgets,
+        test_comparing,
         test_dating,
         test_details,
         test_facts,
@@ -103,15 +105,21 @@ def hear_facts() -> None:
         test_migration,
         test_moves_and_faults,
         test_requests,
+        test_rollback,
+        test_sharing,
         test_taints,
         test_two_jobs,
     )
 
     for module in (
         test_boundary, test_migration, test_taints, test_facts, test_details, test_budgets, test_two_jobs,
-        test_moves_and_faults, test_give_back, test_dating, test_requests,
+        test_moves_and_faults, test_give_back, test_dating, test_requests, test_comparing, test_rollback, test_sharing,
     ):  # fmt: skip
         run_tests_of(module)
+
+
+# What tests are given, by the class that their module makes it of.
+FIXTURES = {"sharded": "Sharded"}
 
 
 def run_tests_of(module: ModuleType) -> None:
@@ -120,8 +128,11 @@ def run_tests_of(module: ModuleType) -> None:
         if not name.startswith("test_"):
             continue
         marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+        fixtures = [
+            getattr(module, made) for fixture, made in FIXTURES.items() if fixture in signature(test).parameters
+        ]
         if not marks:
-            test()
+            test(*(made() for made in fixtures))
         for mark in marks[:1]:
             for case in mark.args[1]:
                 test(*(case if isinstance(mark.args[0], tuple) else (case,)))

@@ -13,8 +13,9 @@ from pathlib import Path
 
 PROTOCOL = Path(__file__).parent.parent.parent / "src" / "torchrelay" / "protocol"
 MODULES = (
-    "boundary", "buddies", "cluster", "ending", "incident", "job", "migration", "moves", "placing", "policy",
-    "recovery", "requests", "roster", "speech", "state", "table", "taints", "vitals", "waiting",
+    "acquiring", "boundary", "buddies", "cluster", "differing", "ending", "incident", "job", "migration", "moves",
+    "placing", "policy", "recovery", "requests", "rollback", "roster", "sharing", "speech", "state", "table", "taints",
+    "vitals", "waiting",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -139,6 +139,10 @@ def do(how, run):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+def interval(text):
+    return text if text == "auto" else int(text)
+
+
 def arguments():
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
@@ -147,7 +151,7 @@ def arguments():
     parser.add_argument("--marks", default=".")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step")
     parser.add_argument("--live", metavar="DIR", help="a driver says what strikes, and when the end comes")
-    parser.add_argument("--snapshots", type=int, help="steps between two of them")
+    parser.add_argument("--snapshots", type=interval, help="steps between two of them, or auto")
     parser.add_argument("--ballast", type=int, default=0, help="megabytes of state beside the model, changed each step")
     parser.add_argument("--compare", type=int, help="steps between two comparisons of replicas")
     parser.add_argument("--forget", default="", help="leave this out of the state on purpose: rng, cursor")

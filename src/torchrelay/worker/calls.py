@@ -11,7 +11,7 @@ at the entry, and the function is called again with the same arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from msgspec import structs
@@ -84,7 +84,7 @@ class Calls:
             pipeline=state.pipeline.told,
         )  # fmt: skip
         session.server.example = self.examples.encoded
-        self._snapshots = session.snapshots = Snapshots(session, state)
+        self._snapshots = session.snapshots = Snapshots(session, state, shard)
         self._gate = Gate(session, *world())
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
@@ -272,9 +272,9 @@ class Calls:
         """What all ranks do together in this gate, if anything: in few."""
         if attempt.kind != "step":
             return None
-        if self._comparison.due(pending):
-            return lambda: self._comparison.exchange(pending)
-        return self._early.look(pending)
+        compares = (lambda: self._comparison.exchange(pending)) if self._comparison.due(pending) else None
+        due = [each for each in (compares or self._early.look(pending), self._snapshots.agree()) if each is not None]
+        return (lambda: _do_all(due)) if due else None
 
     def _stand_for(self, found: Differing) -> NoReturn:
         """Replicas differ: nobody goes on from here. One says so, and all wait until that has led to something."""
@@ -461,3 +461,8 @@ def _too_large(error: PageFull) -> Refused:
         f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
         "bytes",
     )
+
+
+def _do_all(steps: Sequence[Callable[[], None]]) -> None:
+    for step in steps:
+        step()

@@ -97,7 +97,7 @@ class Joining:
     def join(
         self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
         save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str | None = None,
-        rehearse: bool | None = None, snapshot_every: int | None = None, compare_every: int | None = None,
+        rehearse: bool | None = None, snapshot_every: int | str | None = None, compare_every: int | None = None,
     ) -> WorkerRun:  # fmt: skip
         """See `torchrelay.join`."""
         session = self._session
@@ -115,6 +115,7 @@ class Joining:
             raise Refused(*refused)
         pipeline.forbid()
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
+        state.snapshot_auto = snapshot_every == snapshots.AUTO
         if not session.newcomer:
             session.shelf.clear()  # before the ranks meet: nobody has a snapshot of this start yet
             asked = f"snapshot_every={snapshot_every}, compare_every={compare_every}"

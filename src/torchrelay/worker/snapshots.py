@@ -7,6 +7,7 @@ ranks have theirs, twice; what was taken before it is of no use any more when th
     entry      copy to the shelf; a thread sends it
     at_gate    wait until the buddy has it: that counts as being in the gate
     passed     in the first gate of a generation: clear away what others have left
+    agree      in few gates: how often they are best taken, if that is to be found out (`cadence`)
     renew      connected anew: the next call begins with a snapshot, as buddies may be others
 
 When a rank is lost whose state nobody has, all ranks begin anew from these: `protocol.rollback`.
@@ -18,13 +19,15 @@ import logging
 import sys
 import threading
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchrelay.errors import Refused
-from torchrelay.protocol.events import Snapshot
+from torchrelay.protocol.events import Snapshot, WorkerJoined
 from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.wire.shelf import DIGEST, NoRoom, Shelf, Sizes
 from torchrelay.worker import groups, memory
+from torchrelay.worker.cadence import Cadence
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.shelving import give
 from torchrelay.worker.stream import StreamBroken
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 EVERY = 10  # steps
+AUTO = "auto"  # the interval is found out, see `cadence`
 AGAIN_S, TRIES_S = 0.05, 10.0  # between attempts to reach a buddy, and how long
 PIECE = 1 << 20  # bytes copied, then hashed while they are in the cache
 
@@ -49,12 +53,12 @@ WITHOUT = (
 WITH = "Copies are kept every {} steps: so many are made again, at most, if one of them is lost"
 
 
-def interval(given: int | None, *, alone: bool) -> int:
-    """Steps between two snapshots; 0: none. `alone`: some rank holds what no other has. Raises `Refused`."""
-    if given is None:
+def interval(given: int | str | None, *, alone: bool) -> int:
+    """Steps between two snapshots, at first; 0: none. `alone`: some rank holds what no other has. Raises `Refused`."""
+    if given is None or given == AUTO:
         return EVERY if alone else 0
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise Refused(f"snapshot_every is {given!r}", "give a number of steps, or 0 for none")
+        raise Refused(f"snapshot_every is {given!r}", f"give a number of steps, 0 for none, or {AUTO!r}")
     return given
 
 
@@ -70,9 +74,10 @@ class NotShelved(RuntimeError):
 class Snapshots:
     """The snapshots that this worker takes of its own rank."""
 
-    def __init__(self, session: Session, state: State) -> None:
+    def __init__(self, session: Session, state: State, shard: str) -> None:
         self._session = session
         self._state = state
+        self._shard = shard
         self._shelf: Shelf = session.shelf
         self._base: Point | None = None  # from which they are counted: the first of this generation
         self._taken: Point | None = None  # before the gate that is to come
@@ -81,24 +86,37 @@ class Snapshots:
         self._clears = False
         self._sender: _Sender | None = None
         self._told = False
+        self._cadence = Cadence(session.identity.wait().world_size) if state.snapshot_auto else None
+        self._every: int | None = None  # as was agreed in this generation
+        self._count = 0  # of snapshots in this generation
+
+    @property
+    def every(self) -> int:
+        """Steps from one to the next; 0: none."""
+        return self._state.snapshot_every if self._every is None else self._every
 
     def renew(self) -> None:
         """Connected anew: they are counted from the call that comes."""
-        self._base = None
+        self._base, self._every, self._count = None, None, 0
+        if self._cadence is not None:
+            self._cadence.renew()
         sender, self._sender = self._sender, None
         if sender is not None:
             sender.stop()  # not waited for: it may be reaching out for a node that is gone
 
     def entry(self, point: Point) -> None:
         """At the entry of the call after `point`: take one, if one is due. The state stands still."""
-        every = self._state.snapshot_every
+        every = self.every
         if not every or not point.step:
             return
         if self._base is None:
             self._base, self._clears = point, True
+            if self._cadence is not None and self._session.rank == 0:
+                self._tell()
         elif point.section or (point.step - self._base.step) % every:
             return
         self._taken, self.lacking = point, False
+        self._count += 1
         restarts = self._session.identity.wait().restarts
         what = Snapshot(Rank(self._session.rank), point, restarts)
         try:
@@ -129,9 +147,35 @@ class Snapshots:
         elif not sender.sent:
             raise NotShelved(f"a snapshot did not come to the buddy at {sender.address}: {sender.error}")
 
+    def agree(self) -> Callable[[], None] | None:
+        """What all ranks do together in this gate, if they are to find out how often snapshots are best taken."""
+        cadence = self._cadence
+        if cadence is None or self._taken is None or not cadence.due(self._count - 1):
+            return None
+        return lambda: self._settle_on(cadence.agree(self._session.standing.wired - 1))
+
+    def _settle_on(self, every: int) -> None:
+        """From here on so many steps lie between two. If this gate breaks, all begin anew with the first interval."""
+        if every == self.every:
+            return
+        self._every, self._base = every, self._taken
+        if self._session.rank == 0:
+            print(f"torchrelay: snapshots are taken every {every} steps from now on", file=sys.stderr, flush=True)
+            self._tell()
+
+    def _tell(self) -> None:
+        """To the core, by one rank: how many steps are made again at most."""
+        session = self._session
+        joined = WorkerJoined(
+            worker=session.worker, job=session.job, rank=session.rank, shard=self._shard, snapshot_every=self.every
+        )  # fmt: skip
+        session.link.say(joined)
+
     def passed(self, complete: bool | None) -> None:
         """A gate was passed. `complete`: whether no rank lacks what was taken before it; None: nobody has told us."""
         taken, self._taken, self.lacking = self._taken, None, False
+        if self._cadence is not None:
+            self._cadence.passed(snapshot=taken is not None)
         if taken is None or complete is False:
             return  # the one before stays
         if complete is None:  # rolled forward: whichever the others count on, it must stay

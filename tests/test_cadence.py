@@ -1,0 +1,108 @@
+"""Cadence: how often snapshots are best taken, by what they cost and how often such jobs fail."""
+
+from __future__ import annotations
+
+import math
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+
+from torchrelay.errors import Refused
+from torchrelay.worker import cadence
+from torchrelay.worker.cadence import FACTOR, FIRST, MOST_S, RANK_MTBF_S, Cadence, best_interval, mtbf_s
+from torchrelay.worker.snapshots import AUTO, EVERY, interval
+
+HOUR_S = 3600.0
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """A group of one rank."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_the_interval_is_youngs() -> None:
+    # A node of 8 in a cluster of 16,384 GPUs: one fault in 3.1 hours. Each snapshot costs a fifth of a second.
+    between = math.sqrt(2 * 0.2 * RANK_MTBF_S / 16_384)
+    assert best_interval(0.2, 4.0, RANK_MTBF_S / 16_384) == round(between / 4.0) == 17
+
+
+def test_what_costs_nothing_is_still_not_taken_all_the_time_and_what_costs_much_not_never() -> None:
+    assert best_interval(0.0, 1.0, 3 * HOUR_S) == best_interval(cadence.LEAST_COST_S, 1.0, 3 * HOUR_S) == 1
+    assert best_interval(5.0, 1.0, 1e9) == MOST_S
+    assert best_interval(0.1, 1_000.0, 3 * HOUR_S) == 1
+    assert best_interval(0.1, 0.0, 3 * HOUR_S) > 0
+
+
+def test_what_is_known_of_large_clusters_counts_as_one_fault_seen() -> None:
+    assert mtbf_s(4, 0, 0.0) == RANK_MTBF_S / 4
+    assert mtbf_s(16_384, 0, 0.0) == pytest.approx(3.1 * HOUR_S, rel=0.01)
+    assert mtbf_s(16_384, 9, 7 * HOUR_S) == pytest.approx(1.01 * HOUR_S, rel=0.01)
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_cost_is_what_a_step_with_a_snapshot_takes_longer() -> None:
+    clock = Clock()
+    found = Cadence(16_384, clock)
+    for step in range(40):
+        snapshot = step % 10 == 0
+        clock.now += 2.2 if snapshot else 2.0
+        if step == 25:
+            clock.now += 60.0  # an evaluation: a median does not see it
+        found.passed(snapshot=snapshot)
+    assert found.agree(0) == best_interval(0.2, 2.0, mtbf_s(16_384, 0, clock.now))
+    assert found.agree(5) < found.agree(0)
+
+
+@pytest.mark.usefixtures("alone")
+def test_time_in_which_all_stood_is_no_step() -> None:
+    clock = Clock()
+    found = Cadence(16_384, clock)
+    for turn in range(3):
+        found.renew()
+        clock.now += 1_000.0 * turn
+        for step in range(4):
+            clock.now += 1.0 + step % 2
+            found.passed(snapshot=step % 2 == 1)
+    assert found.agree(0) == best_interval(1.0, 1.0, mtbf_s(16_384, 0, clock.now))
+
+
+@pytest.mark.usefixtures("alone")
+def test_they_agree_in_few_gates_and_anew_in_each_generation() -> None:
+    found = Cadence(4, Clock())
+    asked = []
+    for count in range(60):
+        if found.due(count):
+            asked.append(count)
+            found.agree(0)
+    assert asked == [FIRST, FIRST * FACTOR, FIRST * FACTOR * FACTOR]
+    found.renew()
+    assert found.due(FIRST)
+    assert not found.due(FIRST - 1)
+
+
+def test_auto_begins_as_if_nothing_was_said() -> None:
+    assert interval(AUTO, alone=True) == interval(None, alone=True) == EVERY
+    assert interval(AUTO, alone=False) == 0
+
+
+@pytest.mark.parametrize("given", ["often", -1, True, 2.5])
+def test_other_words_are_refused(given: Any) -> None:
+    with pytest.raises(Refused, match="snapshot_every is"):
+        interval(given, alone=True)
