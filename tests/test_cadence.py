@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-import socket
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 from torchrelay.errors import Refused
 from torchrelay.worker import cadence
@@ -26,15 +23,9 @@ class Clock:
         return self.now
 
 
-@pytest.fixture
-def alone() -> Iterator[None]:
-    """A group of one rank."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
+def alone(world: int, clock: Clock | None = None) -> Cadence:
+    """A rank that the others agree with."""
+    return Cadence(world, lambda values: values, clock or Clock())
 
 
 def test_the_interval_is_youngs() -> None:
@@ -56,10 +47,9 @@ def test_what_is_known_of_large_clusters_counts_as_one_fault_seen() -> None:
     assert mtbf_s(16_384, 9, 7 * HOUR_S) == pytest.approx(1.01 * HOUR_S, rel=0.01)
 
 
-@pytest.mark.usefixtures("alone")
 def test_the_cost_is_what_a_step_with_a_snapshot_takes_longer() -> None:
     clock = Clock()
-    found = Cadence(16_384, clock)
+    found = alone(16_384, clock)
     for step in range(40):
         snapshot = step % 10 == 0
         clock.now += 2.2 if snapshot else 2.0
@@ -70,10 +60,9 @@ def test_the_cost_is_what_a_step_with_a_snapshot_takes_longer() -> None:
     assert found.agree(5) < found.agree(0)
 
 
-@pytest.mark.usefixtures("alone")
 def test_time_in_which_all_stood_is_no_step() -> None:
     clock = Clock()
-    found = Cadence(16_384, clock)
+    found = alone(16_384, clock)
     for turn in range(3):
         found.renew()
         clock.now += 1_000.0 * turn
@@ -83,9 +72,8 @@ def test_time_in_which_all_stood_is_no_step() -> None:
     assert found.agree(0) == best_interval(1.0, 1.0, mtbf_s(16_384, 0, clock.now))
 
 
-@pytest.mark.usefixtures("alone")
 def test_they_agree_in_few_gates_and_anew_in_each_generation() -> None:
-    found = Cadence(4, Clock())
+    found = alone(4)
     asked = []
     for count in range(60):
         if found.due(count):
@@ -106,3 +94,14 @@ def test_auto_begins_as_if_nothing_was_said() -> None:
 def test_other_words_are_refused(given: Any) -> None:
     with pytest.raises(Refused, match="snapshot_every is"):
         interval(given, alone=True)
+
+
+def test_all_take_the_figures_of_whoever_has_it_worst() -> None:
+    heard = []
+
+    def largest(values: list[float]) -> list[float]:
+        heard.append(values)
+        return [0.4, 8.0, -100.0]
+
+    assert Cadence(4, largest, Clock()).agree(0) == best_interval(0.4, 8.0, 100.0)
+    assert heard == [[0.0, 0.0, -RANK_MTBF_S / 4]]

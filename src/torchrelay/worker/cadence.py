@@ -15,11 +15,6 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-import torch
-import torch.distributed as dist
-
-from torchrelay.worker.gate import world as world_group
-
 # A rank's mean time between unexpected interruptions: 16,384 GPUs had 419 in 54 days ("The Llama 3 Herd of Models",
 # 2024, section 3.3.4), which is one in 50,700 hours for each of them.
 RANK_MTBF_S = 50_700 * 3600.0
@@ -43,8 +38,12 @@ def mtbf_s(world: int, faults: int, elapsed_s: float) -> float:
 class Cadence:
     """Of one rank."""
 
-    def __init__(self, world: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, world: int, largest: Callable[[list[float]], list[float]], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`largest`: collective over all ranks, of each number the largest that any has."""
         self._world = world
+        self._largest = largest
         self._clock = clock
         self._begun = clock()
         self._last: float | None = None
@@ -73,12 +72,7 @@ class Cadence:
         step = statistics.median(self._plain) if self._plain else 0.0
         cost = max(0.0, statistics.median(self._with) - step) if self._with else 0.0
         least = mtbf_s(self._world, interruptions, self._clock() - self._begun)
-        group, device = world_group()
-        told = torch.tensor([cost, step, -least], dtype=torch.float64, device=device)
-        options = dist.AllreduceOptions()
-        options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
-        group.allreduce([told], options).wait()
-        cost, step, least = (abs(value) for value in told.tolist())
+        cost, step, least = (abs(value) for value in self._largest([cost, step, -least]))
         return best_interval(cost, step, least)
 
 

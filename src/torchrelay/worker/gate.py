@@ -117,6 +117,16 @@ def world() -> tuple[dist.ProcessGroup, str]:
     return group, "cpu" if "gloo" in repr(c10d._world.pg_backend_config[group]) else "cuda"
 
 
+def largest(values: list[float]) -> list[float]:
+    """Collective over all ranks: of each of these numbers the largest that any rank has."""
+    group, device = world()
+    told = torch.tensor(values, dtype=torch.float64, device=device)
+    options = c10d.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    group.allreduce([told], options).wait()
+    return [float(value) for value in told.tolist()]
+
+
 def how_many_lack(total: int, mark: int, size: int) -> int | None:
     """How many ranks have added `LACKS` to their mark; None if they are at different calls. int32 sums wrap around."""
     count = (total - mark * size) * _UNDONE % WORDS

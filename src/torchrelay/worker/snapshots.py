@@ -74,7 +74,10 @@ class NotShelved(RuntimeError):
 class Snapshots:
     """The snapshots that this worker takes of its own rank."""
 
-    def __init__(self, session: Session, state: State, shard: str) -> None:
+    def __init__(
+        self, session: Session, state: State, shard: str, largest: Callable[[list[float]], list[float]]
+    ) -> None:
+        """`largest`: collective over all ranks, of each number the largest that any has."""
         self._session = session
         self._state = state
         self._shard = shard
@@ -86,7 +89,7 @@ class Snapshots:
         self._clears = False
         self._sender: _Sender | None = None
         self._told = False
-        self._cadence = Cadence(session.identity.wait().world_size) if state.snapshot_auto else None
+        self._cadence = Cadence(session.identity.wait().world_size, largest) if state.snapshot_auto else None
         self._every: int | None = None  # as was agreed in this generation
         self._count = 0  # of snapshots in this generation
 
