@@ -56,8 +56,11 @@ def test_the_cost_is_what_a_step_with_a_snapshot_takes_longer() -> None:
         if step == 25:
             clock.now += 60.0  # an evaluation: a median does not see it
         found.passed(snapshot=snapshot)
-    assert found.agree(0) == best_interval(0.2, 2.0, mtbf_s(16_384, 0, clock.now))
-    assert found.agree(5) < found.agree(0)
+    calm = found.agree()
+    assert calm == best_interval(0.2, 2.0, mtbf_s(16_384, 0, clock.now))
+    for _ in range(6):
+        found.renew()
+    assert found.agree() == best_interval(0.2, 2.0, mtbf_s(16_384, 5, clock.now)) < calm
 
 
 def test_time_in_which_all_stood_is_no_step() -> None:
@@ -69,7 +72,18 @@ def test_time_in_which_all_stood_is_no_step() -> None:
         for step in range(4):
             clock.now += 1.0 + step % 2
             found.passed(snapshot=step % 2 == 1)
-    assert found.agree(0) == best_interval(1.0, 1.0, mtbf_s(16_384, 0, clock.now))
+    assert found.agree() == best_interval(1.0, 1.0, mtbf_s(16_384, 2, clock.now))
+
+
+def test_only_steps_count() -> None:
+    clock = Clock()
+    found = alone(16_384, clock)
+    for turn in range(80):
+        clock.now += 0.01
+        found.passed(snapshot=False, counts=False)  # a section
+        clock.now += 60.0 if turn == 70 else 2.0
+        found.passed(snapshot=turn % 10 == 0, counts=turn != 70)  # once rolled forward
+    assert found.agree() == best_interval(0.0, 2.0, mtbf_s(16_384, 0, clock.now))
 
 
 def test_they_agree_in_few_gates_and_anew_in_each_generation() -> None:
@@ -78,7 +92,7 @@ def test_they_agree_in_few_gates_and_anew_in_each_generation() -> None:
     for count in range(60):
         if found.due(count):
             asked.append(count)
-            found.agree(0)
+            found.agree()
     assert asked == [FIRST, FIRST * FACTOR, FIRST * FACTOR * FACTOR]
     found.renew()
     assert found.due(FIRST)
@@ -101,7 +115,7 @@ def test_all_take_the_figures_of_whoever_has_it_worst() -> None:
 
     def largest(values: list[float]) -> list[float]:
         heard.append(values)
-        return [0.4, 8.0, -100.0]
+        return [0.4, 8.0, 3.0, 100.0]
 
-    assert Cadence(4, largest, Clock()).agree(0) == best_interval(0.4, 8.0, 100.0)
-    assert heard == [[0.0, 0.0, -RANK_MTBF_S / 4]]
+    assert Cadence(4, largest, Clock()).agree() == best_interval(0.4, 8.0, mtbf_s(4, 3, 100.0))
+    assert heard == [[0.0, 0.0, 0.0, 0.0]]

@@ -39,9 +39,13 @@ def differ(story: Story, *ranks: int, by: int = 0, generation: int | None = None
     )  # fmt: skip
 
 
+def three_ranks() -> Story:
+    return running(ranks=3)
+
+
 @pytest.fixture
 def story() -> Story:
-    return running(ranks=3)
+    return three_ranks()
 
 
 def test_who_differs_is_replaced_and_its_place_taken_last(story: Story) -> None:

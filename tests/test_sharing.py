@@ -282,7 +282,7 @@ def test_of_ranks_with_slots_of_their_own_it_is() -> None:
 
 
 def test_what_fails_again_and_again_for_lack_of_memory_is_given_up_and_the_job_waits() -> None:
-    story = shrunk(slot_faults=0, raise_grace_ms=0)
+    story = shrunk(slot_faults=0)
     for _ in range(CRAMPED_BUDGET):
         guest = story.holder(1)
         story.hear(say(story, ev.WorkerRaised, 1, point=HERE, kind="script", signature=MEMORY, summary="memory"))
@@ -293,9 +293,86 @@ def test_what_fails_again_and_again_for_lack_of_memory_is_given_up_and_the_job_w
     assert not any(worker.guest for worker in story.cluster.workers.values())
 
 
+def test_what_the_kernel_kills_for_memory_counts_as_well_and_so_do_targets() -> None:
+    story = shrunk(slot_faults=0)
+    for _ in range(CRAMPED_BUDGET):
+        guest = holder_of(story, 1)
+        story.hear(
+            ev.WorkerExited(
+                worker=guest.worker, node=guest.node, signal=SIGKILL, cause="SIGKILL (out of memory: cgroup oom_kill)",
+                private=story.stands[guest.worker].records(guest.worker),
+            )
+        )  # fmt: skip
+        story.settle()
+        story.train(HERE.after_step())
+    assert story.job.seats[Rank(1)].worker is None
+    story = spread()
+    for number in range(CRAMPED_BUDGET):
+        story.hear(tainted("node-1", None, key=f"drain-{number}", planned=True))
+        target = story.move.targets[Rank(1)]
+        story.hear(
+            ev.WorkerRaised(
+                worker=target, job=JOB, rank=Rank(1), point=None, kind="script", signature=MEMORY, summary=MEMORY
+            )
+        )
+        story.lose(target, code=1)
+    assert story.move.state is not MoveState.PREPARING
+    assert not any(worker.guest for worker in story.cluster.workers.values())
+
+
+def test_of_two_that_run_out_of_memory_together_both_are_cramped() -> None:
+    story = shrunk(ranks=4)
+    guest, host = story.holder(1), story.holder(0)
+    story.hear(say(story, ev.WorkerRaised, 0, point=HERE, kind="script", signature=MEMORY, summary="memory"))
+    story.lose(host, code=1)
+    story.hear(
+        ev.WorkerRaised(
+            worker=guest, job=JOB, rank=Rank(1), point=HERE, kind="script", signature=MEMORY, summary="memory"
+        )
+    )
+    story.lose(guest, code=1)
+    assert story.job.outcome is None
+
+
+def test_a_guest_that_is_left_over_does_not_keep_a_move_from_its_room() -> None:
+    story = spread(ranks=3, nodes=3, moves_per_hour=-1)
+    story.hear(ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=2))
+    story.hear(asked(1, 2))
+    targets = dict(story.move.targets.items())
+    assert set(targets) == {1, 2}
+    story.hear(lost("node-1"))  # its target inherits rank 1
+    story.settle()
+    story.train(HERE.after_step())
+    assert story.holder(1) == targets[Rank(1)]
+    story.lose(targets[Rank(2)], signal=SIGKILL)
+    story.settle()
+    assert story.move.state is MoveState.DONE
+    assert crowded(story) == []
+
+
+def test_the_fullest_slot_is_relieved_first() -> None:
+    story = spread(ranks=5, ranks_per_slot=3, nodes=5)
+    for node in ("node-2", "node-3", "node-4"):
+        story.hear(lost(node))
+        story.settle()
+        story.train(HERE.after_step())
+        for worker, stand in story.stands.items():
+            story.stands[worker] = replace(stand, keeps=True)
+    loads = {place(story, rank): [r for r in range(5) if place(story, r) == place(story, rank)] for rank in range(5)}
+    full = next(ranks for ranks in loads.values() if len(ranks) == 3)
+    story.hear(back("node-4"))
+    assert set(story.move.ranks) <= set(full)
+
+
 def test_which_errors_tell_of_memory() -> None:
     assert out_of_memory(MEMORY)
-    assert not out_of_memory("RuntimeError: out of memory at train.py:#")
+    for text in (
+        "AcceleratorError: CUDA error: out of memory at train.py:#",
+        "RuntimeError: [enforce fail at alloc_cpu.cpp:#] . DefaultCPUAllocator: can't allocate memory at train.py:#",
+        "RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED at train.py:#",
+    ):
+        assert out_of_memory(text)
+    assert not out_of_memory("RuntimeError: shapes differ at train.py:#")
 
 
 def test_a_job_of_one_rank_a_slot_is_as_before() -> None:

@@ -118,8 +118,8 @@ def hear_facts() -> None:
         run_tests_of(module)
 
 
-# What tests are given, by the class that their module makes it of.
-FIXTURES = {"sharded": "Sharded"}
+# What tests are given, by what their module makes it with.
+FIXTURES = {"sharded": "Sharded", "story": "three_ranks"}
 
 
 def run_tests_of(module: ModuleType) -> None:
@@ -128,9 +128,8 @@ def run_tests_of(module: ModuleType) -> None:
         if not name.startswith("test_"):
             continue
         marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
-        fixtures = [
-            getattr(module, made) for fixture, made in FIXTURES.items() if fixture in signature(test).parameters
-        ]
+        taken = signature(test).parameters
+        fixtures = [getattr(module, made) for fixture, made in FIXTURES.items() if fixture in taken]
         if not marks:
             test(*(made() for made in fixtures))
         for mark in marks[:1]:

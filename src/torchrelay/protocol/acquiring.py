@@ -118,7 +118,7 @@ def undying(cluster: Cluster, job: Job, rank: Rank) -> str:
 
 def held_back(cluster: Cluster, job: Job, rank: Rank) -> bool:
     """Whether a spare must wait: the last holder raised, and others may be about to raise the same."""
-    times = [raised.at_ms for raised in job.raised if raised.rank == rank]
+    times = [raised.at_ms for raised in job.raised if raised.rank == rank and not raised.cramped]
     return bool(times) and cluster.now_ms - max(times) < job.spec.raise_grace_ms
 
 

@@ -25,7 +25,7 @@ from torchrelay.protocol.recovery import progress, try_again
 from torchrelay.protocol.requests import move_asked, move_withdrawn
 from torchrelay.protocol.rollback import forget_kept, not_there, note_kept
 from torchrelay.protocol.roster import Life, Node, Seat
-from torchrelay.protocol.sharing import is_shared, out_of_memory
+from torchrelay.protocol.sharing import is_shared, note_cramped, out_of_memory
 from torchrelay.protocol.speech import standing_orders
 from torchrelay.protocol.state import Cluster, exit_text, keep_private, over, seated, started
 from torchrelay.protocol.table import Table
@@ -140,7 +140,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     known = cluster.workers.get(event.worker)
     if known is None:
         return replace(cluster, strays=cluster.strays.drop(event.worker))
-    cluster = note_kept(cluster, known.job, event.node, event.kept)
+    cluster = note_kept(note_cramped(cluster, known, event.cause), known.job, event.node, event.kept)
     job = cluster.jobs[known.job]
     if known.heir is not None:  # how a target ends says nothing about the job, which is well
         return lose(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
@@ -175,7 +175,8 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
         if move is None:
             return cluster
         text = f"target {known.worker} of rank {known.heir} raised: {event.summary}"
-        return cluster.with_job(with_move(job, move.tell(cluster.now_ms, text)))
+        cluster = cluster.with_job(with_move(job, move.tell(cluster.now_ms, text)))
+        return note_cramped(cluster, known, event.signature)
     if over(job) or any((entry.worker, entry.fatal) == (event.worker, event.fatal) for entry in job.raised):
         return cluster
     now = cluster.now_ms

@@ -88,11 +88,18 @@ def cramped(cluster: Cluster, job: Job, others: Iterable[Rank]) -> dict[Rank, Wi
             )  # fmt: skip
     # A move that is being prepared has taken its room.
     move = job.open_move
-    under_way = () if move is None or move.state is MoveState.WAITING else move.ranks
+    under_way = () if move is None or move.shares or move.state is MoveState.WAITING else move.ranks
     going = [rank for rank in found if rank in under_way]
-    staying = [rank for rank in found if rank not in under_way]
+    staying = sorted((rank for rank in found if rank not in under_way), key=lambda rank: -company(cluster, job, rank))
     room = 0 if going else room_for(cluster, job, None)
     return {rank: found[rank] for rank in (*going, *staying[:room])}
+
+
+def company(cluster: Cluster, job: Job, rank: Rank) -> int:
+    """How many workers run in the slot of this rank: the fullest slot sets the pace."""
+    holder = job.seats[rank].worker
+    place = None if holder is None else cluster.workers[holder].place
+    return sum(worker.place == place for worker in cluster.workers.values())
 
 
 def tainted(cluster: Cluster, worker: Worker) -> Wish | None:

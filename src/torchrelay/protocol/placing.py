@@ -83,9 +83,8 @@ def invite(cluster: Cluster, job: Job) -> Cluster:
     vacant = [rank for rank, seat in job.seats.items() if seat.worker is None]
     move = job.open_move
     leaving = [] if move is None or not move.shares or move.state is not MoveState.PREPARING else move.ranks
-    homeless = len(vacant) + sum(rank not in move.targets for rank in leaving if move is not None)
-    short = homeless - len(usable_spares(cluster, job)) - soon_free(cluster, job)
-    ranks = [*vacant, *leaving]
+    ranks = [*vacant, *(r for r in leaving if move is not None and r not in move.targets and r not in vacant)]
+    short = len(ranks) - len(usable_spares(cluster, job)) - soon_free(cluster, job)
 
     def apart(node: NodeId) -> bool:
         return all(outlives(cluster, job, rank, node) for rank in ranks)
@@ -137,7 +136,8 @@ def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> l
 def clear_out(cluster: Cluster, job: Job) -> Cluster:
     """End the spares on places that are to be left, and guests that nobody needs: they have nothing to lose."""
     move = job.open_move
-    idle = job.phase is JobPhase.RUNNING and (move is None or move.state is MoveState.WAITING)
+    awaited = move is not None and move.shares and move.state is MoveState.PREPARING
+    idle = job.phase is JobPhase.RUNNING and not awaited
     for spare in cluster.spares(job.spec.job):
         unneeded = idle and shares_with(cluster, spare) is not None
         if spare.guest:  # the other may have been dead already: then this is a slot that has lost its worker

@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
 from torchrelay.protocol.ids import NodeId
-from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.job import Job, JobPhase, Raised
 from torchrelay.protocol.policy import DYING_MS, cordoned
 from torchrelay.protocol.roster import Life, Worker, natural
 from torchrelay.protocol.state import Cluster
@@ -22,6 +23,8 @@ from torchrelay.protocol.taints import closed, taken_last
 Place = tuple[NodeId, int]
 # How often memory may not be enough for those who share a slot, before no slots are shared any more.
 CRAMPED_BUDGET = 3
+# As torch, CUDA's libraries, and the kernel's killer by way of the agent put it.
+NO_MEMORY = ("outofmemoryerror:", "out of memory", "can't allocate memory", "alloc_failed")
 
 
 def may_share(job: Job) -> bool:
@@ -35,13 +38,26 @@ def too_cramped(job: Job) -> bool:
     return sum(raised.cramped for raised in job.raised) >= CRAMPED_BUDGET
 
 
-def out_of_memory(signature: str) -> bool:
-    """Whether an exception with this signature says that there was no memory left, on a device or in the host."""
-    return signature.startswith(("OutOfMemoryError:", "MemoryError:"))
+def out_of_memory(told: str) -> bool:
+    """Whether an exception's signature, or the cause of an end, says that no memory was left, on device or host."""
+    return told.startswith("MemoryError:") or any(words in told.lower() for words in NO_MEMORY)
+
+
+def note_cramped(cluster: Cluster, worker: Worker, told: str) -> Cluster:
+    """Memory was not enough for those who share a slot: when that has happened too often, none are shared any more."""
+    job = cluster.jobs[worker.job]
+    rank = worker.rank if worker.rank is not None else worker.heir
+    known = rank is None or any(entry.worker == worker.worker for entry in job.raised)
+    if known or rank is None or not out_of_memory(told) or not is_shared(cluster, worker):
+        return cluster
+    entry = Raised(worker.worker, rank, None, told, told, cluster.now_ms, True, cramped=True)
+    return cluster.with_job(replace(job, raised=(*job.raised[-63:], entry)))
 
 
 def is_shared(cluster: Cluster, worker: Worker) -> bool:
-    """Whether others run in the slot of this worker."""
+    """Whether others run in the slot of this worker, or did when it came there."""
+    if worker.guest:
+        return True
     here = (worker.node, worker.slot)
     there = [one for one in cluster.workers.values() if (one.node, one.slot) == here and one.life is not Life.FENCING]
     return len(there) > 1
@@ -122,6 +138,7 @@ def slots_to_share(
 __all__ = [
     "is_shared",
     "may_share",
+    "note_cramped",
     "out_of_memory",
     "shares_with",
     "slots_to_share",

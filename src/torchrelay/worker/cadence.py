@@ -3,8 +3,9 @@
 What is lost is least at about sqrt(2 C M) seconds from one to the next (J. W. Young, "A first order approximation to
 the optimum checkpoint interval", Communications of the ACM 17, 1974), where C is how much longer a step with a snapshot
 takes than one without, and M the time from one fault of the job to the next. C is measured; M comes of what is known of
-large clusters, and of the interruptions of this job so far. All ranks take the largest C, and the least M, that any
-has: they tell one another in the gates of some snapshots. In each generation all begin anew, with the same interval.
+large clusters, and of the interruptions that the worker which has been there longest has seen. All ranks take the
+largest figures that any has: they tell one another in the gates of some snapshots. In each generation all begin anew,
+with the same interval.
 """
 
 from __future__ import annotations
@@ -50,15 +51,17 @@ class Cadence:
         self._plain: deque[float] = deque(maxlen=KEPT)
         self._with: deque[float] = deque(maxlen=KEPT // 4)
         self._next = FIRST
+        self._wired = 0
 
     def renew(self) -> None:
-        """A new generation."""
+        """A new generation, after an interruption; the first of a worker is none."""
         self._last, self._next = None, FIRST
+        self._wired += 1
 
-    def passed(self, *, snapshot: bool) -> None:
-        """A step's gate was passed; `snapshot`: one was taken on the way to it."""
+    def passed(self, *, snapshot: bool, counts: bool = True) -> None:
+        """A gate was passed; `snapshot`: one was taken on the way to it; `counts`: that was a step and no more."""
         now = self._clock()
-        if self._last is not None:
+        if self._last is not None and counts:
             (self._with if snapshot else self._plain).append(now - self._last)
         self._last = now
 
@@ -66,14 +69,15 @@ class Cadence:
         """Whether all ranks agree in the gate of this snapshot, the `count`th of the generation (from 0)."""
         return count >= self._next
 
-    def agree(self, interruptions: int) -> int:
-        """Collective over all ranks: the interval from now on. `interruptions`: of the job, so far."""
+    def agree(self) -> int:
+        """Collective over all ranks: the interval from now on."""
         self._next *= FACTOR
         step = statistics.median(self._plain) if self._plain else 0.0
         cost = max(0.0, statistics.median(self._with) - step) if self._with else 0.0
-        least = mtbf_s(self._world, interruptions, self._clock() - self._begun)
-        cost, step, least = (abs(value) for value in self._largest([cost, step, -least]))
-        return best_interval(cost, step, least)
+        # Who has been here longest has seen most; a newcomer knows of nothing.
+        mine = [cost, step, float(max(0, self._wired - 1)), self._clock() - self._begun]
+        cost, step, faults, elapsed = self._largest(mine)
+        return best_interval(cost, step, mtbf_s(self._world, round(faults), elapsed))
 
 
 __all__ = ["FACTOR", "FIRST", "MOST_S", "RANK_MTBF_S", "Cadence", "best_interval", "mtbf_s"]

@@ -12,6 +12,7 @@ at the entry, and the function is called again with the same arguments.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NoReturn
 
 from msgspec import structs
@@ -263,17 +264,19 @@ class Calls:
             self._stand_for(found)
         attempt.passed = True
         self._cursor.point = pending
-        self._snapshots.passed(complete)
+        self._snapshots.passed(complete, step=attempt.kind == "step")
         self._strayed = None
         if self._checked():
             self._afterwards.note()
 
     def _also(self, attempt: Attempt, pending: Point) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
-        if attempt.kind != "step":
-            return None
-        compares = (lambda: self._comparison.exchange(pending)) if self._comparison.due(pending) else None
-        due = [each for each in (compares or self._early.look(pending), self._snapshots.agree()) if each is not None]
+        looks: Callable[[], None] | None = None
+        if attempt.kind == "step" and self._comparison.due(pending):
+            looks = partial(self._comparison.exchange, pending)
+        elif attempt.kind == "step":
+            looks = self._early.look(pending)
+        due = [each for each in (looks, self._snapshots.agree()) if each is not None]
         return (lambda: _do_all(due)) if due else None
 
     def _stand_for(self, found: Differing) -> NoReturn:

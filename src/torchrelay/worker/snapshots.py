@@ -100,7 +100,7 @@ class Snapshots:
 
     def renew(self) -> None:
         """Connected anew: they are counted from the call that comes."""
-        self._base, self._every, self._count = None, None, 0
+        self._base, self._every, self._taken, self._count = None, None, None, 0
         if self._cadence is not None:
             self._cadence.renew()
         sender, self._sender = self._sender, None
@@ -118,8 +118,9 @@ class Snapshots:
                 self._tell()
         elif point.section or (point.step - self._base.step) % every:
             return
+        if point != self._taken:  # else the call has come to nothing, and is made again
+            self._count += 1
         self._taken, self.lacking = point, False
-        self._count += 1
         restarts = self._session.identity.wait().restarts
         what = Snapshot(Rank(self._session.rank), point, restarts)
         try:
@@ -155,7 +156,7 @@ class Snapshots:
         cadence = self._cadence
         if cadence is None or self._taken is None or not cadence.due(self._count - 1):
             return None
-        return lambda: self._settle_on(cadence.agree(self._session.standing.wired - 1))
+        return lambda: self._settle_on(cadence.agree())
 
     def _settle_on(self, every: int) -> None:
         """From here on so many steps lie between two. If this gate breaks, all begin anew with the first interval."""
@@ -174,11 +175,11 @@ class Snapshots:
         )  # fmt: skip
         session.link.say(joined)
 
-    def passed(self, complete: bool | None) -> None:
+    def passed(self, complete: bool | None, *, step: bool = True) -> None:
         """A gate was passed. `complete`: whether no rank lacks what was taken before it; None: nobody has told us."""
         taken, self._taken, self.lacking = self._taken, None, False
-        if self._cadence is not None:
-            self._cadence.passed(snapshot=taken is not None)
+        if self._cadence is not None:  # after a roll forward the time of the outage is in it
+            self._cadence.passed(snapshot=taken is not None, counts=step and complete is not None)
         if taken is None or complete is False:
             return  # the one before stays
         if complete is None:  # rolled forward: whichever the others count on, it must stay
