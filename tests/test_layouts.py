@@ -41,7 +41,7 @@ DRAIN = MOVES[1:]
         ("hsdp", FAULTS), ("pp", CHUNKS),
         pytest.param("tp", [*FAULTS[:4], STICK], marks=pytest.mark.soak),
         pytest.param("pp-interleaved", CHUNKS[:2], marks=pytest.mark.soak),
-        *(pytest.param(layout, FAULTS[:4], marks=pytest.mark.soak) for layout in ("hsdp-rich", "ddp-rich")),
+        pytest.param("hsdp-rich", FAULTS[:4], marks=pytest.mark.soak), ("ddp-rich", FAULTS[:4]),
     ],
 )  # fmt: skip
 def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_path: Path) -> None:

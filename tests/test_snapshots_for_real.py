@@ -59,7 +59,7 @@ def test_the_interval_is_found_out_and_what_is_lost_since_is_made_again(tmp_path
 @pytest.mark.soak
 def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
     """Two of four shards are gone, and the copies of the other two: who is left goes back by its own copies."""
-    script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "36"]
+    script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "80"]
     calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])
     run_dir = tmp_path / "run"
     flags = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1", "--isolate"]

@@ -108,7 +108,8 @@ def test_a_buffer_that_follows_another_is_made_again() -> None:
     forward(module)
     at_gate = private.record()
     follow(module)
-    copies = late.look(at_gate, private.record())
+    copies, shared = late.look(at_gate, private.record())
+    assert shared == []
     assert copies == {f"model.copy.{name}": f"model.norm.{name}" for name, _ in module.norm.named_buffers()}
 
     successor = Followed()
@@ -132,9 +133,43 @@ def test_nothing_is_made_again_if_nothing_is_late() -> None:
     private = private_of(module)
     forward(module)
     record = private.record()
-    assert late.look(record, record) == {}
+    assert late.look(record, record) == ({}, [])
     late.make_again(private, {})
     assert private.record() == record
+
+
+class Counted(torch.nn.Module):
+    """A buffer that its update counts up, as averages do; and one that a forward pass counts."""
+
+    updates: torch.Tensor
+    passes: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("updates", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("passes", torch.full((), 7, dtype=torch.int64))
+
+
+def test_what_the_update_alone_changes_is_not_private_if_that_was_not_known_yet() -> None:
+    module = Counted()
+    private = private_of(module)
+    module.passes += 1
+    at_gate = private.record()
+    module.updates += 1
+    unknown = private.unknown(["model.passes"])
+    assert unknown == {"model.updates"}
+    assert late.look(at_gate, private.record(), unknown) == ({}, ["model.updates"])
+    private.share(["model.updates"])
+    successor = Counted()
+    theirs = private_of(successor)
+    theirs.load(private.record())
+    assert (int(successor.passes), int(successor.updates)) == (8, 0)  # a replica has the other
+    assert theirs.unknown([]) == set()
+    module.passes += 1
+    with pytest.raises(Refused, match=r"model\.passes differs between ranks"):
+        late.look(at_gate, private.record(), private.unknown(["model.passes"]))
+    private.settle(["model.passes"], sections=False)
+    assert private.unknown([]) == set()
 
 
 def test_who_dies_before_it_is_known_what_is_late_cannot_be_followed() -> None:

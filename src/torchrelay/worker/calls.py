@@ -371,7 +371,10 @@ class Calls:
                 "draw them before optimizer.step(), or after the step",
             )
         if attempt.kind == "step":
-            self._late = late.look(attempt.private, self._state.private.record())
+            private = self._state.private
+            moving = set().union(*(redo.moving for redo in self._redo.values()))
+            self._late, shared = late.look(attempt.private, private.record(), private.unknown(moving))
+            private.share(shared)
 
     # ------------------------------------------------------------ exceptions
 

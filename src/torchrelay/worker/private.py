@@ -6,7 +6,7 @@ BatchNorm's running statistics from its own samples, and takes rank 0's at the n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import msgspec
 import torch
@@ -56,6 +56,16 @@ class Private:
         # Sections may be over with their probes first, and know nothing of what steps change.
         unknown = set() if False in self._moving else set(self._names)
         self._choose(set().union(*self._moving.values(), self._certain, unknown) - self._shared)
+
+    def unknown(self, moving: Collection[str]) -> set[str]:
+        """Buffers of which it is not known yet whether they are private. `moving`: seen to change before a gate."""
+        known = False in self._moving or self._loaded
+        return set() if known else set(self._names) - self._certain - set(moving)
+
+    def share(self, names: Collection[str]) -> None:
+        """These are not private: they change with the update alone, on all ranks alike."""
+        if names:
+            self._choose(set(self._names) - set(names))
 
     def record(self) -> bytes:
         """The private state now: for the gate. Empty if there is none; at most `LIMIT` bytes, and the generators."""

@@ -69,6 +69,11 @@ class Redo:
         """Whether the call under way is being looked at, and has not come to its gate."""
         return self._carried is not None
 
+    @property
+    def moving(self) -> frozenset[str]:
+        """Buffers that have been seen to change in a call before its gate."""
+        return frozenset(self._seen_moving)
+
     def mark(self) -> None:
         """At the entry of a call: remember all that it may change before its gate."""
         if self._stale or self._known != self._state.known:
