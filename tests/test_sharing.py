@@ -16,7 +16,7 @@ from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import DYING_MS
 from torchrelay.protocol.roster import Worker
-from torchrelay.protocol.sharing import CRAMPED_BUDGET, out_of_memory, shares_with
+from torchrelay.protocol.sharing import CRAMPED_BUDGET, is_shared, out_of_memory, shares_with, soon_free
 
 MEMORY = "OutOfMemoryError: CUDA out of memory. at train.py:#"
 
@@ -380,3 +380,29 @@ def test_a_job_of_one_rank_a_slot_is_as_before() -> None:
     story.hear(lost())
     story.settle()
     assert not any(worker.guest for worker in story.cluster.workers.values())
+
+
+# ---------------------------------------------------------------- looking
+
+
+def test_who_shares_a_slot_and_who_has_one_of_its_own() -> None:
+    story = shrunk()
+    host, guest, other = (holder_of(story, rank) for rank in (0, 1, 2))
+    assert is_shared(story.cluster, host)
+    assert is_shared(story.cluster, guest)
+    assert not is_shared(story.cluster, other)  # slot 0 of another node
+    assert shares_with(story.cluster, guest) == host
+    assert shares_with(story.cluster, host) is None
+    ending = story.cluster.fence(host.worker)
+    assert shares_with(ending, ending.workers[guest.worker]) is None
+    assert soon_free(ending, story.job) == 0  # the guest lives there
+    assert soon_free(ending.fence(other.worker), story.job) == 1
+
+
+def test_a_guest_that_is_killed_for_other_reasons_does_not_end_the_sharing() -> None:
+    story = shrunk(slot_faults=0)
+    for _ in range(CRAMPED_BUDGET + 1):
+        story.lose(story.holder(1), signal=SIGKILL)
+        story.settle()
+        story.train(HERE.after_step())
+        assert crowded(story) == [1]

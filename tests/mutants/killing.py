@@ -13,9 +13,12 @@ import importlib.util
 import os
 import resource
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from inspect import signature
 from types import CodeType, ModuleType
+from typing import Any
+
+import pytest
 
 from tests.mutants.making import Mutant
 
@@ -127,14 +130,23 @@ def run_tests_of(module: ModuleType) -> None:
     for name, test in list(vars(module).items()):
         if not name.startswith("test_"):
             continue
-        marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
         taken = signature(test).parameters
-        fixtures = [getattr(module, made) for fixture, made in FIXTURES.items() if fixture in taken]
-        if not marks:
-            test(*(made() for made in fixtures))
-        for mark in marks[:1]:
-            for case in mark.args[1]:
-                test(*(case if isinstance(mark.args[0], tuple) else (case,)))
+        marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
+        for given in cases(marks[0]) if marks else [{}]:
+            made = {name: getattr(module, maker)() for name, maker in FIXTURES.items() if name in taken}
+            test(**made, **given)
+
+
+def cases(mark: pytest.Mark) -> Iterator[dict[str, Any]]:
+    """The parameters of each case, by name."""
+    names = mark.args[0]
+    if isinstance(names, str):
+        names = [name.strip() for name in names.split(",")]
+        single = len(names) == 1
+    else:
+        single = False
+    for case in mark.args[1]:
+        yield dict(zip(names, (case,) if single else case, strict=True))
 
 
 def simulate_some() -> None:
