@@ -59,6 +59,14 @@ def test_on_one_node_they_do_not_outlive_it() -> None:
     assert summary(told)[1] == "Snapshots: with any one rank at most 5 steps are made again."
 
 
+def test_with_two_buddies_any_two_nodes_may_be_lost() -> None:
+    told = survey("job", holders("a", "b", "c", "d", "e", "f"), Intervals(alone=10, buddies=2))
+    assert text_of(told.ranks[0], told) == "its snapshot, on its node and two others"
+    assert summary(told)[1] == "Snapshots: with any one rank, or any two nodes, at most 10 steps are made again."
+    few = survey("job", holders("a", "b", "c", "d"), Intervals(alone=10, buddies=2))  # there is no third node
+    assert text_of(few.ranks[0], few) == "its snapshot, on its node and another"
+
+
 def test_where_all_is_replicated_none_are_taken() -> None:
     told = survey("job", holders("a", "a", "a"), Intervals(alone=10))
     assert told.snapshot_every == 0

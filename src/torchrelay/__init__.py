@@ -60,6 +60,7 @@ def join(
     shard: str | None = None,
     rehearse: bool | None = None,
     snapshot_every: int | Literal["auto"] | None = None,
+    snapshot_buddies: int = 1,
     compare_every: int | None = None,
 ) -> Run:
     """Say what this script's state is, and get a `Run`. Once, after all of it is built and before training.
@@ -80,6 +81,8 @@ def join(
                 one: so many steps are made again if a shard is lost of which there is no replica. None: every 10 if
                 there is such a shard (with save= none: it may be slow), else none; 0: none. "auto": as None, and then
                 as often as is best by what they cost here and how often such jobs fail; at most ten minutes of work
+    snapshot_buddies   how many other nodes get a copy of each snapshot, 1 or 2. 2: any two nodes may be lost at once,
+                for half as much memory again, and twice the traffic
     compare_every    steps between two comparisons of what replicas hold, which find bits that have flipped: who differs
                 from most is replaced. None: every 100; 0: none
 
@@ -92,7 +95,7 @@ def join(
         return plain.PlainRun()
     return _join(
         model, optimizer, extra, save=save, load=load, shard=shard, rehearse=rehearse, snapshot_every=snapshot_every,
-        compare_every=compare_every,
+        snapshot_buddies=snapshot_buddies, compare_every=compare_every,
     )  # fmt: skip
 
 

@@ -151,6 +151,7 @@ def arguments():
     parser.add_argument("--marks", default=".")
     parser.add_argument("--pace", type=float, default=0.0, help="seconds added to each step")
     parser.add_argument("--live", metavar="DIR", help="a driver says what strikes, and when the end comes")
+    parser.add_argument("--buddies", type=int, default=1, help="nodes that get a copy of a snapshot")
     parser.add_argument("--snapshots", type=interval, help="steps between two of them, or auto")
     parser.add_argument("--ballast", type=int, default=0, help="megabytes of state beside the model, changed each step")
     parser.add_argument("--compare", type=int, help="steps between two comparisons of replicas")
@@ -256,6 +257,7 @@ def main():
     seen = {"rows": 0}
     extra = {"scheduler": scheduler, "ema": spread.ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
     intervals = {"snapshot_every": options.snapshots, "compare_every": options.compare}
+    intervals["snapshot_buddies"] = options.buddies
     run = torchrelay.join(model=spread.model, optimizer=optimizer, extra=extra, **intervals)
     faults.model = spread.model
     # After ours, hence past the gate: inside the update.

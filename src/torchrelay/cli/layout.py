@@ -38,6 +38,7 @@ class Survey(Struct, frozen=True, kw_only=True):
     ranks: tuple[Origin, ...]
     losses: int  # so many ranks may be lost at once, whichever they are
     snapshot_every: int  # steps; so many are made again at most, where there is no replica; 0: no snapshots
+    snapshot_nodes: int  # that have a copy of each snapshot: one less may be lost at once
     nodes: tuple[str, ...]  # the loss of one of these would take all holders of some state with it
 
 
@@ -50,13 +51,20 @@ class Holder(Struct, frozen=True):
 
 
 class Intervals(Struct, frozen=True):
-    """Steps between two snapshots, if the state of some rank has no replica, and if all have one; 0: none."""
+    """Steps between two snapshots, if the state of some rank has no replica, and if all have one; 0: none.
+
+    `buddies`: nodes that get a copy beside the rank's own, if there are so many.
+    """
 
     alone: int = 0
     replicated: int = 0
+    buddies: int = 1
 
 
 NO_SNAPSHOTS = Intervals()
+# By how many nodes have a copy of a snapshot.
+PLACES = {1: "on its own node", 2: "on its node and another", 3: "on its node and two others"}
+WHOM = {1: "rank", 2: "rank, or any one node,", 3: "rank, or any two nodes,"}
 
 
 def show_layout(given: argparse.Namespace) -> int:
@@ -71,7 +79,7 @@ def show_layout(given: argparse.Namespace) -> int:
 
 def copied_elsewhere(told: Survey) -> bool:
     """Whether snapshots lie on more than one node."""
-    return bool(told.snapshot_every) and len({one.node for one in told.ranks}) > 1
+    return told.snapshot_nodes > 1
 
 
 def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder], Intervals]:
@@ -85,7 +93,7 @@ def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder], I
     if not rows or any(not row.shard for row in rows):
         raise NotPossible(f"the ranks of job {found.job} have not all called join() yet: ask again when they have", 1)
     every = found.snapshot_every
-    return str(found.job), [holder_of(row) for row in rows], Intervals(every, every)
+    return str(found.job), [holder_of(row) for row in rows], Intervals(every, every, found.snapshot_buddies)
 
 
 def holder_of(row: RankStatus) -> Holder:
@@ -105,7 +113,7 @@ def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder], Intervals]:
             told = json.loads(line)
             if "error" in told:
                 raise NotPossible(told["error"], 93 if told["error"].startswith("refused") else 1)
-            every = Intervals(told["alone"], told["replicated"])
+            every = Intervals(told["alone"], told["replicated"], told["buddies"])
             holders.append(Holder(told["rank"], f"node-{told['node']}", told["shard"]))
             if sys.stderr.isatty():
                 end = "\n" if len(holders) == world else ""
@@ -125,7 +133,10 @@ def survey(job: str, rows: Sequence[Holder], intervals: Intervals = NO_SNAPSHOTS
     alone = sorted({str(node) for nodes in on if len(nodes) == 1 for node in nodes})
     losses = min(len(holders) for holders in held.values()) - 1
     every = intervals.replicated if losses else intervals.alone
-    return Survey(job=job, ranks=tuple(origins), losses=losses, snapshot_every=every, nodes=tuple(alone))
+    copies = min(1 + intervals.buddies, len({row.node for row in rows})) if every else 0
+    return Survey(
+        job=job, ranks=tuple(origins), losses=losses, snapshot_every=every, snapshot_nodes=copies, nodes=tuple(alone)
+    )
 
 
 def origin_of(row: Holder, holders: Sequence[Holder]) -> Origin:
@@ -144,7 +155,7 @@ def page(told: Survey) -> str:
 
 def text_of(one: Origin, told: Survey) -> str:
     if not one.replicas and told.snapshot_every:
-        return "its snapshot, " + ("on its node and another" if copied_elsewhere(told) else "on its own node")
+        return "its snapshot, " + PLACES[told.snapshot_nodes]
     if not one.replicas:
         return RESTART
     where = "" if one.elsewhere else ", all on the same node"
@@ -162,6 +173,6 @@ def summary(told: Survey) -> list[str]:
         nodes = "so may any one node"
     said = [f"{lost} without a step lost; {nodes}."]
     if told.snapshot_every:
-        whom = "rank, or any one node," if copied_elsewhere(told) else "rank"
+        whom = WHOM[told.snapshot_nodes]
         said.append(f"Snapshots: with any one {whom} at most {told.snapshot_every} steps are made again.")
     return [*said, "Planned moves need no replica: state comes from the rank itself."]

@@ -330,6 +330,7 @@ class Ranks(Struct, frozen=True, kw_only=True):
     phase: str
     ranks: tuple[RankStatus, ...]
     snapshot_every: int = 0  # steps between two snapshots of a rank's state; 0: none are taken
+    snapshot_buddies: int = 1  # nodes that have a copy of each, beside its own, if there are so many
 
 
 class FaultView(Struct, frozen=True, kw_only=True):

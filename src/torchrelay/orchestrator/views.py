@@ -146,7 +146,7 @@ def view_ranks(scene: Scene, job: Job) -> Ranks:
     rows += [view_worker(scene, spare, None, newcomer=False) for spare in waiting]
     return Ranks(
         job=job.spec.job, generation=job.generation, phase=job.phase, ranks=tuple(rows),
-        snapshot_every=job.snapshot_every,
+        snapshot_every=job.snapshot_every, snapshot_buddies=job.snapshot_buddies,
     )  # fmt: skip
 
 

@@ -41,7 +41,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 6
+RULES_VERSION = 7
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -131,7 +131,7 @@ def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
         return cluster.with_worker(replace(known, shard=event.shard))
     job, rank = found
     if event.snapshot_every is not None:
-        job = replace(job, snapshot_every=event.snapshot_every)
+        job = replace(job, snapshot_every=event.snapshot_every, snapshot_buddies=event.snapshot_buddies)
     return cluster.with_job(job.with_seat(rank, replace(job.seats[rank], joined=True, shard=event.shard)))
 
 

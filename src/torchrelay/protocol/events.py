@@ -223,6 +223,7 @@ class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
     """The script called join(). `shard` names the state it holds: equal names are replicas of one another.
 
     `snapshot_every`: steps between two snapshots, 0: none; None: a newcomer is told only with its state.
+    `snapshot_buddies`: how many nodes beside its own get a copy of each, if there are so many.
     """
 
     worker: WorkerId
@@ -230,6 +231,7 @@ class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
     rank: Rank
     shard: str = "all"
     snapshot_every: int | None = None
+    snapshot_buddies: int = 1
 
 
 class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):

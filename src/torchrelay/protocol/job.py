@@ -87,6 +87,7 @@ class Job:
     cutovers: tuple[int, ...] = ()  # when ranks were moved within the last hour
     incidents: tuple[Incident, ...] = ()
     snapshot_every: int = 0  # steps; 0: none are taken
+    snapshot_buddies: int = 1  # nodes that get a copy of each, beside its own
     kept: Table[NodeId, tuple[Snapshot, ...]] = Table()  # snapshots, by the node in whose memory they lie
     rolled: Point | None = None  # the snapshot from which all ranks begin anew, until training goes on
     furthest: Point = START  # from which it was ever gone back to a snapshot

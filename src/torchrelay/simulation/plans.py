@@ -133,6 +133,7 @@ class Plan:
     script_code: int = 7
     calm_ms: int = 12_000  # no fault after this
     snapshots: int = 0  # every so many steps; 0: none
+    buddies: int = 1  # nodes that get a copy of each, beside the rank's own
     compares: bool = False  # replicas compare what they hold, in each step
 
 
@@ -195,7 +196,8 @@ def draw(seed: int) -> Plan:
     if FaultKind.FLIP in menu:
         plan = replace(plan, compares=True)
     if Lack.REPLICAS in lacks or Lack.HYBRID in lacks:
-        plan = replace(plan, snapshots=Random(seed ^ 0x5A9).choice((0, 1, 2, 3)))
+        aside = Random(seed ^ 0x5A9)
+        plan = replace(plan, snapshots=aside.choice((0, 1, 2, 3)), buddies=aside.choice((1, 2)))
     if Lack.SLOW in lacks:
         plan = replace(plan, speed=Speed(boot_ms=(500, 9_000), setup_ms=(10, 1_000), replay_ms=(5, 2_000)))
     return plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from torchrelay.protocol.events import Snapshot
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Shots:
-    """The snapshots of one worker: at home, and with its first buddy."""
+    """The snapshots of one worker: at home, and with one buddy or two."""
 
     def __init__(self, training: Training) -> None:
         self._training = training
@@ -26,7 +27,13 @@ class Shots:
         self._taken: Point | None = None  # the last one
         self._settled: Point | None = None  # the one before, which all ranks have
         self._clears = False  # in the next gate: what is older than the base is of no use
-        self.awaited = False  # the buddy has not got it yet: to wait for that counts as being in the gate
+        self._under_way = 0  # buddies that have not got the last one yet
+        self._turn = 0  # of taking one: what was sent in an earlier one is cut
+
+    @property
+    def awaited(self) -> bool:
+        """Some buddy has not got it yet: to wait for that counts as being in the gate."""
+        return self._under_way > 0
 
     @property
     def shelf(self) -> Shelf:
@@ -34,7 +41,8 @@ class Shots:
 
     def renew(self) -> None:
         """Connected anew: they are counted from here."""
-        self._base, self.awaited = None, False
+        self._base, self._under_way = None, 0
+        self._turn += 1
 
     def take(self) -> None:
         """At the entry of a call: one at the first of a generation, and then one every so many steps."""
@@ -53,10 +61,14 @@ class Shots:
         shot = self._world.shots[what] = self._shot(point)
         self.shelf.put(what, shot, self._settled)
         process = training.process
-        self.awaited = bool(process.buddies)
-        if process.wiring is not None and process.buddies:
-            keeper = process.wiring.members[process.buddies[0]]
-            self._world.after(self._world.chance.randint(1, 120), self._give, keeper, what, shot, self._settled)
+        buddies = process.buddies[: self._world.plan.buddies]
+        self._under_way = len(buddies)
+        self._turn += 1
+        give = partial(self._give, self._turn)
+        if process.wiring is not None:
+            for buddy in buddies:
+                keeper = process.wiring.members[buddy]
+                self._world.after(self._world.chance.randint(1, 120), give, keeper, what, shot, self._settled)
 
     def _shot(self, point: Point) -> Shot:
         training = self._training
@@ -64,19 +76,20 @@ class Shots:
         found = [record.data for record in records if record is not None and record.point == point]
         return Shot(sc.RankState(training.state.model, 0), found[-1], training.base, training.index)
 
-    def _give(self, keeper: Process, what: Snapshot, shot: Shot, keep: Point | None) -> None:
-        """It arrives with the buddy, if both are there."""
+    def _give(self, turn: int, keeper: Process, what: Snapshot, shot: Shot, keep: Point | None) -> None:
+        """It arrives with a buddy, if both are there."""
         training = self._training
+        if turn != self._turn:
+            return
         lives = {keeper.life.value, training.process.life.value}
         if lives == {"running", "stopped"} or lives == {"stopped"}:
-            self._world.after(20, self._give, keeper, what, shot, keep)
+            self._world.after(20, self._give, turn, keeper, what, shot, keep)
         elif lives == {"running"} and not training.interrupted:
             keeper.training.shots.shelf.put(what, shot, keep)
-            if self._taken == what.point:
-                self.awaited = False
+            self._under_way -= 1
 
     def wait(self) -> Main[None]:
-        """Before the gate: the buddy has it."""
+        """Before the gate: all buddies have it."""
         while self.awaited:
             if self._training.interrupted:
                 raise Broken("poisoned")

@@ -77,7 +77,8 @@ def become(rank: int, nodes: int, per_node: int, argv: list[str], said: IO[bytes
     def join(model: Any = None, optimizer: Any = None, extra: Any = None, **options: Any) -> NoReturn:
         state = State(model, optimizer, extra, **functions(options))
         every = {alone: snapshots.interval(options.get("snapshot_every"), alone=alone == "alone") for alone in EVERY}
-        end(found, {**layout_of(rank, world, options.get("shard"), state), **every})
+        kept = {"buddies": snapshots.buddies(options.get("snapshot_buddies", 1))}
+        end(found, {**layout_of(rank, world, options.get("shard"), state), **every, **kept})
 
     replace_everywhere(dist.init_process_group, init)
     torchrelay._join = join

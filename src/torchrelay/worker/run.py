@@ -97,7 +97,8 @@ class Joining:
     def join(
         self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
         save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str | None = None,
-        rehearse: bool | None = None, snapshot_every: int | str | None = None, compare_every: int | None = None,
+        rehearse: bool | None = None, snapshot_every: int | str | None = None, snapshot_buddies: int = 1,
+        compare_every: int | None = None,
     ) -> WorkerRun:  # fmt: skip
         """See `torchrelay.join`."""
         session = self._session
@@ -116,9 +117,10 @@ class Joining:
         pipeline.forbid()
         shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
         state.snapshot_auto = snapshot_every == snapshots.AUTO
+        state.snapshot_buddies = snapshots.buddies(snapshot_buddies)
         if not session.newcomer:
             session.shelf.clear()  # before the ranks meet: nobody has a snapshot of this start yet
-            asked = f"snapshot_every={snapshot_every}, compare_every={compare_every}"
+            asked = f"{snapshot_every=}, {snapshot_buddies=}, {compare_every=}"
             alone = check_agreement(state, shard, asked)
             state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone) and not state.saves)
             replicas = len(alone) < session.identity.wait().world_size > 1
@@ -128,6 +130,7 @@ class Joining:
         joined = WorkerJoined(
             worker=session.worker, job=session.job, rank=session.rank, shard=shard,
             snapshot_every=None if session.newcomer else state.snapshot_every,
+            snapshot_buddies=state.snapshot_buddies,
         )  # fmt: skip
         session.link.say(joined)
         cursor = Cursor()

@@ -1,11 +1,11 @@
-"""Snapshots: copies of this rank's state, on its own node and with its first buddy, for shards without a replica.
+"""Snapshots: copies of this rank's state, on its own node and with one buddy or two, for shards without a replica.
 
 At the first call of a generation, and then every so many steps, all is copied at the entry of the call; training goes
 on while the copy travels. Before the gate of that call it has arrived. So whoever passes that gate knows that all
 ranks have theirs, twice; what was taken before it is of no use any more when the next one is begun.
 
     entry      copy to the shelf; a thread sends it
-    at_gate    wait until the buddy has it: that counts as being in the gate
+    at_gate    wait until its buddies have it: that counts as being in the gate
     passed     in the first gate of a generation: clear away what others have left
     agree      in few gates: how often they are best taken, if that is to be found out (`cadence`)
     renew      connected anew: the next call begins with a snapshot, as buddies may be others
@@ -23,6 +23,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from torchrelay.errors import Refused
+from torchrelay.protocol.buddies import COPIES
 from torchrelay.protocol.events import Snapshot, WorkerJoined
 from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.wire.shelf import DIGEST, NoRoom, Shelf, Sizes
@@ -62,6 +63,13 @@ def interval(given: int | str | None, *, alone: bool) -> int:
     return given
 
 
+def buddies(given: int) -> int:
+    """How many other nodes get a copy. Raises `Refused`."""
+    if isinstance(given, bool) or given not in range(1, COPIES + 1):
+        raise Refused(f"snapshot_buddies is {given!r}", f"give 1 to {COPIES}: how many other nodes get a copy")
+    return given
+
+
 def warning(alone: int, every: int) -> str:
     """What whoever starts such a job should know."""
     return ALONE.format(alone) + (WITH.format(every) if every else WITHOUT)
@@ -87,7 +95,7 @@ class Snapshots:
         self._settled: Point | None = None  # the newest that all ranks have; None: not known
         self.lacking = False  # what was taken is not complete: the gate tells all
         self._clears = False
-        self._sender: _Sender | None = None
+        self._senders: list[_Sender] = []  # one for each buddy
         self._told = False
         self._cadence = Cadence(session.identity.wait().world_size, largest) if state.snapshot_auto else None
         self._every: int | None = None  # as was agreed in this generation
@@ -103,8 +111,8 @@ class Snapshots:
         self._base, self._every, self._taken, self._count = None, None, None, 0
         if self._cadence is not None:
             self._cadence.renew()
-        sender, self._sender = self._sender, None
-        if sender is not None:
+        senders, self._senders = self._senders, []
+        for sender in senders:
             sender.stop()  # not waited for: it may be reaching out for a node that is gone
 
     def entry(self, point: Point) -> None:
@@ -129,20 +137,25 @@ class Snapshots:
             self._complain(str(error.strerror or error))
             self.lacking = True
             return
-        addresses = self._session.buddies.addresses
-        if addresses:
-            self._sender = _Sender(self._session, what, addresses[0], self._settled)
+        for address in self._session.buddies.addresses[: self._state.snapshot_buddies]:
+            self._senders.append(_Sender(self._session, what, address, self._settled))
 
     def at_gate(self) -> None:
-        """Wait until the buddy has it. Raises `NotShelved`."""
-        sender = self._sender
-        if sender is None:
+        """Wait until the buddies have it. Raises `NotShelved`."""
+        senders = self._senders
+        if not senders:
             return
         # Who waits here counts as in the gate: the rank that is waited for has fewer collectives.
         groups.count_aside(-1)
-        sender.finished.wait()
+        for sender in senders:
+            sender.finished.wait()
         groups.count_aside(1)
-        self._sender = None
+        self._senders = []
+        for sender in senders:
+            self._judge(sender)
+
+    def _judge(self, sender: _Sender) -> None:
+        """Whether one buddy has it. Raises `NotShelved`."""
         if sender.cancel.cancelled:
             raise NotShelved("a snapshot was cut on its way to the buddy")
         if sender.refused:
@@ -171,7 +184,8 @@ class Snapshots:
         """To the core, by one rank: how many steps are made again at most."""
         session = self._session
         joined = WorkerJoined(
-            worker=session.worker, job=session.job, rank=session.rank, shard=self._shard, snapshot_every=self.every
+            worker=session.worker, job=session.job, rank=session.rank, shard=self._shard, snapshot_every=self.every,
+            snapshot_buddies=self._state.snapshot_buddies,
         )  # fmt: skip
         session.link.say(joined)
 
@@ -192,11 +206,10 @@ class Snapshots:
 
     def cut(self) -> int:
         """From the control thread: whoever waits for a buddy fails at once. Returns how many were cut."""
-        sender = self._sender
-        if sender is None or sender.finished.is_set():
-            return 0
-        sender.stop()
-        return 1
+        under_way = [sender for sender in self._senders if not sender.finished.is_set()]
+        for sender in under_way:
+            sender.stop()
+        return len(under_way)
 
     def _copy(self, what: Snapshot) -> None:
         """To the shelf of our own node. Raises `NoRoom`."""

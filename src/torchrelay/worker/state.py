@@ -83,6 +83,7 @@ class State:
         # Steps between two snapshots, and between two comparisons; 0: none. A newcomer is told with the state.
         self.snapshot_every = self.compare_every = 0
         self.snapshot_auto = False
+        self.snapshot_buddies = 1
         self.replicas_agreed = False  # in a comparison: only from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
