@@ -243,6 +243,13 @@ def faults_of(options, rank):
     return Faults(Path(options.live, "plan.json"), options.live, rank, live=True)
 
 
+def intervals_of(options: argparse.Namespace) -> dict[str, object]:
+    """What join() is told of snapshots and comparisons."""
+    return {
+        "snapshot_every": options.snapshots, "snapshot_buddies": options.buddies, "compare_every": options.compare,
+    }  # fmt: skip
+
+
 def main():
     options = arguments()
     forget(options.forget)
@@ -256,9 +263,7 @@ def main():
     second_faults(faults)
     seen = {"rows": 0}
     extra = {"scheduler": scheduler, "ema": spread.ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
-    intervals = {"snapshot_every": options.snapshots, "compare_every": options.compare}
-    intervals["snapshot_buddies"] = options.buddies
-    run = torchrelay.join(model=spread.model, optimizer=optimizer, extra=extra, **intervals)
+    run = torchrelay.join(model=spread.model, optimizer=optimizer, extra=extra, **intervals_of(options))
     faults.model = spread.model
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
