@@ -14,6 +14,12 @@ static void put(uint64_t *set, int index) { set[index / 64] |= 1ull << (index % 
 
 static void drop(uint64_t *set, int index) { set[index / 64] &= ~(1ull << (index % 64)); }
 
+// No message is longer: the sets of chunks have so much room.
+static uint32_t longest(const flow *f) {
+  uint64_t room = (uint64_t)f->limits.chunk * MAX_CHUNKS;
+  return room < NP_MAX_MESSAGE ? (uint32_t)room : NP_MAX_MESSAGE;
+}
+
 static flow_slot *slot_of(const flow *f, uint64_t seq) { return (flow_slot *)&f->slot[seq % NP_MAX_REQUESTS]; }
 
 static flow_slot *open_slot(const flow *f, uint64_t seq) {
@@ -42,7 +48,7 @@ static void begin_waiting(flow *f, uint64_t now) {
 
 flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   flow_slot *slot = slot_of(f, f->posted);
-  if (slot->state != SLOT_FREE) return NULL;
+  if (slot->state != SLOT_FREE || size > longest(f)) return NULL;
   begin_waiting(f, now);
   slot->seq = f->posted++;
   slot->data = data;
@@ -321,7 +327,7 @@ int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) 
 // ---------------------------------------------------------------- receiving
 
 int flow_accepts(const flow *f, const frame *h) {
-  if (f->sends || h->seq >= f->posted || h->total > NP_MAX_MESSAGE) return 0;
+  if (f->sends || h->seq >= f->posted || h->total > longest(f)) return 0;
   if (h->offset % f->limits.chunk || h->offset > h->total) return 0;
   uint32_t left = h->total - h->offset;
   return h->length == (left < f->limits.chunk ? left : f->limits.chunk) && (h->length || h->total == 0);

@@ -31,7 +31,7 @@ enum {
 };
 
 typedef struct {
-  uint32_t chunk;       // bytes; NP_MAX_MESSAGE / MAX_CHUNKS at least
+  uint32_t chunk;       // bytes; a message has MAX_CHUNKS of these at most
   uint32_t window;      // bytes of a path that are not acknowledged; one chunk may always go
   uint64_t ping_us;     // a path over which nothing was sent for so long gets a PING
   uint64_t suspect_us;  // silence after which chunks under way go another way, too
@@ -110,7 +110,7 @@ typedef struct {
 
 void flow_init(flow *f, int sends, int paths, int checked, const flow_limits *limits);
 
-flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now); // NULL: no slot is free
+flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now); // NULL: no slot is free, or it is too long
 void flow_release(flow *f, flow_slot *slot);                            // its user has seen that it is done
 void flow_fail(flow *f);                                                // all that is not done fails, now and later
 void flow_close(flow *f);                                               // the user is gone: drop what is not done

@@ -1,0 +1,535 @@
+// Conn: one TCP connection of one path of a comm. Whoever sends in the comm connects, and greets with HELLO; whoever
+// receives answers WELCOME, and both count it as the path's connection from then on.
+//
+// A user's memory is only touched for what the protocol still wants: that is asked before each send() and each recv(), as
+// the message may have been finished over another path, or dropped, since the last one.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <netinet/tcp.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/random.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include "engine.h"
+
+enum {
+  TURNS = 64,            // of reading, before others have their turn
+  MOST_STRANGERS = 256,  // connections that have not said what they want
+  PAUSE_MS = 20,         // after an attempt to connect that failed, doubled each time
+  LONGEST_PAUSE_MS = 80, // while somebody waits
+  IDLE_PAUSE_MS = 1000,
+  FLAPS_FREE = 4,        // losses within FLAP_WINDOW_US that are not damped
+};
+
+static const uint64_t FLAP_WINDOW_US = 10 * 1000000ull, LONGEST_DAMPING_US = 30 * 1000000ull;
+
+static uint8_t nothing[16 << 20]; // sent and received instead of memory that is not ours any more
+
+// ---------------------------------------------------------------- life
+
+void conn_want(conn *c) {
+  int wants = EPOLLIN;
+  if (c->state == CONN_CONNECTING || c->out_done < c->out_size) wants |= EPOLLOUT;
+  if (inject_any() && inject_now(c->source.local, INJECT_DROP, now_us())) wants = 0;
+  if (wants == c->wants) return;
+  struct epoll_event event = {.events = (uint32_t)wants, .data.ptr = c};
+  epoll_ctl(engine.epoll, c->wants < 0 ? EPOLL_CTL_ADD : EPOLL_CTL_MOD, c->fd, &event);
+  c->wants = wants;
+}
+
+static conn *conn_new(int fd, int local, conn_state state, uint64_t now) {
+  conn *c = calloc(1, sizeof *c);
+  if (!c) {
+    close(fd);
+    return NULL;
+  }
+  int on = 1;
+  setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+  c->source = (source){OF_CONN, local};
+  c->path = local;
+  c->fd = fd;
+  c->wants = -1;
+  c->state = state;
+  c->since_us = now;
+  c->next = engine.conns;
+  engine.conns = c;
+  return c;
+}
+
+static void bury(conn *c) {
+  if (c->wants >= 0) epoll_ctl(engine.epoll, EPOLL_CTL_DEL, c->fd, NULL);
+  close(c->fd);
+  c->fd = -1;
+  c->state = CONN_DEAD;
+  for (conn **at = &engine.conns; *at; at = &(*at)->next)
+    if (*at == c) {
+      *at = c->next;
+      break;
+    }
+  c->next = engine.buried;
+  engine.buried = c;
+  if (c->comm) {
+    if (c->comm->live[c->path] == c) c->comm->live[c->path] = NULL;
+    if (c->comm->probe[c->path] == c) c->comm->probe[c->path] = NULL;
+  }
+}
+
+void conn_end(conn *c) {
+  if (c->state != CONN_DEAD) bury(c);
+}
+
+static void reset(conn *c) {
+  struct linger at_once = {1, 0}; // what is in its buffers is of no use, and the peer shall know
+  setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  bury(c);
+}
+
+// After each failure a little later; sooner while somebody waits.
+static void try_later(np_comm *comm, int path, uint64_t now) {
+  uint32_t most = flow_busy(&comm->flow) ? LONGEST_PAUSE_MS : IDLE_PAUSE_MS;
+  uint32_t pause = comm->pause_ms[path] < most ? comm->pause_ms[path] : most;
+  comm->retry_us[path] = now + pause * 1000ull;
+  comm->pause_ms[path] = pause * 2;
+}
+
+// A path that is lost again and again rests for a while, if there is another.
+static void damp(np_comm *comm, int path, uint64_t now) {
+  if (now - comm->flaps_us[path] > FLAP_WINDOW_US) {
+    comm->flaps_us[path] = now;
+    comm->flaps[path] = 0;
+  }
+  comm->retry_us[path] = now;
+  comm->pause_ms[path] = PAUSE_MS;
+  if (++comm->flaps[path] <= FLAPS_FREE) return;
+  uint32_t doublings = comm->flaps[path] - FLAPS_FREE < 10 ? comm->flaps[path] - FLAPS_FREE : 10;
+  uint64_t rest = 100000ull << doublings;
+  comm->calm_us[path] = now + (rest < LONGEST_DAMPING_US ? rest : LONGEST_DAMPING_US);
+}
+
+void conn_lose(conn *c, const char *reason, uint64_t now) {
+  np_comm *comm = c->comm;
+  int path = c->path;
+  if (c->state == CONN_DEAD) return;
+  if (c->state != CONN_LIVE) {
+    reset(c);
+    if (comm && comm->flow.sends) try_later(comm, path, now);
+    return;
+  }
+  uint32_t under_way = comm->flow.path[path].count;
+  say(NP_LEVEL_TRACE, "comm %016llx path %d lost (%s), %u chunks under way", (unsigned long long)comm->id, path, reason,
+      under_way);
+  reset(c);
+  flow_down(&comm->flow, path, now);
+  damp(comm, path, now);
+  report_down(comm, path, reason, under_way, now);
+  comm_pump(comm, now);
+}
+
+void conn_refresh(int local) {
+  for (conn *each = engine.conns; each; each = each->next)
+    if (each->source.local == local) conn_want(each);
+}
+
+// ---------------------------------------------------------------- sending
+
+static void add_head(conn *c, const void *bytes, uint32_t size) {
+  memcpy(c->head + c->head_size, bytes, size);
+  c->head_size += size;
+  c->out_size += size;
+}
+
+// Fill the head with what is to be sent next: frames, up to the first with data.
+static int fill(conn *c, uint64_t now) {
+  c->head_size = c->out_size = c->out_done = c->out_data_size = 0;
+  c->out_data = NULL;
+  flow_frame next;
+  while (c->head_size + sizeof next.header <= sizeof c->head && flow_next(&c->comm->flow, c->path, now, &next)) {
+    if (next.data) {
+      c->out_data = next.data;
+      c->out_data_size = next.header.length;
+      if (c->comm->flow.checked) {
+        next.header.crc = checksum(next.data, next.header.length);
+        if (inject_any() && inject_now(c->source.local, INJECT_CORRUPT, now)) next.header.crc ^= 1;
+      }
+    }
+    c->out_frame = next.header;
+    add_head(c, &next.header, sizeof next.header);
+    if (next.data) break;
+  }
+  c->out_size += c->out_data_size;
+  return c->out_size > 0;
+}
+
+static ssize_t send_some(conn *c) {
+  struct iovec parts[2];
+  int count = 0;
+  uint32_t into_data = c->out_done > c->head_size ? c->out_done - c->head_size : 0;
+  if (c->out_done < c->head_size)
+    parts[count++] = (struct iovec){c->head + c->out_done, c->head_size - c->out_done};
+  if (c->out_data_size > into_data) {
+    const uint8_t *data = c->out_data;
+    if (!flow_wanted(&c->comm->flow, &c->out_frame)) data = nothing; // nobody will look at it
+    parts[count++] = (struct iovec){(void *)(data + into_data), c->out_data_size - into_data};
+  }
+  struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
+  return sendmsg(c->fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void conn_pump(conn *c, uint64_t now) {
+  if (c->state == CONN_DEAD || c->state == CONN_CONNECTING) return;
+  if (inject_any() && inject_now(c->source.local, INJECT_DROP, now)) return;
+  for (;;) {
+    if (c->out_done == c->out_size) {
+      if (c->last) {
+        bury(c);
+        return;
+      }
+      if (c->state != CONN_LIVE || !fill(c, now)) break;
+    }
+    ssize_t sent = send_some(c);
+    if (sent < 0 && errno == EINTR) continue;
+    if (sent < 0 && errno == EAGAIN) break;
+    if (sent < 0) {
+      conn_lose(c, errno == ECONNRESET ? "reset" : "error", now);
+      return;
+    }
+    c->out_done += (uint32_t)sent;
+  }
+  conn_want(c);
+}
+
+void comm_pump(np_comm *comm, uint64_t now) {
+  for (int i = 0; i < comm->flow.paths; i++)
+    if (comm->live[i]) conn_pump(comm->live[i], now);
+}
+
+static void send_frame(conn *c, frame_type type, uint32_t reason) {
+  frame out = {.magic = WIRE_MAGIC, .type = (uint8_t)type, .path = (uint8_t)c->path, .epoch = c->epoch,
+               .seq = c->comm ? c->comm->id : 0, .offset = reason};
+  c->head_size = c->out_size = c->out_done = c->out_data_size = 0;
+  add_head(c, &out, sizeof out);
+}
+
+// ---------------------------------------------------------------- connecting
+
+static void bind_to_interface(int fd, const local_path *path) {
+  if (path->interface[0]) // where it is not permitted, the address alone has to do
+    setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, path->interface, (socklen_t)strlen(path->interface) + 1);
+}
+
+void conn_connect(np_comm *comm, int path, uint64_t now) {
+  const local_path *local = &engine.path[path];
+  if (comm->remote[path].any.sa_family != local->own.any.sa_family ||
+      (inject_any() && inject_now(path, INJECT_DOWN, now))) {
+    comm->retry_us[path] = now + IDLE_PAUSE_MS * 1000ull;
+    return;
+  }
+  int fd = socket(local->own.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+  if (fd < 0) {
+    try_later(comm, path, now);
+    return;
+  }
+  address from = local->own;
+  from.v4.sin_port = 0;
+  bind_to_interface(fd, local);
+  if (bind(fd, &from.any, address_length(&from)) ||
+      (connect(fd, &comm->remote[path].any, address_length(&comm->remote[path])) && errno != EINPROGRESS)) {
+    close(fd);
+    try_later(comm, path, now);
+    return;
+  }
+  conn *c = conn_new(fd, path, CONN_CONNECTING, now);
+  if (!c) return;
+  c->comm = comm;
+  comm->probe[path] = c;
+  conn_want(c);
+}
+
+static void greet(conn *c, uint64_t now) {
+  int error = 0;
+  socklen_t length = sizeof error;
+  getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  if (error) {
+    conn_lose(c, "refused", now);
+    return;
+  }
+  np_comm *comm = c->comm;
+  c->state = CONN_GREETING;
+  c->epoch = ++comm->epoch[c->path];
+  if (!c->epoch) c->epoch = ++comm->epoch[c->path]; // 0 is never one
+  send_frame(c, HELLO, 0);
+  ((frame *)c->head)->length = HELLO_BYTES;
+  hello_body body = {.chunk = comm->flow.limits.chunk, .checked = (uint32_t)comm->flow.checked};
+  memcpy(body.token, comm->token, sizeof body.token);
+  add_head(c, &body, sizeof body);
+  conn_pump(c, now);
+}
+
+static void go_live(conn *c, uint64_t now) {
+  np_comm *comm = c->comm;
+  int path = c->path;
+  if (comm->live[path]) conn_lose(comm->live[path], "replaced", now);
+  if (comm->probe[path] == c) comm->probe[path] = NULL;
+  comm->live[path] = c;
+  c->state = CONN_LIVE;
+  comm->pause_ms[path] = PAUSE_MS;
+  comm->wired = 1;
+  flow_up(&comm->flow, path, c->epoch, now);
+  report_up(comm, path, now);
+  say(NP_LEVEL_TRACE, "comm %016llx path %d is up, epoch %u", (unsigned long long)comm->id, path, c->epoch);
+}
+
+static void heard_refusal(conn *c, uint32_t reason, uint64_t now) {
+  np_comm *comm = c->comm;
+  conn_lose(c, "refused", now);
+  if (reason == REFUSE_ALIVE) return;
+  if (reason == REFUSE_VERSION)
+    say(NP_LEVEL_WARN, "the peer speaks another version of the network part than %d: install the same torchrelay on all nodes",
+        WIRE_VERSION);
+  comm->refused = (int)reason;
+  flow_fail(&comm->flow);
+  comm_changed(comm);
+}
+
+// ---------------------------------------------------------------- being connected to
+
+void conn_accept(int local, uint64_t now) {
+  int waiting = 0, fd;
+  for (conn *each = engine.conns; each; each = each->next) waiting += each->state == CONN_ACCEPTED;
+  while ((fd = accept4(engine.path[local].listens, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
+    if (waiting++ >= MOST_STRANGERS || (inject_any() && inject_now(local, INJECT_DOWN, now))) {
+      close(fd);
+      continue;
+    }
+    conn *c = conn_new(fd, local, CONN_ACCEPTED, now);
+    if (c) conn_want(c);
+  }
+}
+
+static int equal_tokens(const uint8_t *a, const uint8_t *b) { // in the same time, wherever they differ
+  uint8_t differs = 0;
+  for (int i = 0; i < TOKEN_BYTES; i++) differs |= a[i] ^ b[i];
+  return !differs;
+}
+
+static int has_ended(uint64_t id) {
+  for (unsigned i = 0; i < sizeof engine.closed / sizeof engine.closed[0]; i++)
+    if (engine.closed[i] == id) return 1;
+  return 0;
+}
+
+// The comm that a greeting is for; a new one for a listener of ours. NULL, and the reason, if there is none.
+static np_comm *comm_for(const frame *hello, const hello_body *body, refusal *why) {
+  np_comm *comm = comm_find(hello->seq);
+  *why = REFUSE_STRANGER;
+  if (comm) return !comm->flow.sends && equal_tokens(comm->token, body->token) ? comm : NULL;
+  for (np_listener *each = engine.listeners; each; each = each->next)
+    if (equal_tokens(each->token, body->token)) {
+      if (has_ended(hello->seq)) break;
+      flow_limits limits = engine.settings.limits;
+      limits.chunk = body->chunk;
+      comm = comm_new(0, hello->seq, body->token, &limits, body->checked != 0);
+      if (comm) comm->listener = each;
+      return comm;
+    }
+  if (has_ended(hello->seq)) *why = REFUSE_CLOSED;
+  return NULL;
+}
+
+static void refuse(conn *c, refusal why, uint64_t now) {
+  if (why == REFUSE_STRANGER) say(NP_LEVEL_WARN, "a stranger's connection to %s is refused: it does not know the token",
+                                  engine.path[c->source.local].text);
+  send_frame(c, REFUSE, why);
+  c->last = 1;
+  conn_pump(c, now);
+}
+
+static void heard_hello(conn *c, const frame *hello, const hello_body *body, uint64_t now) {
+  refusal why;
+  if (body->chunk < 4096 || body->chunk > sizeof nothing || hello->epoch == 0) {
+    refuse(c, REFUSE_VERSION, now);
+    return;
+  }
+  c->epoch = hello->epoch;
+  np_comm *comm = comm_for(hello, body, &why);
+  if (comm && (hello->path >= NP_MAX_PATHS || body->chunk != comm->flow.limits.chunk)) comm = NULL;
+  if (!comm) {
+    refuse(c, why, now);
+    return;
+  }
+  c->comm = comm;
+  c->path = hello->path;
+  if (hello->path >= comm->flow.paths) comm->flow.paths = hello->path + 1;
+  conn *old = comm->live[hello->path];
+  if (old && now - comm->flow.path[hello->path].heard_us < comm->flow.limits.suspect_us) {
+    c->comm = NULL;
+    refuse(c, REFUSE_ALIVE, now);
+    return;
+  }
+  socklen_t length = sizeof comm->remote[0];
+  getpeername(c->fd, &comm->remote[hello->path].any, &length);
+  if (comm->probe[hello->path]) conn_end(comm->probe[hello->path]);
+  comm->local[hello->path] = c->source.local;
+  send_frame(c, WELCOME, 0);
+  go_live(c, now);
+  if (comm->listener) comm_changed(comm);
+  comm_pump(comm, now);
+}
+
+// ---------------------------------------------------------------- reading
+
+// Frames before a connection is live.
+static void heard_early(conn *c, const frame *in, const hello_body *body, uint64_t now) {
+  if (c->state == CONN_ACCEPTED && in->type == HELLO) {
+    heard_hello(c, in, body, now);
+  } else if (c->state == CONN_GREETING && in->type == WELCOME && in->epoch == c->epoch) {
+    np_comm *comm = c->comm;
+    go_live(c, now);
+    comm_changed(comm);
+    comm_pump(comm, now);
+  } else if (c->state == CONN_GREETING && in->type == REFUSE) {
+    heard_refusal(c, in->offset, now);
+  } else {
+    conn_lose(c, "error", now);
+  }
+}
+
+static void heard_frame(conn *c, const frame *in, uint64_t now) {
+  np_comm *comm = c->comm;
+  int lost;
+  if (!flow_heard(&comm->flow, c->path, in, now, &lost)) {
+    say(NP_LEVEL_WARN, "comm %016llx path %d: a frame breaks the rules (type %u)", (unsigned long long)comm->id,
+        c->path, in->type);
+    conn_lose(c, "error", now);
+    return;
+  }
+  if (lost >= 0 && comm->live[lost]) conn_lose(comm->live[lost], "told", now);
+  if (in->type == ACK || in->type == BYE) comm_changed(comm);
+}
+
+static void chunk_is_whole(conn *c, uint64_t now) {
+  np_comm *comm = c->comm;
+  uint8_t *target = flow_target(&comm->flow, &c->in_frame);
+  c->in_data = 0;
+  if (comm->flow.checked && c->in_clean && target && checksum(target, c->in_frame.length) != c->in_frame.crc) {
+    comm->flow.path[c->path].corrupt++;
+    report_corrupt(comm, c->path);
+    conn_lose(c, "checksum", now);
+    return;
+  }
+  // Part of it went nowhere while it was not wanted; now it is, so it has to come once more.
+  if (target && !c->in_clean) {
+    conn_lose(c, "error", now);
+    return;
+  }
+  flow_arrived(&comm->flow, c->path, &c->in_frame, now);
+  comm_changed(comm);
+}
+
+static int begin_chunk(conn *c, uint64_t now) {
+  if (!flow_accepts(&c->comm->flow, &c->in_frame)) {
+    say(NP_LEVEL_WARN, "comm %016llx path %d: a chunk breaks the rules", (unsigned long long)c->comm->id, c->path);
+    conn_lose(c, "error", now);
+    return 0;
+  }
+  c->in_data = 1;
+  c->in_done = 0;
+  c->in_clean = 1;
+  return 1;
+}
+
+// Where the rest of the chunk goes.
+static uint8_t *rest_of_chunk(conn *c) {
+  uint8_t *target = flow_target(&c->comm->flow, &c->in_frame);
+  if (!target) c->in_clean = 0;
+  return (target && c->in_clean ? target : nothing) + c->in_done;
+}
+
+static uint32_t frame_size(const conn *c, const frame *in) {
+  return (uint32_t)sizeof(frame) + (c->state == CONN_ACCEPTED && in->type == HELLO ? HELLO_BYTES : 0);
+}
+
+// Take one frame, or part of a chunk, from what was read ahead. 0: there is not enough.
+static int take_ahead(conn *c, uint64_t now) {
+  uint32_t there = c->ahead_to - c->ahead_from;
+  if (c->in_data) {
+    uint32_t left = c->in_frame.length - c->in_done, now_taken = there < left ? there : left;
+    memcpy(rest_of_chunk(c), c->ahead + c->ahead_from, now_taken);
+    c->ahead_from += now_taken;
+    c->in_done += now_taken;
+    if (c->in_done < c->in_frame.length) return 0;
+    chunk_is_whole(c, now);
+    return c->state != CONN_DEAD;
+  }
+  if (there < sizeof(frame)) return 0;
+  frame in;
+  memcpy(&in, c->ahead + c->ahead_from, sizeof in);
+  if (in.magic != WIRE_MAGIC) {
+    if ((in.magic & 0xffffff) == (WIRE_MAGIC & 0xffffff) && c->state == CONN_ACCEPTED) {
+      say(NP_LEVEL_WARN, "a peer speaks version %u of the network part, and we %d: install the same torchrelay on all nodes",
+          in.magic >> 24, WIRE_VERSION);
+      refuse(c, REFUSE_VERSION, now);
+    } else {
+      conn_lose(c, "error", now);
+    }
+    return 0;
+  }
+  if (there < frame_size(c, &in)) return 0;
+  hello_body body;
+  if (frame_size(c, &in) > sizeof in) memcpy(&body, c->ahead + c->ahead_from + sizeof in, sizeof body);
+  c->ahead_from += frame_size(c, &in);
+  if (c->state != CONN_LIVE) {
+    heard_early(c, &in, &body, now);
+  } else if (in.type == DATA) {
+    c->in_frame = in;
+    if (begin_chunk(c, now) && in.length == 0) chunk_is_whole(c, now);
+  } else {
+    heard_frame(c, &in, now);
+  }
+  return c->state != CONN_DEAD && !c->last;
+}
+
+static void conn_read(conn *c, uint64_t now) {
+  for (int turn = 0; turn < TURNS && c->state != CONN_DEAD && !c->last; turn++) {
+    while (c->ahead_from < c->ahead_to && take_ahead(c, now)) {}
+    if (c->state == CONN_DEAD || c->last) return;
+    memmove(c->ahead, c->ahead + c->ahead_from, c->ahead_to - c->ahead_from);
+    c->ahead_to -= c->ahead_from;
+    c->ahead_from = 0;
+    struct iovec parts[2];
+    int count = 0;
+    uint32_t left = c->in_data ? c->in_frame.length - c->in_done : 0;
+    if (left) parts[count++] = (struct iovec){rest_of_chunk(c), left};
+    parts[count++] = (struct iovec){c->ahead + c->ahead_to, sizeof c->ahead - c->ahead_to};
+    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
+    ssize_t size = recvmsg(c->fd, &message, MSG_DONTWAIT);
+    if (size < 0 && errno == EINTR) continue;
+    if (size < 0 && errno == EAGAIN) return;
+    if (size <= 0) {
+      conn_lose(c, size == 0 ? "closed" : errno == ECONNRESET ? "reset" : "error", now);
+      return;
+    }
+    if (c->state == CONN_LIVE) flow_alive(&c->comm->flow, c->path, now);
+    uint32_t of_chunk = (uint32_t)size < left ? (uint32_t)size : left;
+    c->in_done += of_chunk;
+    c->ahead_to += (uint32_t)size - of_chunk;
+    if (left && of_chunk == left) chunk_is_whole(c, now);
+  }
+}
+
+void conn_event(conn *c, unsigned events, uint64_t now) {
+  if (c->state == CONN_DEAD) return;
+  np_comm *comm = c->comm;
+  if (c->state == CONN_CONNECTING) {
+    if (events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) greet(c, now);
+    return;
+  }
+  if (inject_any() && inject_now(c->source.local, INJECT_DROP, now)) return;
+  if (events & (EPOLLIN | EPOLLERR | EPOLLHUP)) conn_read(c, now);
+  if (c->state != CONN_DEAD) conn_pump(c, now);
+  if (comm) comm_pump(comm, now);
+}

@@ -1,0 +1,611 @@
+// Engine: the calls of netpath.h, and the thread that serves all comms while nobody calls.
+
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/random.h>
+#include <unistd.h>
+
+#include "engine.h"
+
+enum {
+  TICK_MS = 10,
+  IDLE_TICK_MS = 100,
+  ATTEMPT_US = 150000,     // connecting may take; longer where round trips do
+  GREETING_US = 2000000,   // who connects must say for which comm
+  LINGER_US = 10000000,    // a closed comm still answers whoever has not heard of it
+  LAST_WORDS_US = 500000,  // of all comms, at the end
+  EVENTS = 64,
+};
+
+np_engine engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1, .kernel = -1};
+
+static source kernel_source = {OF_KERNEL, 0}, wake_source = {OF_WAKE, 0}, listening[NP_MAX_PATHS];
+
+// ---------------------------------------------------------------- comms
+
+np_comm *comm_find(uint64_t id) {
+  for (np_comm *each = engine.comms; each; each = each->next)
+    if (each->id == id) return each;
+  return NULL;
+}
+
+np_comm *comm_new(int sends, uint64_t id, const uint8_t *token, const flow_limits *limits, int checked) {
+  np_comm *comm = calloc(1, sizeof *comm);
+  if (!comm) return NULL;
+  flow_init(&comm->flow, sends, engine.paths, checked, limits);
+  comm->id = id;
+  memcpy(comm->token, token, sizeof comm->token);
+  comm->process = engine.process;
+  for (int i = 0; i < NP_MAX_PATHS; i++) {
+    comm->local[i] = i < engine.paths ? i : 0;
+    comm->pause_ms[i] = 20;
+  }
+  pthread_condattr_t monotonic;
+  pthread_condattr_init(&monotonic);
+  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+  pthread_cond_init(&comm->changed, &monotonic);
+  pthread_condattr_destroy(&monotonic);
+  comm->next = engine.comms;
+  engine.comms = comm;
+  return comm;
+}
+
+void comm_changed(np_comm *comm) {
+  if (comm->waiters) pthread_cond_broadcast(&comm->changed);
+}
+
+static void add_counts(np_path_counts *sum, const np_comm *comm, int path) {
+  const flow_path *p = &comm->flow.path[path];
+  sum->sent_bytes += p->sent_bytes;
+  sum->received_bytes += p->received_bytes;
+  sum->sent_again += p->sent_again;
+  sum->duplicates += p->duplicates;
+  sum->downs += p->downs;
+  sum->ups += p->ups;
+  sum->corrupt += p->corrupt;
+  if (!p->live) return;
+  sum->live++;
+  if (p->round_trip > sum->round_trip) sum->round_trip = p->round_trip;
+}
+
+static void comm_free(np_comm *comm) {
+  report_drop(comm);
+  for (int i = 0; i < NP_MAX_PATHS; i++) {
+    if (i < comm->flow.paths) add_counts(&engine.gone[comm->local[i]], comm, i);
+    if (comm->live[i]) conn_end(comm->live[i]);
+    if (comm->probe[i]) conn_end(comm->probe[i]);
+  }
+  for (np_comm **at = &engine.comms; *at; at = &(*at)->next)
+    if (*at == comm) {
+      *at = comm->next;
+      break;
+    }
+  engine.closed[engine.closed_count++ % (sizeof engine.closed / sizeof engine.closed[0])] = comm->id;
+  for (conn *each = engine.buried; each; each = each->next)
+    if (each->comm == comm) each->comm = NULL;
+  pthread_cond_destroy(&comm->changed);
+  free(comm);
+}
+
+// ---------------------------------------------------------------- paths of this machine
+
+void path_lost(int path, const char *reason, uint64_t now) {
+  for (int again = 1; again;) { // losing one may change the list
+    again = 0;
+    for (conn *each = engine.conns; each; each = each->next)
+      if (each->source.local == path) {
+        conn_lose(each, reason, now);
+        again = 1;
+        break;
+      }
+  }
+}
+
+void path_back(int path, uint64_t now) {
+  for (np_comm *each = engine.comms; each; each = each->next)
+    if (each->flow.sends && now >= each->calm_us[path]) {
+      each->retry_us[path] = now;
+      each->pause_ms[path] = 20;
+    }
+}
+
+// ---------------------------------------------------------------- time
+
+static int may_try(const np_comm *comm, int path, uint64_t now) {
+  if (comm->refused || comm->probe[path] || now < comm->retry_us[path]) return 0;
+  if (now >= comm->calm_us[path]) return 1;
+  for (int i = 0; i < comm->flow.paths; i++)
+    if (comm->live[i] && !comm->flow.path[i].silent) return 0; // it rests, as others do its work
+  return 1;
+}
+
+static uint64_t attempt_us(const np_comm *comm, int path) {
+  uint64_t four = 4ull * comm->flow.path[path].round_trip;
+  return four > ATTEMPT_US ? four : ATTEMPT_US;
+}
+
+static void tick_paths(np_comm *comm, flow_verdict verdict, uint64_t now) {
+  for (int i = 0; i < comm->flow.paths; i++) {
+    int bit = 1 << i;
+    if (verdict.lost & bit && comm->live[i]) conn_lose(comm->live[i], "silent", now);
+    if (!comm->flow.sends) continue;
+    conn *probe = comm->probe[i];
+    if (probe && now - probe->since_us > attempt_us(comm, i)) conn_lose(probe, "refused", now);
+    // What is up again according to its bytes needs no second connection.
+    else if (probe && comm->live[i] && !comm->flow.path[i].silent) conn_end(probe);
+    int wanted = !comm->live[i] || verdict.probe & bit;
+    if (wanted && (!comm->closed || flow_busy(&comm->flow)) && may_try(comm, i, now)) conn_connect(comm, i, now);
+  }
+}
+
+static void tick_reach(np_comm *comm, uint64_t now) {
+  if (comm->flow.unreachable && !comm->told_unreachable && comm->wired) {
+    comm->told_unreachable = 1;
+    comm->cut_us = now;
+    report_unreachable(comm, now);
+  } else if (!comm->flow.unreachable && comm->told_unreachable) {
+    comm->told_unreachable = 0;
+    report_back(comm, now);
+  }
+}
+
+static int tick_comm(np_comm *comm, uint64_t now) {
+  flow_verdict verdict = flow_tick(&comm->flow, now);
+  tick_paths(comm, verdict, now);
+  tick_reach(comm, now);
+  if (verdict.failed) {
+    say(NP_LEVEL_WARN, "comm %016llx: no path to the peer for %llu s: its requests fail (TORCHRELAY_NET_GIVEUP_S)",
+        (unsigned long long)comm->label, (unsigned long long)(comm->flow.limits.giveup_us / 1000000));
+    report_gave_up(comm);
+    comm_changed(comm);
+  }
+  comm_pump(comm, now);
+  return flow_busy(&comm->flow) || !comm->wired;
+}
+
+static void tick_strangers(uint64_t now) {
+  for (conn *each = engine.conns, *next; each; each = next) {
+    next = each->next;
+    if (each->state == CONN_ACCEPTED && now - each->since_us > GREETING_US) conn_end(each);
+  }
+}
+
+static int sending(const np_comm *comm) {
+  for (int i = 0; i < comm->flow.paths; i++)
+    if (comm->live[i] && comm->live[i]->out_done < comm->live[i]->out_size) return 1;
+  return 0;
+}
+
+// Returns whether anybody waits for anything.
+static int tick(uint64_t now) {
+  int busy = 0;
+  inject_tick(now);
+  tick_strangers(now);
+  for (np_comm *each = engine.comms, *next; each; each = next) {
+    next = each->next;
+    busy |= tick_comm(each, now);
+    if (each->closed && !each->waiters && ((flow_finished(&each->flow) && !sending(each)) || now > each->linger_us)) comm_free(each);
+  }
+  report_page(now);
+  return busy || inject_any();
+}
+
+// ---------------------------------------------------------------- the thread
+
+static void serve(struct epoll_event *events, int count) {
+  uint64_t now = now_us();
+  for (int i = 0; i < count; i++) {
+    source *from = events[i].data.ptr;
+    uint64_t drained;
+    if (from->kind == OF_CONN) conn_event((conn *)from, events[i].events, now);
+    else if (from->kind == OF_KERNEL) kernel_read(now);
+    else if (from->kind == OF_WAKE && read(engine.wake, &drained, sizeof drained) < 0) continue;
+  }
+  // Whoever connects anew is only judged after what had come over the old connection was read.
+  for (int i = 0; i < count; i++) {
+    source *from = events[i].data.ptr;
+    if (from->kind == OF_LISTENER) conn_accept(from->local, now);
+  }
+}
+
+static void free_buried(void) {
+  while (engine.buried) {
+    conn *next = engine.buried->next;
+    free(engine.buried);
+    engine.buried = next;
+  }
+}
+
+static void *run(void *unused) {
+  (void)unused;
+  struct epoll_event events[EVENTS];
+  uint64_t ticked = 0;
+  int busy = 1;
+  for (;;) {
+    int count = epoll_wait(engine.epoll, events, EVENTS, busy ? TICK_MS : IDLE_TICK_MS);
+    pthread_mutex_lock(&engine.lock);
+    if (engine.ends) break;
+    serve(events, count > 0 ? count : 0);
+    uint64_t now = now_us();
+    if (now - ticked >= TICK_MS * 1000 / 2) {
+      ticked = now;
+      busy = tick(now);
+    }
+    free_buried();
+    pthread_mutex_unlock(&engine.lock);
+  }
+  pthread_mutex_unlock(&engine.lock);
+  return NULL;
+}
+
+static void wake_up(void) {
+  uint64_t one = 1;
+  if (write(engine.wake, &one, sizeof one) < 0) return; // it is awake
+}
+
+// ---------------------------------------------------------------- beginning and end
+
+static void close_all(void) {
+  for (conn *each = engine.conns; each; each = each->next) close(each->fd);
+  for (int i = 0; i < engine.paths; i++)
+    if (engine.path[i].listens >= 0) close(engine.path[i].listens);
+  int *files[] = {&engine.epoll, &engine.wake, &engine.kernel};
+  for (unsigned i = 0; i < 3; i++) {
+    if (*files[i] >= 0) close(*files[i]);
+    *files[i] = -1;
+  }
+  engine.paths = 0;
+}
+
+// A child has our descriptors, and must not keep our connections open when we are gone. It may start on its own.
+static void in_child(void) {
+  pthread_mutex_init(&engine.lock, NULL);
+  if (engine.runs) close_all();
+  report_end();
+  engine.users = engine.runs = engine.ends = 0;
+  engine.comms = NULL;
+  engine.listeners = NULL;
+  engine.conns = engine.buried = NULL;
+  engine.process++;
+}
+
+static void lock(void) { pthread_mutex_lock(&engine.lock); }
+
+static void unlock(void) { pthread_mutex_unlock(&engine.lock); }
+
+static int watch(int file, source *of) {
+  struct epoll_event event = {.events = EPOLLIN, .data.ptr = of};
+  return file >= 0 && epoll_ctl(engine.epoll, EPOLL_CTL_ADD, file, &event);
+}
+
+static int start(void) {
+  static int guarded;
+  int code = settings_read(&engine.settings);
+  if (!code) code = paths_find(engine.path, &engine.paths);
+  if (!code) code = paths_listen(engine.path, engine.paths);
+  if (code) return code;
+  engine.epoll = epoll_create1(EPOLL_CLOEXEC);
+  engine.wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  engine.kernel = kernel_open();
+  int failed = engine.epoll < 0 || engine.wake < 0 || watch(engine.wake, &wake_source) ||
+               watch(engine.kernel, &kernel_source);
+  for (int i = 0; i < engine.paths; i++) {
+    listening[i] = (source){OF_LISTENER, i};
+    failed |= watch(engine.path[i].listens, &listening[i]);
+  }
+  if (failed) return fail(NP_SYSTEM, "the engine cannot watch its sockets: %s", strerror(errno));
+  const char *faults = getenv("TORCHRELAY_NET_INJECT");
+  if (faults && (code = inject_set(faults, now_us()))) return code;
+  if (!guarded) pthread_atfork(lock, unlock, in_child);
+  guarded = 1;
+  engine.ends = 0;
+  engine.process++;
+  report_start();
+  if (pthread_create(&engine.thread, NULL, run, NULL)) return fail(NP_SYSTEM, "no thread for the engine");
+  engine.runs = 1;
+  return NP_OK;
+}
+
+int np_start(np_logger logger) {
+  lock();
+  text_set_logger(logger);
+  int code = NP_OK;
+  if (!engine.runs && (code = start())) close_all();
+  engine.users += !code;
+  unlock();
+  return code;
+}
+
+static int all_is_said(void) {
+  for (np_comm *each = engine.comms; each; each = each->next)
+    for (int i = 0; i < each->flow.paths; i++) {
+      const flow_path *p = &each->flow.path[i];
+      if (p->live && !p->silent && (p->ack_due || p->bye_due || p->count)) return 0;
+    }
+  return 1;
+}
+
+void np_stop(void) {
+  lock();
+  if (!engine.users || --engine.users) {
+    unlock();
+    return;
+  }
+  for (np_comm *each = engine.comms; each; each = each->next) {
+    if (!each->closed) flow_close(&each->flow);
+    each->closed = 1;
+    each->linger_us = now_us() + LAST_WORDS_US;
+  }
+  wake_up();
+  uint64_t until = now_us() + LAST_WORDS_US;
+  while (!all_is_said() && now_us() < until) {
+    unlock();
+    usleep(1000);
+    lock();
+  }
+  engine.ends = 1;
+  wake_up();
+  unlock();
+  pthread_join(engine.thread, NULL);
+  lock();
+  while (engine.comms) comm_free(engine.comms);
+  while (engine.listeners) {
+    np_listener *next = engine.listeners->next;
+    free(engine.listeners);
+    engine.listeners = next;
+  }
+  while (engine.conns) conn_end(engine.conns);
+  free_buried();
+  close_all();
+  report_end();
+  engine.runs = 0;
+  unlock();
+}
+
+// ---------------------------------------------------------------- what there is
+
+int np_paths(np_path_info *paths, int room) {
+  lock();
+  for (int i = 0; i < engine.paths && i < room; i++) {
+    memcpy(paths[i].interface, engine.path[i].interface, NP_TEXT);
+    memcpy(paths[i].address, engine.path[i].text, NP_TEXT);
+    paths[i].speed_mbps = engine.path[i].speed_mbps;
+    paths[i].up = (uint32_t)engine.path[i].up;
+  }
+  int count = engine.paths;
+  unlock();
+  return count;
+}
+
+int np_counts(np_path_counts *counts, int room) {
+  lock();
+  int count = engine.paths;
+  for (int i = 0; i < count && i < room; i++) {
+    counts[i] = engine.gone[i];
+    for (np_comm *each = engine.comms; each; each = each->next)
+      for (int k = 0; k < each->flow.paths; k++)
+        if (each->local[k] == i) add_counts(&counts[i], each, k);
+  }
+  unlock();
+  return count;
+}
+
+int np_inject(const char *faults) {
+  lock();
+  int code = engine.runs ? inject_set(faults, now_us()) : fail(NP_INVALID, "np_start was not called");
+  wake_up();
+  unlock();
+  return code;
+}
+
+// ---------------------------------------------------------------- connecting
+
+static int not_started(void) { return engine.runs ? NP_OK : fail(NP_INVALID, "np_start was not called"); }
+
+int np_listen(void *handle, np_listener **listener) {
+  *listener = NULL;
+  lock();
+  int code = not_started();
+  np_listener *made = code ? NULL : calloc(1, sizeof *made);
+  if (made && getrandom(made->token, sizeof made->token, 0) == sizeof made->token) {
+    memcpy(made->handle.token, made->token, sizeof made->token);
+    handle_fill(&made->handle, engine.path, engine.paths);
+    memset(handle, 0, NP_HANDLE_BYTES);
+    memcpy(handle, &made->handle, sizeof made->handle);
+    made->next = engine.listeners;
+    engine.listeners = made;
+    *listener = made;
+  } else if (!code) {
+    free(made);
+    code = fail(NP_SYSTEM, "no memory or no randomness for a listener");
+  }
+  unlock();
+  return code;
+}
+
+static np_comm *begin_comm(np_handle *handle, uint64_t label, uint64_t now) {
+  uint64_t id;
+  if (getrandom(&id, sizeof id, 0) != sizeof id) return NULL;
+  np_comm *comm = comm_new(1, id, handle->token, &engine.settings.limits, engine.settings.checked);
+  if (!comm) return NULL;
+  comm->label = label;
+  handle->begun = id;
+  for (int i = 0; i < engine.paths; i++) {
+    handle_read(handle, i, &comm->remote[i]);
+    conn_connect(comm, i, now);
+  }
+  wake_up();
+  return comm;
+}
+
+static void close_comm(np_comm *comm) {
+  flow_close(&comm->flow);
+  comm->closed = 1;
+  comm->listener = NULL;
+  comm->linger_us = now_us() + LINGER_US;
+  comm_changed(comm);
+  comm_pump(comm, now_us());
+}
+
+static int any_live(const np_comm *comm) {
+  for (int i = 0; i < comm->flow.paths; i++)
+    if (comm->live[i]) return 1;
+  return 0;
+}
+
+int np_connect(void *handle, uint64_t label, np_comm **out) {
+  np_handle *told = handle;
+  address unused;
+  *out = NULL;
+  lock();
+  int code = not_started();
+  if (!code && !handle_read(told, 0, &unused))
+    code = fail(NP_INVALID, "this is no handle of version %s: install the same torchrelay on all nodes", np_version());
+  if (!code) {
+    np_comm *comm = told->begun ? comm_find(told->begun) : begin_comm(told, label, now_us());
+    if (!comm) code = fail(NP_INTERNAL, "the comm that was begun with this handle is not there");
+    else if (comm->refused) {
+      code = comm->refused == REFUSE_VERSION
+                 ? fail(NP_REMOTE, "the listener refuses us: another version of the network part")
+                 : fail(NP_REMOTE, "the listener refuses us: it was closed, or does not know this handle's token");
+      close_comm(comm);
+      told->begun = 0;
+    } else if (any_live(comm)) {
+      comm->accepted = 1;
+      told->begun = 0;
+      *out = comm;
+    }
+  }
+  unlock();
+  return code;
+}
+
+int np_accept(np_listener *listener, uint64_t label, np_comm **out) {
+  *out = NULL;
+  lock();
+  int code = not_started();
+  for (np_comm *each = engine.comms; !code && each; each = each->next)
+    if (each->listener == listener && (!*out || each->wired)) *out = each; // the last of the list came first
+  if (*out) {
+    (*out)->listener = NULL;
+    (*out)->accepted = 1;
+    (*out)->label = label;
+  }
+  unlock();
+  return code;
+}
+
+// ---------------------------------------------------------------- requests
+
+static int usable(const np_comm *comm) {
+  if (!engine.runs || comm->process != engine.process)
+    return fail(NP_INVALID, "a comm of another process: it was made before fork(), or before np_stop()");
+  return NP_OK;
+}
+
+static int post(np_comm *comm, void *data, size_t size, int sends, np_request **out) {
+  *out = NULL;
+  lock();
+  int code = usable(comm);
+  if (!code && comm->flow.sends != sends)
+    code = fail(NP_INVALID, sends ? "this comm receives" : "this comm sends");
+  if (!code && (size > NP_MAX_MESSAGE || size > (uint64_t)comm->flow.limits.chunk * MAX_CHUNKS))
+    code = fail(NP_INVALID, "a message of %zu bytes is too long: send several", size);
+  if (!code && comm->flow.failed) code = fail(NP_REMOTE, "the peer is gone, or the comm was aborted");
+  if (!code) {
+    uint64_t now = now_us();
+    int was_busy = flow_busy(&comm->flow);
+    np_request *made = flow_post(&comm->flow, data, (uint32_t)size, now);
+    if (made) {
+      made->owner = comm;
+      comm_pump(comm, now);
+      if (!was_busy) wake_up(); // it may be in a long sleep
+    }
+    *out = made;
+  }
+  unlock();
+  return code;
+}
+
+int np_isend(np_comm *comm, const void *data, size_t size, np_request **request) {
+  return post(comm, (void *)data, size, 1, request);
+}
+
+int np_irecv(np_comm *comm, void *data, size_t size, np_request **request) { return post(comm, data, size, 0, request); }
+
+// Of a request that is over: how it ended. Its place is free from then on.
+static int conclude(np_request *request, int *done, size_t *size) {
+  int failed = request->state == SLOT_FAILED;
+  *done = 1;
+  if (size) *size = request->size;
+  flow_release(&((np_comm *)request->owner)->flow, request);
+  if (failed) return fail(NP_REMOTE, "the message did not get through: the peer has closed, does not answer, sent more than "
+                                     "there was room for, or the comm was aborted");
+  return NP_OK;
+}
+
+int np_test(np_request *request, int *done, size_t *size) {
+  *done = 0;
+  if (request->state == SLOT_OPEN) return NP_OK;
+  lock();
+  int code = conclude(request, done, size);
+  unlock();
+  return code;
+}
+
+int np_wait(np_request *request, int timeout_ms, int *done, size_t *size) {
+  np_comm *comm = request->owner;
+  uint64_t until = now_us() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms) * 1000;
+  struct timespec at = {.tv_sec = (time_t)(until / 1000000), .tv_nsec = (long)(until % 1000000) * 1000};
+  *done = 0;
+  lock();
+  int code = usable(comm), over = 0;
+  comm->waiters++;
+  while (!code && request->state == SLOT_OPEN && !over) {
+    if (timeout_ms < 0) pthread_cond_wait(&comm->changed, &engine.lock);
+    else over = pthread_cond_timedwait(&comm->changed, &engine.lock, &at) == ETIMEDOUT;
+  }
+  comm->waiters--;
+  if (!code && request->state != SLOT_OPEN) code = conclude(request, done, size);
+  unlock();
+  return code;
+}
+
+// ---------------------------------------------------------------- the end of a comm
+
+int np_abort(np_comm *comm) {
+  lock();
+  int code = usable(comm);
+  if (!code) {
+    flow_fail(&comm->flow);
+    comm_changed(comm);
+  }
+  unlock();
+  return code;
+}
+
+int np_close(np_comm *comm) {
+  lock();
+  int code = usable(comm);
+  if (!code) close_comm(comm);
+  unlock();
+  return code;
+}
+
+int np_close_listener(np_listener *listener) {
+  lock();
+  for (np_listener **at = &engine.listeners; *at; at = &(*at)->next)
+    if (*at == listener) {
+      *at = listener->next;
+      for (np_comm *each = engine.comms; each; each = each->next)
+        if (each->listener == listener) close_comm(each);
+      free(listener);
+      break;
+    }
+  unlock();
+  return NP_OK;
+}
