@@ -244,8 +244,7 @@ static void fill_row(row *into, const link_state *link) {
 void report_page(uint64_t now) {
   if (!shown || now - shown_us < PAGE_MS * 1000) return;
   shown_us = now;
-  __atomic_store_n(&shown->sequence, shown->sequence + 1, __ATOMIC_RELEASE);
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  __atomic_fetch_add(&shown->sequence, 1, __ATOMIC_ACQ_REL); // odd: readers look again
   int rows = 0, at[MOST_LINKS];
   for (int i = 0; i < MOST_LINKS; i++) {
     at[i] = rows;
@@ -258,6 +257,5 @@ void report_page(uint64_t now) {
     }
   shown->rows = (uint32_t)rows;
   shown->updated = date_us();
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  __atomic_store_n(&shown->sequence, shown->sequence + 1, __ATOMIC_RELEASE);
+  __atomic_fetch_add(&shown->sequence, 1, __ATOMIC_ACQ_REL);
 }
