@@ -1,7 +1,7 @@
 """`torchrelay doctor --net`: the network of this machine: which paths there are, and what protects control traffic.
 
-The path core covers collectives that go through it. TCPStore, NCCL's bootstrap, unmodified Gloo and our orchestrator use
-one TCP connection each: for them there are the network's own means, see docs/network.md.
+The path core covers collectives that go through it. TCPStore, NCCL's bootstrap, unmodified Gloo and our orchestrator
+use one TCP connection each: for them there are the network's own means, see docs/network.md.
 """
 
 from __future__ import annotations
