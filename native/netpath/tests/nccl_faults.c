@@ -1,6 +1,7 @@
 // Scenarios of faults: of paths, which NCCL must not notice; of peers, which it must be told; comms closed in the middle.
 
 #define _GNU_SOURCE
+#include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -103,9 +104,7 @@ static void peer_closes(void) {
   meet();
   stage("the peer has closed");
   for (int i = 0; i < 2 * DEPTH; i++) {
-    int done = 0;
-    abi_result code = ABI_OK;
-    while (!done && !code) code = net_test(request[i], &done, NULL);
+    abi_result code = net_wait(request[i], NULL);
     CHECK(code == ABI_REMOTE, "request %d: %d", i, code);
   }
   close_both(t.send, t.receive);
@@ -125,9 +124,7 @@ static void peer_dies(void) {
   OK(net_isend(t.send, data, sizeof data, &request[1]));
   double begun = now();
   for (int i = 0; i < 2; i++) {
-    int done = 0;
-    abi_result code = ABI_OK;
-    while (!done && !code) code = net_test(request[i], &done, NULL);
+    abi_result code = net_wait(request[i], NULL);
     CHECK(code == ABI_REMOTE, "request %d: %d", i, code);
     CHECK(now() > begun + 0.8, "request %d was given up after %.3f s", i, now() - begun);
   }
@@ -143,7 +140,7 @@ static void peer_dies_unnoticed(void) {
   if (right) raise(SIGKILL);
   OK(net_irecv(t.receive, 1, data, 1, &request[0]));
   OK(net_isend(t.send, data, sizeof data, &request[1]));
-  for (double begun = now(); now() < begun + 1.5;)
+  for (double begun = now(); now() < begun + 1.5; sched_yield())
     for (int i = 0; i < 2; i++) {
       OK(net_test(request[i], &done, NULL));
       CHECK(!done, "request %d", i);
@@ -163,13 +160,13 @@ static void bad_handles(void) {
   stage("a token that the listener does not know");
   memcpy(forged, handle, sizeof forged);
   forged[10] ^= 1;
-  while (!code && !comm) code = net_connect(context, 0, forged, &comm);
+  for (; !code && !comm; sched_yield()) code = net_connect(context, 0, forged, &comm);
   CHECK(code == ABI_REMOTE, "%d", code);
   meet();
   OK(net.close_listener(listener));
   meet();
   stage("a listener that was closed");
-  for (code = ABI_OK; !code && !comm;) code = net_connect(context, 0, handle, &comm);
+  for (code = ABI_OK; !code && !comm; sched_yield()) code = net_connect(context, 0, handle, &comm);
   CHECK(code == ABI_REMOTE, "%d", code);
   meet();
   OK(net_finalize(context));
@@ -182,39 +179,41 @@ enum { BIG = 1 << 20 };
 static const uint8_t AFTERWARDS = 0x5a;
 
 typedef struct {
+  size_t size; // of each message
   uint8_t *data[DEPTH];
   void *request[DEPTH];
 } window;
 
-static void open_window(window *w, void *comm, int sends, uint64_t seed) {
+static void open_window(window *w, void *comm, int sends, uint64_t seed, size_t size) {
+  w->size = size;
   for (int i = 0; i < DEPTH; i++) {
-    w->data[i] = malloc(BIG);
+    w->data[i] = malloc(size);
     CHECK(w->data[i], "no memory");
-    if (sends) fill_pattern(w->data[i], BIG, seed, (uint64_t)i);
-    else memset(w->data[i], 0, BIG);
-    OK(sends ? net_isend(comm, w->data[i], BIG, &w->request[i]) : net_irecv(comm, 1, w->data[i], BIG, &w->request[i]));
+    if (sends) fill_pattern(w->data[i], size, seed, (uint64_t)i);
+    else memset(w->data[i], 0, size);
+    OK(sends ? net_isend(comm, w->data[i], size, &w->request[i]) : net_irecv(comm, 1, w->data[i], size, &w->request[i]));
     CHECK(w->request[i], "a request is needed");
   }
+}
+
+static void use_otherwise(window *w) {
+  for (int i = 0; i < DEPTH; i++) memset(w->data[i], AFTERWARDS, w->size);
 }
 
 static void free_window(window *w) {
   for (int i = 0; i < DEPTH; i++) free(w->data[i]);
 }
 
-static void wait_for(void *request) {
-  int done = 0;
-  while (!done) OK(net_test(request, &done, NULL));
-}
-
 // What is left of a comm whose other side was closed: messages are right, or there is an error.
 static void see_the_end(window *w, int sends, uint64_t seed, int from) {
   abi_result code = ABI_OK;
   for (int i = from; i < DEPTH && !code; i++) {
-    int done = 0, size = -1;
-    while (!done && !code) code = net_test(w->request[i], &done, &size);
+    int size = -1;
+    code = net_wait(w->request[i], &size);
     if (code || sends) continue;
-    size_t good = first_difference(w->data[i], BIG, seed, (uint64_t)i);
-    CHECK(size == BIG && good == BIG, "message %d is done with %d bytes, and wrong at %zu", i, size, good);
+    size_t good = first_difference(w->data[i], w->size, seed, (uint64_t)i);
+    CHECK((size_t)size == w->size && good == w->size, "message %d is done with %d bytes, and wrong at %zu of %zu", i, size,
+          good, w->size);
   }
   CHECK(code == ABI_OK || code == ABI_REMOTE, "%d", code);
 }
@@ -226,11 +225,11 @@ static void receiver_closes(void) {
   for (uint64_t round = 0; round < 8; round++) {
     stage("round %d", (int)round);
     void *comm = right ? open_receive(t.context) : open_send(t.context);
-    open_window(&w, comm, !right, round);
-    for (uint64_t i = 0; i < round; i++) wait_for(w.request[i]);
+    open_window(&w, comm, !right, round, BIG);
+    for (uint64_t i = 0; i < round; i++) OK(net_wait(w.request[i], NULL));
     if (right) {
       OK(net.close_receive(comm));
-      for (int i = 0; i < DEPTH; i++) memset(w.data[i], AFTERWARDS, BIG);
+      use_otherwise(&w);
     } else {
       see_the_end(&w, 1, round, (int)round);
       OK(net.close_send(comm));
@@ -250,20 +249,49 @@ static void sender_closes(void) {
   for (uint64_t round = 0; round < 8; round++) {
     stage("round %d", (int)round);
     void *comm = right ? open_receive(t.context) : open_send(t.context);
-    open_window(&w, comm, !right, round);
-    for (uint64_t i = 0; i < round; i++) wait_for(w.request[i]);
+    open_window(&w, comm, !right, round, BIG);
+    for (uint64_t i = 0; i < round; i++) OK(net_wait(w.request[i], NULL));
     if (right) {
-      see_the_end(&w, 0, round, 0 + (int)round);
+      see_the_end(&w, 0, round, (int)round);
       OK(net.close_receive(comm));
     } else {
       OK(net.close_send(comm));
-      for (int i = 0; i < DEPTH; i++) memset(w.data[i], AFTERWARDS, BIG);
+      use_otherwise(&w);
     }
     run_both(t.send, t.receive, 700 + round, 20, of_step);
     meet();
     free_window(&w);
   }
   talk_end(&t);
+}
+
+// The same in the middle of a chunk for certain: the receiver is stopped until the sender has closed, and the kernel has
+// room for a part of the messages only.
+static void sender_closes_a_chunk(void) {
+  enum { SIZE = 4 << 20 };
+  setenv("TORCHRELAY_NET_CHUNK", "4194304", 1);
+  setenv("TORCHRELAY_NET_WINDOW", "134217728", 1);
+  void *context;
+  window w;
+  OK(net_init(&context, 1));
+  void *comm = right ? open_receive(context) : open_send(context);
+  if (right) {
+    open_window(&w, comm, 0, 1, SIZE);
+    meet();
+    raise(SIGSTOP);
+    see_the_end(&w, 0, 1, 0);
+    OK(net.close_receive(comm));
+  } else {
+    meet();
+    await_stopped_peer();
+    open_window(&w, comm, 1, 1, SIZE);
+    OK(net.close_send(comm));
+    use_otherwise(&w);
+    kill(peer_process, SIGCONT);
+  }
+  meet();
+  free_window(&w);
+  OK(net_finalize(context));
 }
 
 // Memory that is not even there any more.
@@ -299,6 +327,7 @@ const scenario fault_scenarios[] = {
     {"bad_handles", bad_handles, IN_BOTH, 8},
     {"receiver_closes", receiver_closes, IN_BOTH, 8},
     {"sender_closes", sender_closes, IN_BOTH, 8},
+    {"sender_closes_a_chunk", sender_closes_a_chunk, IN_BOTH, 8},
     {"memory_gone", memory_gone, IN_BOTH, 8},
     {NULL, NULL, ALONE, 0},
 };

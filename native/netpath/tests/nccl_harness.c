@@ -89,6 +89,16 @@ int exchange(int number) {
 
 void meet(void) { exchange(0); }
 
+void await_stopped_peer(void) {
+  char path[64], text[256] = "";
+  snprintf(path, sizeof path, "/proc/%d/stat", peer_process);
+  while (!strstr(text, ") T")) {
+    FILE *file = fopen(path, "r");
+    CHECK(file && fgets(text, sizeof text, file), "%s", path);
+    fclose(file);
+  }
+}
+
 // ---------------------------------------------------------------- one scenario
 
 static const char *library;

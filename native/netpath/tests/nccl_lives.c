@@ -252,24 +252,18 @@ static void stopped_peer(void) {
     OK(net_listen(context, 0, handle, &listener));
     tell_peer(handle, sizeof handle);
     raise(SIGSTOP);
-    while (!comm) OK(net_accept(listener, &comm));
+    for (; !comm; sched_yield()) OK(net_accept(listener, &comm));
     OK(net.close_listener(listener));
   } else {
     hear_peer(handle, sizeof handle);
-    char path[64], text[256] = "";
-    snprintf(path, sizeof path, "/proc/%d/stat", peer_process);
-    while (!strstr(text, ") T")) {
-      FILE *file = fopen(path, "r");
-      CHECK(file && fgets(text, sizeof text, file), "%s", path);
-      fclose(file);
-    }
+    await_stopped_peer();
     double begun = now();
     for (int calls = 0; calls < 100 || now() < begun + 0.4; calls++) {
       OK(net_connect(context, 0, handle, &comm));
       CHECK(!comm, "a comm with somebody who does not answer");
     }
     kill(peer_process, SIGCONT);
-    while (!comm) OK(net_connect(context, 0, handle, &comm));
+    for (; !comm; sched_yield()) OK(net_connect(context, 0, handle, &comm));
   }
   run_one(comm, !right, 10, 20, of_any);
   meet();

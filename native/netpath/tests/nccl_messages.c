@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <sched.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,7 @@ static void none_left(void) {
   talk t = talk_begin();
   static uint8_t out[MOST], in[MOST];
   void *request[MOST], *comm = right ? t.receive : t.send;
-  int posted = 0, done = 0, size;
+  int posted = 0, size;
   stage("posting until there is no request");
   // Nothing can end before both sides have posted all: who sends does so first, and nobody receives meanwhile.
   if (right) meet();
@@ -86,8 +87,7 @@ static void none_left(void) {
   most = most < posted ? most : posted;
   stage("asking %d of %d", most, posted);
   for (int i = 0; i < most; i++) {
-    do OK(net_test(request[i], &done, &size));
-    while (!done);
+    OK(net_wait(request[i], &size));
     CHECK(size == 1, "%d", size);
     if (right) CHECK(in[i] == (uint8_t)(i * 7), "message %d", i);
   }
@@ -100,14 +100,13 @@ static void hints(void) {
   char out[100], in[200];
   for (int i = 0; i < 50; i++) {
     void *sent = NULL, *received = (void *)1;
-    int done = 0;
     memset(out, i, sizeof out);
     OK(net_irecv(t.receive, 1, in, sizeof in, &received));
     OK(net_isend(t.send, out, sizeof out, &sent));
     CHECK(received && received != (void *)1 && sent, "a request is needed");
-    while (!done) OK(net_test(received, &done, NULL));
+    OK(net_wait(received, NULL));
     CHECK(!memcmp(in, out, sizeof out), "message %d", i);
-    for (done = 0; !done;) OK(net_test(sent, &done, NULL));
+    OK(net_wait(sent, NULL));
   }
   talk_end(&t);
 }
@@ -174,6 +173,7 @@ static void one_listener(void) {
   stage("connecting");
   for (int left = COMMS; left;) {
     left = 0;
+    sched_yield();
     for (int i = 0; i < COMMS; i++) {
       if (!comm[i]) OK(right ? net_accept(listener, &comm[i]) : net_connect(context, 0, copy[i], &comm[i]));
       left += !comm[i];
@@ -189,7 +189,7 @@ static void one_listener(void) {
     OK(right ? net_irecv(comm[i], 1, &index[i], 1, &request[i]) : net_isend(comm[i], &index[i], 1, &request[i]));
   }
   for (int i = 0; i < COMMS; i++) {
-    for (int done = 0; !done;) OK(net_test(request[i], &done, NULL));
+    OK(net_wait(request[i], NULL));
     seen |= 1 << index[i];
     stream_begin(&streams[i], comm[i], !right, 200 + index[i], 50, of_any);
   }
@@ -291,11 +291,9 @@ static void too_little_room(void) {
   talk t = talk_begin();
   static uint8_t data[SENT + 64];
   void *request = NULL;
-  int done = 0, size = -1;
-  abi_result code = ABI_OK;
   memset(data, right ? 0xee : 0x11, sizeof data);
   OK(right ? net_irecv(t.receive, 1, data, ROOM, &request) : net_isend(t.send, data, SENT, &request));
-  while (!done && !code) code = net_test(request, &done, &size);
+  abi_result code = net_wait(request, NULL);
   if (right) {
     CHECK(code == ABI_REMOTE, "%d", code);
     CHECK(all_are(data + ROOM, sizeof data - ROOM, 0xee), "written behind the room");
@@ -313,9 +311,8 @@ static void measure(void) {
   for (int i = 0; i < TURNS; i++)
     for (int half = 0; half < 2; half++) {
       void *request = NULL;
-      int done = 0;
       OK(half == right ? net_isend(t.send, &out, 8, &request) : net_irecv(t.receive, 1, &in, 8, &request));
-      while (!done) OK(net_test(request, &done, NULL));
+      OK(net_wait(request, NULL));
     }
   if (right) printf("half a round trip of 8 bytes: %.1f us\n", (now() - begun) / TURNS / 2 * 1e6);
   meet();

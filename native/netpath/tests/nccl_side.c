@@ -6,6 +6,7 @@
 #include <elf.h>
 #include <link.h>
 #include <pthread.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -239,6 +240,15 @@ abi_result net_test(void *request, int *done, int *size) {
   return timed(begun, net.test(request, done, size));
 }
 
+abi_result net_wait(void *request, int *size) {
+  abi_result code = ABI_OK;
+  for (int done = 0; !done && !code;) {
+    code = net_test(request, &done, size);
+    if (!done) sched_yield();
+  }
+  return code;
+}
+
 // ---------------------------------------------------------------- comms
 
 // NCCL's handles lie anywhere: these at an odd place.
@@ -252,7 +262,7 @@ void *open_receive(void *context) {
   OK(net_listen(context, 0, handle.bytes, &listener));
   CHECK(listener, "listen must return a comm");
   tell_peer(handle.bytes, sizeof handle.bytes);
-  while (!comm) OK(net_accept(listener, &comm));
+  for (; !comm; sched_yield()) OK(net_accept(listener, &comm));
   OK(net.close_listener(listener));
   return comm;
 }
@@ -261,14 +271,14 @@ void *open_send(void *context) {
   odd_handle handle;
   void *comm = NULL;
   hear_peer(handle.bytes, sizeof handle.bytes);
-  while (!comm) OK(net_connect(context, 0, handle.bytes, &comm));
+  for (; !comm; sched_yield()) OK(net_connect(context, 0, handle.bytes, &comm));
   return comm;
 }
 
 // Whoever listens accepts, and whoever has a handle connects, by turns: nobody waits for the other.
 static void turn(void *context, odd_handle *theirs, void *listener, void **send, void **receive) {
   *send = *receive = NULL;
-  while (!*send || !*receive) {
+  for (; !*send || !*receive; sched_yield()) {
     if (!*send) OK(net_connect(context, 0, theirs->bytes, send));
     if (!*receive) OK(net_accept(listener, receive));
   }

@@ -35,6 +35,7 @@ void tell_peer(const void *bytes, size_t size);
 void hear_peer(void *bytes, size_t size);
 int exchange(int number); // the peer's
 void meet(void);
+void await_stopped_peer(void); // by SIGSTOP
 
 // ---------------------------------------------------------------- the plugin
 
@@ -71,6 +72,9 @@ abi_result net_test(void *request, int *done, int *size);
 double net_longest_call(void); // of those that must not block, in seconds
 
 int log_count(int level, const char *part); // how many lines the plugin has logged with these words
+
+// Asks until it is done, and lets others run meanwhile, as NCCL's progress thread does.
+abi_result net_wait(void *request, int *size); // size may be NULL
 
 // ---------------------------------------------------------------- comms
 
