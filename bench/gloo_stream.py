@@ -19,6 +19,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 BIN_S, GAP_S = 0.05, 0.01
 LAST = -1  # the stamp of the last message
@@ -126,12 +127,16 @@ def main() -> None:
     parser.add_argument("--outstanding", type=int, default=8)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{options.meet}", rank=int(options.role == "recv"), world_size=2, timeout=TIMEOUT
-    )
+    store = FileStore(options.meet, 2)
+    dist.init_process_group("gloo", store=store, rank=int(options.role == "recv"), world_size=2, timeout=TIMEOUT)
     line = Line()
     try:
-        (send if options.role == "send" else receive)(line, options.size, options.outstanding)
+        if options.role == "send":
+            send(line, options.size, options.outstanding)
+            store.wait(["heard"])  # who leaves earlier may take back what is still on its way
+        else:
+            receive(line, options.size, options.outstanding)
+            store.set("heard", "1")
         line.end()
     except RuntimeError as error:
         line.tell(what="error", text=str(error)[:300])

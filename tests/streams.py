@@ -8,8 +8,8 @@
         line = stream.end()
         assert line.wrong_bytes() == 0
 
-The kinds: `netpath`; `plain`, one TCP connection over path 1; `mptcp`, one that may use all paths; `gloo`, torch's, over
-path 1. All of them are given the same messages.
+The kinds: `netpath`; `plain`, one TCP connection over path 1; `mptcp`, one that may use all paths; `gloo`, torch's,
+over path 1. All of them are given the same messages.
 """
 
 from __future__ import annotations
@@ -205,7 +205,7 @@ class Stream:
         return ""
 
     def await_that(self, fact: Callable[[Timeline], bool], limit_s: float, what: str) -> Timeline:
-        """Wait until this is true of what was received. Raises `StreamError` after `limit_s`, or if an end has failed."""
+        """Wait until this is true of what was received. Raises `StreamError` after `limit_s`, or if an end failed."""
         until = time.monotonic() + limit_s
         while not fact(self.received.refresh()):
             if error := self.error():

@@ -6,13 +6,14 @@
         ...
         wires.heal()
 
-Each machine is a network namespace, and all of them are in user, network and mount namespaces of their own: the network
-of this machine is not touched, and the end of whoever made them is theirs, too. Path 1 is `eth1` of each machine, path 2
-`eth2`; `eth0` is for control traffic, which no fault here touches. Two machines are joined directly: if a link is down,
-both see it. With `switched`, or more of them, each path has a switch, and a machine sees only its own links.
+Each machine is a network namespace, and all of them are in user, network and mount namespaces of their own: the
+network of this machine is not touched, and the end of whoever made them is theirs, too. Path 1 is `eth1` of each
+machine, path 2 `eth2`; `eth0` is for control traffic, which no fault here touches. Two machines are joined directly: if
+a link is down, both see it. With `switched`, or more of them, each path has a switch, and a machine sees only its own
+links.
 
-What leaves a machine (and a switch) is held at `rate` by a token bucket. Packets are lost and changed where they arrive,
-by nftables. All methods return when the fault is there.
+What leaves a machine (and a switch) is held at `rate` by a token bucket. Packets are lost and changed where they
+arrive, by nftables. All methods return when the fault is there.
 """
 
 from __future__ import annotations
@@ -109,7 +110,12 @@ class Wires:
     """The pretended machines. Paths count from 1."""
 
     def __init__(
-        self, machines: Sequence[str] = ("a", "b"), *, paths: int = 2, rate: str | None = "1gbit", switched: bool = False
+        self,
+        machines: Sequence[str] = ("a", "b"),
+        *,
+        paths: int = 2,
+        rate: str | None = "1gbit",
+        switched: bool = False,
     ) -> None:
         """`rate` as `tc` takes it; None: as fast as this machine can. Raises `WiresError` with what went wrong."""
         self.machines, self.paths, self.rate = tuple(machines), tuple(range(1, paths + 1)), rate
@@ -207,7 +213,21 @@ class Wires:
 
     def run(self, machine: str, *lines: str) -> str:
         """Run shell commands there and wait: what they wrote. Raises `WiresError` if one fails."""
-        return self._shell.run(*(f"ip netns exec {machine} bash -c {shlex.quote(line)}" for line in lines))
+        return self._shell.run(*(f"ip netns exec {machine} bash -c {shlex.quote(line)}" for line in lines or [":"]))
+
+    def multipath_tcp(self, *, patient: bool = False) -> None:
+        """MPTCP connections over path 1 may use all paths. `patient`: with the two settings that let a lost path come
+        back soon (Linux 6.15: net.ipv4.tcp_rto_max_ms). Raises `WiresError` where the kernel has not got it.
+        """
+        settings = {"tcp_rto_max_ms": 1000, "tcp_retries2": 255} if patient else {}
+        for machine in self.machines:
+            self.run(machine, "ip mptcp limits set subflows 4 add_addr_accepted 4")
+            self.run(machine, *(f"echo {value} > /proc/sys/net/ipv4/{name}" for name, value in settings.items()))
+        first = self.machines[0]
+        for path in self.paths[1:]:
+            self.run(first, f"ip mptcp endpoint add {self.address(first, path)} dev eth{path} subflow")
+            for other in self.machines[1:]:
+                self.run(other, f"ip mptcp endpoint add {self.address(other, path)} dev eth{path} signal")
 
     # ---------------------------------------------------------------- links and addresses
 
@@ -273,14 +293,19 @@ class Wires:
         self._rule(path, f"numgen random mod {one_in} 0 drop")
 
     def corrupt(self, path: int, one_in: int = 200, machines: Sequence[str] | None = None) -> None:
-        """Four bytes in the middle of one large packet of so many are changed, its checksum made right again."""
-        fits = "ip protocol tcp meta length > 5000"
-        self._rule(path, f"{fits} numgen random mod {one_in} 0 @ih,4096,32 set 0xdeadbeef counter", machines)
+        """A bit in one large packet of so many is turned, and the checksum of the packet made right again."""
+        self._rule(path, f"meta length > 5000 numgen random mod {one_in} 0 {self._turned(512)} counter", machines)
 
-    def corrupt_headers(self, path: int, one_in: int = 20, machines: Sequence[str] | None = None) -> None:
-        """Four bytes at place 12 of one packet of so many are changed: mostly in a frame's header."""
-        fits = "ip protocol tcp meta length > 80"
-        self._rule(path, f"{fits} numgen random mod {one_in} 0 @ih,96,32 set 0xdeadbeef counter", machines)
+    def corrupt_headers(self, path: int, one_in: int = 100, machines: Sequence[str] | None = None) -> None:
+        """The same near the beginning of packets of any length, where frames have their numbers, places and sizes."""
+        for byte in (4, 6, 8, 16, 20, 28):
+            self._rule(path, f"numgen random mod {one_in} 0 {self._turned(byte)} counter", machines)
+
+    @staticmethod
+    def _turned(byte: int) -> str:
+        """The lowest bit of this byte of what a TCP packet carries, where there are so many."""
+        place = f"@ih,{byte * 8},32"
+        return f"ip protocol tcp meta length > {byte + 72} {place} set {place} ^ 0x01000000"
 
     def hits(self, path: int) -> int:
         """How many packets the rules with a counter met, on all machines, since the last `heal`."""
