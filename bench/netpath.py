@@ -41,10 +41,10 @@ from tests.streams import build
 from tests.wires import obstacle
 
 LINK_DOWN = tuple(LINKS)
-BLACKHOLE = ("blackhole", "deaf_receiver", "deaf_sender")
+BLACKHOLE = ("blackhole_both", "blackhole_to_receiver", "blackhole_to_sender")
 RIVALS = ("gloo", "mptcp")
 HEALS_S = (5.0, 30.0, 120.0)
-HEALED_BY = ("link_down_local", "blackhole")
+HEALED_BY = ("link_down_local", "blackhole_both")
 STORM_MS = 900.0  # two flaps in a row, on one path and then on the other, before the first is back
 # What is asked of ours: the figure must be at most, or at least, this.
 AT_MOST = {

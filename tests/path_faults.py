@@ -61,9 +61,9 @@ LINKS = {
 }  # fmt: skip
 
 SILENCE = {
-    "blackhole": PathFault("packets are lost both ways", lambda wires, _: wires.blackhole(1)),
-    "deaf_receiver": PathFault("packets to the receiver are lost", lambda wires, _: wires.deaf("b", 1)),
-    "deaf_sender": PathFault("packets to the sender are lost", lambda wires, _: wires.deaf("a", 1)),
+    "blackhole_both": PathFault("packets are lost both ways", lambda wires, _: wires.blackhole(1)),
+    "blackhole_to_receiver": PathFault("packets to the receiver are lost", lambda wires, _: wires.deaf("b", 1)),
+    "blackhole_to_sender": PathFault("packets to the sender are lost", lambda wires, _: wires.deaf("a", 1)),
     "mtu": PathFault("packets over 1000 bytes are lost", lambda wires, _: wires.swallow_large(1)),
 }
 
