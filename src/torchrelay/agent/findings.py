@@ -111,7 +111,7 @@ class Judge:
         if not self._whole(before, now):
             return structs.replace(before, whole=None)
         whole = before.whole if before.whole is not None else now
-        return None if now - whole >= self.limits.heal_s else structs.replace(before, whole=whole)
+        return holds if now - whole >= self.limits.heal_s else structs.replace(before, whole=whole)
 
     def _go_on(self, before: Finding, holds: Finding) -> Finding:
         """Its evidence and its place stay as they were told, unless it has become something else."""
@@ -156,12 +156,13 @@ class Judge:
 
     def _slowed(self, links: list[Link], before: Finding | None, now: float) -> Finding | None:
         local = links[0].local if links else ""
+        if self.unused(links):  # how fast it is nobody knows
+            was_slow = before is not None and before.kind is Kind.SLOW
+            seen = self._slow.get(local, before.since if before is not None else now)
+            return before if was_slow and now - seen < self.limits.window_s else None
         rates, since = self.paths.rates, self.paths.rates.low_s(local)
         if since < self.limits.slow_s:
-            # Nobody sends there any more: how fast it is nobody knows.
-            left = before is not None and before.kind is Kind.SLOW and self.unused(links)
-            seen = self._slow.get(local, before.since if before is not None else now)
-            return before if left and now - seen < self.limits.window_s else None
+            return None
         self._slow[local] = now
         used = [link for link in links if link.state in IN_USE]
         parts = {link.id: self.paths.link_rates.part(link.id) for link in used}

@@ -48,7 +48,7 @@ def path_limits(given: argparse.Namespace) -> PathLimits | None:
             raise NotPossible(f"{flag(min(said))} means nothing without --net-failover", BAD_ARGUMENTS)
         return None
     known = PathLimits()
-    times = {field: time_in(said[name]) / 1000 for name, field in TIMES.items() if name in said}
+    times = {field: seconds(said[name], name) for name, field in TIMES.items() if name in said}
     return msgspec.structs.replace(
         known, **times, flaps=number(said, "net_flaps", known.flaps, 2, 1000),
         slow_share=number(said, "net_share", round(100 * known.slow_share), 1, 99) / 100,
@@ -62,6 +62,14 @@ def number(said: dict[str, str], name: str, otherwise: int, least: int, most: in
     if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
         raise NotPossible(f"{flag(name)} {said[name]}: give a number from {least} to {most}", BAD_ARGUMENTS)
     return int(text)
+
+
+def seconds(text: str, name: str) -> float:
+    """A time that is not 0. Raises `NotPossible`."""
+    found = time_in(text) / 1000
+    if not found:
+        raise NotPossible(f"{flag(name)} {text}: give at least a second", BAD_ARGUMENTS)
+    return found
 
 
 def flag(name: str) -> str:

@@ -40,7 +40,7 @@ MAX_PAGE = _HEAD.size + MAX_ROWS * _ROW.size
 TRIES = 20  # to read a page while it is written
 
 Text = Annotated[str, Meta(max_length=64)]
-Number = Annotated[int, Meta(ge=0, lt=1 << 63)]
+Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
 WHATS = Literal["path_down", "path_up", "peer_unreachable", "peer_back", "corrupt", "gave_up"]
 OF_A_LINK = ("path_down", "path_up", "corrupt")
 OF_A_PEER = ("peer_unreachable", "peer_back", "gave_up")
