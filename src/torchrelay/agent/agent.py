@@ -19,6 +19,7 @@ from uuid import uuid4
 from torchrelay.agent.environment import base_environment, worker_environment
 from torchrelay.agent.forks import Child, Ended, Fork
 from torchrelay.agent.links import Links
+from torchrelay.agent.network import Network
 from torchrelay.agent.processes import CannotFork, Processes
 from torchrelay.agent.samples import Sampler
 from torchrelay.agent.uplink import Rejected, Uplink
@@ -26,7 +27,7 @@ from torchrelay.protocol.events import Event, WorkerExited, WorkerSeen
 from torchrelay.protocol.ids import JobId, NodeId, WorkerId
 from torchrelay.protocol.orders import AnyOrder, Fence, StartWorker, WorkerOrder
 from torchrelay.protocol.vitals import Beat
-from torchrelay.wire.channel import Attach, Attached, JobTerms, OrderFrame, Shutdown, ToAgent
+from torchrelay.wire.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
 from torchrelay.wire.launch import Launch
 from torchrelay.wire.link import ATTENDED_S, FromWorker, Welcome
 from torchrelay.wire.shelf import shelf_in
@@ -83,6 +84,10 @@ class Agent:
             where=where, token=token, attach=self._attach, beat=self._beat, on_message=self._on_message,
             on_acked=self._on_acked,
         )  # fmt: skip
+        self.network = None if launch.paths is None else Network(
+            site.folder, site.node, launch.paths, slot_of=self._slot_of, tell=self.uplink.tell,
+            show=lambda news: self.uplink.show(NetworkFrame(news)),
+        )  # fmt: skip
 
     async def run(self) -> int:
         """Serve until told to end. Returns the process's exit code; nothing of ours is left running."""
@@ -92,19 +97,24 @@ class Agent:
         loop.add_signal_handler(signal.SIGUSR1, self._be_away)
         await self.processes.open()
         await self.links.open()
+        if self.network is not None:
+            self.network.open()
         hearing = asyncio.create_task(self.processes.run())
         talking = asyncio.create_task(self.uplink.run())
         attending = asyncio.create_task(self._attend())
+        looking = asyncio.create_task(self._look())
         try:
-            await asyncio.wait((hearing, talking, self._stop), return_when=asyncio.FIRST_COMPLETED)
-            order, code = self._why(hearing, talking)
+            await asyncio.wait((hearing, talking, looking, self._stop), return_when=asyncio.FIRST_COMPLETED)
+            order, code = self._why(hearing, talking, looking)
             logger.info("ending: %s", order.reason)
             await self._end_workers(order, hearing)
             await self.uplink.flush(FLUSH_S)
         finally:
-            for task in (hearing, talking, attending):
+            for task in (hearing, talking, attending, looking):
                 task.cancel()
-            await asyncio.gather(hearing, talking, attending, return_exceptions=True)
+            await asyncio.gather(hearing, talking, attending, looking, return_exceptions=True)
+            if self.network is not None:
+                self.network.close()
             await self.processes.close()
             await self.links.close()
         return code
@@ -127,11 +137,11 @@ class Agent:
             self._back.cancel()
         self._back = asyncio.get_running_loop().call_later(seconds, self.uplink.open.set)
 
-    def _why(self, hearing: asyncio.Task[None], talking: asyncio.Task[None]) -> tuple[Shutdown, int]:
+    def _why(self, *tasks: asyncio.Task[None]) -> tuple[Shutdown, int]:
         """Why it ends, and with which exit code."""
         if self._stop.done():
             return self._stop.result(), ENDED_WELL
-        for task in (hearing, talking):
+        for task in tasks:
             error = task.exception() if task.done() else None
             if isinstance(error, CannotFork | Rejected):
                 logger.error("%s", error)
@@ -192,8 +202,21 @@ class Agent:
             at_ns=ended.at_ns,
         )  # fmt: skip
 
+    async def _look(self) -> None:
+        """See to the network paths, if this run's processes tell of them; never ends by itself."""
+        if self.network is None:
+            await asyncio.get_running_loop().create_future()
+        else:
+            await self.network.run()
+
+    def _slot_of(self, pid: int) -> int | None:
+        """The slot of the worker with this process id."""
+        return next((child.slot for child in self.processes.running.values() if child.pid == pid), None)
+
     def _on_acked(self, event: Event) -> None:
         """It is in the journal. Only now the private state of an ended worker may go."""
+        if self.network is not None:
+            self.network.register.acked(event)
         if isinstance(event, WorkerExited):
             self._leaving.pop(event.worker, None)
             self.sampler.remove(event.worker)
@@ -253,6 +276,7 @@ class Agent:
         env = worker_environment(
             self._env, self.launch, terms.result().spec, node=self.site.node, worker=order.worker, slot=order.slot,
             link=self.links.path, page=self.sampler.path(order.worker), logs=self.site.logs, guest=order.guest,
+            network=None if self.network is None else self.network.environment(),
         )  # fmt: skip
         self.processes.start(
             Fork(

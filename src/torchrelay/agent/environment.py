@@ -54,11 +54,13 @@ def torchrun_environment(launch: Launch, spec: JobSpec) -> dict[str, str]:
 def worker_environment(
     base: Mapping[str, str], launch: Launch, spec: JobSpec, *,
     node: NodeId, worker: WorkerId, slot: int, link: Path, page: Path, logs: Path, guest: bool = False,
+    network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:  # fmt: skip
     """The whole environment of one worker. It holds no secret of ours: that comes with the link's welcome.
 
     `guest`: another rank uses the device of this slot. NCCL refuses two ranks on one device of one host, so this one
-    says that it is on a host of its own (NCCL_HOSTID), and talks to the others over the network.
+    says that it is on a host of its own (NCCL_HOSTID), and talks to the others over the network. `network`: where its
+    network core reports to.
     """
     ours = {
         "TORCHRELAY_WORKER": worker,
@@ -71,4 +73,4 @@ def worker_environment(
     }
     if guest:
         ours["NCCL_HOSTID"] = worker
-    return {**base, **torchrun_environment(launch, spec), **ours}
+    return {**base, **torchrun_environment(launch, spec), **(network or {}), **ours}

@@ -20,6 +20,7 @@ from torchrelay.wire.channel import (
     Attached,
     BeatFrame,
     EventFrame,
+    NetworkFrame,
     OrderFrame,
     Refused,
     ToAgent,
@@ -83,6 +84,7 @@ class Uplink:
         self._kept: deque[Kept] = deque()
         self._seq = 0
         self._sent = 0  # the newest number sent on this connection
+        self._news: NetworkFrame | None = None  # the newest that was not sent
         self._beat_s = 0.25
         self._more = asyncio.Event()
         self._empty = asyncio.Event()
@@ -100,6 +102,11 @@ class Uplink:
         self._seq += 1
         self._kept.append(Kept(self._seq, event, time.monotonic_ns() if at_ns is None else at_ns))
         self._empty.clear()
+        self._more.set()
+
+    def show(self, news: NetworkFrame) -> None:
+        """Send what is for people to see. Only the newest: who was away does not need what was before."""
+        self._news = news
         self._more.set()
 
     def waiting(self) -> tuple[Event, ...]:
@@ -194,6 +201,9 @@ class Uplink:
                 if kept.seq > self._sent:
                     await socket.send_bytes(kept.encoded(time.monotonic_ns()))
                     self._sent = kept.seq
+            if self._news is not None:
+                news, self._news = self._news, None
+                await socket.send_bytes(encode(news))
             if time.monotonic() >= due:
                 await socket.send_bytes(encode(BeatFrame(self._beat(), time.monotonic_ns() // 1_000_000)))
                 due = time.monotonic() + self._beat_s

@@ -25,6 +25,7 @@ from torchrelay.orchestrator.shown import (
     IncidentView,
     JobStatus,
     Moves,
+    NetworkView,
     Nodes,
     Ranks,
     Spares,
@@ -129,6 +130,9 @@ class Client:
 
     def view_why(self, about: str, job: str | None = None) -> WhyView:
         return self.fetch(f"/v1/jobs/{quote(self._name(job))}/why?about={quote(about, safe='')}", WhyView)
+
+    def view_network(self) -> NetworkView:
+        return self.fetch("/v1/network", NetworkView)
 
     def view_audit(self) -> Audit:
         return self.fetch("/v1/audit", Audit)

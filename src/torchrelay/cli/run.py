@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from torchrelay.cli.net_flags import add_network, network_environment, path_limits
 from torchrelay.cli.runs import FOLDER, NotPossible, time_in
 from torchrelay.orchestrator.endpoint import JOURNAL
 from torchrelay.orchestrator.journal import is_written
@@ -87,6 +88,7 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument("--port", type=int, default=0, metavar="P", help="port of the orchestrator on 127.0.0.1 (any)")
     ours.add_argument("-q", "--quiet", action="store_true", help="print neither the ranks' output nor notices")
     add_moving(parser.add_argument_group("planned and pre-emptive moves of ranks"))
+    add_network(parser.add_argument_group("network paths"))
     for name in IGNORED_VALUES:
         short = {"redirects": ("-r",), "tee": ("-t",)}.get(name, ())
         parser.add_argument(*short, *both(name), dest=f"ignored_{name}", help=argparse.SUPPRESS)
@@ -155,8 +157,9 @@ def plan(words: list[str]) -> Plan:
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
     launch = Launch(
-        script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(), env=dict(os.environ),
-        nproc_per_node=nproc, master_port=free_port(),
+        script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(),
+        env={**os.environ, **network_environment(given)}, nproc_per_node=nproc, master_port=free_port(),
+        paths=path_limits(given),
     )  # fmt: skip
     take_folder(run_dir, given.log_dir)
     return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes)

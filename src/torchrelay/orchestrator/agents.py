@@ -44,6 +44,7 @@ from torchrelay.wire.channel import (
     Attached,
     BeatFrame,
     EventFrame,
+    NetworkFrame,
     Refused,
     ToAgent,
     decode_to_orchestrator,
@@ -175,6 +176,8 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
             case BeatFrame(beat, sent_ms):
                 lateness.of(sent_ms)
                 service.beat(link, beat)
+            case NetworkFrame(news):
+                service.show_network(link, news)
             case Attach():
                 raise WireError("Attach said twice")
 

@@ -8,6 +8,8 @@
     GET  /v1/jobs/{job}/incidents      all incidents, likewise
     GET  /v1/jobs/{job}/why?about=     why something is as it is, or is not: M-3, rank 3, node-1, node-1/0, a worker
     GET  /v1/incidents/{name}          one of them (?job= if several jobs have one of that name)
+    GET  /v1/network                   the nodes' network paths, as their agents tell of them
+    GET  /metrics                      figures of these for Prometheus
     GET  /v1/audit                     every changing call: who, when, what
     GET  /v1/events                    the story as server-sent events: everything after ?since=seq, then as it happens
                                        (event `degraded`: why nothing is decided at the moment, "" when it is again)
@@ -30,6 +32,7 @@ from torchrelay.orchestrator import changes
 from torchrelay.orchestrator.agents import serve_agent
 from torchrelay.orchestrator.answers import SERVICE, answer, job_of, refusal
 from torchrelay.orchestrator.journal import JournalUnavailable
+from torchrelay.orchestrator.networks import get_metrics, get_network
 from torchrelay.orchestrator.places import view_moves, view_nodes_in_full, view_spares
 from torchrelay.orchestrator.plans import PlanRefused
 from torchrelay.orchestrator.service import Orchestrator
@@ -71,6 +74,8 @@ def make_app(service: Orchestrator, token: str) -> web.Application:
             web.get("/v1/incidents/{name}", get_incident),
             web.get("/v1/events", get_events),
             web.get("/v1/audit", get_audit),
+            web.get("/v1/network", get_network),
+            web.get("/metrics", get_metrics),
             *changes.ROUTES,
             web.get(AGENT_PATH, get_agent),
         ]

@@ -45,6 +45,7 @@ from torchrelay.protocol.orders import AnyOrder, Fence, Order
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.vitals import Beat, Vitals
 from torchrelay.wire.channel import JobTerms, OrderFrame, Shutdown, ToAgent
+from torchrelay.wire.pathnews import NetworkNews
 
 log = logging.getLogger("torchrelay.orchestrator")
 
@@ -102,6 +103,7 @@ class Orchestrator:
         self.standing: frozenset[Order] = frozenset()
         self.moments: list[Moment] = []
         self.ways: Ways = {}
+        self.networks: dict[NodeId, tuple[int, NetworkNews]] = {}  # what agents told last of their paths, and when
         self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
         self.degraded = ""
         self.superseded = ""  # who has taken over, in words
@@ -375,6 +377,10 @@ class Orchestrator:
             if worker is not None and sample.point is not None:
                 place = (sample.generation, sample.point)
                 self.reached[worker.job] = max(place, self.reached.get(worker.job, place))
+
+    def show_network(self, link: Link, news: NetworkNews) -> None:
+        """What a node's network paths look like, for whoever asks; not journalled, as nothing follows from it."""
+        self.networks[link.node] = (self.clock.now_ms(), news)
 
     def _learn(self, event: Event, before: Cluster) -> None:
         """A job's last steps are over before a beat tells of them: who has ended well left a record of the last."""

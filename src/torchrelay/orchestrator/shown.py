@@ -11,6 +11,7 @@ from typing import Protocol, TypeVar
 from msgspec import Struct
 
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
+from torchrelay.wire.pathnews import NetworkNews
 
 # The longest time that anybody may ask for: ten years, in ms.
 LONGEST_MS = 10 * 365 * 86_400_000
@@ -111,6 +112,25 @@ class Spares(Struct, frozen=True, kw_only=True):
     job: JobId
     wanted: int
     spares: tuple[SpareView, ...]
+
+
+# ---------------------------------------------------------------- network paths
+
+
+class NodeNetwork(Struct, frozen=True, kw_only=True):
+    """A node's network paths, as its agent told of them `age_s` ago; `taints`: what lies there because of them."""
+
+    node: NodeId
+    alive: bool
+    age_s: float
+    news: NetworkNews
+    taints: tuple[TaintView, ...] = ()
+
+
+class NetworkView(Struct, frozen=True, kw_only=True):
+    """The network paths of all nodes whose agents tell of them."""
+
+    nodes: tuple[NodeNetwork, ...]
 
 
 # ---------------------------------------------------------------- moves

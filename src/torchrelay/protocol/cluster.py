@@ -41,7 +41,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 7
+RULES_VERSION = 8
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 

@@ -151,16 +151,21 @@ class TaintSet(Fact, frozen=True, tag=True, kw_only=True):
     source: str  # who says so: a detector, an operator
     ttl_ms: int | None = None  # how long it lies; None: until it is cleared
     planned: bool = False  # a wish, not a warning: what moves, moves all at once or not at all
+    yields: bool = False  # a detector's: one that lies there already, set by another source, stays as it is
 
 
 class TaintCleared(Fact, frozen=True, tag=True, kw_only=True):
-    """`healed`: its cause is gone without a repair (the taint was a mistake): no probation follows."""
+    """`healed`: its cause is gone without a repair (the taint was a mistake): no probation follows.
+
+    `yields`: a detector's; only a taint that the same source has set is lifted.
+    """
 
     node: NodeId
     slot: int | None = None
     key: str
     source: str
     healed: bool = False
+    yields: bool = False
 
 
 class MoveAsked(Fact, frozen=True, tag=True, kw_only=True):

@@ -60,6 +60,8 @@ def taint_set(cluster: Cluster, event: ev.TaintSet) -> Cluster:
         event.planned,
     )  # fmt: skip
     before = cluster.taints.get(key)
+    if before is not None and event.yields and before.source != event.source:
+        return cluster  # what a person holds against a place is not a detector's to change
     if before is not None:
         taint = replace(taint, since_ms=before.since_ms)
         if taint == before:
@@ -73,7 +75,7 @@ def taint_set(cluster: Cluster, event: ev.TaintSet) -> Cluster:
 
 def taint_cleared(cluster: Cluster, event: ev.TaintCleared) -> Cluster:
     taint = cluster.taints.get((event.node, event.slot, event.key))
-    if taint is None:
+    if taint is None or (event.yields and taint.source != event.source):
         return cluster
     return lift(cluster, taint, healed=event.healed)
 

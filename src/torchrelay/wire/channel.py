@@ -4,7 +4,7 @@ The agent connects to `AGENT_PATH` with the header `Authorization: Bearer <token
 
     orchestrator -> agent   Attached (or Refused, and the connection ends); JobTerms before a job's first StartWorker,
                             if the job came later; OrderFrame whenever something is to be done; Ack; Shutdown
-    agent -> orchestrator   EventFrame, BeatFrame
+    agent -> orchestrator   EventFrame, BeatFrame, NetworkFrame
 
 Events are numbered by the agent, from 1, per incarnation. They are kept until acknowledged, and sent again, in order
 and with their numbers, after every `Attached`. `Ack(seq)` says that every event up to `seq` is in the journal.
@@ -19,9 +19,10 @@ from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.orders import AnyOrder
 from torchrelay.protocol.vitals import Beat
 from torchrelay.wire.codec import Codec
+from torchrelay.wire.pathnews import NetworkNews
 
 AGENT_PATH = "/agent"
-VERSION = 1  # of this channel; both ends must have the same
+VERSION = 2  # of this channel; both ends must have the same
 
 
 # ---------------------------------------------------------------- agent -> orchestrator
@@ -56,7 +57,13 @@ class BeatFrame(Struct, frozen=True, tag=True):
     sent_ms: int = 0
 
 
-ToOrchestrator = Attach | EventFrame | BeatFrame
+class NetworkFrame(Struct, frozen=True, tag=True):
+    """What the node's network paths look like, for people; not acknowledged, not journalled."""
+
+    news: NetworkNews
+
+
+ToOrchestrator = Attach | EventFrame | BeatFrame | NetworkFrame
 
 
 # ---------------------------------------------------------------- orchestrator -> agent

@@ -23,6 +23,23 @@ PRELOAD = (
 FUNCTION = "torchrelay.worker.main:run_worker"
 
 
+class PathLimits(Struct, frozen=True, kw_only=True):
+    """When the agents of a run with --net-failover find a network path at fault, and when that is over.
+
+    A path is at fault if it was lost for `down_s`, or `flaps` times within `window_s`, or has carried less than
+    `slow_share` of its usual for `slow_s`; it is well again when it has been whole for `heal_s`. Where nobody uses it
+    any more, the agent tries to connect to `probe_port` of a peer: any answer will do, a refusal too.
+    """
+
+    down_s: float = 30.0
+    flaps: int = 8
+    window_s: float = 3600.0
+    slow_share: float = 0.5
+    slow_s: float = 60.0
+    heal_s: float = 60.0
+    probe_port: int = 9  # "discard": nobody listens there
+
+
 class Launch(Struct, frozen=True, kw_only=True):
     """One job's command. The agents hand it to their workers: as argv, working folder and environment."""
 
@@ -36,6 +53,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     master_port: int = 29500
     preload: tuple[str, ...] = PRELOAD
     function: str = FUNCTION  # what a worker runs, "module:function"; it takes no arguments
+    paths: PathLimits | None = None  # of a run with --net-failover: agents listen to what the network core reports
 
     @property
     def argv(self) -> tuple[str, ...]:

@@ -1,0 +1,364 @@
+"""Network: the agent's ear for the network core (native/netpath) of its node's processes.
+
+Reports arrive on a datagram socket, pages of figures lie in a folder; both are in the node's folder, which is open to
+nobody else. Only processes that our forkserver has started, or their children, are heard: the kernel says who sent a
+report. Everything else is dropped and counted.
+
+What `findings` makes of it becomes taints of this node, or of the slots whose workers use the path if others do not.
+They are lifted when it is over. An agent that is restarted goes on with what its predecessor knew: that is in a file.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+import stat
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct, structs
+
+from torchrelay.agent.children import ProcessGone, read_stat
+from torchrelay.agent.findings import Finding, Judge, Memory
+from torchrelay.agent.held import Held, Register
+from torchrelay.agent.news import tell_paths
+from torchrelay.agent.paths import Link, LinkState
+from torchrelay.agent.probing import reaches
+from torchrelay.protocol.events import Event
+from torchrelay.protocol.ids import NodeId
+from torchrelay.wire.codec import WireError
+from torchrelay.wire.launch import PathLimits
+from torchrelay.wire.netreport import (
+    MAX_REPORT,
+    REPORT_SOCKET,
+    STATS_FOLDER,
+    decode_report,
+    pages_in,
+    read_page,
+)
+from torchrelay.wire.pathnews import NetworkNews
+
+logger = logging.getLogger(__name__)
+
+MEMORY = "net-memory"  # in the node's folder
+TICK_S = 0.5
+NEWS_S = 5.0  # between two tellings if nothing has changed
+PROBE_EVERY_S = 2.0
+READ_AT_ONCE = 256  # datagrams, before others have their turn
+GENERATIONS = 8  # how far a process may be from the worker that it belongs to
+ROOM = 1 << 20  # bytes of reports that may wait for us
+_CREDENTIALS = struct.Struct("3i")
+
+
+class Kept(Struct, frozen=True, kw_only=True):
+    """What is in the file."""
+
+    memory: Memory
+    held: tuple[Held, ...]
+
+
+class Network:
+    """The network paths of one node; to be made inside a running event loop.
+
+    slot_of   the slot of the worker that has this process id, if it is one of ours
+    tell      is called with taints, and with their end
+    show      is called with the news
+    """
+
+    def __init__(
+        self, folder: Path, node: NodeId, limits: PathLimits, *, slot_of: Callable[[int], int | None],
+        tell: Callable[[Event], None], show: Callable[[NetworkNews], None],
+    ) -> None:  # fmt: skip
+        self.judge = Judge(limits)
+        self.register = Register(node, places_of=self._places, tell=tell)
+        self.reports = self.malformed = self.strangers = 0
+        self._folder = folder
+        self._slot_of = slot_of
+        self._show = show
+        self._slots: dict[int, int] = {}  # of the processes that were heard
+        self._refused: set[int] = set()  # whose pages are not read
+        self._socket: socket.socket | None = None
+        self._probing: dict[tuple[str, str], asyncio.Task[None]] = {}
+        self._probed: dict[tuple[str, str], float] = {}
+        self._written = b""
+        self._shown: tuple[object, float] = (None, 0.0)
+
+    @property
+    def socket_path(self) -> Path:
+        return self._folder / REPORT_SOCKET
+
+    @property
+    def stats_folder(self) -> Path:
+        return self._folder / STATS_FOLDER
+
+    def environment(self) -> dict[str, str]:
+        """What a worker must find so that its network core talks to us."""
+        return {"TORCHRELAY_NET_REPORT": str(self.socket_path), "TORCHRELAY_NET_STATS": str(self.stats_folder)}
+
+    def open(self) -> None:
+        """Listen. A socket file that an earlier agent left is replaced."""
+        self.stats_folder.mkdir(mode=0o700, exist_ok=True)
+        found = self.stats_folder.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+            raise ValueError(f"{self.stats_folder} is not a folder of ours alone (0700): remove it")
+        self._remember()
+        self.socket_path.unlink(missing_ok=True)
+        ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
+        ear.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+        ear.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
+        ear.bind(str(self.socket_path))
+        os.chmod(self.socket_path, 0o600)
+        self._socket = ear
+        asyncio.get_running_loop().add_reader(ear, self._read)
+
+    def close(self) -> None:
+        """Hear no more."""
+        if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(self._socket)
+            self._socket.close()
+            self._socket = None
+        for task in self._probing.values():
+            task.cancel()
+        self.socket_path.unlink(missing_ok=True)
+
+    async def run(self) -> None:
+        """Look at everything now and then, for ever."""
+        while True:
+            self.look()
+            await asyncio.sleep(TICK_S)
+
+    def look(self) -> None:
+        """Read all pages, judge, and say what is new."""
+        now = time.monotonic()
+        self._bury(now)
+        self._read_pages(now)
+        self._ask_the_kernel(now)
+        self.judge.judge(now)
+        self.register.follow(self.judge.findings.values(), self._names())
+        self._probe(now)
+        self._keep()
+        self._tell_news(now)
+
+    # ------------------------------------------------------------ reports
+
+    def _read(self) -> None:
+        for _ in range(READ_AT_ONCE):
+            try:
+                assert self._socket is not None, "it is read while it is open"
+                data, extra, flags, _ = self._socket.recvmsg(MAX_REPORT, socket.CMSG_SPACE(_CREDENTIALS.size))
+            except BlockingIOError:
+                return
+            except OSError as error:
+                logger.warning("reports of the network core cannot be read: %s", error)
+                return
+            self._hear(data, sender(extra), cut=bool(flags & socket.MSG_TRUNC))
+
+    def _hear(self, data: bytes, by: tuple[int, int], *, cut: bool) -> None:
+        """One datagram, and by which process of which user it was sent."""
+        pid, user = by
+        if user != os.getuid() or self._slot(pid) is None:
+            self.strangers += 1
+            complain(self.strangers, f"a report of process {pid} of user {user}, which is no worker of ours")
+            return
+        try:
+            if cut:
+                raise WireError(f"a report of more than {MAX_REPORT} bytes")
+            report = decode_report(data)
+            if report.pid != pid:
+                raise WireError(f"it says that it is process {report.pid}")
+        except WireError as error:
+            self.malformed += 1
+            complain(self.malformed, f"a report of process {pid}: {error}")
+            return
+        self.reports += 1
+        logger.info("process %d: %s %s %s", pid, report.what, report.remote or ", ".join(report.remotes), report.reason)
+        self.judge.paths.heard(report, time.monotonic())
+
+    def _slot(self, pid: int) -> int | None:
+        """The slot of the worker to which a process belongs; None if it is none of ours."""
+        if pid not in self._slots:
+            slot = self._slot_above(pid)
+            if slot is None:
+                return None
+            self._slots[pid] = slot
+        return self._slots[pid]
+
+    def _slot_above(self, pid: int) -> int | None:
+        for _ in range(GENERATIONS):
+            slot = self._slot_of(pid)
+            if slot is not None:
+                return slot
+            try:
+                pid = read_stat(pid).parent
+            except ProcessGone:
+                return None
+        return None
+
+    # ------------------------------------------------------------ pages
+
+    def _read_pages(self, now: float) -> None:
+        try:
+            pages = list(pages_in(self.stats_folder))
+        except OSError as error:
+            logger.warning("the folder of pages is gone: %s", error)
+            return
+        for pid, path in pages:
+            if not lives(pid):
+                path.unlink(missing_ok=True)  # it had no time to remove it
+            elif self._slot(pid) is None:
+                self._refuse(pid, "which is no worker of ours")
+            else:
+                self._read_page(pid, path, now)
+        self._refused &= {pid for pid, _ in pages}
+
+    def _read_page(self, pid: int, path: Path, now: float) -> None:
+        try:
+            page = read_page(path)
+            if page is not None and page.pid != pid:
+                raise WireError(f"it is named after process {pid} and says {page.pid}")
+        except WireError as error:
+            self._refuse(pid, str(error), malformed=True)
+            return
+        if page is not None:
+            self.judge.paths.looked(page, now)
+
+    def _refuse(self, pid: int, why: str, *, malformed: bool = False) -> None:
+        """A page that is not read: counted and told once."""
+        if pid not in self._refused:
+            self._refused.add(pid)
+            self.malformed += malformed
+            self.strangers += not malformed
+            logger.warning("dropped: the page of process %d: %s", pid, why)
+
+    def _bury(self, now: float) -> None:
+        """Processes that have ended say nothing any more."""
+        for pid in [pid for pid in {*self._slots, *self.judge.paths.processes} if not lives(pid)]:
+            self._slots.pop(pid, None)
+            self.judge.paths.ended(pid, now)
+
+    def _ask_the_kernel(self, now: float) -> None:
+        """Of a link that is lost, and nobody said why: whether the interface is down. (A report may be dropped.)"""
+        for link in self.judge.paths.links.values():
+            if link.state is LinkState.DOWN and not link.reason and link.interface and not carries(link.interface):
+                self.judge.paths.explain(link, "carrier", now)
+
+    # ------------------------------------------------------------ taints
+
+    def _names(self) -> dict[str, str]:
+        """Of each path its interface, or its number where that is not known or not its alone."""
+        interfaces: dict[str, set[str]] = {}
+        for link in self.judge.paths.links.values():
+            interfaces.setdefault(link.interface, set()).add(link.local)
+        names = {}
+        for finding in self.judge.findings.values():
+            alone = finding.interface and len(interfaces.get(finding.interface, ())) < 2
+            names[finding.local] = finding.interface if alone else f"path{finding.path}"
+        return names
+
+    def _places(self, finding: Finding) -> tuple[int | None, ...]:
+        """The whole node, unless some of its workers have nothing to do with this path."""
+        slots = {slot for pid in finding.pids if (slot := self._slots.get(pid)) is not None}
+        return (None,) if finding.everyone or not slots else tuple(sorted(slots))
+
+    # ------------------------------------------------------------ probes
+
+    def _probe(self, now: float) -> None:
+        for link in self.judge.probes():
+            if link not in self._probing and now - self._probed.get(link, -PROBE_EVERY_S) >= PROBE_EVERY_S:
+                self._probed[link] = now
+                self._probing[link] = asyncio.create_task(self._try(self.judge.paths.links[link]))
+
+    async def _try(self, link: Link) -> None:
+        try:
+            reached = await reaches(link.local, link.remote, self.judge.limits.probe_port, link.interface)
+            self.judge.paths.probed(link.id, reached, time.monotonic())
+        finally:
+            self._probing.pop(link.id, None)
+
+    # ------------------------------------------------------------ what the next agent must know
+
+    def _keep(self) -> None:
+        data = msgspec.json.encode(Kept(memory=self.judge.memory(), held=self.register.held))
+        if data == self._written:
+            return
+        draft = self._folder / f"{MEMORY}.draft"
+        try:
+            draft.write_bytes(data)
+            draft.replace(self._folder / MEMORY)
+            self._written = data
+        except OSError as error:  # a full disk: it is tried again
+            logger.warning("what is known of the network paths could not be kept: %s", error)
+
+    def _remember(self) -> None:
+        """Go on where an agent that died has stopped; say again what may not have been heard."""
+        try:
+            kept = msgspec.json.decode((self._folder / MEMORY).read_bytes(), type=Kept)
+        except FileNotFoundError:
+            return
+        except (OSError, msgspec.DecodeError) as error:
+            logger.warning("what was known of the network paths cannot be read: %s", error)
+            return
+        self.judge.remember(kept.memory, time.monotonic())
+        self.register.go_on(kept.held)
+
+    # ------------------------------------------------------------ news
+
+    def _tell_news(self, now: float) -> None:
+        """When something has changed that people wait for, and every few seconds."""
+        paths = self.judge.paths
+        gist = (
+            {link.id: (link.state, len(link.flaps)) for link in paths.links.values()},
+            {(f.local, f.kind, f.where, f.ours) for f in self.judge.findings.values()},
+            len(paths.processes), self.malformed, self.strangers,
+        )  # fmt: skip
+        if gist != self._shown[0] or now - self._shown[1] >= NEWS_S:
+            self._shown = (gist, now)
+            self._show(self.news(now))
+
+    def news(self, now: float) -> NetworkNews:
+        """All there is to tell."""
+        return structs.replace(
+            tell_paths(self.judge, now, self.register.key_of), reports=self.reports, malformed=self.malformed,
+            strangers=self.strangers,
+        )  # fmt: skip
+
+
+# ---------------------------------------------------------------- what the kernel says
+
+
+def sender(extra: list[tuple[int, int, bytes]]) -> tuple[int, int]:
+    """The process and the user that sent a datagram, by what the kernel says; (0, -1) if it does not."""
+    for level, kind, data in extra:
+        if (level, kind) == (socket.SOL_SOCKET, socket.SCM_CREDENTIALS) and len(data) >= _CREDENTIALS.size:
+            pid, user, _ = _CREDENTIALS.unpack_from(data)
+            return pid, user
+    return 0, -1
+
+
+def lives(pid: int) -> bool:
+    """Whether a process is there, and not merely waiting to be reaped."""
+    try:
+        return read_stat(pid).state != "Z"
+    except ProcessGone:
+        return False
+
+
+def carries(interface: str, folder: Path = Path("/sys/class/net")) -> bool:
+    """Whether an interface is there and up, as far as the kernel tells."""
+    if "/" in interface or not (folder / interface).exists():
+        return not folder.exists()
+    try:
+        return (folder / interface / "carrier").read_text().strip() == "1"
+    except OSError:  # EINVAL: it is switched off
+        return False
+
+
+def complain(times: int, what: str) -> None:
+    """Say it when it has happened 1, 2, 4, 8, ... times: whoever does it may do it for ever."""
+    if times & (times - 1) == 0:
+        logger.warning("dropped: %s%s", what, f" ({times} so far)" if times > 1 else "")

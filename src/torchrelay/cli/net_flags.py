@@ -1,0 +1,102 @@
+"""Flags of `torchrelay run` for several network paths: what switches them on, and what is made of one that fails."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import re
+
+import msgspec
+
+from torchrelay.cli.runs import NotPossible, time_in
+from torchrelay.wire.launch import PathLimits
+
+BAD_ARGUMENTS = 2
+CORE = "torchrelay.netpath.environment"  # its `variables` switch the network core on
+GIVE_UP = "TORCHRELAY_NET_GIVEUP_S"
+GIVE_UP_S = 300
+TIMES = {"net_down": "down_s", "net_window": "window_s", "net_slow": "slow_s", "net_heal": "heal_s"}
+
+
+def add_network(group: argparse._ArgumentGroup) -> None:
+    """The flags themselves; none has a default, so that it is seen which were given."""
+    group.add_argument(
+        "--net-failover", "--net_failover", action="store_true",
+        help="collectives use all network paths between nodes and get over the loss of some; ranks leave a node one of "
+        "whose paths stays lost",
+    )  # fmt: skip
+    known = PathLimits()
+    for name, sign, text in (
+        ("net-down", "TIME", f"a path is at fault if it was lost for so long ({known.down_s:.0f}s)"),
+        ("net-flaps", "N", f"or was lost so often ({known.flaps})"),
+        ("net-window", "TIME", f"within this time ({known.window_s / 3600:.0f}h)"),
+        ("net-share", "PERCENT", f"or carries less than this part of its usual ({known.slow_share:.0%})"),
+        ("net-slow", "TIME", f"for so long ({known.slow_s:.0f}s)"),
+        ("net-heal", "TIME", f"its taint is lifted when it has been whole for so long ({known.heal_s:.0f}s)"),
+        ("net-probe-port", "P", f"where agents knock at a peer if nobody uses a path any more ({known.probe_port})"),
+        ("net-giveup", "TIME", f"without any path to a peer a collective fails after this time ({GIVE_UP_S}s)"),
+    ):
+        group.add_argument(f"--{name}", f"--{name.replace('-', '_')}", metavar=sign, help=text.replace("%", "%%"))
+
+
+def path_limits(given: argparse.Namespace) -> PathLimits | None:
+    """When a path is at fault; None without --net-failover. Raises `NotPossible`."""
+    said = {name: text for name, text in vars(given).items() if name.startswith("net_") and isinstance(text, str)}
+    if not given.net_failover:
+        if said:
+            raise NotPossible(f"{flag(min(said))} means nothing without --net-failover", BAD_ARGUMENTS)
+        return None
+    known = PathLimits()
+    times = {field: seconds(said[name], name) for name, field in TIMES.items() if name in said}
+    return msgspec.structs.replace(
+        known, **times, flaps=number(said, "net_flaps", known.flaps, 2, 1000),
+        slow_share=number(said, "net_share", round(100 * known.slow_share), 1, 99) / 100,
+        probe_port=number(said, "net_probe_port", known.probe_port, 1, 65535),
+    )  # fmt: skip
+
+
+def number(said: dict[str, str], name: str, otherwise: int, least: int, most: int) -> int:
+    """What a flag says, or the default. Raises `NotPossible`."""
+    text = said.get(name, str(otherwise)).removesuffix("%")
+    if not re.fullmatch(r"[0-9]{1,9}", text) or not least <= int(text) <= most:
+        raise NotPossible(f"{flag(name)} {said[name]}: give a number from {least} to {most}", BAD_ARGUMENTS)
+    return int(text)
+
+
+def seconds(text: str, name: str) -> float:
+    """A time that is not 0. Raises `NotPossible`."""
+    found = time_in(text) / 1000
+    if not found:
+        raise NotPossible(f"{flag(name)} {text}: give at least a second", BAD_ARGUMENTS)
+    return found
+
+
+def flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def network_environment(given: argparse.Namespace) -> dict[str, str]:
+    """What switches the network core on in the workers; nothing without --net-failover. Raises `NotPossible`."""
+    if not given.net_failover:
+        return {}
+    give_up = os.environ.get(GIVE_UP, str(GIVE_UP_S))
+    if given.net_giveup is not None:
+        give_up = str(time_in(given.net_giveup) // 1000)
+    return {**core_variables(), GIVE_UP: give_up}
+
+
+def core_variables() -> dict[str, str]:
+    """The network core's own variables. Raises `NotPossible` if it was not built."""
+    try:
+        variables = importlib.import_module(CORE).variables
+    except (ImportError, AttributeError) as error:
+        remedy = "install torchrelay where there is a C compiler (see `torchrelay doctor`), or leave the flag out"
+        raise NotPossible(
+            f"--net-failover: the network core is not built ({error}): {remedy}", BAD_ARGUMENTS
+        ) from error
+    try:
+        found: dict[str, str] = variables()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise NotPossible(f"--net-failover: {error}", BAD_ARGUMENTS) from error
+    return found
