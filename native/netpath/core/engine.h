@@ -92,7 +92,7 @@ typedef struct conn {
   uint64_t since_us;
   int last; // close it when all is sent
   // on its way out: frames, then the data of the last of them
-  uint8_t head[HEAD_FRAMES * sizeof(frame) + HELLO_BYTES];
+  _Alignas(frame) uint8_t head[HEAD_FRAMES * sizeof(frame) + HELLO_BYTES];
   uint32_t head_size, out_size, out_done;
   frame out_frame; // DATA that is on its way
   const uint8_t *out_data;

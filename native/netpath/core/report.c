@@ -46,7 +46,8 @@ typedef struct {
 } link_state;
 
 static link_state links[MOST_LINKS];
-static int reports_to = -1;
+static int reports_to = -1, own_rank = -1;
+static struct sockaddr_un report_at;
 static page *shown;
 static char shown_at[256];
 static uint64_t shown_us;
@@ -62,13 +63,13 @@ static int rank_of_process(void) {
 
 static void open_socket(void) {
   const char *name = getenv("TORCHRELAY_NET_REPORT");
-  struct sockaddr_un to = {.sun_family = AF_UNIX};
   if (!name || !*name) return;
-  if (strlen(name) >= sizeof to.sun_path) {
+  if (strlen(name) >= sizeof report_at.sun_path) {
     say(NP_LEVEL_WARN, "TORCHRELAY_NET_REPORT is too long for a socket: nothing is reported");
     return;
   }
-  strcpy(to.sun_path, name);
+  report_at.sun_family = AF_UNIX;
+  strcpy(report_at.sun_path, name);
   reports_to = socket(AF_UNIX, SOCK_DGRAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   // Not connected: whoever listens may begin anew.
   if (reports_to < 0) say(NP_LEVEL_WARN, "nothing is reported: %s", strerror(errno));
@@ -88,13 +89,14 @@ static void open_page(void) {
   if (file >= 0) close(file);
   if (!shown) return;
   shown->pid = (uint32_t)getpid();
-  shown->rank = rank_of_process();
+  shown->rank = own_rank;
   shown->row_bytes = sizeof(row);
   memcpy(shown->magic, "TRNETST1", 8);
 }
 
 void report_start(void) {
   memset(links, 0, sizeof links);
+  own_rank = rank_of_process(); // once: other threads may change the environment later
   open_socket();
   open_page();
 }
@@ -112,18 +114,16 @@ void report_end(void) {
 
 __attribute__((format(printf, 2, 3))) static void report(const char *what, const char *format, ...) {
   char text[1024], more[640], rank[16] = "null";
-  const char *name = getenv("TORCHRELAY_NET_REPORT");
-  if (reports_to < 0 || !name) return;
-  if (rank_of_process() >= 0) snprintf(rank, sizeof rank, "%d", rank_of_process());
+  if (reports_to < 0) return;
+  if (own_rank >= 0) snprintf(rank, sizeof rank, "%d", own_rank);
   va_list arguments;
   va_start(arguments, format);
   vsnprintf(more, sizeof more, format, arguments);
   va_end(arguments);
   int size = snprintf(text, sizeof text, "{\"v\":1,\"what\":\"%s\",\"ts\":%.6f,\"pid\":%d,\"rank\":%s%s}", what,
                       (double)date_us() / 1e6, (int)getpid(), rank, more);
-  struct sockaddr_un to = {.sun_family = AF_UNIX};
-  strcpy(to.sun_path, name);
-  if (size < (int)sizeof text) sendto(reports_to, text, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL, (void *)&to, sizeof to);
+  if (size < (int)sizeof text)
+    sendto(reports_to, text, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL, (void *)&report_at, sizeof report_at);
 }
 
 // ---------------------------------------------------------------- links
@@ -244,8 +244,7 @@ static void fill_row(row *into, const link_state *link) {
 void report_page(uint64_t now) {
   if (!shown || now - shown_us < PAGE_MS * 1000) return;
   shown_us = now;
-  __atomic_store_n(&shown->sequence, shown->sequence + 1, __ATOMIC_RELEASE);
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
+  __atomic_fetch_add(&shown->sequence, 1, __ATOMIC_ACQ_REL); // odd: readers look again
   int rows = 0, at[MOST_LINKS];
   for (int i = 0; i < MOST_LINKS; i++) {
     at[i] = rows;
@@ -258,6 +257,5 @@ void report_page(uint64_t now) {
     }
   shown->rows = (uint32_t)rows;
   shown->updated = date_us();
-  __atomic_thread_fence(__ATOMIC_SEQ_CST);
-  __atomic_store_n(&shown->sequence, shown->sequence + 1, __ATOMIC_RELEASE);
+  __atomic_fetch_add(&shown->sequence, 1, __ATOMIC_ACQ_REL);
 }

@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import StrEnum
 from pathlib import Path
 from typing import Any
@@ -72,9 +72,9 @@ class Check(Struct, frozen=True):
     remedy: str = ""
 
 
-def examine(output: Output) -> int:
-    """Print all checks. Returns 0: all well, 1: a run is possible, with remarks, 2: it is not."""
-    checks = list(all_checks())
+def examine(found: Iterable[Check], output: Output) -> int:
+    """Print these checks. Returns 0: all well, 1: a run is possible, with remarks, 2: it is not."""
+    checks = list(found)
     if output is Output.JSON:
         print(show_json(checks))
     else:

@@ -31,7 +31,7 @@ def carry_out(words: list[str]) -> int:
 
 
 def consult(given: argparse.Namespace) -> int:
-    """The doctor: of this machine, or of a running job's layout."""
+    """The doctor: of this machine, of its network, or of a running job's layout."""
     from torchrelay.cli.runs import NotPossible
 
     if given.module and not given.script:
@@ -42,9 +42,13 @@ def consult(given: argparse.Namespace) -> int:
         return show_layout(given)
     if given.script:
         raise NotPossible(f"{given.script[0]}: the doctor looks at a script with --layout only", 2)
-    from torchrelay.cli.doctor import examine
+    from torchrelay.cli.doctor import all_checks, examine
 
-    return examine(given.output)
+    if given.net:
+        from torchrelay.cli.doctor_network import network_checks
+
+        return examine(network_checks(), given.output)
+    return examine(all_checks(), given.output)
 
 
 def look_at(given: argparse.Namespace) -> None:

@@ -64,6 +64,9 @@ def parser() -> argparse.ArgumentParser:
         "--layout", action="store_true",
         help="of a job: where each rank's state would come from if it were lost now, and how much may be lost at once",
     )  # fmt: skip
+    made["doctor"].add_argument(
+        "--net", action="store_true", help="the network: which paths there are, and what protects control traffic"
+    )
     ahead = made["doctor"].add_argument_group(
         "with --layout, of a script that is not launched yet (else of a run): each rank runs it alone, up to join()"
     )
