@@ -27,12 +27,14 @@ from torchrelay.wire.channel import (
     BeatFrame,
     EventFrame,
     JobTerms,
+    NetworkFrame,
     OrderFrame,
     ToAgent,
     decode_to_orchestrator,
 )
 from torchrelay.wire.codec import encode
 from torchrelay.wire.launch import Launch, write_launch
+from torchrelay.wire.pathnews import NetworkNews
 from torchrelay.wire.trust import new_token, write_token
 
 ROOT = Path(__file__).parent.parent
@@ -92,6 +94,7 @@ class Conductor:
         self.frames: list[EventFrame] = []
         self.heard_ns: list[int] = []
         self.beats: list[Beat] = []
+        self.news: list[NetworkNews] = []
         self.acknowledge = True
         self.answer: ToAgent = Attached(jobs=(JobTerms(spec=spec(), secret=SECRET, patience_s=11.0),), beat_ms=20)
         self.port = 0
@@ -136,6 +139,8 @@ class Conductor:
         message = decode_to_orchestrator(data)
         if isinstance(message, BeatFrame):
             self.beats.append(message.beat)
+        elif isinstance(message, NetworkFrame):
+            self.news.append(message.news)
         elif isinstance(message, EventFrame):
             self.heard_ns.append(time.monotonic_ns())
             self.frames.append(message)

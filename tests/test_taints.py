@@ -145,6 +145,30 @@ def test_a_taint_is_over_when_its_time_is_and_not_before() -> None:
     assert len(story.cluster.taints) == 0
 
 
+def test_a_detector_that_yields_changes_only_what_it_has_set() -> None:
+    mine: dict[str, Any] = {"source": "network", "yields": True}
+    for effect in Effect:
+        story = two_nodes(probation_ms=1_000)
+        story.hear(taint(source="ann", effect=effect, reason="a cable"))
+        before = story.cluster
+        story.hear(taint(**mine), clear(**mine))
+        assert story.cluster == before
+        story.hear(clear(source="ben"))
+        assert (OTHER, None, "ecc") not in story.cluster.taints, "a person lifts whatever lies there"
+        story.hear(taint(**mine))
+        story.hear(taint(**mine, value="flapping"))
+        assert story.cluster.taints[OTHER, None, "ecc"].value == "flapping", "its own it changes"
+        story.hear(clear(**mine))
+        assert (OTHER, None, "ecc") not in story.cluster.taints, "and lifts"
+
+
+def test_what_a_person_has_taken_over_is_a_persons() -> None:
+    story = two_nodes()
+    story.hear(taint(source="network", yields=True), taint(source="ann"))
+    story.hear(clear(source="network", yields=True))
+    assert story.cluster.taints[OTHER, None, "ecc"].source == "ann"
+
+
 # ---------------------------------------------------------------- probation
 
 

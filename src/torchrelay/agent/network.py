@@ -2,7 +2,8 @@
 
 Reports arrive on a datagram socket, pages of figures lie in a folder; both are in the node's folder, which is open to
 nobody else. Only processes that our forkserver has started, or their children, are heard: the kernel says who sent a
-report. Everything else is dropped and counted.
+report. Everything else is dropped and counted. The kernel keeps but a few datagrams (ten, if nobody has changed it) for
+us, so of many reports at once some get lost: what they tell the pages tell, too, half a second later.
 
 What `findings` makes of it becomes taints of this node, or of the slots whose workers use the path if others do not.
 They are lifted when it is over. An agent that is restarted goes on with what its predecessor knew: that is in a file.
@@ -51,7 +52,6 @@ NEWS_S = 5.0  # between two tellings if nothing has changed
 PROBE_EVERY_S = 2.0
 READ_AT_ONCE = 256  # datagrams, before others have their turn
 GENERATIONS = 8  # how far a process may be from the worker that it belongs to
-ROOM = 1 << 20  # bytes of reports that may wait for us
 _CREDENTIALS = struct.Struct("3i")
 
 
@@ -110,7 +110,6 @@ class Network:
         self.socket_path.unlink(missing_ok=True)
         ear = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         ear.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-        ear.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, ROOM)
         ear.bind(str(self.socket_path))
         os.chmod(self.socket_path, 0o600)
         self._socket = ear

@@ -311,17 +311,27 @@ def move(world: World, strike: Strike) -> bool:
 
 
 def taint(world: World, strike: Strike) -> bool:
-    """A slot, or for a drain a node, that is to be left; it is cleared after a while, or its time is over."""
+    """A slot, or for a drain a node, that is to be left; it is cleared after a while, or its time is over.
+
+    By an operator, or by a detector, which leaves alone what the other has set.
+    """
     machine = machine_of(world, strike)
     drain = strike.kind is FaultKind.DRAIN
     slot = None if drain else world.chance.randrange(machine.slots)
     world.checker.taint(machine, slot)
     ttl = strike.length_ms if world.chance.random() < 0.5 else None
     key = "drain" if drain else "ecc"
+    yields = not drain and strike.rank % 2 == 1
+    source = "detector" if yields else "operator"
     if ttl is None:
-        cleared = ev.TaintCleared(node=machine.node, slot=slot, key=key, source="operator", healed=strike.rank == 0)
+        cleared = ev.TaintCleared(
+            node=machine.node, slot=slot, key=key, source=source, healed=strike.rank == 0, yields=yields
+        )
         world.after(strike.length_ms, say, world, cleared)
-    return say(world, ev.TaintSet(node=machine.node, slot=slot, key=key, source="operator", ttl_ms=ttl, planned=drain))
+    return say(
+        world,
+        ev.TaintSet(node=machine.node, slot=slot, key=key, source=source, ttl_ms=ttl, planned=drain, yields=yields),
+    )
 
 
 def freeze(world: World, strike: Strike) -> bool:
