@@ -49,6 +49,7 @@ class PathGroup(dist.ProcessGroup):
         """
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.options = Options(timeout)
+        self._names = {"name": name, "description": "undefined"}
         self._store = store
         self._begun = 0
         self._connections = Connections(name, rank, size)
@@ -136,8 +137,22 @@ class PathGroup(dist.ProcessGroup):
     def name(self) -> str:
         return NAME
 
+    # The next five are called by C++, by these names. It keeps a group's name in its backends, and here are none.
+
     def getBackendName(self) -> str:
         return NAME
+
+    def getGroupName(self) -> str:
+        return self._names["name"]
+
+    def setGroupName(self, name: str) -> None:
+        self._names["name"] = name
+
+    def getGroupDesc(self) -> str:
+        return self._names["description"]
+
+    def setGroupDesc(self, description: str) -> None:
+        self._names["description"] = description
 
     def _get_backend_name(self) -> str:
         return NAME
