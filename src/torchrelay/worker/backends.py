@@ -251,18 +251,20 @@ class Backends:
 
     def put(self, group: ProcessGroup, wiring: Wiring, backends: Mapping[str, Backend], meeting: Store) -> None:
         """Give the group these backends, and torch the store at which groups made from it will meet."""
+        counts: tuple[Any, ...] = tuple(backends.values())
+        aside = 0
         if PATHS in wiring.kinds:
             path_groups.meet(group, PrefixStore(PATHS, meeting))
-            counted: Any = group
-            self.counts.add(group, wiring, (group,), aside=counted._get_sequence_number_for_group())
-            return
-        for kind, devices in wiring.kinds.items():
-            self._swap().put(group, devices, kind, backends[kind], meeting, main=kind == wiring.main_kind)
+            counts = (group,)
+            aside = counts[0]._get_sequence_number_for_group()  # of all generations before
+        else:
+            for kind, devices in wiring.kinds.items():
+                self._swap().put(group, devices, kind, backends[kind], meeting, main=kind == wiring.main_kind)
         group._set_group_name(GroupName(wiring.name))  # the backends keep it, and functional collectives need it
         group._set_group_desc(wiring.description)
         name, _ = _c10d._world.pg_map[group]
         _c10d._world.pg_map[group] = (name, meeting)
-        self.counts.add(group, wiring, tuple(backends.values()))
+        self.counts.add(group, wiring, counts, aside=aside)
 
     def take(self, group: ProcessGroup) -> Callable[[], object]:
         """Take the group's backends out; the result lets go of them. A path group does that when it connects anew."""

@@ -133,7 +133,7 @@ class Counts:
     # ------------------------------------------------------------ from one rank to another
 
     def _watch(self, kind: Any) -> None:
-        """Stand in front of this class's functions (torch's are in C++); whoever calls them from Python comes by here."""
+        """Stand in front of this class's functions (torch's are C++): whoever calls them from Python comes by here."""
         if kind in self._watched:
             return
         self._watched.add(kind)
