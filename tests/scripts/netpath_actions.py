@@ -23,18 +23,21 @@ from torchrelay.netpath import backend, binding
 from torchrelay.netpath.backend import TorchrelayGroup
 
 
-def init(actions: Actions, address: str, timeout_s: float = 60.0, reference: bool = True, alone: bool = False) -> None:
-    """The default group, and one of Gloo's to compare with."""
-    host, _, port = address.rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
-    backend.make_alone(alone)
+def init(actions: Actions, address: str = "", timeout_s: float = 60.0, reference: bool = True) -> None:
+    """The default group, and one of Gloo's to compare with. Without an address: alone."""
+    backend.make_alone(not address)
+    store = meeting(address, "first") if address else dist.HashStore()
     dist.init_process_group(
-        "torchrelay", store=dist.PrefixStore("first", store), rank=actions.rank, world_size=actions.world_size,
+        "torchrelay", store=store, rank=actions.rank, world_size=actions.world_size,
         timeout=timedelta(seconds=timeout_s),
     )  # fmt: skip
-    actions.kept["client"] = store
-    if reference:
+    if reference and address:
         actions.kept["gloo"] = dist.new_group(backend="gloo")
+
+
+def meeting(address: str, name: str) -> dist.Store:
+    host, _, port = address.rpartition(":")
+    return dist.PrefixStore(name, dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30)))
 
 
 def world() -> TorchrelayGroup:
@@ -46,6 +49,7 @@ def world() -> TorchrelayGroup:
 # ---------------------------------------------------------------- each collective, beside Gloo's
 
 Result = list[torch.Tensor]
+ROUGHLY = {torch.float16: 4e-3, torch.bfloat16: 3e-2}  # some roundings, which come in another order
 OPS = {name: getattr(dist.ReduceOp, name) for name in ("SUM", "AVG", "PRODUCT", "MIN", "MAX", "BAND", "BOR", "BXOR")}
 
 
@@ -171,9 +175,7 @@ def compare(actions: Actions, name: str, elements: int, dtype: torch.dtype, exac
     ours = collective(actions, world(), elements, dtype, **how)
     theirs = collective(actions, actions.kept["gloo"], elements, dtype, **how)
     for one, other in zip(ours, theirs, strict=True):
-        same = (
-            torch.equal(one, other) if exact else torch.allclose(one, other, rtol=1e-2 if dtype.itemsize < 4 else 1e-5)
-        )
+        same = torch.equal(one, other) if exact else torch.allclose(one, other, rtol=ROUGHLY.get(dtype, 1e-5))
         assert same, f"{name} of {elements} {dtype}: {one.flatten()[:8]} and Gloo's {other.flatten()[:8]}"
     return len(ours)
 
@@ -268,7 +270,7 @@ def mesh(a: Actions) -> list[float]:
 # ---------------------------------------------------------------- futures and order
 
 
-def futures(a: Actions) -> float:
+def futures(_a: Actions) -> float:
     """What is chained to a collective may wait for a later one, in Python or in C++."""
     first, second = torch.ones(1000), torch.ones(1000)
     later: list[Any] = []
@@ -355,7 +357,7 @@ def digest_of_sums(a: Actions, elements: int) -> int:
     return xxhash.xxh3_64_intdigest(b"".join(one.numpy().tobytes() for one in found))
 
 
-def sends_of_two(a: Actions) -> None:
+def sends_of_two(_a: Actions) -> None:
     """Rank 1 waits for a message that nobody sends."""
     dist.recv(torch.zeros(3), 0)
 
@@ -366,10 +368,8 @@ def abort(_a: Actions) -> float:
     return begin
 
 
-def connect(a: Actions, address: str, generation: int) -> None:
-    host, _, port = address.rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
-    world().connect(dist.PrefixStore(f"generation {generation}", store))
+def connect(_a: Actions, address: str, generation: int) -> None:
+    world().connect(meeting(address, f"generation {generation}"))
 
 
 def leave(_a: Actions) -> None:
@@ -398,7 +398,7 @@ def collectives_begun(_a: Actions) -> int:
     return world()._get_sequence_number_for_group()
 
 
-def monitored(a: Actions, seconds: float) -> None:
+def monitored(_a: Actions, seconds: float) -> None:
     world().monitored_barrier(timedelta(seconds=seconds), wait_all_ranks=True)
 
 
