@@ -46,6 +46,10 @@ static void begin_waiting(flow *f, uint64_t now) {
   }
 }
 
+static void pass_done(flow *f) {
+  while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
+}
+
 flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   flow_slot *slot = slot_of(f, f->posted);
   if (slot->state != SLOT_FREE || size > longest(f)) return NULL;
@@ -60,8 +64,8 @@ flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   size_t used = (chunks_of(f, size) + 63) / 64 * sizeof slot->have[0];
   memset(slot->have, 0, used);
   memset(slot->given, 0, used);
-  slot->state = f->failed ? SLOT_FAILED : SLOT_OPEN;
-  if (f->failed) f->tail = f->posted;
+  slot->state = f->failed || f->peer_closed ? SLOT_FAILED : SLOT_OPEN; // nobody will send it, or take it
+  pass_done(f);
   if (!f->sends)
     for (int i = 0; i < f->paths; i++) f->path[i].cts_due = 1;
   return slot;
@@ -70,10 +74,6 @@ flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
 void flow_release(flow *f, flow_slot *slot) {
   (void)f;
   slot->state = SLOT_FREE;
-}
-
-static void pass_done(flow *f) {
-  while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
 }
 
 void flow_fail(flow *f) {
