@@ -66,6 +66,13 @@ class TestRates:
         fill(rates, now, 3, "a", a=2e6, b=5e6)
         assert rates.low_s("a") == 3 * BUCKET_S
 
+    def test_a_path_that_carries_its_usual_is_not_slow_though_the_others_carry_more(self) -> None:
+        rates: Rates[str] = Rates(0.5)
+        rates.pass_time(0.0)
+        now = fill(rates, 0.0, 10, a=10e6, b=10e6)
+        fill(rates, now, 3, "a", a=8e6, b=40e6)
+        assert rates.low_s("a") == 0.0
+
     def test_a_path_that_is_left_aside_is_not_slow(self) -> None:
         rates: Rates[str] = Rates(0.5)
         rates.pass_time(0.0)
