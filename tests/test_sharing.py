@@ -16,7 +16,16 @@ from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.protocol.policy import DYING_MS
 from torchrelay.protocol.roster import Worker
-from torchrelay.protocol.sharing import CRAMPED_BUDGET, is_shared, out_of_memory, shares_with, soon_free
+from torchrelay.protocol.sharing import (
+    CRAMPED_BUDGET,
+    is_shared,
+    note_cramped,
+    out_of_memory,
+    shares_with,
+    slots_to_share,
+    soon_free,
+    uncrowded,
+)
 
 MEMORY = "OutOfMemoryError: CUDA out of memory. at train.py:#"
 
@@ -406,3 +415,35 @@ def test_a_guest_that_is_killed_for_other_reasons_does_not_end_the_sharing() -> 
         story.settle()
         story.train(HERE.after_step())
         assert crowded(story) == [1]
+
+
+def test_a_worker_that_is_being_ended_shares_nothing() -> None:
+    story = shrunk()
+    host, guest = holder_of(story, 0), holder_of(story, 1)
+    ending = story.cluster.fence(guest.worker)
+    assert not is_shared(ending, ending.workers[host.worker])
+
+
+def test_of_all_workers_those_with_a_slot_of_their_own() -> None:
+    story = shrunk()
+    host, guest, other = (holder_of(story, rank) for rank in (0, 1, 2))
+    assert uncrowded(story.cluster, [host, guest, other]) == [host, other]
+
+
+def test_lack_of_memory_is_counted_once_for_each_worker() -> None:
+    story = shrunk()
+    guest = holder_of(story, 1)
+    once = note_cramped(story.cluster, guest, MEMORY)
+    assert sum(raised.cramped for raised in once.jobs[JOB].raised) == 1
+    again = note_cramped(once, once.workers[guest.worker], MEMORY)
+    assert again.jobs[JOB].raised == once.jobs[JOB].raised
+
+
+def test_a_guest_that_is_being_ended_does_not_keep_another_from_its_node() -> None:
+    story = spread(ranks=6, slots=2)
+    story.hear(lost("node-1"))
+    story.settle()
+    guests = [worker for worker in story.cluster.workers.values() if worker.guest]
+    assert [guest.place for guest in guests] == ["node-0/0", "node-2/0"]
+    ending = story.cluster.fence(guests[0].worker)
+    assert slots_to_share(ending, story.job, 1) == [("node-0", 0)]  # one guest less than on node-2

@@ -22,6 +22,7 @@ import functools
 import os
 import random
 import shlex
+import shutil
 import subprocess
 import threading
 import time
@@ -95,7 +96,7 @@ class Shell:
 @functools.cache
 def obstacle() -> str:
     """Why this machine cannot pretend to be several; empty if it can. Tried once."""
-    missing = sorted(tool for tool in TOOLS if subprocess.run(["which", tool], capture_output=True).returncode != 0)
+    missing = sorted(tool for tool in TOOLS if shutil.which(tool) is None)
     if missing:
         return f"`{missing[0]}` is not here: install {TOOLS[missing[0]]}"
     try:

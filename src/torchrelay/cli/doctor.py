@@ -18,6 +18,7 @@ from typing import Any
 from msgspec import Struct
 
 from torchrelay.cli.show import Output, show_json, table
+from torchrelay.netpath.library import NotBuilt, find, load
 from torchrelay.orchestrator.shown import size_text
 
 TORCH_S = 120.0  # importing torch for the first time on a busy machine takes long
@@ -87,6 +88,7 @@ def all_checks() -> Iterator[Check]:
     yield check_python()
     yield from check_torch(probe_torch())
     yield check_compiler()
+    yield check_network_part()
     yield check_loopback()
     yield check_ports(Path("/proc/sys/net/ipv4/ip_local_port_range"))
     yield check_memory(Path("/dev/shm"))
@@ -151,6 +153,16 @@ def check_compiler() -> Check:
 
 
 # ---------------------------------------------------------------- network
+
+
+def check_network_part() -> Check:
+    """Whether the library for path failover was built with the package, and loads."""
+    try:
+        found = f"version {load().version()}, {find()}"
+    except NotBuilt as error:
+        what, _, remedy = str(error).partition("; ")
+        return Check("network part", State.REMARK, what, f"optional: {remedy}")
+    return Check("network part", State.WELL, found)
 
 
 def check_loopback() -> Check:

@@ -18,6 +18,10 @@ def carry_out(words: list[str]) -> int:
         from torchrelay.cli.chaos import chaos
 
         return chaos(words[1:])
+    if words[:1] == ["net"]:
+        from torchrelay.cli.net import net
+
+        return net(words[1:])
     from torchrelay.cli.words import CHANGING, parser
 
     given = parser().parse_args(words)

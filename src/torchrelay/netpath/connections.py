@@ -1,0 +1,86 @@
+"""What a group communicates with: its mesh, its messages, and the line of its collectives; replaced at each meeting.
+
+They outlive the group object for as long as a thread of theirs lives, and hold no reference to it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import time
+import weakref
+
+from torchrelay.netpath.line import Line
+from torchrelay.netpath.mesh import Broken, Meeting, Mesh
+from torchrelay.netpath.messages import Messages
+
+END_S = 5.0  # how long threads may take to notice that their connections are broken
+
+
+class Connections:
+    """Of one group, in this process. A forked child has none: there all of this does nothing."""
+
+    def __init__(self, name: str, rank: int, size: int) -> None:
+        self.name, self.rank, self.size = name, rank, size
+        self.line = Line(name)
+        self.mesh: Mesh | None = None  # None: alone, nothing is sent
+        self.messages: Messages | None = None
+        self._process = os.getpid()
+
+    def meet(self, store: Meeting) -> None:
+        """Leave the old connections and begin new ones, which are made when they are first used.
+
+        Raises `Broken` if threads do not let go of the old ones, and `NotBuilt`, `NetError`.
+        """
+        self.leave("the group is being connected anew")
+        mesh = Mesh(store, self.rank, self.size, self.name)
+        self.messages = Messages(mesh)
+        self.mesh = mesh
+        if not _all:
+            atexit.register(_close_all)  # after the engine's: what is registered last is called first
+        _all.add(self)
+
+    def abort(self, why: str) -> bool:
+        """All who wait in it fail now. From any thread. Returns whether there was anything to break."""
+        mesh = self.mesh
+        if mesh is None or mesh.broken or os.getpid() != self._process:
+            return False
+        mesh.break_off(why)
+        return True
+
+    def leave(self, why: str) -> None:
+        """Break and let go of the connections: the group is alone from then on. Raises `Broken` if that takes long."""
+        if self.mesh is None or os.getpid() != self._process:
+            return
+        self.abort(why)
+        if not self._close(time.monotonic() + END_S):
+            raise Broken(f"torchrelay.netpath: group '{self.name}' is still in a collective {END_S:g} s after its end")
+
+    def finish(self, until: float) -> None:
+        """Let what was begun come to its end, and let go of the connections."""
+        if self.mesh is None or os.getpid() != self._process:
+            return
+        assert self.messages is not None
+        if not self.line.drain(until) or not self.messages.drain(until):
+            self.mesh.break_off("the group was closed before all was done")
+        self._close(time.monotonic() + END_S)
+        self.line.close()
+
+    def _close(self, until: float) -> bool:
+        mesh, messages = self.mesh, self.messages
+        assert mesh is not None
+        assert messages is not None
+        if not self.line.drain(until) or not messages.stop(until):
+            return False
+        mesh.close()
+        self.mesh = self.messages = None
+        return True
+
+
+_all: weakref.WeakSet[Connections] = weakref.WeakSet()
+
+
+def _close_all() -> None:
+    """When the process ends: before the engine stops, which frees what threads may still use."""
+    for connections in tuple(_all):
+        connections.finish(time.monotonic())
