@@ -39,6 +39,14 @@ void flow_init(flow *f, int sends, int paths, int checked, const flow_limits *li
 
 int flow_busy(const flow *f) { return f->tail < f->posted; }
 
+// The peer has closed. Whatever it had not to wait for will not come: a receiver's messages, and a sender's from its count
+// on. (What it had asked for it takes still, to say that it came.)
+static int too_late(const flow *f, uint64_t seq) { return f->peer_closed && (!f->sends || seq >= f->peer_end); }
+
+static void pass_done(flow *f) {
+  while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
+}
+
 static void begin_waiting(flow *f, uint64_t now) {
   if (!flow_busy(f)) {
     f->busy_us = now;
@@ -60,8 +68,8 @@ flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   size_t used = (chunks_of(f, size) + 63) / 64 * sizeof slot->have[0];
   memset(slot->have, 0, used);
   memset(slot->given, 0, used);
-  slot->state = f->failed ? SLOT_FAILED : SLOT_OPEN;
-  if (f->failed) f->tail = f->posted;
+  slot->state = f->failed || too_late(f, slot->seq) ? SLOT_FAILED : SLOT_OPEN;
+  pass_done(f);
   if (!f->sends)
     for (int i = 0; i < f->paths; i++) f->path[i].cts_due = 1;
   return slot;
@@ -70,10 +78,6 @@ flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
 void flow_release(flow *f, flow_slot *slot) {
   (void)f;
   slot->state = SLOT_FREE;
-}
-
-static void pass_done(flow *f) {
-  while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
 }
 
 void flow_fail(flow *f) {
@@ -95,30 +99,17 @@ void flow_close(flow *f) {
 
 int flow_finished(const flow *f) {
   if (!f->closing) return 0;
-  if (f->peer_closed) return 1;
-  if (!f->sends) return 0; // the sender may still ask for an ACK that was lost with its path
-  for (int i = 0; i < f->paths; i++)
+  if (f->sends) return f->peer_knows; // until then its BYE may be lost, and nobody else connects
+  if (!f->peer_closed) return 0;      // the sender may still ask for an ACK that was lost with its path
+  int live = 0;
+  for (int i = 0; i < f->paths; i++) {
     if (f->path[i].live && !f->path[i].bye_due) return 1;
-  return 0;
+    live |= f->path[i].live;
+  }
+  return !live;
 }
 
 // ---------------------------------------------------------------- paths
-
-void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
-  flow_path *p = &f->path[path];
-  if (p->epoch) p->ups++;
-  p->live = 1;
-  p->suspect = p->silent = 0;
-  p->hedged = 0;
-  p->epoch = epoch;
-  p->heard_us = p->sent_us = now;
-  p->first = p->count = p->unacknowledged = 0;
-  p->acknowledged = p->arrived = 0;
-  p->ack_due = p->ping_due = p->pong_due = 0;
-  p->downs_due = 0;
-  p->cts_due = !f->sends;
-  p->bye_due = f->closing;
-}
 
 // What this path has not delivered, other paths shall take; once for each chunk.
 static void let_others_take(flow *f, flow_path *p) {
@@ -147,6 +138,22 @@ void flow_down(flow *f, int path, uint64_t now) {
     f->path[i].lost_epoch[path] = p->epoch;
     f->path[i].cts_due = !f->sends; // the last one may have been lost with the path
   }
+}
+
+void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
+  flow_path *p = &f->path[path];
+  if (p->epoch) p->ups++;
+  p->live = 1;
+  p->suspect = p->silent = 0;
+  p->hedged = 0;
+  p->epoch = epoch;
+  p->heard_us = p->sent_us = now;
+  p->first = p->count = p->unacknowledged = 0;
+  p->acknowledged = p->arrived = 0;
+  p->ack_due = p->ping_due = p->pong_due = 0;
+  p->downs_due = 0;
+  p->cts_due = !f->sends;
+  p->bye_due = f->closing || (!f->sends && f->peer_closed);
 }
 
 // ---------------------------------------------------------------- sending
@@ -190,12 +197,6 @@ static frame header_of(const flow_path *p, int path, frame_type type, uint64_t s
   return (frame){.magic = WIRE_MAGIC, .type = (uint8_t)type, .path = (uint8_t)path, .epoch = p->epoch, .seq = seq};
 }
 
-static int nothing_under_way(const flow *f) {
-  for (int i = 0; i < f->paths; i++)
-    if (f->path[i].live && f->path[i].count) return 0;
-  return 1;
-}
-
 static int next_control(flow *f, int path, uint64_t now, frame *out) {
   flow_path *p = &f->path[path];
   if (p->downs_due) {
@@ -215,9 +216,10 @@ static int next_control(flow *f, int path, uint64_t now, frame *out) {
   } else if (p->ping_due) {
     p->ping_due = 0;
     *out = header_of(p, path, PING, now);
-  } else if (p->bye_due && nothing_under_way(f)) {
+  } else if (p->bye_due) {
     p->bye_due = 0;
     *out = header_of(p, path, BYE, f->posted);
+    out->offset = f->peer_closed;
   } else {
     return 0;
   }
@@ -283,14 +285,16 @@ static int heard_ack(flow *f, int path, const frame *header) {
   return 1;
 }
 
-// The peer has closed. Whatever it had not to wait for will not come: a receiver's messages, and a sender's from `seq` on.
-static void heard_bye(flow *f, uint64_t seq) {
+static void heard_bye(flow *f, const frame *header) {
   f->peer_closed = 1;
+  f->peer_knows |= header->offset != 0;
+  f->peer_end = header->seq;
   for (uint64_t each = f->tail; each < f->posted; each++) {
     flow_slot *slot = open_slot(f, each);
-    if (slot && (!f->sends || each >= seq)) slot->state = SLOT_FAILED;
+    if (slot && too_late(f, each)) slot->state = SLOT_FAILED;
   }
   pass_done(f);
+  for (int i = 0; i < f->paths && !f->sends; i++) f->path[i].bye_due = 1; // whoever has said it may go
 }
 
 int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) {
@@ -317,7 +321,7 @@ int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) 
     if (f->path[header->path].live && f->path[header->path].epoch == header->epoch) *lost = header->path;
     return 1;
   case BYE:
-    heard_bye(f, header->seq);
+    heard_bye(f, header);
     return 1;
   default:
     return 0;

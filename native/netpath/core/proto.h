@@ -91,7 +91,9 @@ typedef struct {
   flow_slot slot[NP_MAX_REQUESTS];
   uint64_t busy_us;   // since when somebody waits; before that silence means nothing
   uint64_t cut_us;    // since when no path has been heard of while somebody waits; 0: not so
+  uint64_t peer_end;  // peer_closed: it has said so with this count
   uint8_t unreachable, closing, peer_closed, failed;
+  uint8_t peer_knows; // that we have closed
 } flow;
 
 typedef struct {

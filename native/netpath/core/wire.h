@@ -23,7 +23,7 @@ typedef enum {
   PING,      // at time `seq` of the sender
   PONG,      // its answer
   DOWN,      // the connection of path, epoch is of no use any more
-  BYE,       // no more messages will come, or: all have come and nobody waits for more
+  BYE,       // no more messages will come, or: all have come and nobody waits for more; `offset`: I have heard yours
 } frame_type;
 
 typedef enum { REFUSE_STRANGER = 1, REFUSE_ALIVE, REFUSE_CLOSED, REFUSE_VERSION } refusal;
