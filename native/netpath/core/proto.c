@@ -142,6 +142,7 @@ void flow_down(flow *f, int path, uint64_t now) {
 
 void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
   flow_path *p = &f->path[path];
+  flow_down(f, path, now); // what an older connection carried has to go another way
   if (p->epoch) p->ups++;
   p->live = 1;
   p->suspect = p->silent = 0;
@@ -154,6 +155,8 @@ void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
   p->downs_due = 0;
   p->cts_due = !f->sends;
   p->bye_due = f->closing || (!f->sends && f->peer_closed);
+  f->cut_us = 0;
+  f->unreachable = 0;
 }
 
 // ---------------------------------------------------------------- sending
@@ -332,6 +335,7 @@ int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) 
 
 int flow_accepts(const flow *f, const frame *h) {
   if (f->sends || h->seq >= f->posted || h->total > longest(f)) return 0;
+  if (h->path >= f->paths || !f->path[h->path].live || h->epoch != f->path[h->path].epoch) return 0;
   if (h->offset % f->limits.chunk || h->offset > h->total) return 0;
   uint32_t left = h->total - h->offset;
   return h->length == (left < f->limits.chunk ? left : f->limits.chunk) && (h->length || h->total == 0);
@@ -345,6 +349,7 @@ uint8_t *flow_target(flow *f, const frame *h) {
 
 void flow_arrived(flow *f, int path, const frame *h, uint64_t now) {
   flow_path *p = &f->path[path];
+  if (h->path != path || h->epoch != p->epoch) return; // of an older connection, whose chunks nobody counts any more
   flow_alive(f, path, now);
   p->arrived++;
   p->ack_due = 1;
