@@ -47,17 +47,19 @@ static void pass_done(flow *f) {
   while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
 }
 
-static void begin_waiting(flow *f, uint64_t now) {
-  if (!flow_busy(f)) {
-    f->busy_us = now;
-    f->cut_us = 0;
-  }
+// A path that is suspect, or has not said what has come, is listened to until it speaks or is lost, though nobody waits:
+// else one that is blocked would never be found out by a job that communicates now and then for less than dead_us.
+int flow_watches(const flow *f) {
+  if (flow_busy(f) || f->closing) return 1;
+  for (int i = 0; i < f->paths; i++)
+    if (f->path[i].live && (f->path[i].suspect || f->path[i].deaf_us || f->path[i].count)) return 1;
+  return 0;
 }
 
 flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   flow_slot *slot = slot_of(f, f->posted);
   if (slot->state != SLOT_FREE || size > longest(f)) return NULL;
-  begin_waiting(f, now);
+  (void)now;
   slot->seq = f->posted++;
   slot->data = data;
   slot->size = size;
@@ -146,6 +148,7 @@ void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
   if (p->epoch) p->ups++;
   p->live = 1;
   p->suspect = p->silent = 0;
+  p->deaf_us = 0;
   p->hedged = 0;
   p->epoch = epoch;
   p->heard_us = p->sent_us = now;
@@ -262,6 +265,7 @@ void flow_alive(flow *f, int path, uint64_t now) {
   flow_path *p = &f->path[path];
   p->heard_us = now;
   p->suspect = p->silent = 0;
+  p->downs_due &= (uint8_t)~(1u << path);
   f->cut_us = 0;
   f->unreachable = 0;
 }
@@ -317,11 +321,18 @@ int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) 
     p->cts_due |= !f->sends; // it may have been lost
     return 1;
   case PONG:
+    if (header->seq >= p->deaf_us) p->deaf_us = 0; // it was asked after the peer had complained
     if (now >= header->seq && now - header->seq < 1000000000u) p->round_trip = (uint32_t)(now - header->seq);
     return 1;
   case DOWN:
     if (header->path >= f->paths) return 0;
-    if (f->path[header->path].live && f->path[header->path].epoch == header->epoch) *lost = header->path;
+    if (!f->path[header->path].live || f->path[header->path].epoch != header->epoch) return 1;
+    if (header->path != path) {
+      *lost = header->path;
+      return 1;
+    }
+    p->deaf_us = now;
+    p->ping_due = 1;
     return 1;
   case BYE:
     heard_bye(f, header);
@@ -382,29 +393,38 @@ static uint64_t silence(const flow *f, const flow_path *p, uint64_t now) {
   return now > since ? now - since : 0;
 }
 
-static int others_are_heard(const flow *f, int path, uint64_t now, uint64_t limit) {
+// Lately: if all fall silent at once, none of them is heard any more when the first has been silent for too long.
+static int others_are_heard(const flow *f, int path, uint64_t now) {
+  uint64_t lately = f->limits.suspect_us < f->limits.dead_us / 2 ? f->limits.suspect_us : f->limits.dead_us / 2;
   for (int i = 0; i < f->paths; i++)
-    if (i != path && f->path[i].live && silence(f, &f->path[i], now) < limit) return 1;
+    if (i != path && f->path[i].live && silence(f, &f->path[i], now) < lately) return 1;
   return 0;
 }
 
 static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
   flow_path *p = &f->path[path];
   uint64_t silent = silence(f, p, now);
-  uint64_t ping_us = flow_busy(f) || f->closing ? f->limits.ping_us : 20 * f->limits.ping_us;
+  uint64_t ping_us = flow_watches(f) ? f->limits.ping_us : 20 * f->limits.ping_us;
   if (now - p->sent_us >= ping_us) {
     p->ping_due = 1;
     p->cts_due |= !f->sends;
     p->sent_us = now;
   }
-  if (!flow_busy(f)) return;
+  if (!flow_watches(f)) return;
+  int others = others_are_heard(f, path, now);
+  if (p->deaf_us) verdict->probe |= (uint8_t)(1u << path);
   if (silent >= f->limits.dead_us) {
+    if (!p->silent && !f->sends) {
+      p->downs_due |= (uint8_t)(1u << path);
+      p->lost_epoch[path] = p->epoch;
+    }
     p->silent = 1;
-    if (others_are_heard(f, path, now, f->limits.suspect_us)) verdict->lost |= (uint8_t)(1u << path);
+    // A peer that was stopped speaks over one path first: what it says over the others has as much time as ever.
+    if (others && now - f->apart_us >= f->limits.dead_us) verdict->lost |= (uint8_t)(1u << path);
     else verdict->probe |= (uint8_t)(1u << path);
   }
   // Who was silent for so long and was lately spoken to is suspect; others get its chunks, if there are others.
-  if (silent >= f->limits.suspect_us && others_are_heard(f, path, now, f->limits.suspect_us)) {
+  if (silent >= f->limits.suspect_us && others) {
     p->suspect = 1;
     let_others_take(f, p);
   }
@@ -413,12 +433,20 @@ static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
 flow_verdict flow_tick(flow *f, uint64_t now) {
   flow_verdict verdict = {0};
   int heard = 0;
+  int watches = flow_watches(f);
+  if (!f->watched || now - f->ticked_us >= f->limits.dead_us / 2) f->busy_us = now; // else we were stopped, and heard nothing
+  f->watched = (uint8_t)watches;
+  f->ticked_us = now;
+  if (!others_are_heard(f, -1, now)) f->apart_us = now;
   for (int i = 0; i < f->paths; i++) {
     if (!f->path[i].live) continue;
     tick_path(f, i, now, &verdict);
     heard |= !f->path[i].silent;
   }
-  if (heard || !flow_busy(f)) return verdict;
+  if (heard || !flow_busy(f)) {
+    f->cut_us = 0;
+    return verdict;
+  }
   f->unreachable = 1;
   if (!f->cut_us) f->cut_us = now;
   if (f->limits.giveup_us && now - f->cut_us >= f->limits.giveup_us && !f->failed) {

@@ -22,7 +22,7 @@ typedef enum {
   CTS,       // `seq` receives have been posted in all: as many messages may be sent
   PING,      // at time `seq` of the sender
   PONG,      // its answer
-  DOWN,      // the connection of path, epoch is of no use any more
+  DOWN,      // the connection of path, epoch is of no use any more; over itself: nothing is heard over it
   BYE,       // no more messages will come, or: all have come and nobody waits for more; `offset`: I have heard yours
 } frame_type;
 
