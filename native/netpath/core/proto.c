@@ -147,7 +147,7 @@ void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
   flow_down(f, path, now); // what an older connection carried has to go another way
   if (p->epoch) p->ups++;
   p->live = 1;
-  p->suspect = p->silent = 0;
+  p->suspect = p->silent = p->slow = 0;
   p->deaf_us = 0;
   p->hedged = 0;
   p->epoch = epoch;
@@ -182,14 +182,14 @@ static uint32_t first_free(const flow *f, flow_slot *slot) {
 }
 
 // The next chunk that a path should send: of the oldest message that the receiver has room for.
-static int take(flow *f, flow_chunk *out, int *repeated) {
+static int take(flow *f, uint64_t now, flow_chunk *out, int *repeated) {
   for (uint64_t seq = f->tail; seq < f->posted && seq < f->allowed; seq++) {
     flow_slot *slot = open_slot(f, seq);
     if (!slot) continue;
     uint32_t index = first_free(f, slot);
     if (index == chunks_of(f, slot->size)) continue;
     uint32_t offset = index * f->limits.chunk, left = slot->size - offset;
-    *out = (flow_chunk){seq, offset, left < f->limits.chunk ? left : f->limits.chunk};
+    *out = (flow_chunk){seq, offset, left < f->limits.chunk ? left : f->limits.chunk, now};
     put(slot->given, (int)index);
     *repeated = index < slot->first_time;
     if (!*repeated) slot->first_time = index + 1;
@@ -242,7 +242,7 @@ int flow_next(flow *f, int path, uint64_t now, flow_frame *out) {
   }
   flow_chunk chunk;
   int repeated;
-  if (!f->sends || p->suspect || !room_in(f, p) || !take(f, &chunk, &repeated)) return 0;
+  if (!f->sends || p->suspect || p->slow || !room_in(f, p) || !take(f, now, &chunk, &repeated)) return 0;
   flow_slot *slot = open_slot(f, chunk.seq);
   p->fifo[(p->first + p->count++) % FIFO] = chunk;
   p->unacknowledged += chunk.length;
@@ -282,6 +282,7 @@ static int heard_ack(flow *f, int path, const frame *header) {
     p->count--;
     p->unacknowledged -= chunk.length;
     p->acknowledged++;
+    if (!p->count) p->slow = 0;
     flow_slot *slot = open_slot(f, chunk.seq);
     int index = chunk_index(f, chunk.offset);
     if (!slot || in(slot->have, index)) continue;
@@ -401,6 +402,20 @@ static int others_are_heard(const flow *f, int path, uint64_t now) {
   return 0;
 }
 
+// How long the oldest chunk of a path is under way.
+static uint64_t age(const flow_path *p, uint64_t now) { return p->count ? now - p->fifo[p->first].given_us : 0; }
+
+// Bytes come and go, but chunks get through over other paths only.
+static int gets_nowhere(const flow *f, int path, uint64_t now) {
+  if (age(&f->path[path], now) < f->limits.dead_us) return 0;
+  for (int i = 0; i < f->paths; i++) {
+    const flow_path *other = &f->path[i];
+    if (i == path || !other->live || other->suspect || other->slow) continue;
+    if (age(other, now) < f->limits.suspect_us) return 1;
+  }
+  return 0;
+}
+
 static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
   flow_path *p = &f->path[path];
   uint64_t silent = silence(f, p, now);
@@ -426,6 +441,10 @@ static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
   // Who was silent for so long and was lately spoken to is suspect; others get its chunks, if there are others.
   if (silent >= f->limits.suspect_us && others) {
     p->suspect = 1;
+    let_others_take(f, p);
+  }
+  if (gets_nowhere(f, path, now)) {
+    p->slow = 1;
     let_others_take(f, p);
   }
 }

@@ -43,6 +43,7 @@ typedef struct {
 typedef struct {
   uint64_t seq;
   uint32_t offset, length;
+  uint64_t given_us; // when
 } flow_chunk;
 
 typedef enum { SLOT_FREE, SLOT_OPEN, SLOT_DONE, SLOT_FAILED } slot_state;
@@ -63,6 +64,7 @@ typedef struct np_request {
 
 typedef struct {
   uint8_t live, suspect, silent;
+  uint8_t slow;                  // sender: what it has takes too long, though others get through: no more until that is there
   uint16_t epoch;
   uint64_t heard_us, sent_us;    // when something last came, and went
   uint64_t deaf_us;              // when the peer said that it hears nothing over it; 0: it has not
