@@ -1,12 +1,14 @@
 // Scenarios of faults: of paths, which NCCL must not notice; of peers, which it must be told; comms closed in the middle.
 
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "nccl_side.h"
@@ -83,6 +85,38 @@ static void no_path(void) {
   CHECK(log_count(ABI_LEVEL_WARN, "NCCL_NET=torchrelay") == 2, "nor what to do");
   setenv("TORCHRELAY_NET_PATHS", good, 1);
   OK(net_init(&context, 1));
+  OK(net_finalize(context));
+}
+
+// No file can be opened: connecting waits, says why, and goes on as soon as one can.
+static void no_file_left(void) {
+  enum { MOST = 256 };
+  int taken[MOST], count = 0;
+  void *context, *send = NULL, *receive = NULL;
+  OK(net_init(&context, 1));
+  CHECK(!setrlimit(RLIMIT_NOFILE, &(struct rlimit){MOST, MOST}), "setrlimit");
+  while (count < MOST && (taken[count] = open("/dev/null", O_RDONLY)) >= 0) count++;
+  char handle[ABI_HANDLE_BYTES];
+  void *listener = NULL;
+  OK(net_listen(context, 0, handle, &listener));
+  tell_peer(handle, sizeof handle);
+  hear_peer(handle, sizeof handle);
+  stage("waiting for a word of it in NCCL's log");
+  for (; !log_count(ABI_LEVEL_WARN, "ulimit -n"); sched_yield()) {
+    OK(net_connect(context, 0, handle, &send));
+    CHECK(!send, "a comm without a file");
+  }
+  meet();
+  while (count) close(taken[--count]);
+  stage("files can be opened again");
+  for (; !send || !receive; sched_yield()) {
+    if (!send) OK(net_connect(context, 0, handle, &send));
+    if (!receive) OK(net_accept(listener, &receive));
+  }
+  OK(net.close_listener(listener));
+  run_both(send, receive, 6, 30, of_any);
+  meet();
+  close_both(send, receive);
   OK(net_finalize(context));
 }
 
@@ -225,7 +259,7 @@ static void see_the_end(window *w, int sends, uint64_t seed, int from) {
 static void receiver_closes(void) {
   talk t = talk_begin();
   window w;
-  for (uint64_t round = 0; round < 8; round++) {
+  for (uint64_t round = 0; round < 5; round++) {
     stage("round %d", (int)round);
     void *comm = right ? open_receive(t.context) : open_send(t.context);
     open_window(&w, comm, !right, round, BIG);
@@ -234,10 +268,12 @@ static void receiver_closes(void) {
       OK(net.close_receive(comm));
       use_otherwise(&w);
     } else {
+      stage("round %d, seeing the end", (int)round);
       see_the_end(&w, 1, round, (int)round);
       OK(net.close_send(comm));
     }
-    run_both(t.send, t.receive, 600 + round, 20, of_step);
+    stage("round %d, afterwards", (int)round);
+    run_both(t.send, t.receive, 600 + round, 10, of_step);
     for (int i = 0; i < DEPTH && right; i++) CHECK(all_are(w.data[i], BIG, AFTERWARDS), "message %d was touched", i);
     meet();
     free_window(&w);
@@ -249,19 +285,21 @@ static void receiver_closes(void) {
 static void sender_closes(void) {
   talk t = talk_begin();
   window w;
-  for (uint64_t round = 0; round < 8; round++) {
+  for (uint64_t round = 0; round < 5; round++) {
     stage("round %d", (int)round);
     void *comm = right ? open_receive(t.context) : open_send(t.context);
     open_window(&w, comm, !right, round, BIG);
     for (uint64_t i = 0; i < round; i++) OK(net_wait(w.request[i], NULL));
     if (right) {
+      stage("round %d, seeing the end", (int)round);
       see_the_end(&w, 0, round, (int)round);
       OK(net.close_receive(comm));
     } else {
       OK(net.close_send(comm));
       use_otherwise(&w);
     }
-    run_both(t.send, t.receive, 700 + round, 20, of_step);
+    stage("round %d, afterwards", (int)round);
+    run_both(t.send, t.receive, 700 + round, 10, of_step);
     meet();
     free_window(&w);
   }
@@ -334,7 +372,7 @@ static void memory_gone(void) {
     }
     close_both(send, receive);
     munmap(memory, 2 * DEPTH * BIG);
-    run_both(t.send, t.receive, 800 + round, 20, of_step);
+    run_both(t.send, t.receive, 800 + round, 10, of_step);
     meet();
   }
   talk_end(&t);
@@ -346,6 +384,7 @@ const scenario fault_scenarios[] = {
     {"no_path_at_first", no_path_at_first, IN_BOTH, 8},
     {"fewer_paths", fewer_paths, IN_BOTH, 8},
     {"no_path", no_path, ALONE, 8},
+    {"no_file_left", no_file_left, IN_BOTH, 8},
     {"peer_closes", peer_closes, IN_BOTH, 8},
     {"peer_dies", peer_dies, RIGHT_DIES, 8},
     {"peer_dies_unnoticed", peer_dies_unnoticed, RIGHT_DIES, 8},
