@@ -13,9 +13,9 @@ from torchrelay.netpath import environment
 from torchrelay.netpath.library import NotBuilt, find
 
 EXAMPLES = """
-eval "$(torchrelay net env)"           NCCL and RCCL take the plugin; torchrelay run --net-failover does it for its ranks
-torchrelay net env --ib                NCCL's own failover between InfiniBand or RoCE ports in its place
-torchrelay net status -w               the paths of all nodes, again every second
+eval "$(torchrelay net env)"          NCCL and RCCL take the plugin; torchrelay run --net-failover does it for its ranks
+torchrelay net env --ib               NCCL's own failover between InfiniBand or RoCE ports in its place
+torchrelay net status -w              the paths of all nodes, again every second
 """
 _IB = "instead: NCCL's own failover between InfiniBand or RoCE ports (NCCL 2.29.7; recovery of ports: 2.30.3)"
 
