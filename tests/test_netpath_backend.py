@@ -155,7 +155,7 @@ def test_meshes_and_dtensors(four: Troupe) -> None:
 
 
 def test_what_is_chained_to_a_collective_may_wait_for_a_later_one(some: Troupe) -> None:
-    assert some.do("call", acts.futures) == [2.0 * some.world_size] * some.world_size
+    assert some.do("call", acts.futures) == [3.0 * some.world_size] * some.world_size
 
 
 def test_two_groups_are_used_by_two_threads(four: Troupe) -> None:

@@ -271,20 +271,17 @@ def mesh(a: Actions) -> list[float]:
 
 
 def futures(_a: Actions) -> float:
-    """What is chained to a collective may wait for a later one, in Python or in C++."""
-    first, second = torch.ones(1000), torch.ones(1000)
-    later: list[Any] = []
-    ready = threading.Event()
+    """What is chained to a collective may wait for one that was begun after it, or begin one, in Python and in C++."""
+    first, second, third = (torch.ones(1000) for _ in range(3))
+    work, later = world().allreduce([first]), world().allreduce([second])
 
     def chained(future: Any) -> torch.Tensor:
-        assert ready.wait(10)
-        return future.value()[0] + later[0].get_future().wait()[0]
+        own = world().allreduce([third])
+        own.wait()
+        sums: torch.Tensor = future.value()[0] + later.get_future().wait()[0] + own.result()[0]
+        return sums
 
-    work = world().allreduce([first])
-    future = work.get_future().then(chained)
-    later.append(world().allreduce([second]))
-    ready.set()
-    total: torch.Tensor = future.wait()
+    total: torch.Tensor = work.get_future().then(chained).wait()
     assert work.is_completed()
     assert work.is_success()
     return total[0].item()
