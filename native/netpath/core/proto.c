@@ -39,17 +39,27 @@ void flow_init(flow *f, int sends, int paths, int checked, const flow_limits *li
 
 int flow_busy(const flow *f) { return f->tail < f->posted; }
 
-static void begin_waiting(flow *f, uint64_t now) {
-  if (!flow_busy(f)) {
-    f->busy_us = now;
-    f->cut_us = 0;
-  }
+// The peer has closed. Whatever it had not to wait for will not come: a receiver's messages, and a sender's from its count
+// on. (What it had asked for it takes still, to say that it came.)
+static int too_late(const flow *f, uint64_t seq) { return f->peer_closed && (!f->sends || seq >= f->peer_end); }
+
+static void pass_done(flow *f) {
+  while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
+}
+
+// A path that is suspect, or has not said what has come, is listened to until it speaks or is lost, though nobody waits:
+// else one that is blocked would never be found out by a job that communicates now and then for less than dead_us.
+int flow_watches(const flow *f) {
+  if (flow_busy(f) || f->closing) return 1;
+  for (int i = 0; i < f->paths; i++)
+    if (f->path[i].live && (f->path[i].suspect || f->path[i].deaf_us || f->path[i].count)) return 1;
+  return 0;
 }
 
 flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   flow_slot *slot = slot_of(f, f->posted);
   if (slot->state != SLOT_FREE || size > longest(f)) return NULL;
-  begin_waiting(f, now);
+  (void)now;
   slot->seq = f->posted++;
   slot->data = data;
   slot->size = size;
@@ -60,8 +70,8 @@ flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   size_t used = (chunks_of(f, size) + 63) / 64 * sizeof slot->have[0];
   memset(slot->have, 0, used);
   memset(slot->given, 0, used);
-  slot->state = f->failed ? SLOT_FAILED : SLOT_OPEN;
-  if (f->failed) f->tail = f->posted;
+  slot->state = f->failed || too_late(f, slot->seq) ? SLOT_FAILED : SLOT_OPEN;
+  pass_done(f);
   if (!f->sends)
     for (int i = 0; i < f->paths; i++) f->path[i].cts_due = 1;
   return slot;
@@ -70,10 +80,6 @@ flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
 void flow_release(flow *f, flow_slot *slot) {
   (void)f;
   slot->state = SLOT_FREE;
-}
-
-static void pass_done(flow *f) {
-  while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
 }
 
 void flow_fail(flow *f) {
@@ -95,30 +101,17 @@ void flow_close(flow *f) {
 
 int flow_finished(const flow *f) {
   if (!f->closing) return 0;
-  if (f->peer_closed) return 1;
-  if (!f->sends) return 0; // the sender may still ask for an ACK that was lost with its path
-  for (int i = 0; i < f->paths; i++)
+  if (f->sends) return f->peer_knows; // until then its BYE may be lost, and nobody else connects
+  if (!f->peer_closed) return 0;      // the sender may still ask for an ACK that was lost with its path
+  int live = 0;
+  for (int i = 0; i < f->paths; i++) {
     if (f->path[i].live && !f->path[i].bye_due) return 1;
-  return 0;
+    live |= f->path[i].live;
+  }
+  return !live;
 }
 
 // ---------------------------------------------------------------- paths
-
-void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
-  flow_path *p = &f->path[path];
-  if (p->epoch) p->ups++;
-  p->live = 1;
-  p->suspect = p->silent = 0;
-  p->hedged = 0;
-  p->epoch = epoch;
-  p->heard_us = p->sent_us = now;
-  p->first = p->count = p->unacknowledged = 0;
-  p->acknowledged = p->arrived = 0;
-  p->ack_due = p->ping_due = p->pong_due = 0;
-  p->downs_due = 0;
-  p->cts_due = !f->sends;
-  p->bye_due = f->closing;
-}
 
 // What this path has not delivered, other paths shall take; once for each chunk.
 static void let_others_take(flow *f, flow_path *p) {
@@ -149,6 +142,26 @@ void flow_down(flow *f, int path, uint64_t now) {
   }
 }
 
+void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
+  flow_path *p = &f->path[path];
+  flow_down(f, path, now); // what an older connection carried has to go another way
+  if (p->epoch) p->ups++;
+  p->live = 1;
+  p->suspect = p->silent = p->slow = 0;
+  p->deaf_us = 0;
+  p->hedged = 0;
+  p->epoch = epoch;
+  p->heard_us = p->sent_us = now;
+  p->first = p->count = p->unacknowledged = 0;
+  p->acknowledged = p->arrived = 0;
+  p->ack_due = p->ping_due = p->pong_due = 0;
+  p->downs_due = 0;
+  p->cts_due = !f->sends;
+  p->bye_due = f->closing || (!f->sends && f->peer_closed);
+  f->cut_us = 0;
+  f->unreachable = 0;
+}
+
 // ---------------------------------------------------------------- sending
 
 static int room_in(const flow *f, const flow_path *p) {
@@ -169,14 +182,14 @@ static uint32_t first_free(const flow *f, flow_slot *slot) {
 }
 
 // The next chunk that a path should send: of the oldest message that the receiver has room for.
-static int take(flow *f, flow_chunk *out, int *repeated) {
+static int take(flow *f, uint64_t now, flow_chunk *out, int *repeated) {
   for (uint64_t seq = f->tail; seq < f->posted && seq < f->allowed; seq++) {
     flow_slot *slot = open_slot(f, seq);
     if (!slot) continue;
     uint32_t index = first_free(f, slot);
     if (index == chunks_of(f, slot->size)) continue;
     uint32_t offset = index * f->limits.chunk, left = slot->size - offset;
-    *out = (flow_chunk){seq, offset, left < f->limits.chunk ? left : f->limits.chunk};
+    *out = (flow_chunk){seq, offset, left < f->limits.chunk ? left : f->limits.chunk, now};
     put(slot->given, (int)index);
     *repeated = index < slot->first_time;
     if (!*repeated) slot->first_time = index + 1;
@@ -188,12 +201,6 @@ static int take(flow *f, flow_chunk *out, int *repeated) {
 
 static frame header_of(const flow_path *p, int path, frame_type type, uint64_t seq) {
   return (frame){.magic = WIRE_MAGIC, .type = (uint8_t)type, .path = (uint8_t)path, .epoch = p->epoch, .seq = seq};
-}
-
-static int nothing_under_way(const flow *f) {
-  for (int i = 0; i < f->paths; i++)
-    if (f->path[i].live && f->path[i].count) return 0;
-  return 1;
 }
 
 static int next_control(flow *f, int path, uint64_t now, frame *out) {
@@ -215,9 +222,10 @@ static int next_control(flow *f, int path, uint64_t now, frame *out) {
   } else if (p->ping_due) {
     p->ping_due = 0;
     *out = header_of(p, path, PING, now);
-  } else if (p->bye_due && nothing_under_way(f)) {
+  } else if (p->bye_due) {
     p->bye_due = 0;
     *out = header_of(p, path, BYE, f->posted);
+    out->offset = f->peer_closed;
   } else {
     return 0;
   }
@@ -234,7 +242,7 @@ int flow_next(flow *f, int path, uint64_t now, flow_frame *out) {
   }
   flow_chunk chunk;
   int repeated;
-  if (!f->sends || p->suspect || !room_in(f, p) || !take(f, &chunk, &repeated)) return 0;
+  if (!f->sends || p->suspect || p->slow || !room_in(f, p) || !take(f, now, &chunk, &repeated)) return 0;
   flow_slot *slot = open_slot(f, chunk.seq);
   p->fifo[(p->first + p->count++) % FIFO] = chunk;
   p->unacknowledged += chunk.length;
@@ -257,6 +265,7 @@ void flow_alive(flow *f, int path, uint64_t now) {
   flow_path *p = &f->path[path];
   p->heard_us = now;
   p->suspect = p->silent = 0;
+  p->downs_due &= (uint8_t)~(1u << path);
   f->cut_us = 0;
   f->unreachable = 0;
 }
@@ -273,6 +282,7 @@ static int heard_ack(flow *f, int path, const frame *header) {
     p->count--;
     p->unacknowledged -= chunk.length;
     p->acknowledged++;
+    if (!p->count) p->slow = 0;
     flow_slot *slot = open_slot(f, chunk.seq);
     int index = chunk_index(f, chunk.offset);
     if (!slot || in(slot->have, index)) continue;
@@ -283,14 +293,16 @@ static int heard_ack(flow *f, int path, const frame *header) {
   return 1;
 }
 
-// The peer has closed. Whatever it had not to wait for will not come: a receiver's messages, and a sender's from `seq` on.
-static void heard_bye(flow *f, uint64_t seq) {
+static void heard_bye(flow *f, const frame *header) {
   f->peer_closed = 1;
+  f->peer_knows |= header->offset != 0;
+  f->peer_end = header->seq;
   for (uint64_t each = f->tail; each < f->posted; each++) {
     flow_slot *slot = open_slot(f, each);
-    if (slot && (!f->sends || each >= seq)) slot->state = SLOT_FAILED;
+    if (slot && too_late(f, each)) slot->state = SLOT_FAILED;
   }
   pass_done(f);
+  for (int i = 0; i < f->paths && !f->sends; i++) f->path[i].bye_due = 1; // whoever has said it may go
 }
 
 int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) {
@@ -310,14 +322,21 @@ int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) 
     p->cts_due |= !f->sends; // it may have been lost
     return 1;
   case PONG:
+    if (header->seq >= p->deaf_us) p->deaf_us = 0; // it was asked after the peer had complained
     if (now >= header->seq && now - header->seq < 1000000000u) p->round_trip = (uint32_t)(now - header->seq);
     return 1;
   case DOWN:
     if (header->path >= f->paths) return 0;
-    if (f->path[header->path].live && f->path[header->path].epoch == header->epoch) *lost = header->path;
+    if (!f->path[header->path].live || f->path[header->path].epoch != header->epoch) return 1;
+    if (header->path != path) {
+      *lost = header->path;
+      return 1;
+    }
+    p->deaf_us = now;
+    p->ping_due = 1;
     return 1;
   case BYE:
-    heard_bye(f, header->seq);
+    heard_bye(f, header);
     return 1;
   default:
     return 0;
@@ -328,6 +347,7 @@ int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) 
 
 int flow_accepts(const flow *f, const frame *h) {
   if (f->sends || h->seq >= f->posted || h->total > longest(f)) return 0;
+  if (h->path >= f->paths || !f->path[h->path].live || h->epoch != f->path[h->path].epoch) return 0;
   if (h->offset % f->limits.chunk || h->offset > h->total) return 0;
   uint32_t left = h->total - h->offset;
   return h->length == (left < f->limits.chunk ? left : f->limits.chunk) && (h->length || h->total == 0);
@@ -341,6 +361,7 @@ uint8_t *flow_target(flow *f, const frame *h) {
 
 void flow_arrived(flow *f, int path, const frame *h, uint64_t now) {
   flow_path *p = &f->path[path];
+  if (h->path != path || h->epoch != p->epoch) return; // of an older connection, whose chunks nobody counts any more
   flow_alive(f, path, now);
   p->arrived++;
   p->ack_due = 1;
@@ -373,30 +394,57 @@ static uint64_t silence(const flow *f, const flow_path *p, uint64_t now) {
   return now > since ? now - since : 0;
 }
 
-static int others_are_heard(const flow *f, int path, uint64_t now, uint64_t limit) {
+// Lately: if all fall silent at once, none of them is heard any more when the first has been silent for too long.
+static int others_are_heard(const flow *f, int path, uint64_t now) {
+  uint64_t lately = f->limits.suspect_us < f->limits.dead_us / 2 ? f->limits.suspect_us : f->limits.dead_us / 2;
   for (int i = 0; i < f->paths; i++)
-    if (i != path && f->path[i].live && silence(f, &f->path[i], now) < limit) return 1;
+    if (i != path && f->path[i].live && silence(f, &f->path[i], now) < lately) return 1;
+  return 0;
+}
+
+// How long the oldest chunk of a path is under way.
+static uint64_t age(const flow_path *p, uint64_t now) { return p->count ? now - p->fifo[p->first].given_us : 0; }
+
+// Bytes come and go, but chunks get through over other paths only.
+static int gets_nowhere(const flow *f, int path, uint64_t now) {
+  if (age(&f->path[path], now) < f->limits.dead_us) return 0;
+  for (int i = 0; i < f->paths; i++) {
+    const flow_path *other = &f->path[i];
+    if (i == path || !other->live || other->suspect || other->slow) continue;
+    if (age(other, now) < f->limits.suspect_us) return 1;
+  }
   return 0;
 }
 
 static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
   flow_path *p = &f->path[path];
   uint64_t silent = silence(f, p, now);
-  uint64_t ping_us = flow_busy(f) || f->closing ? f->limits.ping_us : 20 * f->limits.ping_us;
+  uint64_t ping_us = flow_watches(f) ? f->limits.ping_us : 20 * f->limits.ping_us;
   if (now - p->sent_us >= ping_us) {
     p->ping_due = 1;
     p->cts_due |= !f->sends;
     p->sent_us = now;
   }
-  if (!flow_busy(f)) return;
+  if (!flow_watches(f)) return;
+  int others = others_are_heard(f, path, now);
+  if (p->deaf_us) verdict->probe |= (uint8_t)(1u << path);
   if (silent >= f->limits.dead_us) {
+    if (!p->silent && !f->sends) {
+      p->downs_due |= (uint8_t)(1u << path);
+      p->lost_epoch[path] = p->epoch;
+    }
     p->silent = 1;
-    if (others_are_heard(f, path, now, f->limits.suspect_us)) verdict->lost |= (uint8_t)(1u << path);
+    // A peer that was stopped speaks over one path first: what it says over the others has as much time as ever.
+    if (others && now - f->apart_us >= f->limits.dead_us) verdict->lost |= (uint8_t)(1u << path);
     else verdict->probe |= (uint8_t)(1u << path);
   }
   // Who was silent for so long and was lately spoken to is suspect; others get its chunks, if there are others.
-  if (silent >= f->limits.suspect_us && others_are_heard(f, path, now, f->limits.suspect_us)) {
+  if (silent >= f->limits.suspect_us && others) {
     p->suspect = 1;
+    let_others_take(f, p);
+  }
+  if (gets_nowhere(f, path, now)) {
+    p->slow = 1;
     let_others_take(f, p);
   }
 }
@@ -404,12 +452,20 @@ static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
 flow_verdict flow_tick(flow *f, uint64_t now) {
   flow_verdict verdict = {0};
   int heard = 0;
+  int watches = flow_watches(f);
+  if (!f->watched || now - f->ticked_us >= f->limits.dead_us / 2) f->busy_us = now; // else we were stopped, and heard nothing
+  f->watched = (uint8_t)watches;
+  f->ticked_us = now;
+  if (!others_are_heard(f, -1, now)) f->apart_us = now;
   for (int i = 0; i < f->paths; i++) {
     if (!f->path[i].live) continue;
     tick_path(f, i, now, &verdict);
     heard |= !f->path[i].silent;
   }
-  if (heard || !flow_busy(f)) return verdict;
+  if (heard || !flow_busy(f)) {
+    f->cut_us = 0;
+    return verdict;
+  }
   f->unreachable = 1;
   if (!f->cut_us) f->cut_us = now;
   if (f->limits.giveup_us && now - f->cut_us >= f->limits.giveup_us && !f->failed) {

@@ -17,7 +17,8 @@
 // from their order. A new connection is a new epoch, and words about an older one change nothing.
 //
 // All paths silent at once are not as many lost paths: the peer is stopped, or far away. Their connections are kept, and
-// the engine tries new ones beside them.
+// the engine tries new ones beside them. Only the sender can connect; a receiver to which all are silent says so over
+// each of them, as the way to the sender may be free: DOWN over the path that it is about.
 
 #ifndef NP_PROTO_H
 #define NP_PROTO_H
@@ -42,6 +43,7 @@ typedef struct {
 typedef struct {
   uint64_t seq;
   uint32_t offset, length;
+  uint64_t given_us; // when
 } flow_chunk;
 
 typedef enum { SLOT_FREE, SLOT_OPEN, SLOT_DONE, SLOT_FAILED } slot_state;
@@ -62,8 +64,10 @@ typedef struct np_request {
 
 typedef struct {
   uint8_t live, suspect, silent;
+  uint8_t slow;                  // sender: what it has takes too long, though others get through: no more until that is there
   uint16_t epoch;
   uint64_t heard_us, sent_us;    // when something last came, and went
+  uint64_t deaf_us;              // when the peer said that it hears nothing over it; 0: it has not
   // sender: chunks in the order in which they went out
   flow_chunk fifo[FIFO];
   uint32_t first, count;
@@ -89,9 +93,14 @@ typedef struct {
   uint64_t tail;      // the oldest that is not done
   flow_path path[NP_MAX_PATHS];
   flow_slot slot[NP_MAX_REQUESTS];
-  uint64_t busy_us;   // since when somebody waits; before that silence means nothing
+  uint64_t busy_us;   // since when we listen and silence means something
+  uint64_t apart_us;  // since when some path is heard of; before that the silence of one says nothing about it
+  uint64_t ticked_us;
   uint64_t cut_us;    // since when no path has been heard of while somebody waits; 0: not so
+  uint64_t peer_end;  // peer_closed: it has said so with this count
   uint8_t unreachable, closing, peer_closed, failed;
+  uint8_t peer_knows; // that we have closed
+  uint8_t watched;    // at the last tick
 } flow;
 
 typedef struct {
@@ -104,7 +113,7 @@ typedef enum { LOST_SILENT = 1, LOST_TOLD, LOST_BROKEN } loss;
 // What the engine is to do after a tick: bits, by path.
 typedef struct {
   uint8_t lost;  // close the connection: it was silent while others were not
-  uint8_t probe; // silent like all others: try a new connection beside it
+  uint8_t probe; // silent like all others, or only to the peer: try a new connection beside it
   uint8_t failed; // gave up
 } flow_verdict;
 
@@ -116,6 +125,7 @@ void flow_fail(flow *f);                                                // all t
 void flow_close(flow *f);                                               // the user is gone: drop what is not done
 int flow_finished(const flow *f);                                       // closing, and nobody waits for us any more
 int flow_busy(const flow *f);                                           // somebody waits for a message
+int flow_watches(const flow *f);                                        // ... or a path is to be found out about
 
 void flow_up(flow *f, int path, uint16_t epoch, uint64_t now);
 void flow_down(flow *f, int path, uint64_t now);

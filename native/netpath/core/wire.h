@@ -22,8 +22,8 @@ typedef enum {
   CTS,       // `seq` receives have been posted in all: as many messages may be sent
   PING,      // at time `seq` of the sender
   PONG,      // its answer
-  DOWN,      // the connection of path, epoch is of no use any more
-  BYE,       // no more messages will come, or: all have come and nobody waits for more
+  DOWN,      // the connection of path, epoch is of no use any more; over itself: nothing is heard over it
+  BYE,       // no more messages will come, or: all have come and nobody waits for more; `offset`: I have heard yours
 } frame_type;
 
 typedef enum { REFUSE_STRANGER = 1, REFUSE_ALIVE, REFUSE_CLOSED, REFUSE_VERSION } refusal;

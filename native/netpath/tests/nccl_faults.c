@@ -25,10 +25,12 @@ static void lost_paths(void) {
   uint64_t rounds = 0, downs = 0;
   double begun = now();
   if (right) OK(((inject *)net_symbol("np_inject"))(plan));
-  do {
+  for (int more = 1; more;) {
     stage("round %d", (int)rounds);
     run_both(t.send, t.receive, 1000 + rounds++, 32, of_any);
-  } while (exchange(now() < begun + 2.2) && now() < begun + 30);
+    int ours = now() < begun + 2.2, theirs = exchange(ours);
+    more = right ? ours : theirs;
+  }
   int paths = ((counts *)net_symbol("np_counts"))(count, NP_MAX_PATHS);
   for (int i = 0; i < paths; i++) downs += count[i].downs;
   CHECK(paths == 2 && downs >= 4, "%d paths, lost %d times: the faults have not hit", paths, (int)downs);
@@ -137,6 +139,7 @@ static void peer_dies_unnoticed(void) {
   void *request[2];
   int done = 0;
   talk t = talk_begin();
+  meet();
   if (right) raise(SIGKILL);
   OK(net_irecv(t.receive, 1, data, 1, &request[0]));
   OK(net_isend(t.send, data, sizeof data, &request[1]));
@@ -265,6 +268,28 @@ static void sender_closes(void) {
   talk_end(&t);
 }
 
+// The sender closes while the receiver posts one receive after the other: it is told each time.
+static void closed_while_posting(void) {
+  enum { ROUNDS = 200, SIZE = 3000 };
+  static uint8_t data[DEPTH][SIZE];
+  void *context, *request[DEPTH];
+  OK(net_init(&context, 1));
+  for (int round = 0; round < ROUNDS; round++) {
+    stage("round %d", round);
+    void *comm = right ? open_receive(context) : open_send(context);
+    abi_result code = ABI_OK;
+    for (int i = 0; !right && i < round % 7; i++) OK(net_isend(comm, data[i], SIZE, &request[i]));
+    for (int i = 0; right && !code; i = (i + 1) % DEPTH) {
+      code = net_irecv(comm, 1, data[i], SIZE, &request[i]);
+      if (!code && i >= round % 7) code = net_wait(request[i], NULL);
+    }
+    CHECK(!right || code == ABI_REMOTE, "%d", code);
+    OK(right ? net.close_receive(comm) : net.close_send(comm));
+  }
+  meet();
+  OK(net_finalize(context));
+}
+
 // The same in the middle of a chunk for certain: the receiver is stopped until the sender has closed, and the kernel has
 // room for a part of the messages only.
 static void sender_closes_a_chunk(void) {
@@ -327,6 +352,7 @@ const scenario fault_scenarios[] = {
     {"bad_handles", bad_handles, IN_BOTH, 8},
     {"receiver_closes", receiver_closes, IN_BOTH, 8},
     {"sender_closes", sender_closes, IN_BOTH, 8},
+    {"closed_while_posting", closed_while_posting, IN_BOTH, 8},
     {"sender_closes_a_chunk", sender_closes_a_chunk, IN_BOTH, 8},
     {"memory_gone", memory_gone, IN_BOTH, 8},
     {NULL, NULL, ALONE, 0},

@@ -73,7 +73,10 @@ class PathGroup(dist.ProcessGroup):
         self._connections.leave("the group left its connections")
 
     def abort(self) -> None:
-        """All who wait in this group fail now, here and on the other ranks; so does what follows, until `connect`."""
+        """All who wait in this group fail now, and on other ranks who waits for this one; so does what follows.
+
+        From any thread. The group can be used again when it was told to `connect`.
+        """
         self._connections.abort("the group was aborted")
 
     def shutdown(self) -> None:

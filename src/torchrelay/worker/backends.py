@@ -256,7 +256,7 @@ class Backends:
         if PATHS in wiring.kinds:
             path_groups.meet(group, PrefixStore(PATHS, meeting))
             counts = (group,)
-            aside = counts[0]._get_sequence_number_for_group()  # of all generations before
+            aside = self._begun(group)  # in all generations before
         else:
             for kind, devices in wiring.kinds.items():
                 self._swap().put(group, devices, kind, backends[kind], meeting, main=kind == wiring.main_kind)
@@ -265,6 +265,11 @@ class Backends:
         name, _ = _c10d._world.pg_map[group]
         _c10d._world.pg_map[group] = (name, meeting)
         self.counts.add(group, wiring, counts, aside=aside)
+
+    @staticmethod
+    def _begun(group: Any) -> int:
+        """How many collectives a path group has begun."""
+        return int(group._get_sequence_number_for_group())
 
     def take(self, group: ProcessGroup) -> Callable[[], object]:
         """Take the group's backends out; the result lets go of them. A path group does that when it connects anew."""

@@ -1,0 +1,353 @@
+// Proto stories: one fault of the protocol each, that a simulated world has shown. `proto_stories` tells all of them.
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../core/proto.h"
+
+enum { MS = 1000, CHUNK = 16, PINGS = 50 * MS, SUSPECT = 100 * MS, DEAD = 250 * MS, TICK = 10 * MS };
+
+static flow s, r; // the sender's side, and the receiver's
+static uint8_t sent[64 * CHUNK], got[64 * CHUNK];
+static const char *story;
+static int failures;
+
+static void expect(int holds, const char *what) {
+  if (holds) return;
+  printf("%s: not so: %s\n", story, what);
+  failures++;
+}
+
+#define EXPECT(what) expect((what) != 0, #what)
+
+// ---------------------------------------------------------------- two sides, and what goes between them
+
+static void begin(const char *name, int paths, flow_limits limits) {
+  story = name;
+  flow_init(&s, 1, paths, 0, &limits);
+  flow_init(&r, 0, paths, 0, &limits);
+  for (unsigned i = 0; i < sizeof sent; i++) sent[i] = (uint8_t)(i * 7 + 1);
+  memset(got, 0, sizeof got);
+}
+
+static flow_limits usual(void) { return (flow_limits){CHUNK, 4 * CHUNK, PINGS, SUSPECT, DEAD, 0}; }
+
+static void up(int path, uint16_t epoch, uint64_t now) {
+  flow_up(&s, path, epoch, now);
+  flow_up(&r, path, epoch, now);
+}
+
+static void hear(flow *to, int path, const flow_frame *what, uint64_t now) {
+  int lost;
+  if (what->header.type != DATA) {
+    EXPECT(flow_heard(to, path, &what->header, now, &lost));
+    if (lost >= 0) flow_down(to, lost, now);
+    return;
+  }
+  EXPECT(flow_accepts(to, &what->header));
+  uint8_t *target = flow_target(to, &what->header);
+  if (target) memcpy(target, what->data, what->header.length);
+  flow_arrived(to, path, &what->header, now);
+}
+
+// All that both sides have to say over a path, to and fro.
+static void talk(int path, uint64_t now) {
+  flow_frame next;
+  for (int some = 1; some;) {
+    some = 0;
+    for (; flow_next(&s, path, now, &next); some = 1) hear(&r, path, &next, now);
+    for (; flow_next(&r, path, now, &next); some = 1) hear(&s, path, &next, now);
+  }
+}
+
+// What is said over a path that leads nowhere.
+static int talk_to_nobody(flow *f, int path, uint64_t now) {
+  flow_frame next;
+  int chunks = 0;
+  while (flow_next(f, path, now, &next)) chunks += next.header.type == DATA;
+  return chunks;
+}
+
+static int says(flow *f, int path, frame_type type, uint64_t now, flow_frame *said) {
+  while (flow_next(f, path, now, said))
+    if (said->header.type == type) return 1;
+  return 0;
+}
+
+// Both tick until a time, over paths of which some work. Returns what the sender's ticks called for.
+static flow_verdict wait_until(uint64_t *now, uint64_t until, int working) {
+  flow_verdict all = {0};
+  for (; *now < until; *now += TICK) {
+    flow_verdict verdict = flow_tick(&s, *now);
+    flow_tick(&r, *now);
+    all.lost |= verdict.lost;
+    all.probe |= verdict.probe;
+    all.failed |= verdict.failed;
+    for (int i = 0; i < s.paths; i++) {
+      if (working & 1 << i) {
+        flow_alive(&s, i, *now);
+        flow_alive(&r, i, *now);
+        talk(i, *now);
+      } else {
+        talk_to_nobody(&s, i, *now);
+        talk_to_nobody(&r, i, *now);
+      }
+    }
+  }
+  return all;
+}
+
+// ---------------------------------------------------------------- requests
+
+static void posts_after_the_peer_has_closed_fail_at_once(void) {
+  begin("posts after the peer has closed fail at once", 1, usual());
+  up(0, 1, 0);
+  flow_slot *first = flow_post(&r, got, CHUNK, 0);
+  talk(0, 0);
+  flow_close(&s);
+  talk(0, 0);
+  EXPECT(first->state == SLOT_FAILED);
+  flow_slot *late = flow_post(&r, got, CHUNK, 0);
+  EXPECT(late->state == SLOT_FAILED);
+  EXPECT(!flow_busy(&r));
+
+  begin("sends for which a closed receiver never asked fail at once", 1, usual());
+  up(0, 1, 0);
+  flow_post(&r, got, CHUNK, 0);
+  flow_close(&r);
+  talk(0, 0);
+  flow_slot *wanted = flow_post(&s, sent, CHUNK, 0), *unwanted = flow_post(&s, sent, CHUNK, 0);
+  EXPECT(wanted->state == SLOT_OPEN);
+  EXPECT(unwanted->state == SLOT_FAILED);
+  talk(0, 0);
+  EXPECT(wanted->state == SLOT_DONE);
+}
+
+// ---------------------------------------------------------------- connections
+
+static void a_new_connection_hands_on_what_the_old_one_carried(void) {
+  begin("a new connection hands on what the old one carried", 1, usual());
+  up(0, 1, 0);
+  flow_post(&r, got, CHUNK, 0);
+  talk(0, 0);
+  flow_slot *slot = flow_post(&s, sent, CHUNK, 0);
+  EXPECT(talk_to_nobody(&s, 0, 0) == 1);
+  up(0, 2, 0);
+  talk(0, 0);
+  EXPECT(slot->state == SLOT_DONE && !memcmp(sent, got, CHUNK));
+}
+
+static void giving_up_counts_from_the_last_connection(void) {
+  flow_limits limits = usual();
+  limits.giveup_us = 1000 * MS;
+  begin("giving up counts from the last connection", 1, limits);
+  uint64_t now = 0;
+  flow_post(&s, sent, CHUNK, now);
+  EXPECT(!wait_until(&now, 900 * MS, 0).failed); // not connected yet
+  flow_up(&s, 0, 1, now);
+  EXPECT(!s.unreachable);
+  now += TICK;
+  flow_tick(&s, now);
+  flow_down(&s, 0, now);
+  EXPECT(!wait_until(&now, 1500 * MS, 0).failed);
+  EXPECT(wait_until(&now, 2500 * MS, 0).failed);
+}
+
+static void chunks_of_an_older_connection_are_not_counted(void) {
+  begin("chunks of an older connection are not counted", 1, usual());
+  up(0, 1, 0);
+  flow_post(&r, got, CHUNK, 0);
+  talk(0, 0);
+  flow_post(&s, sent, CHUNK, 0);
+  flow_frame chunk;
+  EXPECT(says(&s, 0, DATA, 0, &chunk));
+  up(0, 2, 0);
+  EXPECT(!flow_accepts(&r, &chunk.header));
+  flow_arrived(&r, 0, &chunk.header, 0); // it had begun before
+  EXPECT(r.path[0].arrived == 0 && flow_busy(&r));
+}
+
+// ---------------------------------------------------------------- silence
+
+static void a_blocked_path_is_found_out_in_short_bursts(void) {
+  begin("a blocked path is found out, though nobody ever waits for long", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  int lost = 0;
+  for (int burst = 0; burst < 10 && !lost; burst++) {
+    flow_slot *receive = flow_post(&r, got, CHUNK, now);
+    talk(1, now);
+    talk_to_nobody(&r, 0, now);
+    flow_slot *send = flow_post(&s, sent, CHUNK, now);
+    talk_to_nobody(&s, 0, now); // the blocked path comes first
+    while (send->state == SLOT_OPEN) {
+      talk(1, now);
+      lost |= wait_until(&now, now + TICK, 2).lost;
+    }
+    flow_release(&s, send);
+    flow_release(&r, receive);
+    lost |= wait_until(&now, now + 130 * MS, 2).lost; // it computes
+  }
+  EXPECT(lost == 1);
+}
+
+static void a_peer_that_was_stopped_loses_no_path(void) {
+  begin("a peer that was stopped speaks over one path first, and the others are not lost", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  flow_post(&s, sent, CHUNK, now);
+  flow_verdict verdict = wait_until(&now, 3000 * MS, 0);
+  EXPECT(!verdict.lost && verdict.probe == 3);
+  flow_alive(&s, 1, now);
+  verdict = flow_tick(&s, now);
+  EXPECT(!verdict.lost);
+  flow_alive(&s, 0, now + 5 * MS);
+  EXPECT(!wait_until(&now, now + DEAD + 2 * TICK, 3).lost);
+  EXPECT(wait_until(&now, now + 2 * DEAD, 2).lost == 1); // now it is alone
+}
+
+static void who_was_stopped_itself_calls_nothing_lost(void) {
+  begin("who was stopped itself has heard nothing, and calls no path lost", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  flow_post(&s, sent, CHUNK, now);
+  EXPECT(!wait_until(&now, 100 * MS, 3).lost);
+  now += 3000 * MS;
+  flow_alive(&s, 1, now);
+  flow_verdict verdict = flow_tick(&s, now);
+  EXPECT(!verdict.lost && !verdict.probe);
+}
+
+static void when_all_fall_silent_none_is_lost(void) {
+  flow_limits limits = usual();
+  limits.suspect_us = limits.dead_us;
+  begin("when all fall silent one after the other, none is lost", 2, limits);
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  flow_post(&s, sent, CHUNK, now);
+  EXPECT(!wait_until(&now, 100 * MS, 3).lost);
+  flow_alive(&s, 1, now + 30 * MS);
+  EXPECT(!wait_until(&now, 2000 * MS, 0).lost);
+}
+
+static void a_receiver_says_that_it_hears_nothing(void) {
+  begin("a receiver that hears nothing over any path says so, and the sender connects anew", 1, usual());
+  up(0, 1, 0);
+  uint64_t now = 0;
+  flow_frame said;
+  int lost;
+  flow_post(&r, got, CHUNK, now);
+  talk(0, now);
+  flow_post(&s, sent, CHUNK, now);
+  frame stale = {.magic = WIRE_MAGIC, .type = PONG, .epoch = 1, .seq = now};
+  for (; now < 2 * DEAD; now += TICK) {
+    flow_tick(&r, now);
+    if (says(&r, 0, DOWN, now, &said)) break;
+  }
+  EXPECT(now >= DEAD && now < DEAD + 3 * TICK);
+  EXPECT(flow_heard(&s, 0, &said.header, now, &lost) && lost == -1 && s.path[0].live);
+  EXPECT(flow_heard(&s, 0, &stale, now, &lost)); // an answer from before
+  EXPECT(flow_tick(&s, now).probe == 1);
+  now += TICK;
+  EXPECT(flow_tick(&s, now).probe == 1);
+  EXPECT(says(&s, 0, PING, now, &said));
+  EXPECT(flow_heard(&r, 0, &said.header, now, &lost) && says(&r, 0, PONG, now, &said));
+  EXPECT(flow_heard(&s, 0, &said.header, now, &lost));
+  EXPECT(flow_tick(&s, now + TICK).probe == 0);
+}
+
+static void a_path_that_gets_nowhere_holds_nothing_up(void) {
+  begin("a path over which bytes come, but no chunk gets through, holds nothing up", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  flow_post(&r, got, CHUNK, now);
+  talk(0, now);
+  talk(1, now);
+  flow_slot *slot = flow_post(&s, sent, CHUNK, now);
+  EXPECT(talk_to_nobody(&s, 0, now) == 1);
+  for (; now <= DEAD + TICK; now += TICK) {
+    flow_alive(&s, 0, now);
+    flow_alive(&s, 1, now);
+    flow_tick(&s, now);
+    talk(1, now);
+  }
+  EXPECT(slot->state == SLOT_DONE);
+  flow_post(&r, got, CHUNK, now);
+  talk(1, now);
+  flow_post(&s, sent, CHUNK, now);
+  EXPECT(talk_to_nobody(&s, 0, now) == 0);
+  frame ack = {.magic = WIRE_MAGIC, .type = ACK, .epoch = 1, .seq = 1};
+  int lost;
+  EXPECT(flow_heard(&s, 0, &ack, now, &lost));
+  EXPECT(talk_to_nobody(&s, 0, now) == 1);
+}
+
+// ---------------------------------------------------------------- the end
+
+static void closing_waits_for_no_blocked_path(void) {
+  begin("closing waits for no blocked path", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  flow_frame said;
+  flow_post(&r, got, CHUNK, now);
+  talk(0, now);
+  talk(1, now);
+  flow_slot *slot = flow_post(&s, sent, CHUNK, now);
+  talk_to_nobody(&s, 0, now);
+  wait_until(&now, 150 * MS, 2);
+  EXPECT(slot->state == SLOT_DONE && s.path[0].count == 1);
+  flow_close(&s);
+  EXPECT(says(&s, 1, BYE, now, &said));
+}
+
+static void a_sender_goes_when_the_receiver_knows(void) {
+  begin("a sender is finished when the receiver knows, not when it has said so", 1, usual());
+  up(0, 1, 0);
+  flow_post(&r, got, CHUNK, 0);
+  talk(0, 0);
+  flow_close(&s);
+  talk_to_nobody(&s, 0, 0);
+  EXPECT(!flow_finished(&s));
+  up(0, 2, 0);
+  talk(0, 0);
+  EXPECT(flow_finished(&s));
+  EXPECT(!flow_busy(&r) && !flow_finished(&r));
+  flow_close(&r);
+  EXPECT(!flow_finished(&r)); // its own is still to be said
+  talk(0, 0);
+  EXPECT(flow_finished(&r));
+
+  begin("a sender tells a receiver that has closed before", 1, usual());
+  up(0, 1, 0);
+  flow_close(&r);
+  talk(0, 0);
+  EXPECT(!flow_finished(&r));
+  flow_close(&s);
+  EXPECT(!flow_finished(&s));
+  talk(0, 0);
+  EXPECT(flow_finished(&s) && flow_finished(&r));
+}
+
+int main(void) {
+  posts_after_the_peer_has_closed_fail_at_once();
+  a_new_connection_hands_on_what_the_old_one_carried();
+  giving_up_counts_from_the_last_connection();
+  chunks_of_an_older_connection_are_not_counted();
+  a_blocked_path_is_found_out_in_short_bursts();
+  a_peer_that_was_stopped_loses_no_path();
+  who_was_stopped_itself_calls_nothing_lost();
+  when_all_fall_silent_none_is_lost();
+  a_receiver_says_that_it_hears_nothing();
+  a_path_that_gets_nowhere_holds_nothing_up();
+  closing_waits_for_no_blocked_path();
+  a_sender_goes_when_the_receiver_knows();
+  if (!failures) printf("all stories hold\n");
+  return failures != 0;
+}
