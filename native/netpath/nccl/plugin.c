@@ -25,10 +25,10 @@ _Static_assert((int)ABI_HANDLE_BYTES == NP_HANDLE_BYTES, "NCCL carries the engin
 _Static_assert((int)ABI_REQUESTS <= NP_MAX_REQUESTS, "NCCL may have so many under way");
 
 enum {
-  MOST_BYTES = 16 << 20,   // of a message: what even the smallest chunks (TORCHRELAY_NET_CHUNK) allow
+  MOST_BYTES = 16 << 20, // of a message: what even the smallest chunks (TORCHRELAY_NET_CHUNK) allow
   MOST_COMMS = 65536,
-  UNKNOWN_SPEED = 10000,   // Mb/s of a path of which the kernel tells no speed: what NCCL takes for its own sockets
-  HALF_ROUND_TRIP = 25,    // us, of 8 bytes between two processes of one machine, as measured
+  UNKNOWN_SPEED = 10000, // Mb/s of a path of which the kernel tells no speed: what NCCL takes for its own sockets
+  HALF_ROUND_TRIP = 70,  // us, of 8 bytes between two processes on two cores (nccl_harness, `measure`)
 };
 
 const char plugin_name[] = "torchrelay";
@@ -181,7 +181,8 @@ static uint64_t guid_of(const np_path_info *path, int count) {
 static const char *pci_path_of(const char *interface) {
   static _Atomic(char *) known;
   char *place = known;
-  if (place || !*interface) return place;
+  if (!*interface) return NULL;
+  if (place) return place;
   char name[128];
   snprintf(name, sizeof name, "/sys/class/net/%s/device", interface);
   char *found = realpath(name, NULL);
