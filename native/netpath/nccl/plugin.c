@@ -59,7 +59,8 @@ static void log_line(int level, const char *place, int line, const char *text) {
 
 static void from_engine(int level, const char *text) { log_line(level, "netpath", 0, text); }
 
-__attribute__((format(printf, 4, 5))) static void tell(int level, const char *place, int line, const char *format, ...) {
+__attribute__((format(printf, 4, 5))) static void tell(int level, const char *place, int line, const char *format,
+                                                       ...) {
   char text[1024];
   va_list arguments;
   va_start(arguments, format);
@@ -288,7 +289,8 @@ abi_result plugin_accept(void *listener, void **into, abi_device **on_gpu) {
 
 // What is under way is dropped, and its memory is not touched any more.
 abi_result plugin_close(void *comm) {
-  if (!comm || np_close(comm)) return ABI_OK; // a child that was forked closes what is its parent's: nothing is to be done
+  // A child that was forked closes what is its parent's: nothing is to be done.
+  if (!comm || np_close(comm)) return ABI_OK;
   np_stop();
   return ABI_OK;
 }
