@@ -484,6 +484,17 @@ int np_connect(void *handle, uint64_t label, np_comm **out) {
   return code;
 }
 
+int np_forget(void *handle) {
+  np_handle *told = handle;
+  lock();
+  int code = not_started();
+  np_comm *comm = code || !told->begun ? NULL : comm_find(told->begun);
+  if (comm) close_comm(comm);
+  told->begun = 0;
+  unlock();
+  return code;
+}
+
 int np_accept(np_listener *listener, uint64_t label, np_comm **out) {
   *out = NULL;
   lock();
