@@ -208,8 +208,8 @@ static plan plan_of(uint64_t seed) {
   }
   if (kind == 4) pick_faults(&p, lasts, any, 5, 8);
   if (kind == 5) {
-    static const fault_kind some[] = {CORRUPT, CORRUPT, BLACKHOLE, BREAK};
-    pick_faults(&p, lasts, some, 4, 6);
+    static const fault_kind some[] = {CORRUPT, CORRUPT, SLOW, BLACKHOLE, BREAK};
+    pick_faults(&p, lasts, some, 3 + (int)pick(3), 8);
   }
   if (kind == 6 || kind == 7) {
     p.closer = (int)pick(2);
