@@ -16,9 +16,11 @@ link_down_stall_ms    the longest time without a message when a link goes down, 
 blackhole_stall_ms    the same if packets are lost without a word, both ways or one way
 heal_s                from the end of an outage of 5, 30 or 120 s until the rate before is held for half a second, worst
 both_down_resume_s    both paths down: from the moment when one is back until the next message, worst
-NAME_stall_ms, NAME_share    of each fault: the worst stall, and the rate during the fault as a share of what the paths
-                      that are left can carry
-wrong_bytes, errors   of ours, over all trials; both should be 0. `missed` names what is not as it should be
+NAME_stall_ms, NAME_share    of each fault, the worst: the stall (10: none longer), and the rate meanwhile as a share
+                      of what the paths that are left can carry
+wrong_bytes, errors   of ours, over all trials; both should be 0. Of rivals an error is also a rate that did not come
+                      back in time, and changed bytes are not noticed
+missed                what is not as it should be, in words; trials: all of them, the rivals' too
 """
 
 from __future__ import annotations
@@ -180,16 +182,20 @@ def sum_up_faults(trials: Trials) -> None:
         trials.worst(f"{front}both_down_resume_s", lambda one: one.resumed_s, *both, kind=kind)
         for name in heals:
             trials.worst(f"{front}{name}_s", lambda one: one.full_s, name, kind=kind)
-        for name in ("storm", *FAULTS):
-            trials.worst(f"{front}{name}_stall_ms", lambda one: one.stall_ms, name, kind=kind)
+        trials.worst(f"{front}storm_stall_ms", lambda one: one.stall_ms, "storm", kind=kind)
+    for name in FAULTS:
+        trials.worst(f"{name}_stall_ms", lambda one: one.stall_ms, name)
     for name, fault in FAULTS.items():
         if fault.rate and (shares := [one.share for one in trials.of(name) if one.share is not None]):
             trials.figures[f"{name}_share"] = min(shares)
     trials.worst("stopped_resume_s", lambda one: one.resumed_s, *STOPS)
     trials.worst("stopped_downs", lambda one: float(one.more.get("downs", 0)), *STOPS)
-    ours = [one for one in trials.outcomes if one.kind == OURS]
-    trials.figures["wrong_bytes"] = sum(one.wrong_bytes for one in ours)
-    trials.figures["errors"] = sum(bool(one.error) for one in ours)
+    for kind in ("mptcp", "gloo", OURS):
+        of_kind = [one for one in trials.outcomes if one.kind == kind]
+        front = "" if kind == OURS else f"{kind}_"
+        if of_kind:
+            trials.figures[f"{front}wrong_bytes"] = sum(one.wrong_bytes for one in of_kind)
+            trials.figures[f"{front}errors"] = sum(bool(one.error) for one in of_kind)
 
 
 def missed(figures: dict[str, object]) -> list[str]:
@@ -229,7 +235,7 @@ def main() -> None:
     algorithm = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
     finish("netpath", trials.figures, missed=missed(trials.figures), congestion=algorithm,
            trials=[asdict(one) for one in trials.outcomes])  # fmt: skip
-    sys.exit(1 if trials.figures["wrong_bytes"] or trials.figures["errors"] else 0)
+    sys.exit(1 if trials.figures.get("wrong_bytes") or trials.figures.get("errors") else 0)
 
 
 if __name__ == "__main__":

@@ -14,17 +14,17 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 SLOW = frozenset(
     {
         "test_agent", "test_agent_deaths", "test_chaos", "test_cli_local_run", "test_cli_run", "test_ddp",
-        "test_exhaustive", "test_forkserver", "test_groups", "test_local_scheduler", "test_operating",
-        "test_orchestrator_process", "test_pipeline", "test_properties", "test_redo", "test_shards", "test_simulation",
-        "test_take_over", "test_transfer", "test_zero",
+        "test_exhaustive", "test_forkserver", "test_groups", "test_local_scheduler", "test_netpath_backend",
+        "test_operating", "test_orchestrator_process", "test_pipeline", "test_properties", "test_redo", "test_shards",
+        "test_simulation", "test_take_over", "test_transfer", "test_zero",
     }
 )  # fmt: skip
 
 # Several processes with deadlines: beside others they would only wait for one another.
 JOBS = frozenset(
     {
-        "test_agent", "test_agent_deaths", "test_ddp", "test_groups", "test_local_scheduler", "test_operating",
-        "test_orchestrator_process", "test_take_over", "test_worker",
+        "test_agent", "test_agent_deaths", "test_ddp", "test_groups", "test_local_scheduler", "test_netpath_backend",
+        "test_operating", "test_orchestrator_process", "test_take_over", "test_worker",
     }
 )  # fmt: skip
 

@@ -32,6 +32,7 @@ class Figures:
     rate: float = 0.0  # bytes a second, in each direction
     receives: float | None = None  # another rate for this direction
     suspect: bool = False
+    round_trip_us: int = 250
 
 
 @dataclass
@@ -129,8 +130,9 @@ def row(path: int, remote: str, figures: Figures, wall_s: float) -> Row:
     state = RowState.DOWN if not figures.up else RowState.SUSPECT if figures.suspect else RowState.UP
     return Row(
         interface=f"eth{path}", local=local_of(path), remote=remote, path=path, live=figures.live, state=state,
-        round_trip_us=250, sent_bytes=figures.sent, received_bytes=figures.received, sent_again=0, duplicates=0,
-        downs=0, ups=0, corrupt=0, down_since_us=0 if figures.up else round((wall_s + figures.lost_at) * 1e6),
+        round_trip_us=figures.round_trip_us, sent_bytes=figures.sent, received_bytes=figures.received, sent_again=0,
+        duplicates=0, downs=0, ups=0, corrupt=0,
+        down_since_us=0 if figures.up else round((wall_s + figures.lost_at) * 1e6),
     )  # fmt: skip
 
 

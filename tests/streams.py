@@ -120,9 +120,13 @@ class Timeline:
             return 0.0
         return sum(self.bins.get(one, 0) for one in range(first, last)) * 8 / ((last - first) * BIN_S) / 1e9
 
-    def stall_ms(self, begin: float, until: float) -> float:
-        """The longest time without progress that touches this time; 10, if none was longer than that."""
+    def stall_ms(self, begin: float, until: float, *, running: bool = False) -> float:
+        """The longest time without progress that touches this time; 10, if none was longer than that. If the stream is
+        `running`, the time until now for which nothing is known counts, too: it may have stalled for good.
+        """
         lengths = [end - start for start, end in self.gaps if end > begin and start < until]
+        if running and (now := time.monotonic()) - self.until > 4 * BIN_S:
+            lengths.append(now - self.until)
         return round(max(lengths, default=0.01) * 1e3, 1)
 
     def resumed(self, since: float) -> float | None:

@@ -20,6 +20,7 @@ from torchrelay.cli.main import carry_out
 from torchrelay.cli.net_status import add_net_status, network_page, show_net_status
 from torchrelay.cli.run import parser, plan
 from torchrelay.cli.runs import NotPossible
+from torchrelay.netpath import library
 from torchrelay.orchestrator import networks
 from torchrelay.orchestrator.shown import NetworkView, NodeNetwork, TaintView
 from torchrelay.protocol.events import Effect, TaintSet
@@ -338,19 +339,21 @@ def test_the_core_is_switched_on_and_gives_up_some_day(monkeypatch: pytest.Monke
 
 
 def test_without_the_core_the_flag_is_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(net_flags, "CORE", "torchrelay.no_such_part")
-    with pytest.raises(NotPossible, match=r"the network core is not built .*C compiler") as refused:
+    monkeypatch.setattr(library, "PATH", tmp_path / "no-such.so")
+    with pytest.raises(NotPossible, match=r"--net-failover: .*not built.*C compiler") as refused:
         carry_out(["run", "--run-dir", str(tmp_path / "run"), "--net-failover", __file__])
     assert refused.value.code == 2
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(net_flags, "CORE", "tests.test_networks")
-    with pytest.raises(NotPossible, match=r"libnetpath\.so is of another machine"):
-        net_flags.core_variables()
 
 
-def variables() -> dict[str, str]:
-    """Stands in for a core that cannot be used."""
-    raise OSError("libnetpath.so is of another machine")
+def test_the_core_is_used_by_nccl_and_in_the_place_of_gloo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "PATH", tmp_path / "there.so")
+    (tmp_path / "there.so").touch()
+    monkeypatch.delenv("TORCHRELAY_CPU_BACKEND", raising=False)
+    wanted = {"NCCL_NET_PLUGIN": str(tmp_path / "there.so"), "NCCL_NET": "torchrelay"}
+    assert net_flags.core_variables() == wanted | {"TORCHRELAY_CPU_BACKEND": "torchrelay"}
+    monkeypatch.setenv("TORCHRELAY_CPU_BACKEND", "gloo")
+    assert net_flags.core_variables() == wanted | {"TORCHRELAY_CPU_BACKEND": "gloo"}
 
 
 @pytest.mark.usefixtures("core")

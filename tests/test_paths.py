@@ -128,6 +128,17 @@ class TestPeers:
         world.wait(500)
         assert world.judge.findings == {}
 
+    def test_what_was_lost_long_before_its_peer_was_a_flap(self) -> None:
+        world = one_peer()
+        world.lose()
+        world.wait(1)
+        world.heal()
+        world.wait(10)
+        for path in (0, 1):
+            world.lose(path=path, reason="reset")
+        world.report("peer_unreachable", remotes=(A,))
+        assert [flaps(world, path) for path in (0, 1)] == [1, 0]
+
     def test_what_is_lost_after_its_peer_was_called_unreachable_is_no_flap_either(self) -> None:
         world = one_peer()
         world.report("peer_unreachable", remotes=(A,))
@@ -153,7 +164,10 @@ class TestPeers:
         world.report("peer_unreachable", remotes=(A,))
         world.wait(0.5)
         assert world.link().state is LinkState.UNREACHABLE, "its connections are kept, and nothing comes"
-        world.links[1, 0, A].rate = 1e6
+        world.links[1, 0, A].rate, world.links[1, 0, A].receives = 1e6, 0
+        world.wait(0.5)
+        assert world.link().state is LinkState.UNREACHABLE, "what we send nobody may hear"
+        world.links[1, 0, A].receives = 1e6
         world.wait(0.5)
         assert world.link().state is LinkState.UP
 

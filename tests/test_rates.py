@@ -18,12 +18,16 @@ def found(world: World) -> Finding:
     return finding
 
 
-def fill(rates: Rates[str], now: float, buckets: int, **paths: float) -> float:
-    """So many buckets in which each path sent so many bytes a second; the time afterwards."""
+def fill(rates: Rates[str], now: float, buckets: int, waits: str = "", **paths: float) -> float:
+    """So many buckets in which each path sent so many bytes a second; the time afterwards.
+
+    Round trips over the path that `waits` are twice as long.
+    """
     for _ in range(buckets):
         now += BUCKET_S
         for path, rate in paths.items():
             rates.add(path, round(rate * BUCKET_S), 0)
+            rates.time(path, 2000 if path == waits else 1000)
         rates.pass_time(now)
     return now
 
@@ -44,11 +48,11 @@ class TestRates:
         rates: Rates[str] = Rates(0.5)
         rates.pass_time(0.0)
         now = fill(rates, 0.0, 10, a=10e6, b=10e6)
-        now = fill(rates, now, 3, a=4e6, b=10e6)
+        now = fill(rates, now, 3, "a", a=4e6, b=10e6)
         assert (rates.low_s("a"), rates.low_s("b")) == (3 * BUCKET_S, 0.0)
         now = fill(rates, now, 3, a=4e6, b=1e6)
         assert rates.low_s("a") == 3 * BUCKET_S, "without load by which it could be told it is as it was"
-        now = fill(rates, now, 200, a=4e6, b=10e6)
+        now = fill(rates, now, 200, "a", a=4e6, b=10e6)
         assert rates.part("a") == pytest.approx(0.4), "what is slow does not become usual"
         fill(rates, now, 1, a=6e6, b=10e6)
         assert rates.low_s("a") == 0.0
@@ -57,10 +61,26 @@ class TestRates:
         rates: Rates[str] = Rates(0.5)
         rates.pass_time(0.0)
         now = fill(rates, 0.0, 10, a=10e6, b=10e6)
-        now = fill(rates, now, 3, a=3e6, b=5e6)
+        now = fill(rates, now, 3, "a", a=3e6, b=5e6)
         assert rates.low_s("a") == 0.0, "all have half as much: 3 is more than half of 5"
-        fill(rates, now, 3, a=2e6, b=5e6)
+        fill(rates, now, 3, "a", a=2e6, b=5e6)
         assert rates.low_s("a") == 3 * BUCKET_S
+
+    def test_a_path_that_carries_its_usual_is_not_slow_though_the_others_carry_more(self) -> None:
+        rates: Rates[str] = Rates(0.5)
+        rates.pass_time(0.0)
+        now = fill(rates, 0.0, 10, a=10e6, b=10e6)
+        fill(rates, now, 3, "a", a=8e6, b=40e6)
+        assert rates.low_s("a") == 0.0
+
+    def test_a_path_that_is_left_aside_is_not_slow(self) -> None:
+        rates: Rates[str] = Rates(0.5)
+        rates.pass_time(0.0)
+        now = fill(rates, 0.0, 10, a=10e6, b=10e6)
+        now = fill(rates, now, 30, a=1e6, b=10e6)
+        assert rates.low_s("a") == 0.0, "its round trips are as ever: there was less to send"
+        fill(rates, now, 3, "a", a=1e6, b=10e6)
+        assert rates.low_s("a") == 0.0, "what has become usual is usual"
 
     def test_paths_that_are_gone_are_forgotten(self) -> None:
         rates: Rates[str] = Rates(0.5)
@@ -81,7 +101,8 @@ class TestSlow:
 
     def slow_down(self, world: World, rate: float, *remotes: str) -> None:
         for remote in remotes:
-            world.links[1, 0, remote].rate = rate
+            figures = world.links[1, 0, remote]
+            figures.rate, figures.round_trip_us = rate, 250 if rate >= 50e6 else 1000
 
     def test_a_path_that_carries_less_than_half_for_its_time_is_found(self) -> None:
         world = self.busy()
@@ -102,7 +123,7 @@ class TestSlow:
     def test_one_direction_is_enough(self) -> None:
         world = self.busy()
         for remote in (A, B):
-            world.links[1, 0, remote].receives = 5e6
+            world.links[1, 0, remote].receives, world.links[1, 0, remote].round_trip_us = 5e6, 900
         world.wait(70)
         assert world.ours == [FIRST]
         assert "receives 10.0 of its usual 100.0 MB/s" in found(world).evidence
@@ -124,6 +145,13 @@ class TestSlow:
         self.slow_down(world, 12e6, A, B)
         world.wait(600)
         assert world.judge.findings == {}, "half the job has moved away"
+
+    def test_a_path_that_the_core_leaves_aside_is_not_slow(self) -> None:
+        world = self.busy()
+        for remote in (A, B):
+            world.links[1, 0, remote].rate = 1e6
+        world.wait(600)
+        assert world.judge.findings == {}
 
     def test_pauses_are_neither_slow_nor_well(self) -> None:
         world = self.busy()

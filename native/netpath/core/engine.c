@@ -136,7 +136,7 @@ static void tick_paths(np_comm *comm, flow_verdict verdict, uint64_t now) {
     conn *probe = comm->probe[i];
     if (probe && now - probe->since_us > attempt_us(comm, i)) conn_lose(probe, "refused", now);
     // What is up again according to its bytes needs no second connection.
-    else if (probe && comm->live[i] && !comm->flow.path[i].silent) conn_end(probe);
+    else if (probe && comm->live[i] && !(verdict.probe & bit)) conn_end(probe);
     int wanted = !comm->live[i] || verdict.probe & bit;
     if (wanted && (!comm->closed || flow_busy(&comm->flow)) && may_try(comm, i, now)) conn_connect(comm, i, now);
   }
@@ -164,7 +164,7 @@ static int tick_comm(np_comm *comm, uint64_t now) {
     comm_changed(comm);
   }
   comm_pump(comm, now);
-  return flow_busy(&comm->flow) || !comm->wired;
+  return flow_watches(&comm->flow) || !comm->wired;
 }
 
 static void tick_strangers(uint64_t now) {

@@ -1,12 +1,14 @@
 // Scenarios of faults: of paths, which NCCL must not notice; of peers, which it must be told; comms closed in the middle.
 
 #define _GNU_SOURCE
+#include <fcntl.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "nccl_side.h"
@@ -25,10 +27,12 @@ static void lost_paths(void) {
   uint64_t rounds = 0, downs = 0;
   double begun = now();
   if (right) OK(((inject *)net_symbol("np_inject"))(plan));
-  do {
+  for (int more = 1; more;) {
     stage("round %d", (int)rounds);
     run_both(t.send, t.receive, 1000 + rounds++, 32, of_any);
-  } while (exchange(now() < begun + 2.2) && now() < begun + 30);
+    int ours = now() < begun + 2.2, theirs = exchange(ours);
+    more = right ? ours : theirs;
+  }
   int paths = ((counts *)net_symbol("np_counts"))(count, NP_MAX_PATHS);
   for (int i = 0; i < paths; i++) downs += count[i].downs;
   CHECK(paths == 2 && downs >= 4, "%d paths, lost %d times: the faults have not hit", paths, (int)downs);
@@ -81,6 +85,38 @@ static void no_path(void) {
   CHECK(log_count(ABI_LEVEL_WARN, "NCCL_NET=torchrelay") == 2, "nor what to do");
   setenv("TORCHRELAY_NET_PATHS", good, 1);
   OK(net_init(&context, 1));
+  OK(net_finalize(context));
+}
+
+// No file can be opened: connecting waits, says why, and goes on as soon as one can.
+static void no_file_left(void) {
+  enum { MOST = 256 };
+  int taken[MOST], count = 0;
+  void *context, *send = NULL, *receive = NULL;
+  OK(net_init(&context, 1));
+  CHECK(!setrlimit(RLIMIT_NOFILE, &(struct rlimit){MOST, MOST}), "setrlimit");
+  while (count < MOST && (taken[count] = open("/dev/null", O_RDONLY)) >= 0) count++;
+  char handle[ABI_HANDLE_BYTES];
+  void *listener = NULL;
+  OK(net_listen(context, 0, handle, &listener));
+  tell_peer(handle, sizeof handle);
+  hear_peer(handle, sizeof handle);
+  stage("waiting for a word of it in NCCL's log");
+  for (; !log_count(ABI_LEVEL_WARN, "ulimit -n"); sched_yield()) {
+    OK(net_connect(context, 0, handle, &send));
+    CHECK(!send, "a comm without a file");
+  }
+  meet();
+  while (count) close(taken[--count]);
+  stage("files can be opened again");
+  for (; !send || !receive; sched_yield()) {
+    if (!send) OK(net_connect(context, 0, handle, &send));
+    if (!receive) OK(net_accept(listener, &receive));
+  }
+  OK(net.close_listener(listener));
+  run_both(send, receive, 6, 30, of_any);
+  meet();
+  close_both(send, receive);
   OK(net_finalize(context));
 }
 
@@ -137,6 +173,7 @@ static void peer_dies_unnoticed(void) {
   void *request[2];
   int done = 0;
   talk t = talk_begin();
+  meet();
   if (right) raise(SIGKILL);
   OK(net_irecv(t.receive, 1, data, 1, &request[0]));
   OK(net_isend(t.send, data, sizeof data, &request[1]));
@@ -222,7 +259,7 @@ static void see_the_end(window *w, int sends, uint64_t seed, int from) {
 static void receiver_closes(void) {
   talk t = talk_begin();
   window w;
-  for (uint64_t round = 0; round < 8; round++) {
+  for (uint64_t round = 0; round < 5; round++) {
     stage("round %d", (int)round);
     void *comm = right ? open_receive(t.context) : open_send(t.context);
     open_window(&w, comm, !right, round, BIG);
@@ -231,10 +268,12 @@ static void receiver_closes(void) {
       OK(net.close_receive(comm));
       use_otherwise(&w);
     } else {
+      stage("round %d, seeing the end", (int)round);
       see_the_end(&w, 1, round, (int)round);
       OK(net.close_send(comm));
     }
-    run_both(t.send, t.receive, 600 + round, 20, of_step);
+    stage("round %d, afterwards", (int)round);
+    run_both(t.send, t.receive, 600 + round, 10, of_step);
     for (int i = 0; i < DEPTH && right; i++) CHECK(all_are(w.data[i], BIG, AFTERWARDS), "message %d was touched", i);
     meet();
     free_window(&w);
@@ -246,23 +285,47 @@ static void receiver_closes(void) {
 static void sender_closes(void) {
   talk t = talk_begin();
   window w;
-  for (uint64_t round = 0; round < 8; round++) {
+  for (uint64_t round = 0; round < 5; round++) {
     stage("round %d", (int)round);
     void *comm = right ? open_receive(t.context) : open_send(t.context);
     open_window(&w, comm, !right, round, BIG);
     for (uint64_t i = 0; i < round; i++) OK(net_wait(w.request[i], NULL));
     if (right) {
+      stage("round %d, seeing the end", (int)round);
       see_the_end(&w, 0, round, (int)round);
       OK(net.close_receive(comm));
     } else {
       OK(net.close_send(comm));
       use_otherwise(&w);
     }
-    run_both(t.send, t.receive, 700 + round, 20, of_step);
+    stage("round %d, afterwards", (int)round);
+    run_both(t.send, t.receive, 700 + round, 10, of_step);
     meet();
     free_window(&w);
   }
   talk_end(&t);
+}
+
+// The sender closes while the receiver posts one receive after the other: it is told each time.
+static void closed_while_posting(void) {
+  enum { ROUNDS = 200, SIZE = 3000 };
+  static uint8_t data[DEPTH][SIZE];
+  void *context, *request[DEPTH];
+  OK(net_init(&context, 1));
+  for (int round = 0; round < ROUNDS; round++) {
+    stage("round %d", round);
+    void *comm = right ? open_receive(context) : open_send(context);
+    abi_result code = ABI_OK;
+    for (int i = 0; !right && i < round % 7; i++) OK(net_isend(comm, data[i], SIZE, &request[i]));
+    for (int i = 0; right && !code; i = (i + 1) % DEPTH) {
+      code = net_irecv(comm, 1, data[i], SIZE, &request[i]);
+      if (!code && i >= round % 7) code = net_wait(request[i], NULL);
+    }
+    CHECK(!right || code == ABI_REMOTE, "%d", code);
+    OK(right ? net.close_receive(comm) : net.close_send(comm));
+  }
+  meet();
+  OK(net_finalize(context));
 }
 
 // The same in the middle of a chunk for certain: the receiver is stopped until the sender has closed, and the kernel has
@@ -309,7 +372,7 @@ static void memory_gone(void) {
     }
     close_both(send, receive);
     munmap(memory, 2 * DEPTH * BIG);
-    run_both(t.send, t.receive, 800 + round, 20, of_step);
+    run_both(t.send, t.receive, 800 + round, 10, of_step);
     meet();
   }
   talk_end(&t);
@@ -321,12 +384,14 @@ const scenario fault_scenarios[] = {
     {"no_path_at_first", no_path_at_first, IN_BOTH, 8},
     {"fewer_paths", fewer_paths, IN_BOTH, 8},
     {"no_path", no_path, ALONE, 8},
+    {"no_file_left", no_file_left, IN_BOTH, 8},
     {"peer_closes", peer_closes, IN_BOTH, 8},
     {"peer_dies", peer_dies, RIGHT_DIES, 8},
     {"peer_dies_unnoticed", peer_dies_unnoticed, RIGHT_DIES, 8},
     {"bad_handles", bad_handles, IN_BOTH, 8},
     {"receiver_closes", receiver_closes, IN_BOTH, 8},
     {"sender_closes", sender_closes, IN_BOTH, 8},
+    {"closed_while_posting", closed_while_posting, IN_BOTH, 8},
     {"sender_closes_a_chunk", sender_closes_a_chunk, IN_BOTH, 8},
     {"memory_gone", memory_gone, IN_BOTH, 8},
     {NULL, NULL, ALONE, 0},

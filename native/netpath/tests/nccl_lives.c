@@ -82,15 +82,27 @@ static void begin_again(void) {
   talk_end(&t);
 }
 
+#ifdef __SANITIZE_THREAD__
+enum { OWN_THREADS = 3 }; // two are the sanitizer's
+#else
+enum { OWN_THREADS = 1 };
+#endif
+
+// A thread that was joined is shown by the kernel a little longer.
+static void await_no_thread_but_ours(void) {
+  stage("waiting for the end of the engine's thread");
+  while (threads() != OWN_THREADS) sched_yield();
+}
+
 // From version 11 on nothing is left: no thread, no file.
 static void nothing_is_left(void) {
-  int files = open_files(), running = threads();
+  int files = open_files();
   for (int i = 0; i < 3; i++) {
     talk t = talk_begin();
-    CHECK(threads() > running && open_files() > files, "nothing was begun");
+    CHECK(threads() > OWN_THREADS && open_files() > files, "nothing was begun");
     run_both(t.send, t.receive, 3, 30, of_any);
     talk_end(&t);
-    CHECK(threads() == running, "%d threads, %d before", threads(), running);
+    await_no_thread_but_ours();
     CHECK(open_files() == files, "%d files, %d before", open_files(), files);
   }
 }
@@ -98,13 +110,12 @@ static void nothing_is_left(void) {
 // A comm that is closed after its communicator has ended, as with one that shares another's resources.
 static void closed_late(void) {
   talk t = talk_begin();
-  int running = threads();
   OK(net_finalize(t.context));
   stage("the communicator has ended");
   run_both(t.send, t.receive, 4, 30, of_any);
   meet();
   close_both(t.send, t.receive);
-  CHECK(threads() == running - 1, "%d threads, %d before", threads(), running);
+  await_no_thread_but_ours();
 }
 
 static void open_again(const char *library) {
@@ -173,6 +184,9 @@ static void be_child(talk *of_parent, int sockets) {
   CHECK(open_sockets() == sockets, "%d sockets, %d before the parent began", open_sockets(), sockets);
   close_both(of_parent->send, of_parent->receive);
   OK(net_finalize(of_parent->context));
+#ifdef __SANITIZE_THREAD__
+  exit(0); // the sanitizer knows no threads in a child of several
+#endif
   OK(net_init(&context, 3));
   open_self(context, &send, &receive);
   run_both(send, receive, 7, 50, of_any);

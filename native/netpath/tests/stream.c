@@ -2,15 +2,15 @@
 //
 //   stream recv|send MEET [--size BYTES] [--outstanding N] [--seconds S] [--unchecked] [--plain|--mptcp ADDRESS]
 //
-// The receiver writes into the file MEET where it is; the sender waits for that file. Without --plain the messages go over
-// netpath, with it over one TCP connection to the receiver's ADDRESS; with --mptcp this is a Multipath TCP connection.
-// All else is the same for all of them, so that they can be compared. The sender ends after S seconds or at SIGTERM, by
-// a word to the receiver, which then ends, too.
+// The receiver writes into the file MEET where it is; the sender waits for that file. Without --plain the messages go
+// over netpath, with it over one TCP connection to the receiver's ADDRESS; with --mptcp this is a Multipath TCP
+// connection. All else is the same for all of them, so that they can be compared. The sender ends after S seconds or at
+// SIGTERM, by a word to the receiver, which then ends, too.
 //
 // Message s is a window of one random text, which begins elsewhere for each of outstanding + 1 messages in a row. So no
-// two that were ever in the same memory of the receiver one after the other are alike in any byte that matters, and bytes
-// that did not come are seen. Every 4096 bytes have a stamp of s and of the place: a message that is lost, that comes
-// twice or early is seen, and so is a chunk in a wrong place. The receiver only compares.
+// two that were in the same memory of the receiver one after the other are alike, and bytes that did not come are seen.
+// Every 4096 bytes have a stamp of s and of the place: a message that is lost, that comes twice or early is seen, and so
+// is a chunk in a wrong place. The receiver only compares.
 //
 // Time line, JSON lines on stdout, times in seconds of CLOCK_MONOTONIC:
 //   {"what":"rate","t":T,"bytes":N}        so many bytes were done in the 50 ms from T on; none: there is no line
@@ -124,7 +124,7 @@ static void note_done(size_t bytes) {
 
 // ---------------------------------------------------------------- contents
 
-static uint8_t *text;             // random; message s is the part from SHIFT * (s % (outstanding + 1)) on, and its stamps
+static uint8_t *text;             // random; message s is what begins at SHIFT * (s % (outstanding + 1)), and stamps
 static uint8_t *buffer[MOST + 1]; // sender: one for each of these parts, never changed but for the stamps
 static uint64_t wrong_bytes, wrong_messages;
 
@@ -406,11 +406,12 @@ static void show_end(int complete) {
   double cpu = (double)(used.ru_utime.tv_sec + used.ru_stime.tv_sec);
   cpu += (double)(used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6;
   end_bin();
+  double gbps = seconds > 0 ? (double)line.bytes * 8 / seconds / 1e9 : 0;
   printf("{\"what\":\"end\",\"complete\":%s,\"messages\":%" PRIu64 ",\"bytes\":%" PRIu64 ",\"seconds\":%.6f,"
          "\"gbps\":%.4f,\"wrong_bytes\":%" PRIu64 ",\"wrong_messages\":%" PRIu64 ",\"longest_gap_ms\":%.3f,"
          "\"cpu_s\":%.3f}\n",
-         complete ? "true" : "false", line.messages, line.bytes, seconds,
-         seconds > 0 ? (double)line.bytes * 8 / seconds / 1e9 : 0, wrong_bytes, wrong_messages, line.longest * 1e3, cpu);
+         complete ? "true" : "false", line.messages, line.bytes, seconds, gbps, wrong_bytes, wrong_messages,
+         line.longest * 1e3, cpu);
   fflush(stdout);
 }
 

@@ -301,6 +301,8 @@ class Paths:
             setattr(link.totals, name, getattr(link.totals, name) + each)
         self.rates.add(link.local, more[0], more[1])
         self.link_rates.add(link.id, more[0], more[1])
+        if row.live and row.round_trip_us:
+            self.rates.time(link.local, row.round_trip_us)
         if more[1]:  # bytes came: it is heard
             process.cut.discard(link.remote)
 

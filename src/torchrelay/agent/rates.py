@@ -3,6 +3,9 @@
 Training sends in bursts and pauses for evaluations, so a path is never judged by itself: it is slow if it carries less
 than a share of its usual while the other paths carry theirs, which they would not if there were less to send. With one
 path nothing can be told. Bytes out and in are judged apart, as a way may be slow in one direction.
+
+Where there is little to send the core may well leave a path aside that is in order. One that is slow is used as much as
+it can take, and what waits in it makes its round trips longer: unless they are, it is not slow.
 """
 
 from __future__ import annotations
@@ -10,7 +13,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import mean, median
 from typing import Generic, TypeVar
 
 BUCKET_S = 10.0
@@ -20,6 +23,8 @@ LEAST = 6  # buckets before there is a usual
 LEAST_RATE = 1_000_000.0
 # The other paths show that there is load if they carry this share of their usual.
 LOADED = 0.25
+# Round trips of a path that is slow are at least this much longer than usual: with half the rate a window takes twice.
+LONGER = 1.5
 DIRECTIONS = (0, 1)  # sent, received
 
 Key = TypeVar("Key", bound=Hashable)
@@ -34,6 +39,16 @@ class Flow:
     last: Bytes = (0.0, 0.0)  # bytes a second in the last full bucket
     past: tuple[deque[float], deque[float]] = field(default_factory=lambda: (deque(maxlen=KEPT), deque(maxlen=KEPT)))
     low_s: list[float] = field(default_factory=lambda: [0.0, 0.0])
+    trips: list[int] = field(default_factory=list)  # round trips in the bucket that is being filled, in us
+    trip: float | None = None  # the mean of the last full bucket
+    past_trips: deque[float] = field(default_factory=lambda: deque(maxlen=KEPT))
+
+    @property
+    def waits(self) -> bool:
+        """Whether round trips are longer than usual."""
+        if self.trip is None or len(self.past_trips) < LEAST:
+            return False
+        return self.trip >= LONGER * median(self.past_trips)
 
     def usual(self, direction: int) -> float | None:
         """Its median in times with traffic, in bytes a second; None if it is not known yet, or next to nothing."""
@@ -56,6 +71,10 @@ class Rates(Generic[Key]):
         flow.bytes[0] += sent
         flow.bytes[1] += received
 
+    def time(self, key: Key, round_trip_us: int) -> None:
+        """So long a round trip over a path takes now."""
+        self._flows.setdefault(key, Flow()).trips.append(round_trip_us)
+
     def keep(self, keys: Iterable[Key]) -> None:
         """Forget all paths but these."""
         kept = set(keys)
@@ -72,10 +91,15 @@ class Rates(Generic[Key]):
         for flow in self._flows.values():
             flow.last = (flow.bytes[0] / length, flow.bytes[1] / length)
             flow.bytes = [0.0, 0.0]
-        for direction in DIRECTIONS:
-            verdicts = {key: self._verdict(key, direction) for key in self._flows}
-            for key, slow in verdicts.items():
-                self._note(self._flows[key], direction, slow, length)
+            flow.trip = mean(flow.trips) if flow.trips else None
+            flow.trips = []
+        verdicts = {(key, one): self._verdict(key, one) for key in self._flows for one in DIRECTIONS}
+        for (key, direction), slow in verdicts.items():
+            self._note(self._flows[key], direction, slow, length)
+        for key, flow in self._flows.items():
+            loaded = any(flow.last[one] >= LEAST_RATE for one in DIRECTIONS)
+            if flow.trip is not None and loaded and not any(verdicts[key, one] for one in DIRECTIONS):
+                flow.past_trips.append(flow.trip)
 
     def _verdict(self, key: Key, direction: int) -> bool | None:
         """Whether a path was slow in the last bucket; None: it cannot be told."""
@@ -83,7 +107,8 @@ class Rates(Generic[Key]):
         load = self._load(key, direction)
         if usual is None or load is None or load < LOADED:
             return None
-        return self._flows[key].last[direction] < self._share * min(1.0, load) * usual
+        flow = self._flows[key]
+        return flow.last[direction] < self._share * min(1.0, load) * usual and flow.waits
 
     def _load(self, key: Key, direction: int) -> float | None:
         """What the other paths carried, as a part of what they usually do."""

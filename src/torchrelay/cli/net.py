@@ -12,6 +12,11 @@ from torchrelay.cli.words import VERBS, add_output
 from torchrelay.netpath import environment
 from torchrelay.netpath.library import NotBuilt, find
 
+EXAMPLES = """
+eval "$(torchrelay net env)"          NCCL and RCCL take the plugin; torchrelay run --net-failover does it for its ranks
+torchrelay net env --ib               NCCL's own failover between InfiniBand or RoCE ports in its place
+torchrelay net status -w              the paths of all nodes, again every second
+"""
 _IB = "instead: NCCL's own failover between InfiniBand or RoCE ports (NCCL 2.29.7; recovery of ports: 2.30.3)"
 
 
@@ -32,7 +37,10 @@ def net(words: list[str]) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The words after `torchrelay net`."""
-    parser = argparse.ArgumentParser(prog="torchrelay net", description=f"{VERBS['net']}.", allow_abbrev=False)
+    parser = argparse.ArgumentParser(
+        prog="torchrelay net", description=f"{VERBS['net'].capitalize()}.", epilog=EXAMPLES, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     whats = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     env_help = 'variables that switch it on for NCCL and RCCL: eval "$(torchrelay net env)"'
     env = whats.add_parser("env", help=env_help, description=env_help, allow_abbrev=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import re
 
@@ -13,7 +12,7 @@ from torchrelay.cli.runs import NotPossible, time_in
 from torchrelay.wire.launch import PathLimits
 
 BAD_ARGUMENTS = 2
-CORE = "torchrelay.netpath.environment"  # its `variables` switch the network core on
+CPU_BACKEND = "TORCHRELAY_CPU_BACKEND"  # what Gloo's groups on the CPU get in its place (`worker.path_groups`)
 GIVE_UP = "TORCHRELAY_NET_GIVEUP_S"
 GIVE_UP_S = 300
 TIMES = {"net_down": "down_s", "net_window": "window_s", "net_slow": "slow_s", "net_heal": "heal_s"}
@@ -87,16 +86,11 @@ def network_environment(given: argparse.Namespace) -> dict[str, str]:
 
 
 def core_variables() -> dict[str, str]:
-    """The network core's own variables. Raises `NotPossible` if it was not built."""
+    """What makes NCCL, RCCL and groups on the CPU use the network core. Raises `NotPossible` if it was not built."""
+    from torchrelay.netpath.environment import plugin
+    from torchrelay.netpath.library import NotBuilt
+
     try:
-        variables = importlib.import_module(CORE).variables
-    except (ImportError, AttributeError) as error:
-        remedy = "install torchrelay where there is a C compiler (see `torchrelay doctor`), or leave the flag out"
-        raise NotPossible(
-            f"--net-failover: the network core is not built ({error}): {remedy}", BAD_ARGUMENTS
-        ) from error
-    try:
-        found: dict[str, str] = variables()
-    except (OSError, RuntimeError, ValueError) as error:
+        return {**plugin(), CPU_BACKEND: os.environ.get(CPU_BACKEND, "torchrelay")}
+    except NotBuilt as error:
         raise NotPossible(f"--net-failover: {error}", BAD_ARGUMENTS) from error
-    return found

@@ -1,8 +1,7 @@
 """The calls of netpath.h for Python: comms, listeners, requests, the machine's paths.
 
-Waiting lets other threads run and is done in slices, so that whoever waits can be interrupted by a signal, and comes
-back at once when the comm is aborted. A request must not be asked after its comm was closed: whoever waits for
-requests closes.
+Who waits lets other threads run, waits for a slice of time, so that signals are heard, and comes back at once when the
+comm is aborted. A request must not be asked after its comm was closed: whoever waits for requests closes.
 """
 
 from __future__ import annotations
@@ -27,11 +26,12 @@ _pointer = ctypes.c_void_p
 
 
 class NetError(RuntimeError):
-    """A call of the library has failed. `code` is the library's number, as NCCL counts."""
+    """A call of the library has failed. `code` is the library's number, as NCCL counts; `peer` the rank, if known."""
 
-    def __init__(self, code: int, text: str) -> None:
+    def __init__(self, code: int, text: str, peer: int | None = None) -> None:
         super().__init__(text)
         self.code = code
+        self.peer = peer
 
 
 SYSTEM, INTERNAL, INVALID, REMOTE = 2, 3, 5, 6
@@ -100,20 +100,16 @@ class Request:
         return self.size >= 0
 
     def wait(self, until: float) -> bool:
-        """Wait until it has got through, to `until` (time.monotonic) at most. Returns whether it has.
+        """Wait for a while until it has got through, to `until` (time.monotonic) at most. Returns whether it has.
 
         Raises `NetError` if it never will, at once when the comm is aborted.
         """
-        while self.size < 0:
-            left_ms = (until - time.monotonic()) * 1000
-            code = self._library.free.np_wait(
-                self._pointer, max(0, min(SLICE_MS, int(left_ms) + 1)), self._done, self._size
-            )
+        if self.size < 0:
+            left_ms = int((until - time.monotonic()) * 1000) + 1
+            code = self._library.free.np_wait(self._pointer, max(0, min(SLICE_MS, left_ms)), self._done, self._size)
             _check(self._library, code)
             self._take()
-            if self.size < 0 and left_ms <= 0:
-                return False
-        return True
+        return self.size >= 0
 
     def _take(self) -> None:
         if self._done.value:

@@ -166,7 +166,8 @@ def monitored_barrier(mesh: Mesh, until: float, *, all_ranks: bool) -> None:
     """
     one, came = torch.ones(1, dtype=torch.uint8), torch.zeros(1, dtype=torch.uint8)
     if mesh.rank:
-        exchange(mesh, {0: one}, {0: came}, until, copied=True)
+        exchange(mesh, {0: one}, {}, until, copied=True)  # first, as rank 0 connects when it has heard all
+        exchange(mesh, {}, {0: came}, until)
         return
     missing = []
     for peer in range(1, mesh.size):

@@ -49,6 +49,7 @@ class PathGroup(dist.ProcessGroup):
         """
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.options = Options(timeout)
+        self._names = {"name": name, "description": "undefined"}
         self._store = store
         self._begun = 0
         self._connections = Connections(name, rank, size)
@@ -72,7 +73,10 @@ class PathGroup(dist.ProcessGroup):
         self._connections.leave("the group left its connections")
 
     def abort(self) -> None:
-        """All who wait in this group fail now, here and on the other ranks; so does what follows, until `connect`."""
+        """All who wait in this group fail now, and on other ranks who waits for this one; so does what follows.
+
+        From any thread. The group can be used again when it was told to `connect`.
+        """
         self._connections.abort("the group was aborted")
 
     def shutdown(self) -> None:
@@ -136,8 +140,22 @@ class PathGroup(dist.ProcessGroup):
     def name(self) -> str:
         return NAME
 
+    # The next five are called by C++, by these names. It keeps a group's name in its backends, and here are none.
+
     def getBackendName(self) -> str:
         return NAME
+
+    def getGroupName(self) -> str:
+        return self._names["name"]
+
+    def setGroupName(self, name: str) -> None:
+        self._names["name"] = name
+
+    def getGroupDesc(self) -> str:
+        return self._names["description"]
+
+    def setGroupDesc(self, description: str) -> None:
+        self._names["description"] = description
 
     def _get_backend_name(self) -> str:
         return NAME

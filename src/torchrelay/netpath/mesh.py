@@ -46,11 +46,14 @@ class Meeting(Protocol):
 class Stream:
     """Messages over one comm in order; their memory is kept until they are done.
 
-    Used by one thread at a time, and aborted by any. It is closed when nobody is inside any more, which tells the peer.
+    Used by one thread at a time, and aborted by any. Then it is closed when no call is inside any more, and
+    the peer is told.
     """
 
-    def __init__(self, comm: Comm, peer: int, *, sends: bool) -> None:
+    def __init__(self, comm: Comm, peer: int, look: Callable[[], None] | None = None, *, sends: bool) -> None:
+        """`look` is called now and then by who waits; what it raises ends the waiting."""
         self.peer = peer
+        self._look = look
         self.posted = 0  # messages, in all
         self._slow = f"rank {peer} {'has not taken what was sent to it' if sends else 'has sent nothing'}"
         self._comm = comm
@@ -58,7 +61,8 @@ class Stream:
         self._begin = comm.isend if sends else comm.irecv
         self._under_way: deque[tuple[Request, int, object]] = deque()
         self._lock = threading.Lock()
-        self._inside = self._aborted = False
+        self._inside = 0  # calls
+        self._aborted = False
 
     def post(self, memory: torch.Tensor, until: float) -> None:
         """Begin a message from, or into, this memory (contiguous). Waits for older ones if too many are under way.
@@ -90,16 +94,36 @@ class Stream:
 
     def _finish_oldest(self, until: float) -> None:
         request, size, _ = self._under_way[0]
-        if not request.wait(until):
-            raise TimeoutError(self._slow)
+        try:
+            while not request.wait(until):
+                if time.monotonic() >= until:
+                    raise TimeoutError(self._slow)
+                if self._look is not None:
+                    self._look()
+        except NetError as error:
+            raise self._of_peer(error) from error
         self._under_way.popleft()
         if request.size != size:
             raise ValueError(f"rank {self.peer} has sent {request.size} bytes where {size} were expected")
 
+    def peek(self) -> None:
+        """Raise `NetError` if the oldest message will not get through. Nobody else may be inside."""
+        with self:
+            self._oldest_is_done()
+
+    def _oldest_is_done(self) -> bool:
+        try:
+            return bool(self._under_way) and self._under_way[0][0].done()
+        except NetError as error:
+            raise self._of_peer(error) from error
+
+    def _of_peer(self, error: NetError) -> NetError:
+        return error if error.peer is not None else NetError(error.code, f"rank {self.peer}: {error}", self.peer)
+
     def _reap(self) -> None:
         """Let go of the memory of what has been sent."""
-        while self._under_way and self._under_way[0][0].done():
-            self._finish_oldest(0.0)
+        while self._oldest_is_done():
+            self._under_way.popleft()
 
     def abort(self) -> None:
         """Whoever waits fails at once, and whoever comes; the peer is told. From any thread."""
@@ -111,12 +135,12 @@ class Stream:
     def __enter__(self) -> None:
         with self._lock:
             if self._aborted:
-                raise NetError(REMOTE, f"the connection with rank {self.peer} was given up")
-            self._inside = True
+                raise NetError(REMOTE, f"the connection with rank {self.peer} was given up", self.peer)
+            self._inside += 1
 
     def __exit__(self, *_: object) -> None:
         with self._lock:
-            self._inside = False
+            self._inside -= 1
             self._close_if_left()
 
     def _close_if_left(self) -> None:
@@ -192,7 +216,7 @@ class Mesh:
         while (comm := connecting.poll()) is None:
             self._look_round()
             self._rest(next(pauses), until, peer)
-        stream = Stream(comm, peer, sends=True)
+        stream = Stream(comm, peer, self._look_for(lane), sends=True)
         with self._lock:
             self._out[peer, lane] = stream
             if self._why:
@@ -200,6 +224,15 @@ class Mesh:
         greeting = _HELLO.pack(_MAGIC, self.rank, 0, lane)
         stream.post(torch.tensor(list(greeting), dtype=torch.uint8), until)
         return stream
+
+    def _look_for(self, lane: int) -> Callable[[], None] | None:
+        return self._peek if lane == COLLECTIVES else None
+
+    def _peek(self) -> None:
+        """Who waits for one rank in a collective hears from the others, too, that it will not end."""
+        for (_, lane), stream in (*self._out.items(), *self._in.items()):
+            if lane == COLLECTIVES:
+                stream.peek()
 
     def _look_round(self) -> None:
         """Take in who has connected. Raises `Broken`, `NetError`, `ValueError`."""
@@ -216,7 +249,7 @@ class Mesh:
                     continue
                 if said is not None:
                     self._arrivals.remove(arrival)
-                    self._in[said] = Stream(arrival.comm, said[0], sends=False)
+                    self._in[said] = Stream(arrival.comm, said[0], self._look_for(said[1]), sends=False)
 
     def _rest(self, pause_s: float, until: float, peer: int) -> None:
         self.check()
@@ -238,7 +271,7 @@ class Mesh:
             raise Broken(f"torchrelay.netpath: the connections of group '{self.name}' are broken: {self._why}")
 
     def break_off(self, why: str) -> None:
-        """Let all who wait in it fail now, here and at its peers. From any thread; the first reason stays."""
+        """Let all who wait in it fail now, and who waits for us elsewhere. From any thread; the first reason stays."""
         with self._lock:
             if self._why:
                 return

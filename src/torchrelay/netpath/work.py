@@ -11,7 +11,7 @@ from datetime import timedelta
 from typing import Any, cast
 
 import torch
-import torch.distributed as dist
+from torch._C import _distributed_c10d
 from torch.futures import Future
 
 from torchrelay.netpath.mesh import Broken
@@ -20,7 +20,7 @@ NO_TIMEOUT = timedelta(0)
 Tensors = list[torch.Tensor]
 
 
-class Work(dist.Work):
+class Work(_distributed_c10d.Work):
     """One collective or message, from when it was asked for until its tensors are there."""
 
     def __init__(self, what: str, results: Tensors, help_along: Callable[[Work], None] | None = None) -> None:

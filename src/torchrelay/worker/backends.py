@@ -23,8 +23,10 @@ from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroup, Store
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
+from torchrelay.worker import path_groups
 from torchrelay.worker.abandon import await_unless_broken
 from torchrelay.worker.counts import GLOO, Counts
+from torchrelay.worker.path_groups import PATHS
 from torchrelay.worker.sockets import Address, Ours, listening
 from torchrelay.worker.swap import Swap
 
@@ -56,7 +58,7 @@ class Wiring:
     @property
     def main_kind(self) -> str:
         """The kind that torch takes for what has no device."""
-        return NCCL if NCCL in self.kinds else GLOO
+        return next((kind for kind in (NCCL, PATHS) if kind in self.kinds), GLOO)
 
 
 class Backends:
@@ -69,7 +71,7 @@ class Backends:
         self._swap = swap
         self._make_torchs: Any = None  # torch's own function
         self._wirings: weakref.WeakKeyDictionary[ProcessGroup, Wiring] = weakref.WeakKeyDictionary()
-        self._abortable: weakref.WeakSet[Backend] = weakref.WeakSet()
+        self._abortable: weakref.WeakSet[Any] = weakref.WeakSet()  # backends, and groups that are their own
         self.counts = Counts()
 
     # ------------------------------------------------------------ in torch's place
@@ -86,6 +88,11 @@ class Backends:
         if self._make_torchs is None:
             self._make_torchs = _c10d._new_process_group_helper
             _c10d._new_process_group_helper = self._make
+
+    def prepare(self, backend: str | None) -> None:
+        """Before torch looks up the name of a path group's backend: see that it knows it."""
+        if backend == PATHS or os.environ.get(path_groups.INSTEAD):
+            path_groups.prepare(self.host)
 
     def _make(
         self,
@@ -106,8 +113,11 @@ class Backends:
         No group is bound to a device: torch would then split NCCL's communicators, which no rewire can repeat.
         """
         assert timeout is not None, "torch makes no group without a timeout"
+        self.prepare(backend)
         config = c10d.BackendConfig(c10d.Backend(backend))
         kinds = kinds_of(repr(config))
+        if path_groups.chosen(backend, kinds, GLOO):
+            return self._make_path_group(size, rank, ranks, store, group_name, timeout, pg_tag, group_desc)
         fake = ",".join(f"{device}:fake" for device in config.get_device_backend_map())
         made = self._make_torchs(size, rank, ranks, fake, store, group_name, None, timeout, pg_tag, None, group_desc)
         group, meeting = made
@@ -131,6 +141,23 @@ class Backends:
         self._wirings[group] = wiring
         if not self.alone:
             self._connect_later(group, wiring, meeting)
+        return group, meeting
+
+    def _make_path_group(
+        self, size: int, rank: int, ranks: list[int], store: Store, group_name: GroupName, timeout: timedelta,
+        pg_tag: Any, group_desc: str | None,
+    ) -> tuple[ProcessGroup, Store]:  # fmt: skip
+        """A group over the paths of the machine. It is alone until it is connected."""
+        made = self._make_torchs(size, rank, ranks, PATHS, store, group_name, None, timeout, pg_tag, None, group_desc)
+        group, meeting = made
+        if not isinstance(group, ProcessGroup) or group in self._wirings:
+            return made  # type: ignore[no-any-return]  # no member, or made before under this tag
+        members, about = tuple(range(size)) if not ranks else tuple(ranks), group_desc or "undefined"
+        wiring = Wiring(str(group_name), members, rank, {PATHS: ("cpu",)}, timeout, not ranks, about)
+        self._wirings[group] = wiring
+        self._abortable.add(group)
+        if not self.alone:
+            self.put(group, wiring, {}, meeting)
         return group, meeting
 
     def _connect_later(self, group: ProcessGroup, wiring: Wiring, meeting: Store) -> None:
@@ -174,7 +201,7 @@ class Backends:
             backend: Any = group._get_backend(torch.device(wiring.kinds[wiring.main_kind][0]))
         except RuntimeError:  # taken out, by a rewire that failed
             return None
-        real = isinstance(backend, _Gloo) or (_Nccl is not None and isinstance(backend, _Nccl))
+        real = isinstance(backend, _Gloo) or (_Nccl is not None and isinstance(backend, _Nccl)) or backend is group
         return backend.options if real else None
 
     def _equip(self, wiring: Wiring) -> Wiring:
@@ -204,8 +231,10 @@ class Backends:
 
     def connect(self, wiring: Wiring, meeting: Store, timeout_s: float) -> dict[str, Backend]:
         """Real backends for a group, by kind, connected to all its members. Blocks; see `await_unless_broken`."""
-        connected = {}
+        connected: dict[str, Backend] = {}
         for kind in wiring.kinds:
+            if kind == PATHS:
+                continue  # it connects as soon as it is used
             store = PrefixStore(kind, meeting)
             if kind == GLOO:
                 backend = gloo(store, wiring, timeout_s)
@@ -222,16 +251,32 @@ class Backends:
 
     def put(self, group: ProcessGroup, wiring: Wiring, backends: Mapping[str, Backend], meeting: Store) -> None:
         """Give the group these backends, and torch the store at which groups made from it will meet."""
-        for kind, devices in wiring.kinds.items():
-            self._swap().put(group, devices, kind, backends[kind], meeting, main=kind == wiring.main_kind)
+        counts: tuple[Any, ...] = tuple(backends.values())
+        aside = 0
+        if PATHS in wiring.kinds:
+            path_groups.meet(group, PrefixStore(PATHS, meeting))
+            counts = (group,)
+            aside = self._begun(group)  # in all generations before
+        else:
+            for kind, devices in wiring.kinds.items():
+                self._swap().put(group, devices, kind, backends[kind], meeting, main=kind == wiring.main_kind)
         group._set_group_name(GroupName(wiring.name))  # the backends keep it, and functional collectives need it
         group._set_group_desc(wiring.description)
         name, _ = _c10d._world.pg_map[group]
         _c10d._world.pg_map[group] = (name, meeting)
-        self.counts.add(group, wiring, tuple(backends.values()))
+        self.counts.add(group, wiring, counts, aside=aside)
+
+    @staticmethod
+    def _begun(group: Any) -> int:
+        """How many collectives a path group has begun."""
+        return int(group._get_sequence_number_for_group())
+
+    def take(self, group: ProcessGroup) -> Callable[[], object]:
+        """Take the group's backends out; the result lets go of them. A path group does that when it connects anew."""
+        return (lambda: None) if path_groups.is_path_group(group) else self._swap().take(group)
 
     def abort(self) -> int:
-        """Abort what can be aborted (NCCL). From any thread; returns how many."""
+        """Abort what can be aborted (NCCL, path groups). From any thread; returns how many."""
         backends = tuple(self._abortable)
         for backend in backends:
             backend.abort()
@@ -246,9 +291,11 @@ def kinds_of(config: str) -> dict[str, tuple[str, ...]]:
     kinds: dict[str, tuple[str, ...]] = {}
     for pair in config.split(","):
         device, _, kind = pair.partition(":")
-        if kind not in (GLOO, NCCL):
-            raise ValueError(f"backend '{kind}' cannot be rewired: use gloo or nccl")
+        if kind not in (GLOO, NCCL, PATHS):
+            raise ValueError(f"backend '{kind}' cannot be rewired: use gloo, nccl or {PATHS}")
         kinds[kind] = (*kinds.get(kind, ()), device)
+    if PATHS in kinds and len(kinds) > 1:
+        raise ValueError(f"backend '{PATHS}' stands alone: torch takes the whole group from it")
     return kinds
 
 

@@ -15,11 +15,11 @@ import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import torch
 import xxhash
-from torch._C._distributed_c10d import Backend, ProcessGroup
+from torch._C._distributed_c10d import ProcessGroup
 
 GLOO = "gloo"
 _Send = Callable[..., Any]
@@ -47,11 +47,14 @@ class _Group:
     of: weakref.ref[ProcessGroup]
     key: int
     wiring: Wired
-    backends: tuple[Backend, ...]
+    backends: tuple[Any, ...]  # or the group itself, where it needs none
     aside: int = 0  # what its backends have counted and is no collective
 
     def begun(self) -> int:
-        numbers = [int(cast(Any, backend)._get_sequence_number_for_group()) for backend in self.backends]
+        try:
+            numbers = [int(backend._get_sequence_number_for_group()) for backend in self.backends]
+        except ReferenceError:  # the script has just destroyed the group
+            return 0
         return sum(numbers) - self.aside
 
 
@@ -73,7 +76,7 @@ class Counts:
         self._found: weakref.WeakKeyDictionary[ProcessGroup, _Group] = weakref.WeakKeyDictionary()
         self._channels: dict[tuple[str, int, int], _Channel] = {}
         self._from_anybody = False  # it has received so in this generation
-        self._watching = False
+        self._watched: set[type] = set()
 
     def clear(self) -> None:
         """The backends of all groups are about to be let go of: nothing is counted until they have others."""
@@ -82,11 +85,13 @@ class Counts:
             self._found.clear()
             self._channels, self._from_anybody = {}, False
 
-    def add(self, group: ProcessGroup, wiring: Wired, backends: Sequence[Backend]) -> None:
-        """A group has these backends from now on."""
-        self._watch()
+    def add(self, group: ProcessGroup, wiring: Wired, backends: Sequence[Any], *, aside: int = 0) -> None:
+        """A group has these backends from now on. `aside`: what they have counted before."""
+        self._watch(ProcessGroup if backends and backends[0] is not group else type(group))
         key = key_of(wiring.name, wiring.ranks)
-        counted = _Group(weakref.ref(group, self._forget), key, wiring, tuple(backends))
+        # The group is its own backend: a reference to it from here would keep it for ever.
+        counting = tuple(weakref.proxy(each) if each is group else each for each in backends)
+        counted = _Group(weakref.ref(group, self._forget), key, wiring, counting, aside)
         with self._lock:
             self._groups = (*self._groups, counted)
             self._found[group] = counted
@@ -127,12 +132,11 @@ class Counts:
 
     # ------------------------------------------------------------ from one rank to another
 
-    def _watch(self) -> None:
-        """Stand in front of torch's own functions, which are in C++; whoever calls them from Python comes by here."""
-        if self._watching:
+    def _watch(self, kind: Any) -> None:
+        """Stand in front of this class's functions (torch's are C++): whoever calls them from Python comes by here."""
+        if kind in self._watched:
             return
-        self._watching = True
-        kind: Any = ProcessGroup
+        self._watched.add(kind)
         send, receive, receive_any, barrier = kind.send, kind.recv, kind.recv_anysource, kind.monitored_barrier
 
         def watched_send(group: ProcessGroup, tensors: list[torch.Tensor], to: int, *more: Any, **named: Any) -> Any:

@@ -114,7 +114,7 @@ def await_interrupt(session: Session, say: Callable[[], None]) -> None:
 def world() -> tuple[dist.ProcessGroup, str]:
     """The group of all ranks, and the device on which it communicates."""
     group = c10d._get_default_group()
-    return group, "cpu" if "gloo" in repr(c10d._world.pg_backend_config[group]) else "cuda"
+    return group, "cpu" if "cpu:" in repr(c10d._world.pg_backend_config[group]) else "cuda"
 
 
 def largest(values: list[float]) -> list[float]:

@@ -134,6 +134,7 @@ def init_newcomer(
     _process.backends.alone = True
     _process.backends.host = host
     _process.backends.install()
+    _process.backends.prepare(backend)
     _init_process_group(backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout, **options)
 
 
@@ -159,7 +160,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
         process.backends.counts.clear()
         process.backends.alone = True
-        let_go = [process.swap().take(group) for group in wirings]
+        let_go = [process.backends.take(group) for group in wirings]
         connected = await_unless_broken(
             lambda: _connect(wirings, let_go, shared, deadline), timeout_s, f"connecting generation {generation}"
         )
