@@ -196,6 +196,12 @@ static uint64_t calm_since(void) {
   return since ? later(since, later(w.last_fault_us, w.woken_us)) : 0;
 }
 
+static int is_slow_world(void) {
+  for (int i = 0; i < w.plan.faults; i++)
+    if (w.plan.fault[i].kind == SLOW) return 1;
+  return 0;
+}
+
 static uint64_t slack(void) {
   uint64_t delay = 0;
   for (int i = 0; i < w.plan.paths; i++) delay = later(delay, w.plan.delay_us[i]);
@@ -219,9 +225,9 @@ static void judge_stall(void) {
   since = later(later(since, w.oldest_us), later(m->sent_at, m->room_at));
   if (w.now <= since) return;
   w.longest_stall = later(w.longest_stall, w.now - since);
-  uint64_t most = w.plan.limits.dead_us + slack();
-  for (int i = 0; i < w.plan.paths; i++)
-    if (w.plan.byte_ns[i] >= SLOW_NS) most += w.plan.limits.dead_us; // it may be given to one that is slow just now
+  // Each path that is slow, or was, may get a chunk next, only to hold it up as well.
+  uint64_t most = (is_slow_world() ? (uint64_t)w.plan.paths : 1) * w.plan.limits.dead_us + slack();
+  if (w.end[RECEIVER].closed) most += 100000; // it has begun to listen only then
   if (w.now - since > most)
     violate("message %d is held up for %.1f ms though a path is well", seq, (double)(w.now - since) / 1000);
 }
@@ -249,8 +255,7 @@ void judge_loss(int end, int path) {
   const flow_limits *limits = &w.plan.limits;
   int heard = 0;
   // What a slow path was given still comes when its sender is stopped, and then only that.
-  int stopped = w.now < w.end[!end].stopped_until + limits->dead_us, slow = 0;
-  for (int i = 0; i < w.plan.faults; i++) slow |= w.plan.fault[i].kind == SLOW;
+  int stopped = w.now < w.end[!end].stopped_until + limits->dead_us, slow = is_slow_world();
   if (w.wire_us[path] && w.now - w.wire_us[path] >= limits->dead_us && !(stopped && slow))
     violate("%s calls path %d silent, and nothing is wrong with it", NAMES[end], path);
   if (w.now - t->read_us[path] < limits->dead_us) violate("%s calls path %d silent too early", NAMES[end], path);

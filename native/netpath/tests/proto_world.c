@@ -204,12 +204,13 @@ static plan plan_of(uint64_t seed) {
   if (kind == 1 || kind == 2 || kind >= 6) pick_faults(&p, lasts, any, 2 + (int)pick(2), kind < 6 ? 8 : 3);
   if (kind == 3) {
     pick_faults(&p, lasts, any + 3, 1, 4);
+    for (int i = 1; i < p.faults; i++) p.fault[i].which = p.fault[0].which; // one is stopped, the other has lost nothing
     p.no_loss = 1;
   }
   if (kind == 4) pick_faults(&p, lasts, any, 5, 8);
   if (kind == 5) {
-    static const fault_kind some[] = {CORRUPT, CORRUPT, BLACKHOLE, BREAK};
-    pick_faults(&p, lasts, some, 4, 6);
+    static const fault_kind some[] = {CORRUPT, CORRUPT, SLOW, BLACKHOLE, BREAK};
+    pick_faults(&p, lasts, some, 3 + (int)pick(3), 8);
   }
   if (kind == 6 || kind == 7) {
     p.closer = (int)pick(2);

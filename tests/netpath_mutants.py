@@ -1,0 +1,136 @@
+"""Mutants of the network protocol: native/netpath/core/proto.c with one rule broken, which its tests have to notice.
+
+python -m tests.netpath_mutants                 all; survivors are shown, and fail
+python -m tests.netpath_mutants --jobs 2        two at a time
+python -m tests.netpath_mutants --only "no ACK" those with this in their name
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.netpath_changes import CHANGES, EQUIVALENT, Change
+
+NATIVE = Path(__file__).parent.parent / "native" / "netpath"
+PROTO = NATIVE / "core" / "proto.c"
+CFLAGS = ("-std=c11", "-O1", "-w", f"-I{NATIVE / 'core'}", f"-I{NATIVE}")
+PROGRAMS = {
+    "stories": ("proto_stories.c",),
+    "exhaustive": ("proto_exhaustive.c",),
+    "world": ("proto_world.c", "world.c", "judge.c"),
+}
+# The fastest come first.
+KILLERS: tuple[tuple[str, ...], ...] = (
+    ("stories",),
+    ("exhaustive", "1", "0"),
+    ("world", "0", "1500"),
+    ("exhaustive", "2", "0"),
+    ("world", "1500", "12000"),
+)
+LIMIT_S = 120  # a mutant that does not end is killed
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What became of a mutant; `killer` is empty if it lives."""
+
+    change: Change
+    killer: str
+    said: str
+
+
+def mutated(change: Change, source: str) -> str:
+    """The protocol's text with the change. Raises ValueError if its place is not there just once."""
+    if source.count(change.old) != 1:
+        raise ValueError(f"{change.name}: its text is in proto.c {source.count(change.old)} times, not once")
+    return source.replace(change.old, change.new)
+
+
+def compile_tests(folder: Path) -> None:
+    """All test programs, each with the proto.c of the folder."""
+    for program, files in PROGRAMS.items():
+        sources = [str(NATIVE / "tests" / name) for name in files]
+        command = ["cc", *CFLAGS, "-o", str(folder / program), *sources, str(folder / "proto.c")]
+        subprocess.run(command, check=True, capture_output=True, text=True)
+
+
+def killer_of(folder: Path) -> tuple[str, str]:
+    """Who notices, and what it says first; two empty texts if nobody does."""
+    for killer in KILLERS:
+        name = " ".join(killer)
+        try:
+            done = subprocess.run(
+                [str(folder / killer[0]), *killer[1:]],
+                capture_output=True,
+                text=True,
+                timeout=LIMIT_S,
+                errors="replace",
+            )
+        except subprocess.TimeoutExpired:
+            return name, "it does not end"
+        if done.returncode != 0:
+            return name, (done.stdout.splitlines() or [f"exit status {done.returncode}"])[0]
+    return "", ""
+
+
+def meet(change: Change | None) -> Verdict:
+    """Compile one mutant (None: the protocol as it is) in a folder of its own, and let all tests meet it."""
+    change = change or Change("the protocol as it is", "", "")
+    source = PROTO.read_text()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "proto.c").write_text(mutated(change, source) if change.old else source)
+        compile_tests(folder)
+        killer, said = killer_of(folder)
+    return Verdict(change, killer, said)
+
+
+def meet_all(changes: list[Change], jobs: int) -> Iterator[Verdict]:
+    """Verdicts, in order."""
+    with ThreadPoolExecutor(jobs) as pool:
+        yield from pool.map(meet, changes)
+
+
+def judge(verdicts: list[Verdict]) -> int:
+    """Say who survived, and which equivalents are none."""
+    killers = Counter(verdict.killer for verdict in verdicts if verdict.killer)
+    for killer, times in killers.most_common():
+        print(f"{times:6} killed by {killer}")
+    alive = [verdict.change.name for verdict in verdicts if not verdict.killer]
+    wrong = [name for name in alive if name not in EQUIVALENT]
+    stale = [verdict.change.name for verdict in verdicts if verdict.killer and verdict.change.name in EQUIVALENT]
+    for name in wrong:
+        print(f"SURVIVED: {name}")
+    for name in stale:
+        print(f"listed as equivalent, and it is not: {name}")
+    listed = len(alive) - len(wrong)
+    print(f"{len(verdicts)} mutants: {sum(killers.values())} killed, {listed} equivalent, {len(wrong)} survived")
+    return 1 if wrong or stale else 0
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="compilers and tests at a time (default 1)")
+    parser.add_argument("--only", metavar="TEXT", default="", help="mutants with this in their name")
+    options = parser.parse_args()
+    sound = meet(None)
+    if sound.killer:
+        print(f"the protocol as it is does not pass {sound.killer}: {sound.said}", file=sys.stderr)
+        return 2
+    verdicts = []
+    for verdict in meet_all([change for change in CHANGES if options.only in change.name], options.jobs):
+        verdicts.append(verdict)
+        print(f"{verdict.killer or 'LIVES':22} {verdict.change.name}: {verdict.said}", flush=True)
+    return judge(verdicts)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

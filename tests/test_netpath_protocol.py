@@ -1,0 +1,134 @@
+"""The network protocol, in C: its stories, simulated worlds, every state of a small one, and hostile frames."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests import netpath_mutants
+from tests.netpath_changes import CHANGES, EQUIVALENT
+
+TESTS = netpath_mutants.NATIVE / "tests"
+SOURCES = {**netpath_mutants.PROGRAMS, "frames": ("fuzz_frames.c",)}
+STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-g")
+SANITIZED = (*STRICT, "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+FAST = (*STRICT, "-O2")
+LIMIT_S = 250
+# What the ends have to keep to beside calling the protocol (see world.h), and a seed that shows what it is good for.
+RULES_AND_SEEDS: dict[int, int] = {}
+
+Built = Callable[[str, tuple[str, ...]], Path]
+
+
+def can_link(flags: tuple[str, ...], folder: Path) -> bool:
+    """Whether the compiler makes programs with these flags."""
+    source = folder / "nothing.c"
+    source.write_text("int main(void) { return 0; }\n")
+    return subprocess.run(["cc", *flags, "-o", str(folder / "nothing"), str(source)], capture_output=True).returncode == 0
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Compiles a test program once for each set of flags."""
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler (cc): the network protocol is not tested")
+    folder = tmp_path_factory.mktemp("netpath")
+    made: dict[tuple[str, tuple[str, ...]], Path] = {}
+
+    def build(program: str, flags: tuple[str, ...]) -> Path:
+        if flags == SANITIZED and not can_link(flags, folder):
+            pytest.skip("cc has no sanitizers (install libasan and libubsan): nothing would be shown")
+        if (program, flags) not in made:
+            path = folder / f"{program}-{len(made)}"
+            sources = [str(TESTS / name) for name in SOURCES[program]]
+            subprocess.run(["cc", *flags, "-o", str(path), *sources, str(netpath_mutants.PROTO)], check=True)
+            made[program, flags] = path
+        return made[program, flags]
+
+    return build
+
+
+def run(program: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run it; what it says is its proof, or the story of what went wrong."""
+    return subprocess.run([str(program), *words], capture_output=True, text=True, timeout=LIMIT_S)
+
+
+def holds(program: Path, *words: str) -> str:
+    """Run it, and expect that nothing is wrong. Returns what it says."""
+    done = run(program, *words)
+    assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
+    return done.stdout
+
+
+def test_stories_hold(built: Built) -> None:
+    holds(built("stories", SANITIZED))
+
+
+def test_worlds_hold(built: Built) -> None:
+    said = holds(built("world", SANITIZED), "0", "400")
+    assert "paths lost by silence 0," not in said
+    assert "bits turned 0," not in said
+
+
+def test_a_small_world_holds_in_every_state(built: Built) -> None:
+    holds(built("exhaustive", SANITIZED), "1", "1")
+
+
+def test_hostile_frames_touch_nothing(built: Built) -> None:
+    holds(built("frames", SANITIZED), "1", "1.5")
+
+
+def test_a_seed_has_one_story(built: Built) -> None:
+    world = built("world", SANITIZED)
+    story = holds(world, "--story", "7")
+    assert story == holds(world, "--story", "7")
+    assert "posts message 0" in story
+
+
+@pytest.mark.slow
+def test_many_worlds_hold(built: Built) -> None:
+    said = holds(built("world", FAST), "400", "20000")
+    for what in ("chunks sent again 0,", "come twice 0,", "ends that failed 0,", "chunks cut short 0,"):
+        assert what not in said
+
+
+@pytest.mark.slow
+def test_a_small_world_holds_with_three_faults_and_steps_out_of_turn(built: Built) -> None:
+    exhaustive = built("exhaustive", FAST)
+    holds(exhaustive, "3", "0")
+    holds(exhaustive, "2", "1")
+
+
+@pytest.mark.slow
+def test_many_hostile_frames_touch_nothing(built: Built) -> None:
+    holds(built("frames", SANITIZED), "1000000", "30")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", RULES_AND_SEEDS)
+def test_a_rule_of_the_engine_is_needed(built: Built, rule: int) -> None:
+    world, seed = built("world", FAST), str(RULES_AND_SEEDS[rule])
+    holds(world, seed, "1")
+    done = run(world, "--without", str(rule), seed, "1")
+    assert done.returncode == 1, f"without rule {rule} nothing goes wrong in seed {seed}: find another"
+
+
+def test_changes_fit_the_protocol() -> None:
+    source = netpath_mutants.PROTO.read_text()
+    for change in CHANGES:
+        assert netpath_mutants.mutated(change, source) != source
+    names = [change.name for change in CHANGES]
+    assert len(set(names)) == len(names)
+    assert set(EQUIVALENT) <= set(names)
+
+
+@pytest.mark.slow
+def test_some_mutants_die() -> None:
+    if shutil.which("cc") is None:
+        pytest.skip("there is no C compiler (cc): no mutant can be made")
+    for change in [change for change in CHANGES if change.name not in EQUIVALENT][::40]:
+        assert netpath_mutants.meet(change).killer, change.name
