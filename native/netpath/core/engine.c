@@ -494,7 +494,7 @@ int np_forget(void *handle) {
   np_handle *told = handle;
   lock();
   int code = not_started();
-  np_comm *comm = code || !told->begun ? NULL : comm_find(told->begun);
+  np_comm *comm = code || !told->begun ? NULL : comm_find(told->begun, 1);
   if (comm) close_comm(comm);
   told->begun = 0;
   unlock();
