@@ -15,7 +15,7 @@ from typing import Any, cast
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from torchrelay.netpath import collectives, direct, rings
@@ -209,6 +209,7 @@ def test_bits_are_the_same_on_all_ranks_at_any_time(size: int, seed: int, other:
 
 
 @settings(max_examples=60, deadline=None)
+@example(4, 0, [70] * 9)
 @given(SIZES, SEEDS, st.lists(LENGTHS, min_size=9, max_size=9))
 def test_reduce_scatter_of_blocks_of_any_size(size: int, seed: int, lengths: list[int]) -> None:
     combined = reduction(dist.ReduceOp.SUM, torch.int64, size)
