@@ -46,12 +46,14 @@ class Network:
     def wait(self, message: Message) -> None:
         """Let the network go on until this message has got through. The turn is held."""
         self.waited.append(message)
-        while not message.done:
-            if not self.step():
-                if len(self.waited) == self.ranks and not any(waited.done for waited in self.waited):
-                    raise AssertionError("all ranks wait, and nothing is on its way")
-                assert self.turn.wait(DEADLINE_S), "nobody comes"
-        self.waited.remove(message)
+        try:
+            while not message.done:
+                if not self.step():
+                    if len(self.waited) == self.ranks and not any(waited.done for waited in self.waited):
+                        raise AssertionError("all ranks wait, and nothing is on its way")
+                    assert self.turn.wait(DEADLINE_S), "nobody comes"
+        finally:
+            self.waited.remove(message)
 
     def step(self) -> bool:
         ready = [way for way, sent in self.sent.items() if sent and self.wanted.get(way)]
