@@ -1,6 +1,6 @@
 """Collectives over a pretended network, with any number of ranks: each a thread, and a network that takes its time.
 
-A message is read from the sender's memory as late as possible, and written into the receiver's as soon as that is given:
+A message is read from the memory of who sends as late as possible, and written as soon as there is room for it:
 whoever changes what has not got through yet, or looks at what has not come, is found out.
 """
 

@@ -5,6 +5,7 @@ The default group is ours; what Gloo would have done is asked of a group of Gloo
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 import time
@@ -12,6 +13,7 @@ from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed import _functional_collectives as functional
@@ -415,22 +417,26 @@ def fork(_a: Actions) -> int:
     """A child that ends as Python ends, with its handlers, as a DataLoader's might. Returns its exit code."""
     child = os.fork()
     if child == 0:
+        code = 1
         try:
-            import atexit
-
+            with pytest.raises(dist.DistBackendError, match="belongs to the process that this one was forked from"):
+                world().allreduce([torch.ones(1)])
             world().shutdown()
             atexit._run_exitfuncs()
+            code = 0
         finally:
-            os._exit(0)
+            os._exit(code)
     _, status = os.waitpid(child, 0)
     return os.waitstatus_to_exitcode(status)
 
 
 def destroy_and_begin_anew(a: Actions, address: str) -> None:
+    before = world()
     dist.destroy_process_group()
-    host, _, port = address.rpartition(":")
-    store = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=30))
-    dist.init_process_group("torchrelay", store=dist.PrefixStore("second", store), rank=a.rank, world_size=a.world_size)
+    with pytest.raises(dist.DistBackendError, match="group '0' was destroyed"):
+        before.allreduce([torch.ones(1)])
+    store = meeting(address, "second")
+    dist.init_process_group("torchrelay", store=store, rank=a.rank, world_size=a.world_size)
 
 
 def threads(_a: Actions) -> list[str]:

@@ -26,6 +26,16 @@ class Connections:
         self.mesh: Mesh | None = None  # None: alone, nothing is sent
         self.messages: Messages | None = None
         self._process = os.getpid()
+        self._closed = False
+
+    def check(self) -> None:
+        """Raise `Broken` if nothing can be begun here any more."""
+        if self._closed:
+            raise Broken(f"torchrelay.netpath: group '{self.name}' was destroyed")
+        if os.getpid() != self._process:
+            raise Broken(
+                f"torchrelay.netpath: group '{self.name}' belongs to the process that this one was forked from"
+            )
 
     def meet(self, store: Meeting) -> None:
         """Leave the old connections and begin new ones, which are made when they are first used.
@@ -57,7 +67,8 @@ class Connections:
             raise Broken(f"torchrelay.netpath: group '{self.name}' is still in a collective {END_S:g} s after its end")
 
     def finish(self, until: float) -> None:
-        """Let what was begun come to its end, and let go of the connections."""
+        """Let what was begun come to its end, and let go of the connections; nothing can be begun any more."""
+        self._closed = True
         if self.mesh is None or os.getpid() != self._process:
             return
         assert self.messages is not None

@@ -103,8 +103,9 @@ class PathGroup(dist.ProcessGroup):
 
         `alone`: what is done in place of it by a group that has no connections.
         """
-        self._begun += 1
         connections = self._connections
+        connections.check()
+        self._begun += 1
         what = f"{kind} number {self._begun} of group '{connections.name}'"
         mesh = connections.mesh
         if mesh is None:
@@ -126,6 +127,7 @@ class PathGroup(dist.ProcessGroup):
     def _send_or_receive(self, kind: str, tensor: torch.Tensor, begin: Callable[[Messages, Wish], None]) -> Work:
         """Have a message sent or received. A group that has no connections does nothing."""
         connections = self._connections
+        connections.check()
         work = Work(f"{kind} in group '{connections.name}'", [tensor])
         messages = connections.messages
         if messages is None:
