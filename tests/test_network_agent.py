@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import signal
 import socket
 import stat
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -162,10 +163,11 @@ async def test_files_that_are_no_pages_are_left_alone(stage: NetStage) -> None:
     (stage.folder / "net" / f"net-{stage.pid}").symlink_to("/dev/zero")
     for name in ("net-0", "net-999999999999"):
         (stage.folder / "net" / name).write_text("")
-    os.kill(pid, 19)  # it does not write its page meanwhile
+    (stage.folder / "net" / "net-999999998").mkdir()
+    os.kill(pid, signal.SIGSTOP)  # it does not write its page meanwhile
     (stage.folder / "net" / f"net-{pid}").write_bytes(b"TRNETST1" + bytes([2] * 500))
     await until(lambda: stage.news.malformed >= 1, f"counted\n{stage.agent_log()}")
-    os.kill(pid, 18)
+    os.kill(pid, signal.SIGCONT)
     await until(lambda: not (stage.folder / "net" / "net-0").exists(), "there is no such process")
 
 

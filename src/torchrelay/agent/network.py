@@ -208,7 +208,7 @@ class Network:
             return
         for pid, path in pages:
             if not lives(pid):
-                path.unlink(missing_ok=True)  # it had no time to remove it
+                remove(path)  # it had no time to do so
             elif self._slot(pid) is None:
                 self._refuse(pid, "which is no worker of ours")
             else:
@@ -346,6 +346,14 @@ def lives(pid: int) -> bool:
         return read_stat(pid).state != "Z"
     except ProcessGone:
         return False
+
+
+def remove(path: Path) -> None:
+    """Delete a page. What cannot be deleted (somebody has made a folder of that name) stays."""
+    try:
+        path.unlink()
+    except OSError:
+        pass
 
 
 def carries(interface: str, folder: Path = Path("/sys/class/net")) -> bool:
