@@ -28,7 +28,9 @@ def can_link(flags: tuple[str, ...], folder: Path) -> bool:
     """Whether the compiler makes programs with these flags."""
     source = folder / "nothing.c"
     source.write_text("int main(void) { return 0; }\n")
-    return subprocess.run(["cc", *flags, "-o", str(folder / "nothing"), str(source)], capture_output=True).returncode == 0
+    return (
+        subprocess.run(["cc", *flags, "-o", str(folder / "nothing"), str(source)], capture_output=True).returncode == 0
+    )
 
 
 @pytest.fixture(scope="module")
