@@ -29,11 +29,17 @@ JOBS = frozenset(
 )  # fmt: skip
 
 
+# Pretended machines under real faults, and a harness under sanitizers: minutes each.
+SOAK = frozenset({"test_nccl_plugin", "test_netpath_faults"})
+
+
 def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
     """Mark the tests of the files above."""
     for item in items:
         if item.path.stem in SLOW:
             item.add_marker(pytest.mark.slow)
+        if item.path.stem in SOAK:
+            item.add_marker(pytest.mark.soak)
         if item.path.stem in JOBS:
             item.add_marker(pytest.mark.jobs)
 

@@ -85,10 +85,25 @@ class TestDown:
         world = one_peer()
         world.lose()
         world.wait(60)
+        world.leave()
+        world.leave(path=1)
+        world.use((1, 0, B), (1, 1, B))
+        world.links[1, 0, B].up, world.links[1, 0, B].lost_at = False, world.now
+        world.wait(29)
+        assert world.ours == []
+        world.wait(2)
+        assert (found(world).where, found(world).remotes, world.ours) == (Where.HERE, (A, B), [FIRST])
+
+    def test_what_was_lost_before_something_came_over_the_path_tells_nothing_of_it(self) -> None:
+        world = one_peer()
+        world.lose()
+        world.wait(60)
+        world.leave()
         world.use((1, 0, B))
+        world.wait(5)
         world.lose(remote=B)
-        world.wait(0.5)
-        assert (found(world).where, world.ours) == (Where.HERE, [FIRST])
+        world.wait(35)
+        assert (found(world).where, found(world).remotes, world.ours) == (Where.EITHER, (B,), [])
 
     def test_a_shorter_loss_begins_anew(self) -> None:
         world = two_peers()

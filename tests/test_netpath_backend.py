@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.scripts import netpath_actions as acts
+from tests.scripts import netpath_below as below
 from tests.scripts import netpath_training as training
 from tests.scripts.groups_ranks import Failed, Troupe, troupe, until
 from torchrelay.netpath import library
@@ -233,7 +234,7 @@ def test_an_abort_ends_the_waiting_of_all(fresh: Troupe, what: Any) -> None:
     assert failed.value.collective
     assert fresh.ranks[1].ended_at - aborted_at < ENDED_S
     # Who comes later fails, and then whoever waits for it.
-    with pytest.raises(Failed, match="rank 1: the message did not get through: the peer has closed"):
+    with pytest.raises(Failed, match=r"rank [12]: the message did not get through: the peer has closed"):
         fresh.ranks[0].do("call", what)
     (last,) = fresh.results([2], within_s=ENDED_S)
     assert isinstance(last, Failed) or (what is acts.gate and last == 3)  # it had heard from all
@@ -337,6 +338,37 @@ def test_a_killed_rank_is_given_up_and_replaced(fresh: Troupe) -> None:
     anew(fresh)
     assert fresh.do("call", acts.gate) == [3] * 3
     assert fresh.do("call", acts.large) == [3.0] * 3
+
+
+# ---------------------------------------------------------------- below the groups
+
+
+def test_an_attempt_to_connect_can_be_given_up() -> None:
+    with troupe(1, **TWO_PATHS) as ranks:
+        before, after = ranks.ranks[0].do("call", below.attempts_to_connect)
+    assert before == 3
+    assert after <= 1  # one may have been on its way
+
+
+def test_words_that_cannot_be_meant_are_refused() -> None:
+    with troupe(1, **TWO_PATHS) as ranks:
+        said = ranks.ranks[0].do("call", below.bad_words)
+    assert said[0].startswith("5: this is no handle of version ")
+    assert len(said) == 3
+    assert all(one.startswith("5: ") for one in said)
+
+
+@pytest.mark.parametrize(
+    ("variables", "why"),
+    [
+        ({"TORCHRELAY_NET_PATHS": "203.0.113.7"}, "203.0.113.7, which is no address of this machine"),
+        ({"TORCHRELAY_NET_PATHS": "nowhere0"}, "nowhere0: no interface of that name"),
+        ({"TORCHRELAY_NET_DEAD_MS": "soon"}, "TORCHRELAY_NET_DEAD_MS is 'soon': give a number"),
+    ],
+)
+def test_settings_that_cannot_be_meant_are_refused(variables: dict[str, str], why: str) -> None:
+    with troupe(1, **TWO_PATHS | variables) as ranks, pytest.raises(Failed, match=re.escape(why)):
+        ranks.ranks[0].do("call", below.start)
 
 
 # ---------------------------------------------------------------- strangers

@@ -1,6 +1,7 @@
 """A path of a node stays lost: its rank moves away while training goes on, and when the path is whole the taint goes.
 
-A real job; only the network core of its workers is pretended, as paths that can be cut need namespaces of the network.
+Real jobs. In the first two the network core of the workers is pretended, so that all that it may say can be said; in
+the last one it is real, and cuts its paths itself.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tests.jobs import SCRIPTS, Finished, end_job, run_job, torchrelay, wait_unt
 from tests.test_probing import deaf, free_port
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.net_status import network_page
+from torchrelay.netpath.library import NotBuilt, find
 from torchrelay.orchestrator.shown import NetworkView, TaintView
 from torchrelay.wire.pathnews import LinkNews
 
@@ -30,12 +32,13 @@ NODES = ("node-0", "node-1", "node-2")
 WELL = {"links": [[0, "", NEAR, FAR], [0, "", NEAR, OTHER]], "rate": 1e6}
 LOST = WELL | {"lost": [[NEAR, FAR], [NEAR, OTHER]]}
 PROBATION = "torchrelay/probation"
+LAUNCHER = "tests.net_run"  # pretends that the core is built
 
 
 class Job:
     """Two ranks on two nodes, and a node with a spare."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, port: int, script: str = "pathed.py", launcher: str = LAUNCHER) -> None:
         self.run_dir = folder / "run"
         self.wishes = folder / "wishes.json"
         self.wish({})
@@ -44,7 +47,7 @@ class Job:
         (self.live / "plan.json").write_text("[]")
         flags = ["--nodes", "2", "--nproc-per-node", "1", "--spare-nodes", "1", "--net-failover", "--net-down", "1s",
                  "--net-heal", "2s", "--net-probe-port", str(port), "--run-dir", str(self.run_dir)]  # fmt: skip
-        script = [str(SCRIPTS / "pathed.py"), str(self.wishes), "--live", str(self.live), "--pace", "0.05",
+        words = [str(SCRIPTS / script), str(self.wishes), "--live", str(self.live), "--pace", "0.05",
                   "--steps", "1000000"]  # fmt: skip
         digests = folder / "run-digests"
         digests.mkdir()
@@ -52,7 +55,7 @@ class Job:
         env = {"TORCHRELAY_DIGESTS": str(digests), "OMP_NUM_THREADS": "1", "PYTHONPATH": with_folder(root)}
         with (folder / "run.out").open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "tests.net_run", *flags, *script], env={**os.environ, **env}, stdout=out,
+                [sys.executable, "-m", *launcher.split(), *flags, *words], env={**os.environ, **env}, stdout=out,
                 stderr=subprocess.STDOUT, text=True, cwd=root,
             )  # fmt: skip
 
@@ -64,7 +67,10 @@ class Job:
         """Trained a bit, with a warm spare, and the links of the node of rank 1 are seen: that node."""
         self.until("trained with a spare", lambda c: (c.job().step or 0) > 3 and c.job().spares.warm == 1)
         node = str(node_of(Client.of(self.run_dir), 1))
-        self.until("its links are seen", lambda c: links_of(c.view_network(), node)[FAR].state == "up")
+        self.until(
+            "its links are seen",
+            lambda c: "up" in {link.state for link in links_of(c.view_network(), node).values()},
+        )
         return node
 
     def until(self, what: str, fact: Callable[[Client], Any]) -> Any:
@@ -199,3 +205,29 @@ def test_a_persons_taint_stays_and_a_restarted_agent_goes_on(tmp_path: Path, por
     assert (taint.value, taint.effect, taint.reason) == ("cable", "NoSchedule", "a bad cable")
     assert (client.view_moves().moves, node_of(client, 1)) == ((), node)
     finished(job)
+
+
+def test_with_the_real_core_a_path_that_is_cut_empties_a_node(tmp_path: Path) -> None:
+    try:
+        find()
+    except NotBuilt as error:
+        pytest.skip(str(error))
+    job = Job(tmp_path, free_port("127.0.95.1"), "cored.py", "torchrelay.cli.main run")
+    job.begun()
+    client = Client.of(job.run_dir)
+    # Each has one peer, and nothing tells which end it is: the one with the higher address leaves.
+    lower, node = sorted(str(node_of(client, rank)) for rank in (0, 1))
+    rank = next(rank for rank in (0, 1) if node_of(client, rank) == node)
+    wish(job.wishes, **{node: "path1:drop@0s+600s"})
+    taint = job.until("the taint", lambda c: job.taints(c).get((node, "network/path1")))
+    assert taint.value == "down"
+    assert "to its only peer, 127.0.96." in taint.reason
+    job.until("the move", lambda c: c.view_moves().moves[-1].state == "done")
+    client = Client.of(job.run_dir)
+    assert [move.ranks for move in client.view_moves().moves] == [(rank,)]
+    assert node_of(client, rank) not in (node, lower)
+    # The process whose core had cut the path is gone: whoever knocks is answered.
+    job.until("forgiven", lambda c: (node, "network/path1") not in job.taints(c))
+    done = finished(job)
+    assert differing(done, tmp_path) == []
+    assert [row["resolution"] for row in done.incidents()] == ["clean"]

@@ -62,6 +62,7 @@ NP_API int np_listen(void *handle, np_listener **listener); // fills in the hand
 // Connecting takes several calls: *comm stays NULL until a path is up. The handle keeps what has been begun.
 // `label` names the communicator in reports.
 NP_API int np_connect(void *handle, uint64_t label, np_comm **comm);
+NP_API int np_forget(void *handle); // what was begun with it and has not come to a comm is given up
 NP_API int np_accept(np_listener *listener, uint64_t label, np_comm **comm);
 
 // *request is NULL if NP_MAX_REQUESTS are under way: call again. The memory is ours until the request is done.

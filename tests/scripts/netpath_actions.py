@@ -276,10 +276,10 @@ def futures(_a: Actions) -> float:
     work, later = world().allreduce([first]), world().allreduce([second])
 
     def chained(future: Any) -> torch.Tensor:
+        sums: torch.Tensor = future.value()[0] + later.get_future().wait()[0]
         own = world().allreduce([third])
         own.wait()
-        sums: torch.Tensor = future.value()[0] + later.get_future().wait()[0] + own.result()[0]
-        return sums
+        return sums + third
 
     total: torch.Tensor = work.get_future().then(chained).wait()
     assert work.is_completed()
@@ -347,10 +347,10 @@ def digest_of_sums(a: Actions, elements: int) -> int:
 
     found = []
     for salt in range(3):
-        tensor = values(a.rank, elements, torch.float32, salt)
-        dist.all_reduce(tensor)
-        dist.all_reduce(small := tensor[:999].clone())
-        found += [tensor, small]
+        for number in (elements, 999):
+            tensor = values(a.rank, number, torch.float32, salt)
+            dist.all_reduce(tensor)
+            found.append(tensor)
     return xxhash.xxh3_64_intdigest(b"".join(one.numpy().tobytes() for one in found))
 
 

@@ -172,7 +172,13 @@ static ssize_t send_some(conn *c) {
     parts[count++] = (struct iovec){c->head + c->out_done, c->head_size - c->out_done};
   if (c->out_data_size > into_data) {
     const uint8_t *data = c->out_data;
-    if (!flow_wanted(&c->comm->flow, &c->out_frame)) data = nothing; // nobody will look at it
+    if (!flow_wanted(&c->comm->flow, &c->out_frame)) {
+      if (c->comm->flow.closing || c->comm->flow.failed) { // the peer still waits for it, and must not get anything else
+        errno = ECONNABORTED;
+        return -1;
+      }
+      data = nothing; // it has come over another path: nobody will look at it
+    }
     parts[count++] = (struct iovec){(void *)(data + into_data), c->out_data_size - into_data};
   }
   struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
@@ -216,6 +222,13 @@ static void send_frame(conn *c, frame_type type, uint32_t reason) {
 
 // ---------------------------------------------------------------- connecting
 
+static void no_socket(uint64_t now) {
+  static uint64_t said;
+  if (said && now - said < 10000000) return;
+  said = now;
+  say(NP_LEVEL_WARN, "no socket can be opened: %s. Raise the limit (ulimit -n)", strerror(errno));
+}
+
 static void bind_to_interface(int fd, const local_path *path) {
   if (path->interface[0]) // where it is not permitted, the address alone has to do
     setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, path->interface, (socklen_t)strlen(path->interface) + 1);
@@ -230,6 +243,7 @@ void conn_connect(np_comm *comm, int path, uint64_t now) {
   }
   int fd = socket(local->own.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
   if (fd < 0) {
+    no_socket(now);
     try_later(comm, path, now);
     return;
   }
@@ -291,6 +305,7 @@ static void heard_refusal(conn *c, uint32_t reason, uint64_t now) {
     say(NP_LEVEL_WARN, "the peer speaks another version of the network part than %d: install the same torchrelay on all nodes",
         WIRE_VERSION);
   comm->refused = (int)reason;
+  comm->flow.peer_knows = 1; // nobody is left to be told that we close
   flow_fail(&comm->flow);
   comm_changed(comm);
 }
@@ -324,9 +339,9 @@ static int has_ended(uint64_t id) {
 
 // The comm that a greeting is for; a new one for a listener of ours. NULL, and the reason, if there is none.
 static np_comm *comm_for(const frame *hello, const hello_body *body, refusal *why) {
-  np_comm *comm = comm_find(hello->seq);
+  np_comm *comm = comm_find(hello->seq, 0);
   *why = REFUSE_STRANGER;
-  if (comm) return !comm->flow.sends && equal_tokens(comm->token, body->token) ? comm : NULL;
+  if (comm) return equal_tokens(comm->token, body->token) ? comm : NULL;
   for (np_listener *each = engine.listeners; each; each = each->next)
     if (equal_tokens(each->token, body->token)) {
       if (has_ended(hello->seq)) break;

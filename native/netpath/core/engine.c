@@ -27,9 +27,9 @@ static source kernel_source = {OF_KERNEL, 0}, wake_source = {OF_WAKE, 0}, listen
 
 // ---------------------------------------------------------------- comms
 
-np_comm *comm_find(uint64_t id) {
+np_comm *comm_find(uint64_t id, int sends) {
   for (np_comm *each = engine.comms; each; each = each->next)
-    if (each->id == id) return each;
+    if (each->id == id && each->flow.sends == sends) return each;
   return NULL;
 }
 
@@ -138,7 +138,7 @@ static void tick_paths(np_comm *comm, flow_verdict verdict, uint64_t now) {
     // What is up again according to its bytes needs no second connection.
     else if (probe && comm->live[i] && !(verdict.probe & bit)) conn_end(probe);
     int wanted = !comm->live[i] || verdict.probe & bit;
-    if (wanted && (!comm->closed || flow_busy(&comm->flow)) && may_try(comm, i, now)) conn_connect(comm, i, now);
+    if (wanted && (!comm->closed || !flow_finished(&comm->flow)) && may_try(comm, i, now)) conn_connect(comm, i, now);
   }
 }
 
@@ -266,7 +266,7 @@ static void in_child(void) {
   pthread_mutex_init(&engine.lock, NULL);
   if (engine.runs) close_all();
   report_end();
-  engine.users = engine.runs = engine.ends = 0;
+  engine.users = engine.runs = engine.ends = engine.stopping = 0;
   engine.comms = NULL;
   engine.listeners = NULL;
   engine.conns = engine.buried = NULL;
@@ -312,6 +312,11 @@ static int start(void) {
 
 int np_start(np_logger logger) {
   lock();
+  while (engine.stopping) {
+    unlock();
+    usleep(1000);
+    lock();
+  }
   text_set_logger(logger);
   int code = NP_OK;
   if (!engine.runs && (code = start())) close_all();
@@ -335,6 +340,7 @@ void np_stop(void) {
     unlock();
     return;
   }
+  engine.stopping = 1;
   for (np_comm *each = engine.comms; each; each = each->next) {
     if (!each->closed) flow_close(&each->flow);
     each->closed = 1;
@@ -362,7 +368,7 @@ void np_stop(void) {
   free_buried();
   close_all();
   report_end();
-  engine.runs = 0;
+  engine.runs = engine.stopping = 0;
   unlock();
 }
 
@@ -466,7 +472,7 @@ int np_connect(void *handle, uint64_t label, np_comm **out) {
   if (!code && !handle_read(told, 0, &unused))
     code = fail(NP_INVALID, "this is no handle of version %s: install the same torchrelay on all nodes", np_version());
   if (!code) {
-    np_comm *comm = told->begun ? comm_find(told->begun) : begin_comm(told, label, now_us());
+    np_comm *comm = told->begun ? comm_find(told->begun, 1) : begin_comm(told, label, now_us());
     if (!comm) code = fail(NP_INTERNAL, "the comm that was begun with this handle is not there");
     else if (comm->refused) {
       code = comm->refused == REFUSE_VERSION
@@ -480,6 +486,17 @@ int np_connect(void *handle, uint64_t label, np_comm **out) {
       *out = comm;
     }
   }
+  unlock();
+  return code;
+}
+
+int np_forget(void *handle) {
+  np_handle *told = handle;
+  lock();
+  int code = not_started();
+  np_comm *comm = code || !told->begun ? NULL : comm_find(told->begun, 1);
+  if (comm) close_comm(comm);
+  told->begun = 0;
   unlock();
   return code;
 }

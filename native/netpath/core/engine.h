@@ -139,7 +139,7 @@ struct np_comm {
 typedef struct {
   pthread_mutex_t lock;
   pthread_t thread;
-  int users, runs, ends;
+  int users, runs, ends, stopping;
   unsigned process; // another in each process, and after each start
   settings settings;
   local_path path[NP_MAX_PATHS];
@@ -165,7 +165,7 @@ void conn_end(conn *c); // in peace
 void conn_want(conn *c);
 void comm_pump(np_comm *comm, uint64_t now);
 void comm_changed(np_comm *comm);
-np_comm *comm_find(uint64_t id);
+np_comm *comm_find(uint64_t id, int sends);
 np_comm *comm_new(int sends, uint64_t id, const uint8_t *token, const flow_limits *limits, int checked);
 void path_lost(int path, const char *reason, uint64_t now); // all connections of a local path
 void path_back(int path, uint64_t now);

@@ -1,4 +1,4 @@
-// Plugin: what all versions have in common, in plugin.c. `communicator` is NCCL's number of one, 0 where it is not told.
+// Plugin: what all versions have in common, in plugin.c. `communicator` is NCCL's number of one, or 0.
 
 #ifndef NCCL_PLUGIN_H
 #define NCCL_PLUGIN_H

@@ -17,7 +17,8 @@ static abi_result connect_to(void *context, int device, void *handle, void **com
   return plugin_connect(plugin_communicator(context), device, handle, comm, on_gpu);
 }
 
-static abi_result isend(void *comm, void *data, size_t size, int tag, void *registered, void *profiled, void **request) {
+static abi_result isend(void *comm, void *data, size_t size, int tag, void *registered, void *profiled,
+                        void **request) {
   (void)tag, (void)registered, (void)profiled;
   return plugin_isend(comm, data, size, request);
 }

@@ -36,7 +36,8 @@ static abi_result isend_v8(void *comm, void *data, int size, int tag, void *regi
   return plugin_isend(comm, data, (size_t)size, request);
 }
 
-static abi_result irecv_v8(void *comm, int count, void **data, int *sizes, int *tags, void **registered, void **request) {
+static abi_result irecv_v8(void *comm, int count, void **data, int *sizes, int *tags, void **registered,
+                           void **request) {
   (void)tags, (void)registered;
   return plugin_irecv(comm, count, data[0], (size_t)sizes[0], request);
 }

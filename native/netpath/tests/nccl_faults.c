@@ -1,4 +1,4 @@
-// Scenarios of faults: of paths, which NCCL must not notice; of peers, which it must be told; comms closed in the middle.
+// Scenarios of faults: of paths, which NCCL must not notice; of peers, which it is told; comms closed in the middle.
 
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -228,7 +228,8 @@ static void open_window(window *w, void *comm, int sends, uint64_t seed, size_t 
     CHECK(w->data[i], "no memory");
     if (sends) fill_pattern(w->data[i], size, seed, (uint64_t)i);
     else memset(w->data[i], 0, size);
-    OK(sends ? net_isend(comm, w->data[i], size, &w->request[i]) : net_irecv(comm, 1, w->data[i], size, &w->request[i]));
+    OK(sends ? net_isend(comm, w->data[i], size, &w->request[i])
+             : net_irecv(comm, 1, w->data[i], size, &w->request[i]));
     CHECK(w->request[i], "a request is needed");
   }
 }
@@ -249,8 +250,8 @@ static void see_the_end(window *w, int sends, uint64_t seed, int from) {
     code = net_wait(w->request[i], &size);
     if (code || sends) continue;
     size_t good = first_difference(w->data[i], w->size, seed, (uint64_t)i);
-    CHECK((size_t)size == w->size && good == w->size, "message %d is done with %d bytes, and wrong at %zu of %zu", i, size,
-          good, w->size);
+    CHECK((size_t)size == w->size && good == w->size, "message %d is done with %d bytes, and wrong at %zu of %zu", i,
+          size, good, w->size);
   }
   CHECK(code == ABI_OK || code == ABI_REMOTE, "%d", code);
 }
@@ -328,8 +329,8 @@ static void closed_while_posting(void) {
   OK(net_finalize(context));
 }
 
-// The same in the middle of a chunk for certain: the receiver is stopped until the sender has closed, and the kernel has
-// room for a part of the messages only.
+// The same in the middle of a chunk for certain: the receiver is stopped until the sender has closed, and the kernel
+// has room for a part of the messages only.
 static void sender_closes_a_chunk(void) {
   enum { SIZE = 4 << 20 };
   setenv("TORCHRELAY_NET_CHUNK", "4194304", 1);

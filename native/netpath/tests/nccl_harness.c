@@ -72,7 +72,8 @@ void expect_result(abi_result found, abi_result wanted, const char *call, const 
 static void no_end(int number) {
   char text[512];
   (void)number;
-  int size = snprintf(text, sizeof text, "FAILED v%d %s (%s): no end, at: %s\n", version, played->name, side(), where_of_main);
+  int size = snprintf(text, sizeof text, "FAILED v%d %s (%s): no end, at: %s\n", version, played->name, side(),
+                      where_of_main);
   if (write(STDERR_FILENO, text, (size_t)size) < 0) _exit(3);
   _exit(2);
 }

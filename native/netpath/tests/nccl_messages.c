@@ -77,7 +77,8 @@ static void none_left(void) {
   if (right) meet();
   for (; posted < MOST; posted++) {
     out[posted] = (uint8_t)(posted * 7);
-    OK(right ? net_irecv(comm, 1, &in[posted], 1, &request[posted]) : net_isend(comm, &out[posted], 1, &request[posted]));
+    OK(right ? net_irecv(comm, 1, &in[posted], 1, &request[posted])
+             : net_isend(comm, &out[posted], 1, &request[posted]));
     if (!request[posted]) break;
   }
   if (!right) meet();

@@ -150,7 +150,7 @@ abi_result net_properties(int device, abi_properties_v12 *into) {
   else code = (version == 9 ? plugin.v9->properties : plugin.v10->properties)(device, (abi_properties_v9 *)&v11);
   *into = (abi_properties_v12){v8.name, v8.pci_path, v8.guid, v8.memory, v8.registers_for_all, 0, v8.speed, v8.port,
                                v8.latency, v8.most_comms, v8.most_receives, v8.device_type, v8.device_version,
-                               .parts = {-2, {-2}}, .most_bytes = 0, .most_requests_at_once = -2, .rail = -2, .plane = -2};
+                               .parts = {-2, {-2}}, .most_requests_at_once = -2, .rail = -2, .plane = -2};
   if (version == 8) return code;
   memcpy(into, &v11, offsetof(abi_properties_v11, parts));
   into->parts.count = v11.parts.count;

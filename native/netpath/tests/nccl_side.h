@@ -139,7 +139,8 @@ typedef struct {
   int since; // of the plugin's versions
 } scenario;
 
-extern const scenario message_scenarios[], life_scenarios[], fault_scenarios[], figure_scenarios[]; // up to one without a name
+// Each up to one without a name.
+extern const scenario message_scenarios[], life_scenarios[], fault_scenarios[], figure_scenarios[];
 
 int open_files(void); // of this process
 int open_sockets(void);

@@ -1,4 +1,4 @@
-// Stream: messages one way over a comm, as many under way as NCCL has; every byte is checked, those behind the message too.
+// Stream: messages one way over a comm, as many under way as NCCL has. Every byte is checked, those behind each, too.
 
 #include <sched.h>
 #include <stdlib.h>

@@ -135,6 +135,7 @@ class Judge:
         longest = max(now - link.since for link in lost)
         if longest < self.limits.down_s:
             return None
+        lost += [link for link in links if link.left]  # its peer has gone, and the next one is lost, too
         where = locate(lost, [link for link in links if link.state in IN_USE])
         ours = decided(where, lost, later=longest >= 2 * self.limits.down_s)
         reasons = ", ".join(sorted({link.reason for link in lost if link.reason}))
@@ -229,7 +230,8 @@ class Judge:
         for finding in memory.findings:
             self.findings[finding.local] = structs.replace(finding, whole=None)
             for remote in finding.remotes:
-                link = Link(finding.path, finding.interface, finding.local, remote, now)
+                left = finding.kind is Kind.DOWN
+                link = Link(finding.path, finding.interface, finding.local, remote, now, left=left)
                 self.paths.links.setdefault(link.id, link)
 
 

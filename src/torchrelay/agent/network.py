@@ -287,6 +287,7 @@ class Network:
             return
         draft = self._folder / f"{MEMORY}.draft"
         try:
+            draft.touch(mode=0o600)
             draft.write_bytes(data)
             draft.replace(self._folder / MEMORY)
             self._written = data

@@ -88,7 +88,11 @@ COUNTED = ("sent_bytes", "received_bytes", "sent_again", "duplicates", "corrupt"
 
 @dataclass
 class Link:
-    """One path to one address of a peer. `reached`: since when a probe gets through, while nobody uses it."""
+    """One path to one address of a peer.
+
+    reached   since when a probe gets through, while nobody uses it
+    left      nobody uses it any more, it was lost then, and nothing has come over its path since
+    """
 
     path: int
     interface: str
@@ -101,6 +105,7 @@ class Link:
     flaps: list[Flap] = field(default_factory=list)
     totals: Totals = field(default_factory=Totals)
     reached: float | None = None
+    left: bool = False
 
     @property
     def id(self) -> LinkId:
@@ -211,6 +216,8 @@ class Paths:
         found = self.links.get(link)
         if found is not None:
             found.reached = (found.reached if found.reached is not None else now) if reached else None
+            if reached:
+                self._works(found.local)
 
     def pass_time(self, now: float, kept: Iterable[LinkId] = ()) -> None:
         """Stopped processes fall silent, and what is long over is forgotten; `kept`: links that are not."""
@@ -219,6 +226,8 @@ class Paths:
         for link in self.links.values():
             self._settle(link, now)
             link.flaps = [flap for flap in link.flaps if now - flap.at < self._window_s]
+            if link.state in IN_USE:
+                self._works(link.local)
         stay = set(kept)
         old = [
             link.id
@@ -367,9 +376,19 @@ class Paths:
         else:
             state = LinkState.UNREACHABLE if words else LinkState.UNUSED
         if state is not link.state:
+            was_lost = link.state is LinkState.DOWN or link.left
             link.state, link.since = state, min(since, now)
+            link.left = was_lost and state in (LinkState.UNUSED, LinkState.UNREACHABLE)
+            if state in IN_USE:
+                self._works(link.local)
         elif state is LinkState.DOWN:
             link.since = min(since, now)
+
+    def _works(self, local: str) -> None:
+        """Something comes over a path: what was lost before tells nothing of it any more."""
+        for link in self.links.values():
+            if link.local == local:
+                link.left = False
 
     # ------------------------------------------------------------ looking
 

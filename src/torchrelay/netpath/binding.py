@@ -171,6 +171,10 @@ class Connecting:
         _check(self._library, self._library.free.np_connect(self._handle, self._label, made))
         return None if made.value is None else Comm(self._library, made.value)
 
+    def give_up(self) -> None:
+        """It is not wanted any more."""
+        self._library.free.np_forget(self._handle)
+
 
 class Listener:
     """Takes comms from whoever has its handle."""

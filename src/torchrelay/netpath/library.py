@@ -66,6 +66,7 @@ def _declare(calls: ctypes.CDLL) -> None:
         "np_counts": (pointer, whole),
         "np_listen": (pointer, to_pointer),
         "np_connect": (pointer, number, to_pointer),
+        "np_forget": (pointer,),
         "np_accept": (pointer, number, to_pointer),
         "np_isend": (pointer, pointer, size, to_pointer),
         "np_irecv": (pointer, pointer, size, to_pointer),

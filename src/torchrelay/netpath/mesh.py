@@ -213,9 +213,13 @@ class Mesh:
             self._rest(next(pauses), until, peer)
         connecting = Connecting(bytes.fromhex(self._meeting.get(key).decode()), self._label)
         pauses = _pauses()
-        while (comm := connecting.poll()) is None:
-            self._look_round()
-            self._rest(next(pauses), until, peer)
+        try:
+            while (comm := connecting.poll()) is None:
+                self._look_round()
+                self._rest(next(pauses), until, peer)
+        except BaseException:
+            connecting.give_up()
+            raise
         stream = Stream(comm, peer, self._look_for(lane), sends=True)
         with self._lock:
             self._out[peer, lane] = stream
