@@ -97,21 +97,21 @@ def test_a_seed_has_one_story(built: Built) -> None:
     assert "posts message 0" in story
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_worlds_hold(built: Built) -> None:
     said = holds(built("world", FAST), "400", "20000")
     for what in ("chunks sent again 0,", "come twice 0,", "ends that failed 0,", "chunks cut short 0,"):
         assert what not in said
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_a_small_world_holds_with_three_faults_and_steps_out_of_turn(built: Built) -> None:
     exhaustive = built("exhaustive", FAST)
     holds(exhaustive, "3", "0")
     holds(exhaustive, "2", "1")
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_many_hostile_frames_touch_nothing(built: Built) -> None:
     holds(built("frames", SANITIZED), "1000000", "30")
 
@@ -124,7 +124,7 @@ def test_a_listener_under_attack_goes_on_serving(built: Built, monkeypatch: pyte
     assert "each right" in said
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.parametrize("rule", RULES_AND_SEEDS)
 def test_a_rule_of_the_engine_is_needed(built: Built, rule: int) -> None:
     world, seed = built("world", FAST), str(RULES_AND_SEEDS[rule])

