@@ -290,6 +290,32 @@ CHANGES = [
         "if (--slot->left == 0) slot->state = SLOT_DONE;\n  pass_done",
         "if (--slot->left <= 1) slot->state = SLOT_DONE;\n  pass_done",
     ),
+    # ------------------------------------------------ a hostile peer
+    Change("a chunk may lie anywhere", "if (h->offset % f->limits.chunk || h->offset > h->total) return 0;", ""),
+    Change("a chunk may begin after the message's end", "|| h->offset > h->total) return 0;", ") return 0;"),
+    Change(
+        "a chunk may have any length",
+        "return h->length == (left < f->limits.chunk ? left : f->limits.chunk) &&",
+        "return",
+    ),
+    Change("a chunk may be empty", " && (h->length || h->total == 0);", ";"),
+    Change(
+        "an ACK may be of a path that there is not",
+        "  if (header->path >= f->paths) return 0;\n  flow_path",
+        "  flow_path",
+    ),
+    Change(
+        "a DOWN may be of a path that there is not",
+        "    if (header->path >= f->paths) return 0;\n    if (!f->path",
+        "    if (!f->path",
+    ),
+    Change("a chunk may be of a path that there is not", "h->path >= f->paths || !f->path[h->path].live ||", ""),
+    Change(
+        "a receiver may be told ACKs",
+        "return f->sends && heard_ack(f, path, header);",
+        "return heard_ack(f, path, header);",
+    ),
+    Change("a sender may be told chunks", "if (f->sends || h->seq >= f->posted", "if (h->seq >= f->posted"),
     # ------------------------------------------------ time
     Change("silence counts while nobody waits", "p->heard_us > f->busy_us ? p->heard_us : f->busy_us", "p->heard_us"),
     Change("a path that is lost is heard", "if (i != path && f->path[i].live && silence", "if (i != path && silence"),

@@ -13,7 +13,7 @@ from tests import netpath_mutants
 from tests.netpath_changes import CHANGES, EQUIVALENT
 
 TESTS = netpath_mutants.NATIVE / "tests"
-SOURCES = {**netpath_mutants.PROGRAMS, "frames": ("fuzz_frames.c",)}
+CORE = netpath_mutants.NATIVE / "core"
 STRICT = ("-std=c11", "-Wall", "-Wextra", "-Werror", "-g")
 SANITIZED = (*STRICT, "-O0", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 FAST = (*STRICT, "-O2")
@@ -33,6 +33,13 @@ def can_link(flags: tuple[str, ...], folder: Path) -> bool:
     )
 
 
+def sources_of(program: str) -> list[str]:
+    """What a test program is made of: the protocol alone, or the whole core."""
+    if program == "listener":
+        return ["-pthread", str(TESTS / "fuzz_listener.c"), *sorted(map(str, CORE.glob("*.c")))]
+    return [*(str(TESTS / name) for name in netpath_mutants.PROGRAMS[program]), str(netpath_mutants.PROTO)]
+
+
 @pytest.fixture(scope="module")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
     """Compiles a test program once for each set of flags."""
@@ -46,8 +53,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Built:
             pytest.skip("cc has no sanitizers (install libasan and libubsan): nothing would be shown")
         if (program, flags) not in made:
             path = folder / f"{program}-{len(made)}"
-            sources = [str(TESTS / name) for name in SOURCES[program]]
-            subprocess.run(["cc", *flags, "-o", str(path), *sources, str(netpath_mutants.PROTO)], check=True)
+            subprocess.run(["cc", *flags, "-o", str(path), *sources_of(program)], check=True)
             made[program, flags] = path
         return made[program, flags]
 
@@ -110,6 +116,14 @@ def test_many_hostile_frames_touch_nothing(built: Built) -> None:
     holds(built("frames", SANITIZED), "1000000", "30")
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("checked", [False, True])
+def test_a_listener_under_attack_goes_on_serving(built: Built, monkeypatch: pytest.MonkeyPatch, checked: bool) -> None:
+    monkeypatch.setenv("TORCHRELAY_NET_CRC", str(int(checked)))
+    said = holds(built("listener", SANITIZED), "1", "6")
+    assert "each right" in said
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("rule", RULES_AND_SEEDS)
 def test_a_rule_of_the_engine_is_needed(built: Built, rule: int) -> None:
@@ -128,9 +142,10 @@ def test_changes_fit_the_protocol() -> None:
     assert set(EQUIVALENT) <= set(names)
 
 
-@pytest.mark.soak  # one of them lives yet
-def test_some_mutants_die() -> None:
+@pytest.mark.slow
+def test_some_mutants_die(tmp_path: Path) -> None:
     if shutil.which("cc") is None:
         pytest.skip("there is no C compiler (cc): no mutant can be made")
+    netpath_mutants.compile_parts(tmp_path)
     for change in [change for change in CHANGES if change.name not in EQUIVALENT][::40]:
-        assert netpath_mutants.meet(change).killer, change.name
+        assert netpath_mutants.meet(change, tmp_path).killer, change.name

@@ -39,16 +39,17 @@ void flow_init(flow *f, int sends, int paths, int checked, const flow_limits *li
 
 int flow_busy(const flow *f) { return f->tail < f->posted; }
 
-// The peer has closed. Whatever it had not to wait for will not come: a receiver's messages, and a sender's from its count
-// on. (What it had asked for it takes still, to say that it came.)
+// The peer has closed. Whatever it had not to wait for will not come: a receiver's messages, and a sender's from its
+// count on. (What it had asked for it takes still, to say that it came.)
 static int too_late(const flow *f, uint64_t seq) { return f->peer_closed && (!f->sends || seq >= f->peer_end); }
 
 static void pass_done(flow *f) {
   while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
 }
 
-// A path that is suspect, or has not said what has come, is listened to until it speaks or is lost, though nobody waits:
-// else one that is blocked would never be found out by a job that communicates now and then for less than dead_us.
+// A path that is suspect, or has not said what has come, is listened to until it speaks or is lost, though nobody
+// waits: else one that is blocked would never be found out by a job that communicates now and then, for less than
+// dead_us.
 int flow_watches(const flow *f) {
   if (flow_busy(f) || f->closing) return 1;
   for (int i = 0; i < f->paths; i++)
@@ -453,7 +454,8 @@ flow_verdict flow_tick(flow *f, uint64_t now) {
   flow_verdict verdict = {0};
   int heard = 0;
   int watches = flow_watches(f);
-  if (!f->watched || now - f->ticked_us >= f->limits.dead_us / 2) f->busy_us = now; // else we were stopped, and heard nothing
+  // Who was stopped has heard nothing, and that proves nothing.
+  if (!f->watched || now - f->ticked_us >= f->limits.dead_us / 2) f->busy_us = now;
   f->watched = (uint8_t)watches;
   f->ticked_us = now;
   if (!others_are_heard(f, -1, now)) f->apart_us = now;

@@ -64,7 +64,7 @@ typedef struct np_request {
 
 typedef struct {
   uint8_t live, suspect, silent;
-  uint8_t slow;                  // sender: what it has takes too long, though others get through: no more until that is there
+  uint8_t slow;                  // sender: it takes too long, while others do not; no more until it has delivered all
   uint16_t epoch;
   uint64_t heard_us, sent_us;    // when something last came, and went
   uint64_t deaf_us;              // when the peer said that it hears nothing over it; 0: it has not

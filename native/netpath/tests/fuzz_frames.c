@@ -1,5 +1,6 @@
-// Fuzz frames: a flow whose peer is broken or hostile. Frames of any content come in any order, while requests are posted,
-// paths come and go and time passes; nothing but outstanding memory may be touched, and nothing may run for ever.
+// Fuzz frames: a flow whose peer is broken or hostile. Frames of any content come in any order, while requests are
+// posted, paths come and go and time passes. Nothing but outstanding memory may be touched, and nothing may run for
+// ever.
 //
 //   fuzz_frames SEED SECONDS    random input, from a seed; needs -fsanitize=address,undefined to be of use
 //   fuzz_frames --input FILE    one input
@@ -123,8 +124,8 @@ static frame frame_from(source *s) {
   h.type = kind & 128 ? DATA : kind % 12;
   h.path = (uint8_t)(take(s, 1) % 6);
   h.epoch = h.path < f.paths && kind % 7 ? f.path[h.path].epoch : (uint16_t)take(s, 2);
-  uint64_t bases[] = {0, f.tail, f.posted, f.allowed, f.posted - 64, h.path < f.paths ? f.path[h.path].acknowledged : 0, now,
-                      UINT64_MAX - 4};
+  uint64_t acknowledged = h.path < f.paths ? f.path[h.path].acknowledged : 0;
+  uint64_t bases[] = {0, f.tail, f.posted, f.allowed, f.posted - 64, acknowledged, now, UINT64_MAX - 4};
   h.seq = bases[take(s, 1) % 8] + take(s, 1) % 5;
   uint32_t totals[] = {0, 1, 7, 8, 9, 16, 64, 100, 4096, 40000, NP_MAX_MESSAGE, UINT32_MAX};
   h.total = totals[take(s, 1) % 12];

@@ -1,6 +1,6 @@
-// Fuzz listener: a process that listens, and one that sends to it, while a third, which is hostile, connects to the same
-// addresses: with bytes of any content, half greetings, wrong versions and tokens, a right token and frames that break the
-// rules, and floods of connections. The two go on, and not a byte of theirs is wrong.
+// Fuzz listener: a process that listens, and one that sends to it, while a third, which is hostile, connects to the
+// same addresses: with bytes of any content, half greetings, wrong versions and tokens, a right token and frames that
+// break the rules, and floods of connections. The two go on, and not a byte of theirs is wrong.
 //
 //   fuzz_listener SEED SECONDS    exit status 0: nothing is wrong, and the longest wait of the two is shown
 //
@@ -87,9 +87,9 @@ static int receives(int handle_to, double lasts) {
   np_comm *comm = NULL;
   check(np_start(NULL), "np_start");
   check(np_listen(handle, &listener), "np_listen");
-  for (int i = 0; i < 2; i++)
-    if (write(handle_to, handle, sizeof handle) != sizeof handle) return 4;
+  if (write(handle_to, handle, sizeof handle) != sizeof handle) return 4;
   while (!comm) check(np_accept(listener, 1, &comm), "np_accept");
+  if (write(handle_to, "", 1) != 1) return 4;
   uint64_t posted = 0, number = 0;
   double until = seconds() + lasts, last = seconds(), longest = 0;
   while (seconds() < until) {
@@ -195,7 +195,8 @@ static void say_frames(int fd) {
   memcpy(&told, bytes, sizeof told);
   usleep((useconds_t)draw(3000));
   for (uint64_t i = draw(40); i; i--) {
-    frame out = {.magic = draw(50) ? WIRE_MAGIC : (uint32_t)draw(1u << 31), .type = (uint8_t)draw(12), .path = told.path};
+    frame out = {.magic = WIRE_MAGIC, .type = (uint8_t)draw(12), .path = told.path};
+    if (!draw(50)) out.magic = (uint32_t)draw(1u << 31);
     out.epoch = draw(10) ? told.epoch : (uint16_t)draw(65536);
     if (draw(2)) out.type = DATA;
     out.seq = draw(10) ? draw(3) : draw(UINT64_MAX);
@@ -266,6 +267,7 @@ int main(int count, char **words) {
   pid_t sender = fork();
   if (!sender) exit(sends(handle[0], lasts));
   memcpy(&target, handle[0], sizeof target);
+  if (read(handles[0], handle[1], 1) != 1) return 2; // the good one came first
   double until = seconds() + lasts;
   uint64_t attacks = 0;
   for (; seconds() < until; attacks++) attack();

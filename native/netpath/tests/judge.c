@@ -7,7 +7,9 @@
 
 static uint64_t later(uint64_t a, uint64_t b) { return a > b ? a : b; }
 
-static uint32_t chunks_of(const flow *f, uint32_t size) { return size ? (size + f->limits.chunk - 1) / f->limits.chunk : 1; }
+static uint32_t chunks_of(const flow *f, uint32_t size) {
+  return size ? (size + f->limits.chunk - 1) / f->limits.chunk : 1;
+}
 
 static int in(const uint64_t *set, uint32_t index) { return set[index / 64] >> (index % 64) & 1; }
 
@@ -61,7 +63,8 @@ static void judge_slots(int end, const flow *f) {
         violate("chunk %u of message %d was given to a path, and no path has it", i, (int)seq);
       if (!in(slot->given, i) && i < slot->next) violate("chunk %u of message %d was passed over", i, (int)seq);
     }
-    if (missing != slot->left) violate("%s has %u chunks left of message %d, not %u", NAMES[end], missing, (int)seq, slot->left);
+    if (missing != slot->left)
+      violate("%s has %u chunks left of message %d, not %u", NAMES[end], missing, (int)seq, slot->left);
     if (!missing) violate("message %d is whole, and %s does not say so", (int)seq, NAMES[end]);
   }
 }
@@ -71,7 +74,8 @@ static void judge_flow(int end) {
   for (int i = 0; i < f->paths; i++) {
     const flow_path *p = &f->path[i];
     uint32_t bytes = 0;
-    if (p->count > FIFO || (!p->live && p->count)) violate("%s path %d has %u chunks under way", NAMES[end], i, p->count);
+    if (p->count > FIFO || (!p->live && p->count))
+      violate("%s path %d has %u chunks under way", NAMES[end], i, p->count);
     for (uint32_t k = 0; k < p->count; k++) {
       const flow_chunk *chunk = &p->fifo[(p->first + k) % FIFO];
       bytes += chunk->length;

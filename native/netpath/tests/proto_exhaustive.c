@@ -3,9 +3,9 @@
 //
 //   proto_exhaustive FAULTS LATE    so many faults at most, and so many steps that are passed over for a later one
 //
-// A chunk is written in two halves, and read in two halves, as anything may happen between them. A fault is: a connection
-// breaks, and both ends notice it when they notice it; the sender mistrusts a path that is well, or finds it slow; an end
-// closes early, or aborts.
+// A chunk is written in two halves, and read in two halves, as anything may happen between them. A fault is: a
+// connection breaks, and both ends notice it when they notice it; the sender mistrusts a path that is well, or finds it
+// slow; an end closes early, or aborts.
 
 #include <setjmp.h>
 #include <stddef.h>
@@ -185,7 +185,8 @@ static void conclude(int end) {
         !now.closed[RECEIVER] && !now.aborted[RECEIVER])
       wrong("a send is done, and its message has not come");
     if (!done && !peer_left) wrong("a request fails, and nobody has left");
-    if (!done && end == RECEIVER && now.fate[SENDER][i] == 2 && !now.aborted[RECEIVER]) wrong("what was sent and said to have come fails");
+    if (!done && end == RECEIVER && now.fate[SENDER][i] == 2 && !now.aborted[RECEIVER])
+      wrong("what was sent and said to have come fails");
     now.fate[end][i] = done ? 2 : 3;
     flow_release(&flows[end], slot);
   }
@@ -560,8 +561,8 @@ static int run(int faults, int late, uint32_t first, uint32_t second) {
   for (int i = 0; i < PATHS; i++) now.connection[i].cut = 1;
   if (setjmp(over)) return 1;
   explore();
-  printf("messages of %u and %u bytes, %d faults, %d steps late: %llu states, %llu moves\n", first, second, faults, late,
-         (unsigned long long)states, (unsigned long long)moves);
+  printf("messages of %u and %u bytes, %d faults, %d steps late: %llu states, %llu moves\n", first, second, faults,
+         late, (unsigned long long)states, (unsigned long long)moves);
   return 0;
 }
 

@@ -27,7 +27,9 @@ void violate(const char *format, ...) {
 
 // ---------------------------------------------------------------- users
 
-static fate *fate_of(int end, int seq) { return end == SENDER ? &w.message[seq].send_fate : &w.message[seq].receive_fate; }
+static fate *fate_of(int end, int seq) {
+  return end == SENDER ? &w.message[seq].send_fate : &w.message[seq].receive_fate;
+}
 
 static void conclude(int end) {
   for (int seq = w.messages_over; seq < w.posted[end]; seq++) {
@@ -183,12 +185,14 @@ static void pick_faults(plan *p, uint64_t lasts, const fault_kind *kinds, int co
 static void cut_all(plan *p, uint64_t lasts) { // all ways of all paths at about the same time
   uint64_t at = pick(lasts), length = pick(2) ? 1000000 + pick(3000000) : 20000000;
   for (int i = 0; i < p->paths && p->faults < FAULTS; i++)
-    p->fault[p->faults++] = (fault){.at_us = at + pick(100000), .for_us = length, .kind = BLACKHOLE, .path = i, .which = 2};
+    p->fault[p->faults++] =
+        (fault){.at_us = at + pick(100000), .for_us = length, .kind = BLACKHOLE, .path = i, .which = 2};
 }
 
 static plan plan_of(uint64_t seed) {
-  static const char *const names[] = {"quiet", "one path is immune", "faults", "stops", "stops and faults", "corruption",
-                                      "closing early", "aborting", "giving up", "bursts", "flaps", "slow"};
+  static const char *const names[] = {"quiet", "one path is immune", "faults", "stops", "stops and faults",
+                                      "corruption", "closing early", "aborting", "giving up", "bursts", "flaps",
+                                      "slow"};
   static const fault_kind any[] = {BLACKHOLE, BREAK, BREAK, STOP, BLACKHOLE, SLOW};
   static const uint64_t spans[] = {30000, 300000, 3000000};
   plan_random = seed * 0x9e3779b97f4a7c15ull + 77;
@@ -204,7 +208,8 @@ static plan plan_of(uint64_t seed) {
   if (kind == 1 || kind == 2 || kind >= 6) pick_faults(&p, lasts, any, 2 + (int)pick(2), kind < 6 ? 8 : 3);
   if (kind == 3) {
     pick_faults(&p, lasts, any + 3, 1, 4);
-    for (int i = 1; i < p.faults; i++) p.fault[i].which = p.fault[0].which; // one is stopped, the other has lost nothing
+    // Always the same: who is stopped while it connects anew to one that was stopped comes too late.
+    for (int i = 1; i < p.faults; i++) p.fault[i].which = p.fault[0].which;
     p.no_loss = 1;
   }
   if (kind == 4) pick_faults(&p, lasts, any, 5, 8);
@@ -266,8 +271,9 @@ static void count(void) {
 
 static int run_seed(uint64_t seed, int story) {
   plan p = plan_of(seed);
-  if (story) printf("seed %llu: %s, %d paths, %d messages, chunks of %u bytes, window %u\n", (unsigned long long)seed, p.name,
-                    p.paths, p.messages, p.limits.chunk, p.limits.window);
+  if (story)
+    printf("seed %llu: %s, %d paths, %d messages, chunks of %u bytes, window %u\n", (unsigned long long)seed, p.name,
+           p.paths, p.messages, p.limits.chunk, p.limits.window);
   world_begin(&p, seed, story);
   pick_messages(&p);
   violation[0] = 0;
@@ -284,8 +290,9 @@ static int run_seeds(uint64_t from, uint64_t seeds) {
       run_seed(seed, 1);
       return 1;
     }
-  printf("%llu seeds hold. Messages %llu, chunks sent again %llu, come twice %llu, paths lost by silence %llu, probes %llu, "
-         "bits turned %llu, ends that failed %llu, chunks cut short %llu, longest wait with a good path %.1f ms\n",
+  printf("%llu seeds hold. Messages %llu, chunks sent again %llu, come twice %llu, paths lost by silence %llu, "
+         "probes %llu, bits turned %llu, ends that failed %llu, chunks cut short %llu, longest wait with a good path "
+         "%.1f ms\n",
          (unsigned long long)seeds, (unsigned long long)sum.messages, (unsigned long long)sum.again,
          (unsigned long long)sum.duplicates, (unsigned long long)sum.silent, (unsigned long long)sum.probes,
          (unsigned long long)sum.corrupted, (unsigned long long)sum.gave_up, (unsigned long long)sum.fillers,

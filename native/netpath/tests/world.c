@@ -152,7 +152,8 @@ static void lose(int end, int of, const char *why) {
   side_state was = c->side[end].state;
   int path = c->path;
   if (was == SIDE_CLOSED || was == SIDE_NONE) return;
-  if (was == SIDE_LIVE && c->side[!end].state == SIDE_LIVE && w.plan.no_loss && !w.end[!end].closed && !w.end[end].closed)
+  int both = was == SIDE_LIVE && c->side[!end].state == SIDE_LIVE && !w.end[!end].closed && !w.end[end].closed;
+  if (both && w.plan.no_loss)
     violate("%s loses path %d (%s), and nothing is wrong with it", name_of(end), path, why);
   tell("%s path %d epoch %u: the connection is lost (%s)%s", name_of(end), path, c->epoch, why,
        was == SIDE_LIVE ? "" : ", it was not up");
@@ -178,7 +179,8 @@ static uint32_t sum_of(uint32_t sum, const uint8_t *bytes, uint32_t size) {
 }
 
 static void send_frame(side *s, const link *c, frame_type type, uint32_t reason) {
-  frame out = {.magic = WIRE_MAGIC, .type = (uint8_t)type, .path = (uint8_t)c->path, .epoch = c->epoch, .offset = reason};
+  frame out = {.magic = WIRE_MAGIC, .type = (uint8_t)type, .path = (uint8_t)c->path, .epoch = c->epoch,
+               .offset = reason};
   memcpy(s->head, &out, sizeof out);
   s->head_size = s->out_size = sizeof out;
   s->out_done = 0;
@@ -673,7 +675,8 @@ static void end_fault(const fault *x) {
 // Who wakes sees all that has come meanwhile, in any order; but new connections after what came over the old.
 static void wait_for_wake(const event *e) {
   int new = e->kind == E_CARRY && w.link[e->link].side[e->end].state == SIDE_ACCEPTED;
-  plan_ordered(w.end[e->end].stopped_until, draw(1u << 30) + (new ? 1ull << 31 : 0), e->kind, e->end, e->number, e->link);
+  uint64_t order = draw(1u << 30) + (new ? 1ull << 31 : 0);
+  plan_ordered(w.end[e->end].stopped_until, order, e->kind, e->end, e->number, e->link);
 }
 
 static void happen(const event *e) {

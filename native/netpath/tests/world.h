@@ -1,6 +1,6 @@
 // World: two flows and the network between them, simulated in one process, from a seed. No socket, no thread, no clock.
 //
-//   world.c        the network (connections that are ordered pipes of bytes) and the two ends, which do what the engine does
+//   world.c        the network (connections are ordered pipes of bytes), and two ends that do what the engine does
 //   judge.c        what must be true after every event
 //   proto_world.c  what happens in a world: its plan, its users, its faults
 //
@@ -12,7 +12,8 @@
 #include "../core/proto.h"
 
 enum { SENDER, RECEIVER };
-enum { LINKS = 400, PIPE = 4096, PIECES = 1024, SLOW_NS = 2000000, MESSAGES = 256, EVENTS = 8192, FAULTS = 16, HEAD = 64 };
+enum { LINKS = 400, PIPE = 4096, PIECES = 1024, MESSAGES = 256, EVENTS = 8192, FAULTS = 16, HEAD = 64 };
+enum { SLOW_NS = 2000000 }; // for a byte: a path is slow from then on
 
 // What the engine has to keep to, beside calling the protocol.
 typedef enum {
