@@ -347,7 +347,7 @@ def test_an_attempt_to_connect_can_be_given_up() -> None:
     with troupe(1, **TWO_PATHS) as ranks:
         before, after = ranks.ranks[0].do("call", below.attempts_to_connect)
     assert before == 3
-    assert after <= 1  # one may have been on its way
+    assert after <= 2  # of each path one may have been on its way
 
 
 def test_words_that_cannot_be_meant_are_refused() -> None:

@@ -115,6 +115,8 @@ void conn_lose(conn *c, const char *reason, uint64_t now) {
   int path = c->path;
   if (c->state == CONN_DEAD) return;
   if (c->state != CONN_LIVE) {
+    // A greeting that nobody answers may have arrived. One that was answered by an end has not made a comm over there.
+    if (c->state == CONN_GREETING && strcmp(reason, "closed") && strcmp(reason, "reset")) comm->may_be_known = 1;
     reset(c);
     if (comm && comm->flow.sends) try_later(comm, path, now);
     return;
@@ -323,6 +325,16 @@ void conn_accept(int local, uint64_t now) {
     conn *c = conn_new(fd, local, CONN_ACCEPTED, now);
     if (c) conn_want(c);
   }
+  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) { // it would be called again at once
+    no_socket(now);
+    conn_listen(local, 0);
+  }
+}
+
+void conn_listen(int local, int on) {
+  struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.ptr = &engine.listening[local]};
+  epoll_ctl(engine.epoll, EPOLL_CTL_MOD, engine.path[local].listens, &event);
+  engine.deaf[local] = !on;
 }
 
 static int equal_tokens(const uint8_t *a, const uint8_t *b) { // in the same time, wherever they differ

@@ -23,7 +23,7 @@ enum {
 
 np_engine engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1, .kernel = -1};
 
-static source kernel_source = {OF_KERNEL, 0}, wake_source = {OF_WAKE, 0}, listening[NP_MAX_PATHS];
+static source kernel_source = {OF_KERNEL, 0}, wake_source = {OF_WAKE, 0};
 
 // ---------------------------------------------------------------- comms
 
@@ -128,6 +128,15 @@ static uint64_t attempt_us(const np_comm *comm, int path) {
   return four > ATTEMPT_US ? four : ATTEMPT_US;
 }
 
+// Nobody is left to be told that it is closed.
+static int is_over(const np_comm *comm) {
+  if (!comm->closed) return 0;
+  if (!comm->flow.sends || comm->wired || comm->may_be_known) return flow_finished(&comm->flow);
+  for (int i = 0; i < comm->flow.paths; i++)
+    if (comm->probe[i] && comm->probe[i]->state == CONN_GREETING) return 0;
+  return 1;
+}
+
 static void tick_paths(np_comm *comm, flow_verdict verdict, uint64_t now) {
   for (int i = 0; i < comm->flow.paths; i++) {
     int bit = 1 << i;
@@ -138,7 +147,7 @@ static void tick_paths(np_comm *comm, flow_verdict verdict, uint64_t now) {
     // What is up again according to its bytes needs no second connection.
     else if (probe && comm->live[i] && !(verdict.probe & bit)) conn_end(probe);
     int wanted = !comm->live[i] || verdict.probe & bit;
-    if (wanted && (!comm->closed || !flow_finished(&comm->flow)) && may_try(comm, i, now)) conn_connect(comm, i, now);
+    if (wanted && !is_over(comm) && may_try(comm, i, now)) conn_connect(comm, i, now);
   }
 }
 
@@ -185,10 +194,12 @@ static int tick(uint64_t now) {
   int busy = 0;
   inject_tick(now);
   tick_strangers(now);
+  for (int i = 0; i < engine.paths; i++)
+    if (engine.deaf[i]) conn_listen(i, 1);
   for (np_comm *each = engine.comms, *next; each; each = next) {
     next = each->next;
     busy |= tick_comm(each, now);
-    if (each->closed && !each->waiters && ((flow_finished(&each->flow) && !sending(each)) || now > each->linger_us)) comm_free(each);
+    if (each->closed && !each->waiters && ((is_over(each) && !sending(each)) || now > each->linger_us)) comm_free(each);
   }
   report_page(now);
   return busy || inject_any();
@@ -294,8 +305,9 @@ static int start(void) {
   int failed = engine.epoll < 0 || engine.wake < 0 || watch(engine.wake, &wake_source) ||
                watch(engine.kernel, &kernel_source);
   for (int i = 0; i < engine.paths; i++) {
-    listening[i] = (source){OF_LISTENER, i};
-    failed |= watch(engine.path[i].listens, &listening[i]);
+    engine.listening[i] = (source){OF_LISTENER, i};
+    engine.deaf[i] = 0;
+    failed |= watch(engine.path[i].listens, &engine.listening[i]);
   }
   if (failed) return fail(NP_SYSTEM, "the engine cannot watch its sockets: %s", strerror(errno));
   const char *faults = getenv("TORCHRELAY_NET_INJECT");

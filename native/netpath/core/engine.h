@@ -127,6 +127,7 @@ struct np_comm {
   uint64_t flaps_us[NP_MAX_PATHS], calm_us[NP_MAX_PATHS]; // when its losses began to be counted; damped until
   uint32_t flaps[NP_MAX_PATHS];
   int wired;      // was live once
+  int may_be_known; // not wired, and yet the peer may have made a comm of our greeting
   int refused;    // the refusal that ends it
   int accepted, closed, told_unreachable;
   uint64_t cut_us; // since when the peer is unreachable
@@ -144,6 +145,8 @@ typedef struct {
   settings settings;
   local_path path[NP_MAX_PATHS];
   int paths;
+  source listening[NP_MAX_PATHS];
+  int deaf[NP_MAX_PATHS]; // nobody is accepted until the next tick: there are no descriptors
   int epoll, wake, kernel;
   np_comm *comms;
   np_listener *listeners;
@@ -158,6 +161,7 @@ extern np_engine engine;
 void conn_connect(np_comm *comm, int path, uint64_t now); // begin an attempt
 void conn_refresh(int local);                             // faults that are injected have changed
 void conn_accept(int path, uint64_t now);
+void conn_listen(int local, int on);
 void conn_event(conn *c, unsigned events, uint64_t now);
 void conn_pump(conn *c, uint64_t now);
 void conn_lose(conn *c, const char *reason, uint64_t now);

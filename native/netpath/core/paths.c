@@ -161,6 +161,8 @@ int paths_find(local_path *paths, int *count) {
   if (*count == 0) {
     address loop = {.v4 = {.sin_family = AF_INET, .sin_addr = {htonl(INADDR_LOOPBACK)}}};
     add(paths, count, "lo", &loop.any);
+    say(NP_LEVEL_WARN, "no interface is up: only processes of this machine can be reached. See `ip address`, and %s",
+        VARIABLE);
   }
   if (*count == 1) say(NP_LEVEL_INFO, "one path only (%s): if it is lost there is nothing to fail over to", paths->text);
   return NP_OK;

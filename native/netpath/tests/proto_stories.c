@@ -7,6 +7,7 @@
 #include "../core/proto.h"
 
 enum { MS = 1000, CHUNK = 16, PINGS = 50 * MS, SUSPECT = 100 * MS, DEAD = 250 * MS, TICK = 10 * MS };
+enum { ENDLESS = 10000 }; // so many frames are never needed
 
 static flow s, r; // the sender's side, and the receiver's
 static uint8_t sent[64 * CHUNK], got[64 * CHUNK];
@@ -54,23 +55,25 @@ static void hear(flow *to, int path, const flow_frame *what, uint64_t now) {
 // All that both sides have to say over a path, to and fro.
 static void talk(int path, uint64_t now) {
   flow_frame next;
-  for (int some = 1; some;) {
-    some = 0;
-    for (; flow_next(&s, path, now, &next); some = 1) hear(&r, path, &next, now);
-    for (; flow_next(&r, path, now, &next); some = 1) hear(&s, path, &next, now);
+  int said = 0;
+  for (int before = -1; before < said && said < ENDLESS;) {
+    before = said;
+    for (; flow_next(&s, path, now, &next) && said < ENDLESS; said++) hear(&r, path, &next, now);
+    for (; flow_next(&r, path, now, &next) && said < ENDLESS; said++) hear(&s, path, &next, now);
   }
+  EXPECT(said < ENDLESS);
 }
 
 // What is said over a path that leads nowhere.
 static int talk_to_nobody(flow *f, int path, uint64_t now) {
   flow_frame next;
   int chunks = 0;
-  while (flow_next(f, path, now, &next)) chunks += next.header.type == DATA;
+  for (int i = 0; i < ENDLESS && flow_next(f, path, now, &next); i++) chunks += next.header.type == DATA;
   return chunks;
 }
 
 static int says(flow *f, int path, frame_type type, uint64_t now, flow_frame *said) {
-  while (flow_next(f, path, now, said))
+  for (int i = 0; i < ENDLESS && flow_next(f, path, now, said); i++)
     if (said->header.type == type) return 1;
   return 0;
 }
@@ -182,10 +185,11 @@ static void a_blocked_path_is_found_out_in_short_bursts(void) {
     talk_to_nobody(&r, 0, now);
     flow_slot *send = flow_post(&s, sent, CHUNK, now);
     talk_to_nobody(&s, 0, now); // the blocked path comes first
-    while (send->state == SLOT_OPEN) {
+    for (int tick = 0; send->state == SLOT_OPEN && tick < ENDLESS; tick++) {
       talk(1, now);
       lost |= wait_until(&now, now + TICK, 2).lost;
     }
+    EXPECT(send->state == SLOT_DONE);
     flow_release(&s, send);
     flow_release(&r, receive);
     lost |= wait_until(&now, now + 130 * MS, 2).lost; // it computes
