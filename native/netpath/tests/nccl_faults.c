@@ -41,11 +41,11 @@ static void lost_paths(void) {
 
 static void all_paths_lost(void) {
   talk t = talk_begin();
+  double begun = now();
   if (right) OK(((inject *)net_symbol("np_inject"))("path0:down@0ms+600ms,path1:down@0ms+600ms"));
   meet();
-  double begun = now();
   run_both(t.send, t.receive, 2, 100, of_any);
-  CHECK(now() > begun + 0.4, "it went on without a path");
+  if (right) CHECK(now() > begun + 0.6, "it went on without a path"); // the left one does not know since when
   talk_end(&t);
 }
 
