@@ -15,6 +15,7 @@ enum {
   TICK_MS = 10,
   IDLE_TICK_MS = 100,
   ATTEMPT_US = 150000,     // connecting may take; longer where round trips do
+  SOON_US = 80000,         // until the next attempt, at most, while somebody waits
   GREETING_US = 2000000,   // who connects must say for which comm
   LINGER_US = 10000000,    // a closed comm still answers whoever has not heard of it
   LAST_WORDS_US = 500000,  // of all comms, at the end
@@ -123,6 +124,19 @@ static int may_try(const np_comm *comm, int path, uint64_t now) {
   return 1;
 }
 
+static int any_live(const np_comm *comm) {
+  for (int i = 0; i < comm->flow.paths; i++)
+    if (comm->live[i]) return 1;
+  return 0;
+}
+
+// Attempts are far apart while nobody waits. Now somebody does, perhaps with no path at all.
+static void hurry(np_comm *comm, int path, uint64_t now) {
+  uint64_t soon = any_live(comm) ? now + SOON_US : now;
+  if (!flow_busy(&comm->flow) || comm->probe[path] || comm->retry_us[path] <= now + SOON_US) return;
+  comm->retry_us[path] = soon;
+}
+
 static uint64_t attempt_us(const np_comm *comm, int path) {
   uint64_t four = 4ull * comm->flow.path[path].round_trip;
   return four > ATTEMPT_US ? four : ATTEMPT_US;
@@ -147,6 +161,7 @@ static void tick_paths(np_comm *comm, flow_verdict verdict, uint64_t now) {
     // What is up again according to its bytes needs no second connection.
     else if (probe && comm->live[i] && !(verdict.probe & bit)) conn_end(probe);
     int wanted = !comm->live[i] || verdict.probe & bit;
+    if (wanted) hurry(comm, i, now);
     if (wanted && !is_over(comm) && may_try(comm, i, now)) conn_connect(comm, i, now);
   }
 }
@@ -467,12 +482,6 @@ static void close_comm(np_comm *comm) {
   comm->linger_us = now_us() + LINGER_US;
   comm_changed(comm);
   comm_pump(comm, now_us());
-}
-
-static int any_live(const np_comm *comm) {
-  for (int i = 0; i < comm->flow.paths; i++)
-    if (comm->live[i]) return 1;
-  return 0;
 }
 
 int np_connect(void *handle, uint64_t label, np_comm **out) {
