@@ -6,12 +6,27 @@ import pytest
 
 from tests.network_world import A, B, World, local_of, one_peer, two_peers
 from torchrelay.agent import paths as module
+from torchrelay.agent.news import tell_paths
 from torchrelay.agent.paths import SAME_FLAP_S, STALE_S, LinkState
+from torchrelay.wire.channel import NetworkFrame
+from torchrelay.wire.codec import encode
 from torchrelay.wire.netreport import MAX_ROWS, NetPage, RowState
 
 
 def flaps(world: World, path: int = 0, remote: str = A) -> int:
     return len(world.link(path, remote).flaps)
+
+
+class TestTotals:
+    def test_counters_that_nobody_can_have_do_not_grow_beyond_what_a_message_holds(self) -> None:
+        world = World()
+        for pid in range(1, 5):
+            world.use((pid, 0, A))
+            world.links[pid, 0, A].sent = 2**63 - 1
+            world.wait(1)
+        news = tell_paths(world.judge, world.now, lambda _: "")
+        assert news.paths[0].links[0].sent_bytes == 2**63 - 1
+        assert encode(NetworkFrame(news))
 
 
 class TestStates:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchrelay.agent.rates import Rates
-from torchrelay.wire.netreport import NetPage, Report, Row, RowState
+from torchrelay.wire.netreport import MOST_COUNTED, NetPage, Report, Row, RowState
 
 # The kernel says it of this node's own interface.
 LOCAL = frozenset({"carrier", "address"})
@@ -307,7 +307,7 @@ class Paths:
         more = [max(0, now - then) for now, then in zip(counts, before, strict=True)]
         process.counts[link.id] = counts
         for name, each in zip(COUNTED, more, strict=True):
-            setattr(link.totals, name, getattr(link.totals, name) + each)
+            setattr(link.totals, name, min(MOST_COUNTED, getattr(link.totals, name) + each))
         self.rates.add(link.local, more[0], more[1])
         self.link_rates.add(link.id, more[0], more[1])
         if row.live and row.round_trip_us:
