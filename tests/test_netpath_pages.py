@@ -69,12 +69,7 @@ def test_a_lost_link_that_nobody_uses_any_more_is_not_said_to_be_lost(tmp_path: 
         pytest.skip(str(error))
     env = {"TORCHRELAY_NET_PATHS": "127.0.98.1,127.0.98.2", "TORCHRELAY_NET_STATS": str(tmp_path)}
     done = subprocess.run(
-        [sys.executable, "-c", STORY],
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        [sys.executable, "-c", STORY], env={**os.environ, **env}, capture_output=True, text=True, timeout=60
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert [json.loads(line)[0] for line in done.stdout.splitlines()] == ["UP", "DOWN", "UP", "DOWN", "UP"]
