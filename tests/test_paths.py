@@ -6,6 +6,7 @@ import pytest
 
 from tests.network_world import A, B, World, local_of, one_peer, two_peers
 from torchrelay.agent import paths as module
+from torchrelay.agent.findings import Judge
 from torchrelay.agent.news import tell_paths
 from torchrelay.agent.paths import SAME_FLAP_S, STALE_S, LinkState
 from torchrelay.wire.channel import NetworkFrame
@@ -27,6 +28,35 @@ class TestTotals:
         news = tell_paths(world.judge, world.now, lambda _: "")
         assert news.paths[0].links[0].sent_bytes == 2**63 - 1
         assert encode(NetworkFrame(news))
+
+
+class TestAcrossARestart:
+    def test_a_loss_that_the_agent_before_has_counted_is_not_counted_again_when_it_is_over(self) -> None:
+        world = one_peer()
+        world.lose()
+        world.wait(10)
+        memory = world.judge.memory()
+        world.judge = Judge(world.limits)
+        world.judge.remember(memory, world.now)
+        assert flaps(world) == 1
+        world.heal()
+        assert flaps(world) == 1
+        world.wait(5)
+        world.report("path_up", outage_ms=2000)
+        assert flaps(world) == 2, "this one nobody has told of"
+
+
+class TestNews:
+    def test_a_path_that_processes_number_differently_is_told_once(self) -> None:
+        world = two_peers()
+        world.lose(remote=A)
+        world.wait(40)
+        world.judge.paths.links[local_of(0), B].path = 3
+        news = tell_paths(world.judge, world.now, lambda _: "")
+        assert [(path.path, path.local, len(path.links)) for path in news.paths if path.local == local_of(0)] == [
+            (0, local_of(0), 2)
+        ]
+        assert [path.finding is not None for path in news.paths] == [True, False]
 
 
 class TestStates:

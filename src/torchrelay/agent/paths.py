@@ -34,6 +34,9 @@ SETTLED_US = 1_000_000
 MOST_LINKS = 4096
 MOST_FLAPS = 1000
 
+# Stands for the processes that had told an agent before this one of a flap.
+FORMER = 0
+
 LinkId = tuple[str, str]  # local, remote
 
 
@@ -169,7 +172,7 @@ class Paths:
             return
         cut = self.processes[report.pid].cut
         since = now - report.outage_ms / 1000 - SAME_FLAP_S
-        known = any(report.pid in flap.pids and flap.at >= since for flap in link.flaps)
+        known = any(flap.at >= since and flap.pids & {report.pid, FORMER} for flap in link.flaps)
         before = link.words.get(report.pid)
         excused = report.remote in cut or (before is not None and before.state is LinkState.DOWN)
         if report.outage_ms and not known and not excused:
