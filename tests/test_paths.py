@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tests import network_world
 from tests.network_world import A, B, World, local_of, one_peer, two_peers
 from torchrelay.agent import paths as module
 from torchrelay.agent.findings import Judge
@@ -44,6 +47,29 @@ class TestAcrossARestart:
         world.wait(5)
         world.report("path_up", outage_ms=2000)
         assert flaps(world) == 2, "this one nobody has told of"
+
+
+class TestClocks:
+    def test_a_clock_that_is_set_back_does_not_make_a_link_lost_for_as_long(self, monkeypatch: Any) -> None:
+        world = two_peers()
+        world.wait(1)
+        world.lose()
+        monkeypatch.setattr(network_world, "WALL_S", network_world.WALL_S - 3600)
+        world.heal(told=False)
+        world.wait(1)
+        assert world.link().state is LinkState.UP
+
+    def test_a_clock_that_is_set_forward_does_not_make_a_loss_long(self, monkeypatch: Any) -> None:
+        world = two_peers()
+        world.wait(1)
+        for remote in (A, B):
+            world.lose(remote=remote, told=False)
+            world.links[1, 0, remote].lost_at -= 3600  # the date is by the clock as it was
+        monkeypatch.setattr(network_world, "WALL_S", network_world.WALL_S + 3600)
+        world.wait(1)
+        assert world.link().state is LinkState.DOWN
+        assert world.now - world.link().since <= 1
+        assert world.ours == []
 
 
 class TestNews:

@@ -185,6 +185,11 @@ class Paths:
         process = self._process(page.pid, now, paged=True)
         if page.updated_us == process.updated_us:
             return
+        if page.updated_us < process.updated_us:  # its clock was set back: what it dated before is no younger
+            for link in self.links.values():
+                if page.pid in link.words:
+                    link.words[page.pid].told_us = 0
+        before = process.heard
         process.heard, process.updated_us, process.rank = now, page.updated_us, page.rank
         there = set()
         for row in page.rows:
@@ -193,7 +198,7 @@ class Paths:
                 continue
             there.add(link.id)
             self._count(process, link, row)
-            self._read(process, page, link, row, now)
+            self._read(process, page, link, row, now, before)
         if page.full:
             return
         for link in list(self.links.values()):
@@ -285,8 +290,8 @@ class Paths:
         if link.words.pop(pid, None) is not None:
             self._settle(link, now)
 
-    def _read(self, process: Process, page: NetPage, link: Link, row: Row, now: float) -> None:
-        """What a row says, if no report is newer."""
+    def _read(self, process: Process, page: NetPage, link: Link, row: Row, now: float, before: float) -> None:
+        """What a row says, if no report is newer. `before`: when the process was heard before that."""
         word = link.words.get(page.pid)
         if word is not None and page.updated_us < word.told_us:
             return
@@ -298,6 +303,7 @@ class Paths:
             since = now
             if state is LinkState.DOWN and row.down_since_us:
                 since = now - max(0.0, (page.updated_us - row.down_since_us) / 1e6)
+                since = since if word is None else max(since, before)  # it was there; its clock may have been set
             excused = state is LinkState.DOWN and row.remote in process.cut
             told_us = word.told_us if word is not None else 0
             self._say(link, page.pid, Word(state, since, excused=excused, told_us=told_us), now)
