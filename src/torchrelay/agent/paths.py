@@ -186,9 +186,9 @@ class Paths:
         if page.updated_us == process.updated_us:
             return
         if page.updated_us < process.updated_us:  # its clock was set back: what it dated before is no younger
-            for link in self.links.values():
-                if page.pid in link.words:
-                    link.words[page.pid].told_us = 0
+            for known in self.links.values():
+                if page.pid in known.words:
+                    known.words[page.pid].told_us = 0
         before = process.heard
         process.heard, process.updated_us, process.rank = now, page.updated_us, page.rank
         there = set()
