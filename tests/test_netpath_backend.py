@@ -381,26 +381,47 @@ def place_of(handle: str) -> tuple[str, int]:
     return socket.inet_ntoa(address), port
 
 
-def hello(token: bytes) -> bytes:
+def crc32c(data: bytes) -> int:
+    """The checksum of RFC 3720, bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def hello(token: bytes, version: int = 2) -> bytes:
     """The first words over a connection: see native/netpath/core/wire.h."""
-    magic = 0x004E5254 | 1 << 24
-    return struct.pack("<IBBHQIIII", magic, 1, 0, 1, 4711, 0, 32, 0, 0) + token + struct.pack("<II8x", 256 << 10, 0)
+    body = token + struct.pack("<II8x", 256 << 10, 0)
+
+    def head(crc: int) -> bytes:
+        return struct.pack("<IBBHQIIII", 0x004E5254 | version << 24, 1, 0, 1, 4711, 0, 32, 0, crc)
+
+    return head(crc32c(head(0) + body)) + body
+
+
+def answer_to(at: tuple[str, int], words: bytes) -> bytes:
+    """What is said to a stranger before the end."""
+    answer = b""
+    with socket.create_connection(at, timeout=10) as stranger:
+        stranger.sendall(words)
+        try:
+            while more := stranger.recv(4096):
+                answer += more
+        except ConnectionResetError:
+            pass
+    return answer
 
 
 def test_strangers_are_refused(fresh: Troupe) -> None:
     fresh.do("call", acts.gate)
     at = place_of(fresh.ranks[0].do("call", acts.handles)[1])
-    for words in (b"GET / HTTP/1.1\r\n\r\n" * 4, hello(bytes(16)), b"\xff" * 1000, hello(bytes(16))[:40]):
-        with socket.create_connection(at, timeout=10) as stranger:
-            stranger.sendall(words)
-            answer = b""
-            try:
-                while more := stranger.recv(4096):
-                    answer += more
-            except ConnectionResetError:
-                pass
-            # Nothing but a refusal, and then the end.
-            assert len(answer) in (0, 32)
-            assert not answer or answer[4] == 3
+    torn = hello(bytes(16))[:-1] + b"\x01"  # changed on its way: there is nobody to refuse
+    for words in (b"GET / HTTP/1.1\r\n\r\n" * 4, b"\xff" * 1000, hello(bytes(16))[:40], torn):
+        assert answer_to(at, words) == b""
+    for words, reason in ((hello(bytes(16)), 1), (hello(bytes(16), version=1), 4)):  # a stranger; another version
+        answer = answer_to(at, words)
+        assert (len(answer), answer[4], answer[16]) == (32, 3, reason)
     assert fresh.do("call", acts.gate) == [3] * 3
     assert fresh.do("call", acts.large) == [3.0] * 3

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
+#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -20,6 +21,7 @@ enum {
   TURNS = 64,            // of reading, before others have their turn
   MOST_STRANGERS = 256,  // connections that have not said what they want
   PAUSE_MS = 20,         // after an attempt to connect that failed, doubled each time
+  REFUSED_TWICE = 2,
   LONGEST_PAUSE_MS = 80, // while somebody waits
   IDLE_PAUSE_MS = 1000,
   FLAPS_FREE = 4,        // losses within FLAP_WINDOW_US that are not damped
@@ -88,11 +90,12 @@ static void reset(conn *c) {
   bury(c);
 }
 
-// After each failure a little later; sooner while somebody waits.
-static void try_later(np_comm *comm, int path, uint64_t now) {
+// After each failure a little later; sooner while somebody waits. `began`: the attempt that failed; one that has taken
+// its time is followed by the next at once.
+static void try_later(np_comm *comm, int path, uint64_t began) {
   uint32_t most = flow_busy(&comm->flow) ? LONGEST_PAUSE_MS : IDLE_PAUSE_MS;
   uint32_t pause = comm->pause_ms[path] < most ? comm->pause_ms[path] : most;
-  comm->retry_us[path] = now + pause * 1000ull;
+  comm->retry_us[path] = began + pause * 1000ull;
   comm->pause_ms[path] = pause * 2;
 }
 
@@ -118,7 +121,7 @@ void conn_lose(conn *c, const char *reason, uint64_t now) {
     // A greeting that nobody answers may have arrived. One that was answered by an end has not made a comm over there.
     if (c->state == CONN_GREETING && strcmp(reason, "closed") && strcmp(reason, "reset")) comm->may_be_known = 1;
     reset(c);
-    if (comm && comm->flow.sends) try_later(comm, path, now);
+    if (comm && comm->flow.sends) try_later(comm, path, c->since_us);
     return;
   }
   uint32_t under_way = comm->flow.path[path].count;
@@ -144,6 +147,20 @@ static void add_head(conn *c, const void *bytes, uint32_t size) {
   c->out_size += size;
 }
 
+// The magic of a live connection's frame.
+static uint32_t magic_of(const conn *c, const frame *of) {
+  if (!c->comm->flow.checked) return WIRE_MAGIC;
+  return WIRE_MAGIC + checksum((const uint8_t *)of + sizeof of->magic, sizeof *of - sizeof of->magic);
+}
+
+// The checksum of a greeting or its answer, and of what follows.
+static uint32_t sum_of(const uint8_t *bytes, uint32_t size) {
+  uint8_t copy[sizeof(frame) + HELLO_BYTES];
+  memcpy(copy, bytes, size);
+  memset(copy + offsetof(frame, crc), 0, sizeof((frame *)0)->crc);
+  return checksum(copy, size);
+}
+
 // Fill the head with what is to be sent next: frames, up to the first with data.
 static int fill(conn *c, uint64_t now) {
   c->head_size = c->out_size = c->out_done = c->out_data_size = 0;
@@ -158,6 +175,7 @@ static int fill(conn *c, uint64_t now) {
         if (inject_any() && inject_now(c->source.local, INJECT_CORRUPT, now)) next.header.crc ^= 1;
       }
     }
+    next.header.magic = magic_of(c, &next.header);
     c->out_frame = next.header;
     add_head(c, &next.header, sizeof next.header);
     if (next.data) break;
@@ -220,6 +238,7 @@ static void send_frame(conn *c, frame_type type, uint32_t reason) {
                .seq = c->comm ? c->comm->id : 0, .offset = reason};
   c->head_size = c->out_size = c->out_done = c->out_data_size = 0;
   add_head(c, &out, sizeof out);
+  ((frame *)c->head)->crc = sum_of(c->head, c->head_size);
 }
 
 // ---------------------------------------------------------------- connecting
@@ -282,6 +301,7 @@ static void greet(conn *c, uint64_t now) {
   hello_body body = {.chunk = comm->flow.limits.chunk, .checked = (uint32_t)comm->flow.checked};
   memcpy(body.token, comm->token, sizeof body.token);
   add_head(c, &body, sizeof body);
+  ((frame *)c->head)->crc = sum_of(c->head, c->head_size);
   conn_pump(c, now);
 }
 
@@ -299,10 +319,24 @@ static void go_live(conn *c, uint64_t now) {
   say(NP_LEVEL_TRACE, "comm %016llx path %d is up, epoch %u", (unsigned long long)comm->id, path, c->epoch);
 }
 
+// The peer hears the old connection, and we hear nothing over it: only we can end it.
+static void refused_as_alive(np_comm *comm, int path, uint64_t now) {
+  int silent = comm->live[path] && comm->flow.path[path].silent;
+  comm->refusals[path] = silent ? comm->refusals[path] + 1 : 0;
+  if (comm->refusals[path] < REFUSED_TWICE) return;
+  comm->refusals[path] = 0;
+  conn_lose(comm->live[path], "silent", now);
+}
+
 static void heard_refusal(conn *c, uint32_t reason, uint64_t now) {
   np_comm *comm = c->comm;
+  int path = c->path;
   conn_lose(c, "refused", now);
-  if (reason == REFUSE_ALIVE) return;
+  if (reason == REFUSE_ALIVE) {
+    refused_as_alive(comm, path, now);
+    return;
+  }
+  if (reason == REFUSE_VERSION && comm->wired) return; // it has understood us before
   if (reason == REFUSE_VERSION)
     say(NP_LEVEL_WARN, "the peer speaks another version of the network part than %d: install the same torchrelay on all nodes",
         WIRE_VERSION);
@@ -392,7 +426,10 @@ static void heard_hello(conn *c, const frame *hello, const hello_body *body, uin
   c->path = hello->path;
   if (hello->path >= comm->flow.paths) comm->flow.paths = hello->path + 1;
   conn *old = comm->live[hello->path];
-  if (old && now - comm->flow.path[hello->path].heard_us < comm->flow.limits.suspect_us) {
+  const flow_path *known = &comm->flow.path[hello->path];
+  int alive = now - known->heard_us < comm->flow.limits.suspect_us;
+  int older = (int16_t)(hello->epoch - known->epoch) <= 0; // it was long on its way
+  if (old && (alive || older)) {
     c->comm = NULL;
     refuse(c, REFUSE_ALIVE, now);
     return;
@@ -438,14 +475,21 @@ static void heard_frame(conn *c, const frame *in, uint64_t now) {
   if (in->type == ACK || in->type == BYE) comm_changed(comm);
 }
 
+// What was changed on its way is not believed.
+static void is_damaged(conn *c, uint64_t now) {
+  if (c->comm) {
+    c->comm->flow.path[c->path].corrupt++;
+    report_corrupt(c->comm, c->path);
+  }
+  conn_lose(c, "checksum", now);
+}
+
 static void chunk_is_whole(conn *c, uint64_t now) {
   np_comm *comm = c->comm;
   uint8_t *target = flow_target(&comm->flow, &c->in_frame);
   c->in_data = 0;
   if (comm->flow.checked && c->in_clean && target && checksum(target, c->in_frame.length) != c->in_frame.crc) {
-    comm->flow.path[c->path].corrupt++;
-    report_corrupt(comm, c->path);
-    conn_lose(c, "checksum", now);
+    is_damaged(c, now);
     return;
   }
   // Part of it went nowhere while it was not wanted; now it is, so it has to come once more.
@@ -480,6 +524,18 @@ static uint32_t frame_size(const conn *c, const frame *in) {
   return (uint32_t)sizeof(frame) + (c->state == CONN_ACCEPTED && in->type == HELLO ? HELLO_BYTES : 0);
 }
 
+static void another_magic(conn *c, const frame *in, uint64_t now) {
+  if (c->state == CONN_LIVE && c->comm->flow.checked) {
+    is_damaged(c, now);
+  } else if (c->state == CONN_ACCEPTED && (in->magic & 0xffffff) == (WIRE_MAGIC & 0xffffff)) {
+    say(NP_LEVEL_WARN, "a peer speaks version %u of the network part, and we %d: install the same torchrelay on all nodes",
+        in->magic >> 24, WIRE_VERSION);
+    refuse(c, REFUSE_VERSION, now);
+  } else {
+    conn_lose(c, "error", now);
+  }
+}
+
 // Take one frame, or part of a chunk, from what was read ahead. 0: there is not enough.
 static int take_ahead(conn *c, uint64_t now) {
   uint32_t there = c->ahead_to - c->ahead_from;
@@ -495,17 +551,15 @@ static int take_ahead(conn *c, uint64_t now) {
   if (there < sizeof(frame)) return 0;
   frame in;
   memcpy(&in, c->ahead + c->ahead_from, sizeof in);
-  if (in.magic != WIRE_MAGIC) {
-    if ((in.magic & 0xffffff) == (WIRE_MAGIC & 0xffffff) && c->state == CONN_ACCEPTED) {
-      say(NP_LEVEL_WARN, "a peer speaks version %u of the network part, and we %d: install the same torchrelay on all nodes",
-          in.magic >> 24, WIRE_VERSION);
-      refuse(c, REFUSE_VERSION, now);
-    } else {
-      conn_lose(c, "error", now);
-    }
+  if (in.magic != (c->state == CONN_LIVE ? magic_of(c, &in) : WIRE_MAGIC)) {
+    another_magic(c, &in, now);
     return 0;
   }
   if (there < frame_size(c, &in)) return 0;
+  if (c->state != CONN_LIVE && in.crc != sum_of(c->ahead + c->ahead_from, frame_size(c, &in))) {
+    is_damaged(c, now);
+    return 0;
+  }
   hello_body body;
   if (frame_size(c, &in) > sizeof in) memcpy(&body, c->ahead + c->ahead_from + sizeof in, sizeof body);
   c->ahead_from += frame_size(c, &in);

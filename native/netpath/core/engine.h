@@ -129,6 +129,7 @@ struct np_comm {
   int wired;      // was live once
   int may_be_known; // not wired, and yet the peer may have made a comm of our greeting
   int refused;    // the refusal that ends it
+  int refusals[NP_MAX_PATHS]; // in a row, as the peer hears a connection over which we hear nothing
   int accepted, closed, told_unreachable;
   uint64_t cut_us; // since when the peer is unreachable
   uint64_t linger_us; // closed: gone at that time at the latest

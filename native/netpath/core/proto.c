@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+static const uint64_t SPAN_US = 8000; // of a path's deliveries that may be under way: 1 MB at 1 Gb/s
+
 static int chunk_index(const flow *f, uint32_t offset) { return (int)(offset / f->limits.chunk); }
 
 static uint32_t chunks_of(const flow *f, uint32_t size) {
@@ -152,6 +154,12 @@ void flow_down(flow *f, int path, uint64_t now) {
   }
 }
 
+// Until something is known of the path.
+static uint32_t first_window(const flow_limits *limits) {
+  uint64_t some = 4ull * limits->chunk > limits->window / 4 ? 4ull * limits->chunk : limits->window / 4;
+  return some < limits->window ? (uint32_t)some : limits->window;
+}
+
 void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
   flow_path *p = &f->path[path];
   flow_down(f, path, now); // what an older connection carried has to go another way
@@ -160,6 +168,9 @@ void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
   p->suspect = p->silent = p->slow = 0;
   p->deaf_us = 0;
   p->hedged = 0;
+  p->trial = f->sends && p->epoch;
+  p->window = first_window(&f->limits);
+  p->least_us = 0;
   p->epoch = epoch;
   p->heard_us = p->sent_us = now;
   p->first = p->count = p->unacknowledged = 0;
@@ -175,7 +186,8 @@ void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
 // ---------------------------------------------------------------- sending
 
 static int room_in(const flow *f, const flow_path *p) {
-  return p->count < FIFO && (p->count == 0 || p->unacknowledged + f->limits.chunk <= f->limits.window);
+  if (p->count == 0) return 1;
+  return !p->trial && p->count < FIFO && p->unacknowledged + f->limits.chunk <= p->window;
 }
 
 // The first chunk of a message that no path has; its number of chunks if there is none.
@@ -199,7 +211,8 @@ static int take(flow *f, uint64_t now, flow_chunk *out, int *repeated) {
     uint32_t index = first_free(f, slot);
     if (index == chunks_of(f, slot->size)) continue;
     uint32_t offset = index * f->limits.chunk, left = slot->size - offset;
-    *out = (flow_chunk){seq, offset, left < f->limits.chunk ? left : f->limits.chunk, now};
+    uint32_t length = left < f->limits.chunk ? left : f->limits.chunk;
+    *out = (flow_chunk){.seq = seq, .offset = offset, .length = length, .given_us = now};
     put(slot->given, (int)index);
     *repeated = index < slot->first_time;
     if (!*repeated) slot->first_time = index + 1;
@@ -254,8 +267,10 @@ int flow_next(flow *f, int path, uint64_t now, flow_frame *out) {
   int repeated;
   if (!f->sends || p->suspect || p->slow || !room_in(f, p) || !take(f, now, &chunk, &repeated)) return 0;
   flow_slot *slot = open_slot(f, chunk.seq);
-  p->fifo[(p->first + p->count++) % FIFO] = chunk;
   p->unacknowledged += chunk.length;
+  chunk.ahead = p->unacknowledged;
+  p->fifo[(p->first + p->count++) % FIFO] = chunk;
+  if (p->trial) let_others_take(f, p);
   p->sent_again += (uint64_t)repeated;
   p->sent_bytes += chunk.length;
   p->sent_us = now;
@@ -280,7 +295,21 @@ void flow_alive(flow *f, int path, uint64_t now) {
   f->unreachable = 0;
 }
 
-static int heard_ack(flow *f, int path, const frame *header) {
+// As many bytes may be under way as the path delivers in SPAN_US and the time that a chunk takes at least. Only what went
+// out with the window nearly full tells of that.
+static void learn_window(const flow *f, flow_path *p, const flow_chunk *chunk, uint64_t now) {
+  uint64_t took = now > chunk->given_us ? now - chunk->given_us : 1;
+  uint32_t least = f->limits.chunk < f->limits.window ? f->limits.chunk : f->limits.window;
+  if (took > UINT32_MAX) took = UINT32_MAX;
+  if (!p->least_us || took < p->least_us) p->least_us = (uint32_t)took;
+  if (2ull * chunk->ahead < p->window) return;
+  uint64_t fits = p->window * (SPAN_US + p->least_us) / took;
+  if (fits > f->limits.window) fits = f->limits.window;
+  p->window = (uint32_t)((7ull * p->window + fits + (fits > p->window ? 7 : 0)) / 8);
+  if (p->window < least) p->window = least;
+}
+
+static int heard_ack(flow *f, int path, const frame *header, uint64_t now) {
   if (header->path >= f->paths) return 0;
   flow_path *p = &f->path[header->path];
   if (header->path != path || !p->live || header->epoch != p->epoch) return 1; // of an older connection
@@ -292,6 +321,8 @@ static int heard_ack(flow *f, int path, const frame *header) {
     p->count--;
     p->unacknowledged -= chunk.length;
     p->acknowledged++;
+    p->trial = 0;
+    learn_window(f, p, &chunk, now);
     if (!p->count) p->slow = 0;
     flow_slot *slot = open_slot(f, chunk.seq);
     int index = chunk_index(f, chunk.offset);
@@ -321,7 +352,7 @@ int flow_heard(flow *f, int path, const frame *header, uint64_t now, int *lost) 
   flow_alive(f, path, now);
   switch (header->type) {
   case ACK:
-    return f->sends && heard_ack(f, path, header);
+    return f->sends && heard_ack(f, path, header, now);
   case CTS:
     if (!f->sends || header->seq > f->posted + (1u << 31)) return 0;
     if (header->seq > f->allowed) f->allowed = header->seq;
@@ -437,7 +468,8 @@ static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
   }
   if (!flow_watches(f)) return;
   int others = others_are_heard(f, path, now);
-  if (p->deaf_us) verdict->probe |= (uint8_t)(1u << path);
+  // A peer that heard nothing while we were stopped is answered first.
+  if (p->deaf_us && now - f->busy_us >= f->limits.suspect_us) verdict->probe |= (uint8_t)(1u << path);
   if (silent >= f->limits.dead_us) {
     if (!p->silent && !f->sends) {
       p->downs_due |= (uint8_t)(1u << path);

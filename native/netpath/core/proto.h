@@ -3,7 +3,9 @@
 //
 //   sender     flow_post    a message is to be sent
 //              flow_next    what to send next on a path: control frames first, then what a lost path left behind, then
-//                           new chunks, the oldest message first; of each path at most a window is not acknowledged
+//                           new chunks, the oldest message first; of each path at most a window is not acknowledged,
+//                           which is what the path delivers in a few milliseconds, so that no message waits for long
+//                           for a path that is slower than others
 //   receiver   flow_post    there is room for one more message
 //              flow_target  where the bytes of a chunk go now; nowhere if they are not wanted any more
 //              flow_arrived a chunk is there
@@ -15,6 +17,9 @@
 // that is posted and not done. A sender's message is done when all of its chunks are acknowledged, as then nobody will
 // ask for its memory again. ACK counts the chunks that have come over one connection; which these were, the sender knows
 // from their order. A new connection is a new epoch, and words about an older one change nothing.
+//
+// A path that was lost and is connected again has proven little: small packets may pass where large ones are lost. It
+// gets one chunk, which another path sends as well, and nothing more until that is acknowledged.
 //
 // All paths silent at once are not as many lost paths: the peer is stopped, or far away. Their connections are kept, and
 // the engine tries new ones beside them. Only the sender can connect; a receiver to which all are silent says so over
@@ -33,7 +38,7 @@ enum {
 
 typedef struct {
   uint32_t chunk;       // bytes; a message has MAX_CHUNKS of these at most
-  uint32_t window;      // bytes of a path that are not acknowledged; one chunk may always go
+  uint32_t window;      // bytes of a path that are not acknowledged, at most; one chunk may always go
   uint64_t ping_us;     // a path over which nothing was sent for so long gets a PING
   uint64_t suspect_us;  // silence after which chunks under way go another way, too
   uint64_t dead_us;     // silence after which the path is lost
@@ -44,6 +49,7 @@ typedef struct {
   uint64_t seq;
   uint32_t offset, length;
   uint64_t given_us; // when
+  uint32_t ahead;    // bytes that were not acknowledged then, with its own
 } flow_chunk;
 
 typedef enum { SLOT_FREE, SLOT_OPEN, SLOT_DONE, SLOT_FAILED } slot_state;
@@ -73,6 +79,9 @@ typedef struct {
   uint32_t first, count;
   uint64_t acknowledged;         // of this epoch
   uint32_t unacknowledged;       // bytes
+  uint32_t window;               // bytes that may be unacknowledged, see learn_window
+  uint32_t least_us;             // that a chunk has taken on this connection; 0: none was acknowledged
+  uint8_t trial;                 // it was lost, is back, and has delivered nothing yet: one chunk, which others send, too
   uint64_t hedged;               // so many chunks of this epoch were given to other paths, too, or are acknowledged
   // receiver
   uint64_t arrived;              // chunks of this epoch

@@ -39,7 +39,7 @@ int settings_read(settings *into) {
   uint64_t chunk, window, ping, suspect, dead, giveup, checked;
   int code = level();
   if (!code) code = number("TORCHRELAY_NET_CHUNK", 256 << 10, 4 << 10, 16 << 20, &chunk);
-  if (!code) code = number("TORCHRELAY_NET_WINDOW", 1 << 20, 4 << 10, 1 << 28, &window);
+  if (!code) code = number("TORCHRELAY_NET_WINDOW", 4 << 20, 4 << 10, 1 << 28, &window);
   if (!code) code = number("TORCHRELAY_NET_PING_MS", 50, 5, 60000, &ping);
   if (!code) code = number("TORCHRELAY_NET_SUSPECT_MS", 100, 10, 60000, &suspect);
   if (!code) code = number("TORCHRELAY_NET_DEAD_MS", 250, 20, 600000, &dead);

@@ -9,10 +9,13 @@
 #error "frames are sent as they lie in memory, which must be little endian"
 #endif
 
-enum { WIRE_VERSION = 1, HELLO_BYTES = 32, TOKEN_BYTES = 16 };
+enum { WIRE_VERSION = 2, HELLO_BYTES = 32, TOKEN_BYTES = 16 };
 
 #define WIRE_MAGIC (0x004e5254u | (uint32_t)WIRE_VERSION << 24) // "TRN" and the version
 
+// What may be relied on: HELLO, WELCOME and REFUSE always have in `crc` the checksum of themselves (with `crc` 0) and of
+// what follows. Of a checked comm's other frames the checksum of all after `magic` is added to `magic`, so that a frame is
+// known for good before anything is done with it, and `crc` of DATA is that of the chunk.
 typedef enum {
   HELLO = 1, // sender: this connection is for comm `seq`, path, epoch; a hello_body follows
   WELCOME,   // receiver: it is the path's connection from now on

@@ -182,21 +182,23 @@ static size_t greeting(uint8_t *into, int right_token, uint32_t magic) {
   if (right_token) memcpy(body.token, target.token, sizeof body.token);
   memcpy(into, &hello, sizeof hello);
   memcpy(into + sizeof hello, &body, sizeof body);
+  hello.crc = draw(20) ? checksum(into, sizeof hello + sizeof body) : (uint32_t)draw(UINT32_MAX);
+  memcpy(into, &hello, sizeof hello);
   return sizeof hello + sizeof body;
 }
 
 // Frames that are nearly right, after a greeting with the right token.
 static void say_frames(int fd) {
   uint8_t bytes[256];
-  uint32_t chunk;
+  uint32_t chunk, checked;
   say_bytes(fd, bytes, greeting(bytes, 1, WIRE_MAGIC));
   memcpy(&chunk, bytes + sizeof(frame) + offsetof(hello_body, chunk), sizeof chunk);
+  memcpy(&checked, bytes + sizeof(frame) + offsetof(hello_body, checked), sizeof checked);
   frame told;
   memcpy(&told, bytes, sizeof told);
   usleep((useconds_t)draw(3000));
   for (uint64_t i = draw(40); i; i--) {
     frame out = {.magic = WIRE_MAGIC, .type = (uint8_t)draw(12), .path = told.path};
-    if (!draw(50)) out.magic = (uint32_t)draw(1u << 31);
     out.epoch = draw(10) ? told.epoch : (uint16_t)draw(65536);
     if (draw(2)) out.type = DATA;
     out.seq = draw(10) ? draw(3) : draw(UINT64_MAX);
@@ -205,6 +207,8 @@ static void say_frames(int fd) {
     uint32_t left = out.total > out.offset ? out.total - out.offset : 0;
     out.length = left < chunk ? left : chunk;
     if (!draw(10)) out.length = (uint32_t)draw(1u << 31);
+    if (checked) out.magic += checksum((uint8_t *)&out + sizeof out.magic, sizeof out - sizeof out.magic);
+    if (!draw(50)) out.magic = (uint32_t)draw(1u << 31);
     say_bytes(fd, &out, sizeof out);
     static uint8_t data[MESSAGE];
     say_bytes(fd, data, out.length < sizeof data ? out.length : draw(sizeof data));

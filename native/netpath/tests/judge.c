@@ -258,9 +258,10 @@ void judge_loss(int end, int path) {
   const terminal *t = &w.end[end];
   const flow_limits *limits = &w.plan.limits;
   int heard = 0;
-  // What a slow path was given still comes when its sender is stopped, and then only that.
-  int stopped = w.now < w.end[!end].stopped_until + limits->dead_us, slow = is_slow_world();
-  if (w.wire_us[path] && w.now - w.wire_us[path] >= limits->dead_us && !(stopped && slow))
+  // What a slow path was given, or a new connection's greeting, still comes when its sender is stopped, and then only that.
+  int stopped = w.now < w.end[!end].stopped_until + limits->dead_us;
+  int late = is_slow_world() || w.now - t->up_us < limits->dead_us;
+  if (w.wire_us[path] && w.now - w.wire_us[path] >= limits->dead_us && !(stopped && late))
     violate("%s calls path %d silent, and nothing is wrong with it", NAMES[end], path);
   if (w.now - t->read_us[path] < limits->dead_us) violate("%s calls path %d silent too early", NAMES[end], path);
   for (int i = 0; i < w.plan.paths; i++)

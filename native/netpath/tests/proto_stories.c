@@ -171,6 +171,65 @@ static void chunks_of_an_older_connection_are_not_counted(void) {
   EXPECT(r.path[0].arrived == 0 && flow_busy(&r));
 }
 
+static void acknowledge(uint64_t count, uint64_t now) {
+  frame ack = {.magic = WIRE_MAGIC, .type = ACK, .epoch = s.path[0].epoch, .seq = count};
+  int lost;
+  EXPECT(flow_heard(&s, 0, &ack, now, &lost));
+}
+
+// All that a path takes at once goes out, and is acknowledged so much later; so often. Returns what the last one took.
+static int bursts(int times, uint64_t took, uint64_t *now) {
+  int chunks = 0;
+  for (int i = 0; i < times; i++) {
+    uint64_t before = s.path[0].acknowledged;
+    flow_slot *slot = flow_post(&s, sent, sizeof sent, *now);
+    s.allowed = s.posted;
+    chunks = talk_to_nobody(&s, 0, *now);
+    *now += took;
+    acknowledge(before + (uint64_t)chunks, *now);
+    slot->state = SLOT_DONE; // the rest of it is not needed
+    flow_release(&s, slot);
+    s.tail = s.posted;
+  }
+  return chunks;
+}
+
+static void what_may_be_under_way_follows_the_rate(void) {
+  flow_limits limits = usual();
+  limits.window = 32 * CHUNK;
+  begin("what may be under way follows the rate of the path", 1, limits);
+  uint64_t now = MS;
+  flow_up(&s, 0, 1, now);
+  EXPECT(bursts(1, 2 * MS, &now) == 8);   // a quarter, as nothing is known of it
+  EXPECT(bursts(20, 2 * MS, &now) == 32); // all is there within the span
+  EXPECT(bursts(20, 100 * MS, &now) == 1);
+  EXPECT(bursts(100, 2 * MS, &now) == 32);
+  flow_up(&s, 0, 2, now);
+  bursts(1, 100 * MS, &now);
+  EXPECT(bursts(50, 100 * MS, &now) == 32); // a long way, not a slow one
+  EXPECT(s.path[0].window <= limits.window);
+}
+
+static void a_path_that_is_back_has_to_prove_itself(void) {
+  begin("a path that was lost gets one chunk, which others send, too, until that has come", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  flow_down(&s, 0, 0);
+  flow_down(&r, 0, 0);
+  up(0, 2, 0);
+  flow_post(&r, got, 4 * CHUNK, 0);
+  flow_post(&r, got, 4 * CHUNK, 0);
+  talk(1, 0);
+  flow_slot *slot = flow_post(&s, sent, 4 * CHUNK, 0);
+  EXPECT(talk_to_nobody(&s, 0, 0) == 1);
+  talk(1, 0);
+  EXPECT(slot->state == SLOT_DONE && !memcmp(sent, got, 4 * CHUNK));
+  flow_post(&s, sent, 4 * CHUNK, 0);
+  EXPECT(talk_to_nobody(&s, 0, 0) == 0);
+  acknowledge(1, MS);
+  EXPECT(talk_to_nobody(&s, 0, 0) == 4);
+}
+
 // ---------------------------------------------------------------- silence
 
 static void a_blocked_path_is_found_out_in_short_bursts(void) {
@@ -254,6 +313,11 @@ static void who_was_stopped_itself_calls_nothing_lost(void) {
   flow_alive(&s, 1, now);
   flow_verdict verdict = flow_tick(&s, now);
   EXPECT(!verdict.lost && !verdict.probe);
+  frame deaf = {.magic = WIRE_MAGIC, .type = DOWN, .epoch = 1};
+  int lost;
+  EXPECT(flow_heard(&s, 0, &deaf, now, &lost) && s.path[0].deaf_us); // what the peer said meanwhile
+  EXPECT(!flow_tick(&s, now + TICK).probe);
+  EXPECT(flow_tick(&s, now + SUSPECT).probe == 1);
 }
 
 static void when_all_fall_silent_none_is_lost(void) {
@@ -281,6 +345,7 @@ static void a_receiver_says_that_it_hears_nothing(void) {
   frame stale = {.magic = WIRE_MAGIC, .type = PONG, .epoch = 1, .seq = now};
   for (; now < 2 * DEAD; now += TICK) {
     flow_tick(&r, now);
+    flow_tick(&s, now);
     if (says(&r, 0, DOWN, now, &said)) break;
   }
   EXPECT(now >= DEAD && now < DEAD + 3 * TICK);
@@ -374,6 +439,8 @@ int main(void) {
   a_new_connection_hands_on_what_the_old_one_carried();
   giving_up_counts_from_the_last_connection();
   chunks_of_an_older_connection_are_not_counted();
+  what_may_be_under_way_follows_the_rate();
+  a_path_that_is_back_has_to_prove_itself();
   a_blocked_path_is_found_out_in_short_bursts();
   a_blocked_path_that_nothing_needs_is_found_out();
   paths_that_nothing_needs_are_not_lost();

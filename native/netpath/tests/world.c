@@ -153,7 +153,7 @@ static void lose(int end, int of, const char *why) {
   int path = c->path;
   if (was == SIDE_CLOSED || was == SIDE_NONE) return;
   int both = was == SIDE_LIVE && c->side[!end].state == SIDE_LIVE && !w.end[!end].closed && !w.end[end].closed;
-  if (both && w.plan.no_loss)
+  if (both && w.plan.no_loss && strcmp(why, "silent")) // silence was judged already
     violate("%s loses path %d (%s), and nothing is wrong with it", name_of(end), path, why);
   tell("%s path %d epoch %u: the connection is lost (%s)%s", name_of(end), path, c->epoch, why,
        was == SIDE_LIVE ? "" : ", it was not up");
@@ -322,7 +322,7 @@ static void go_live(int end, int of) {
   if (t->probe[path] == of) t->probe[path] = -1;
   t->live[path] = of;
   t->pause_ms[path] = 20;
-  t->read_us[path] = t->heard_us = w.now;
+  t->read_us[path] = t->heard_us = t->up_us = w.now;
   c->side[end].state = SIDE_LIVE;
   flow_up(&t->flow, path, c->epoch, w.now);
   tell("%s path %d is up, epoch %u", name_of(end), path, c->epoch);

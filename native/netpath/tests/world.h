@@ -73,7 +73,7 @@ typedef struct {
   uint16_t epoch[NP_MAX_PATHS];
   uint64_t retry_us[NP_MAX_PATHS], read_us[NP_MAX_PATHS];
   uint32_t pause_ms[NP_MAX_PATHS], refusals[NP_MAX_PATHS];
-  uint64_t stopped_until, linger_us, ticked_us, heard_us, closed_us;
+  uint64_t stopped_until, linger_us, ticked_us, heard_us, closed_us, up_us;
   unsigned tick; // number of the tick that is planned
   int closed, gone, aborted;
   uint64_t silent_losses, probes;

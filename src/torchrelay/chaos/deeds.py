@@ -16,7 +16,7 @@ from torchrelay.chaos import leaving, memory
 from torchrelay.chaos.faults import Fault, Gone, Victim, observe, strike
 from torchrelay.chaos.phases import await_phase, catch, last_phase
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
-from torchrelay.chaos.wishes import Deed, Facts, How, Phase, Wish
+from torchrelay.chaos.wishes import Cut, Deed, Facts, How, Phase, Wish
 from torchrelay.protocol.ids import NodeId, WorkerId
 from torchrelay.schedulers import network as net
 
@@ -55,6 +55,8 @@ def plan_deed(wish: Wish, facts: Facts, where: Whereabouts) -> Plan:
             return plan_power(wish, where)
         case Deed.NODE:
             return plan_node(wish, facts, where)
+        case Deed.PATH:
+            return plan_path(wish, where)
         case Deed.PARTITION:
             return plan_partition(wish, where)
         case Deed.AGENT:
@@ -232,6 +234,24 @@ def plan_power(wish: Wish, where: Whereabouts) -> Plan:
     )  # fmt: skip
 
 
+def plan_path(wish: Wish, where: Whereabouts) -> Plan:
+    """One path of the node is lost; its other links are not touched."""
+    node, network = node_of(wish), where.network
+    if network is None:
+        raise Refusal("nodes have no paths of their own: start the run with --isolate --links 2 --net-failover")
+    path = network.link(node).path(wish.path)
+    lost = net.cut_path if wish.cut is Cut.DOWN else net.swallow_path
+    what = f"ip link set {path.interface} down" if wish.cut is Cut.DOWN else f"all packets over {path.name} are lost"
+    lasts = f" for {wish.for_s:g} s" if wish.for_s is not None else ""
+
+    def act() -> str:
+        lost(network, node, wish.path)
+        return f"{path.name} of {node} is {'down' if wish.cut is Cut.DOWN else 'silent'}"
+
+    step = Step(what=f"{what}{lasts}", node=node)
+    return Plan(wish, (step,), act, wish.for_s, lambda: net.mend_path(network, node, wish.path))
+
+
 def plan_partition(wish: Wish, where: Whereabouts) -> Plan:
     """Agent and orchestrator lose each other; the workers keep one another."""
     node, network = node_of(wish), where.network
@@ -278,7 +298,7 @@ def plan_mending(wish: Wish, facts: Facts, where: Whereabouts) -> Plan:
     steps = [Step(what="SIGCONT to a stopped worker", pid=victim.pid, node=node) for victim in stopped]
     if network is not None:
         steps.append(
-            Step(what=f"ip link set {network.link(node).interface} up; packets find their way again", node=node)
+            Step(what=f"ip link set {' '.join(net.ends(network, node))} up; packets find their way again", node=node)
         )
 
     def act() -> str:

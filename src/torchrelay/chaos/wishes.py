@@ -6,6 +6,7 @@ import random
 from dataclasses import dataclass
 from enum import StrEnum
 
+import msgspec
 from msgspec import Struct
 
 from torchrelay.chaos.whereabouts import Refusal
@@ -22,6 +23,7 @@ class Deed(StrEnum):
     OOM = "oom"
     SLOW = "slow"
     NODE = "node"
+    PATH = "path"
     PARTITION = "partition"
     AGENT = "agent"
     ORCHESTRATOR = "orchestrator"
@@ -29,7 +31,7 @@ class Deed(StrEnum):
 
 
 OF_RANKS = frozenset({Deed.KILL, Deed.STOP, Deed.EXIT, Deed.OOM, Deed.SLOW})
-OF_NODES = frozenset({Deed.NODE, Deed.PARTITION, Deed.AGENT, Deed.MEND})
+OF_NODES = frozenset({Deed.NODE, Deed.PATH, Deed.PARTITION, Deed.AGENT, Deed.MEND})
 # What a random mix draws from: each strikes at once, and all but the last two interrupt training.
 MIX = (Deed.KILL, Deed.STOP, Deed.EXIT, Deed.OOM, Deed.AGENT, Deed.ORCHESTRATOR)
 
@@ -55,6 +57,13 @@ class How(StrEnum):
     POWER = "power"
 
 
+class Cut(StrEnum):
+    """How a path is lost."""
+
+    DOWN = "down"  # its cable is pulled
+    DROP = "drop"  # packets are lost without a word
+
+
 class Wish(Struct, frozen=True, kw_only=True):
     """One fault. `for_s`: how long it lasts; None: for good, or its own default."""
 
@@ -66,14 +75,17 @@ class Wish(Struct, frozen=True, kw_only=True):
     code: int | None = None
     for_s: float | None = None
     factor: float = 2.0
+    path: int = 1
+    cut: Cut = Cut.DOWN
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """How the job stands."""
+    """How the job stands. `down_s`: how long a path may be lost before ranks leave it; None: no --net-failover."""
 
     job: JobStatus
     ranks: Ranks
+    down_s: float | None = None
 
     def holder(self, rank: Rank) -> RankStatus:
         """Who holds it. Raises `Refusal` if nobody does."""
@@ -99,20 +111,13 @@ def draw(wish: Wish, facts: Facts, chance: random.Random) -> Wish:
         held = [row.rank for row in facts.ranks.ranks if row.rank is not None and row.pid is not None]
         if not held:
             raise Refusal("no rank has a process at the moment")
-        return replaced(wish, rank=chance.choice(held))
+        return msgspec.structs.replace(wish, rank=chance.choice(held))
     if wish.deed in OF_NODES and wish.node is None:
         nodes = sorted({row.node for row in facts.ranks.ranks if row.node is not None})
         if not nodes:
             raise Refusal("no node has a worker at the moment")
-        return replaced(wish, node=chance.choice(nodes))
+        return msgspec.structs.replace(wish, node=chance.choice(nodes))
     return wish
-
-
-def replaced(wish: Wish, *, rank: Rank | None = None, node: NodeId | None = None) -> Wish:
-    return Wish(
-        deed=wish.deed, rank=rank if rank is not None else wish.rank, node=node if node is not None else wish.node,
-        phase=wish.phase, how=wish.how, code=wish.code, for_s=wish.for_s, factor=wish.factor,
-    )  # fmt: skip
 
 
 # ---------------------------------------------------------------- what should follow
@@ -137,6 +142,8 @@ def outlook(wish: Wish, facts: Facts) -> Outlook:
             if brief:
                 return Outlook(text="no incident: the link is up again before its silence loses it", incident=False)
             return Outlook(text=outlook_of_node(wish, facts), incident=any_rank_on(wish.node, facts))
+        case Deed.PATH:
+            return outlook_of_path(wish, facts)
         case Deed.PARTITION if not any_rank_on(wish.node, facts):
             return Outlook(text=f"{wish.node} holds no rank: it is lost after 6 to 30 s of silence", incident=False)
         case Deed.PARTITION:
@@ -170,6 +177,18 @@ def outlook_of_stop(wish: Wish, facts: Facts) -> Outlook:
         text = f"no incident: it goes on before the patience with a stopped worker ({patience_s:.1f} s) ends"
         return Outlook(text=text, incident=False)
     return Outlook(text=f"found after {patience_s:.1f} s or a little more; then {move_of(wish, facts)}", incident=True)
+
+
+def outlook_of_path(wish: Wish, facts: Facts) -> Outlook:
+    if facts.down_s is None:
+        return Outlook(text="no incident: nobody uses it (torchrelay run --net-failover)", incident=False)
+    over = f"no incident: collectives go on over the other paths of {wish.node}"
+    if wish.for_s is not None and wish.for_s < facts.down_s:
+        return Outlook(text=over, incident=False)
+    if not any_rank_on(wish.node, facts):
+        return Outlook(text=f"no incident: {wish.node} holds no rank", incident=False)
+    text = f"collectives go on over the other paths; after {facts.down_s:g} s the path is at fault, and ranks leave"
+    return Outlook(text=f"{text} a node that has it", incident=True)
 
 
 def any_rank_on(node: NodeId | None, facts: Facts) -> bool:

@@ -26,13 +26,14 @@ from torchrelay.chaos.deeds import Plan, Step, plan_deed
 from torchrelay.chaos.faults import Gone
 from torchrelay.chaos.leaving import CannotTrace
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
-from torchrelay.chaos.wishes import MIX, OF_NODES, Deed, Facts, How, Outlook, Phase, Wish, draw, outlook
+from torchrelay.chaos.wishes import MIX, OF_NODES, Cut, Deed, Facts, How, Outlook, Phase, Wish, draw, outlook
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.runs import NotPossible, find_run
 from torchrelay.cli.show import Output, milliseconds, table
 from torchrelay.orchestrator.shown import IncidentView
 from torchrelay.protocol.ids import NodeId, Rank
 from torchrelay.schedulers.port import SchedulerError
+from torchrelay.wire.launch import read_launch
 
 RECORD = "chaos.jsonl"
 LOOK_S = 0.1
@@ -47,6 +48,7 @@ torchrelay chaos stop --rank 1 --for 20s        and SIGCONT after that
 torchrelay chaos exit --rank 1 --code 7
 torchrelay chaos slow --rank 2 --factor 3 --for 60s
 torchrelay chaos node --node node-1 --how power (torchrelay run --isolate)
+torchrelay chaos path --node node-1 --path 2 --for 5s (torchrelay run --isolate --links 2 --net-failover)
 torchrelay chaos partition --node node-1 --for 30s
 torchrelay chaos any --repeat 10 --every 30s --seed 7
 
@@ -60,6 +62,7 @@ SUMMARY = {
     Deed.OOM: "the kernel kills a rank's process for memory (root; else SIGKILL, and it says so)",
     Deed.SLOW: "a rank's process gets a part of the time only",
     Deed.NODE: "a whole node: agent, forkserver and workers killed at once, or its link cut (--how power, --isolate)",
+    Deed.PATH: "one network path of a node (--isolate --links): its link down, or packets lost without a word (drop)",
     Deed.PARTITION: "a node's agent and the orchestrator lose each other; the workers do not",
     Deed.AGENT: "SIGKILL to a node's agent alone",
     Deed.ORCHESTRATOR: "SIGKILL to the orchestrator",
@@ -99,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
             verb.add_argument("--rank", type=int, metavar="R", help="whom it hits (drawn by chance)")
         if deed in OF_NODES:
             verb.add_argument("--node", metavar="N", help="which node (drawn by chance)")
-        if deed in (Deed.STOP, Deed.SLOW, Deed.PARTITION, Deed.NODE):
+        if deed in (Deed.STOP, Deed.SLOW, Deed.PARTITION, Deed.NODE, Deed.PATH):
             verb.add_argument("--for", dest="for_s", type=seconds, metavar="TIME", help="how long: 20s, 500ms, 2m")
         if deed in (Deed.KILL, Deed.STOP):
             verb.add_argument("--phase", type=phase, default=Phase.ANY, metavar="PHASE",
@@ -109,6 +112,10 @@ def parser() -> argparse.ArgumentParser:
     made[Deed.SLOW].add_argument("--factor", type=float, default=2.0, help="it runs 1/FACTOR of the time (2)")
     made[Deed.NODE].add_argument("--how", type=How, choices=list(How), default=How.KILL, metavar="{kill,power}",
                                  help="kill all processes, or cut the network link (kill)")  # fmt: skip
+    made[Deed.PATH].add_argument("--path", type=int, default=1, metavar="K", help="which of its paths, from 1 on (1)")
+    made[Deed.PATH].add_argument("--how", dest="cut", type=Cut, choices=list(Cut), default=Cut.DOWN,
+                                 metavar="{down,drop}",
+                                 help="its link is down, or packets are lost (down)")  # fmt: skip
     return parser
 
 
@@ -153,7 +160,8 @@ def wish_of(given: argparse.Namespace, chance: random.Random) -> Wish:
     return Wish(
         deed=deed, rank=None if rank is None else Rank(rank), node=None if node is None else NodeId(node),
         phase=getattr(given, "phase", Phase.ANY), how=getattr(given, "how", How.KILL), code=code,
-        for_s=getattr(given, "for_s", None), factor=factor,
+        for_s=getattr(given, "for_s", None), factor=factor, path=getattr(given, "path", 1),
+        cut=getattr(given, "cut", Cut.DOWN),
     )  # fmt: skip
 
 
@@ -206,7 +214,9 @@ class Session:
         return cls(where, client, job.job, given, sure=given.yes)
 
     def facts(self) -> Facts:
-        return Facts(self.client.job(self.job), self.client.view_ranks(self.job))
+        paths = read_launch(self.where.run_dir).paths
+        down_s = None if paths is None else paths.down_s
+        return Facts(self.client.job(self.job), self.client.view_ranks(self.job), down_s)
 
     def strike(self, wish: Wish) -> bool:
         """Plan, show, ask, do, wait, tell. False if the job did not get over it."""

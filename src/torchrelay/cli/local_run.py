@@ -35,6 +35,7 @@ from torchrelay.wire.launch import Launch, write_launch
 from torchrelay.wire.trust import new_token, write_token
 
 LOOPBACK = "127.0.0.1"
+PATHS = "TORCHRELAY_NET_PATHS"  # which interfaces the network core uses
 STOPPED = 130
 STOP_S = 20.0  # how long a run may take to stop in order after Ctrl-C
 END_S = 20.0  # how long orchestrator and agents may take to end when the job is over
@@ -66,7 +67,7 @@ def follow(plan: Plan) -> int:
 def isolate(plan: Plan) -> Isolation:
     """A network with a link for each virtual node. Raises `NotPossible`."""
     try:
-        isolation = Isolation.open(plan.run_dir, slots_of(plan))
+        isolation = Isolation.open(plan.run_dir, slots_of(plan), plan.links)
     except SchedulerError as error:
         raise NotPossible(f"no network for --isolate: {error}", CANNOT_START) from error
     write_file(plan.run_dir / NETWORK, isolation.network)
@@ -137,7 +138,10 @@ class LocalRun:
         """What agents run. Where nodes have addresses, scripts that ask find the first of them."""
         if self.network is None:
             return self.plan.launch
-        return msgspec.structs.replace(self.plan.launch, master_addr=self.network.nodes[0].address)
+        env = self.plan.launch.env
+        if self.network.path_names:
+            env = {PATHS: f"={','.join(self.network.path_names)}"} | env
+        return msgspec.structs.replace(self.plan.launch, master_addr=self.network.nodes[0].address, env=env)
 
     def agent_command(self, node: NodeId, slots: int) -> list[str]:
         """The command line of a virtual node's agent."""

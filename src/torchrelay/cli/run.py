@@ -23,6 +23,7 @@ from torchrelay.wire.launch import Launch
 
 BAD_ARGUMENTS = 2
 CANNOT_START = 94
+MOST_LINKS = 4  # paths that the network core can use
 
 DESCRIPTION = """
 Start a script on this machine as torchrun does, and keep it going through faults. What comes after the script's name
@@ -56,6 +57,7 @@ class Plan:
     remarks: tuple[str, ...]
     isolate: bool = False
     spare_nodes: int = 0
+    links: int = 0
 
 
 def both(name: str) -> tuple[str, str]:
@@ -82,6 +84,10 @@ def parser() -> argparse.ArgumentParser:
     ours.add_argument(
         "--isolate", action="store_true", help="give each virtual node a network link of its own, to cut it (root)"
     )
+    ours.add_argument(
+        "--links", type=int, default=0, metavar="K",
+        help="with --isolate: further links of each node, the paths of its collectives with --net-failover (0)",
+    )  # fmt: skip
     add_spares(ours)
     ours.add_argument("--run-dir", type=Path, metavar="DIR", help=f"the run's folder (./{FOLDER}/JOB)")
     ours.add_argument("--job", metavar="NAME", help="the job's name (the script's name and the time)")
@@ -147,11 +153,15 @@ def plan(words: list[str]) -> Plan:
     check_script(given.script, module=given.module)
     if given.isolate and (why := obstacle()):
         raise NotPossible(f"--isolate is not possible: {why}", BAD_ARGUMENTS)
+    if given.links and not given.isolate:
+        raise NotPossible(f"--links {given.links} means nothing without --isolate", BAD_ARGUMENTS)
     nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
     for name in ("spares", "spare_nodes", "max_restarts", "slot_faults", "spare_wait", "port"):
         if getattr(given, name) < 0:
             flag = f"--{name.replace('_', '-')}"
             raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
+    if not 0 <= given.links <= MOST_LINKS:
+        raise NotPossible(f"--links {given.links}: give a number from 0 to {MOST_LINKS}", BAD_ARGUMENTS)
     if given.share_slots < 1:
         raise NotPossible(f"--share-slots {given.share_slots}: give a number, at least 1", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
@@ -162,7 +172,9 @@ def plan(words: list[str]) -> Plan:
         paths=path_limits(given),
     )  # fmt: skip
     take_folder(run_dir, given.log_dir)
-    return Plan(run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes)
+    return Plan(
+        run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links
+    )  # fmt: skip
 
 
 def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> JobSpec:

@@ -4,7 +4,10 @@
       ├── tr<tag>n0 ── eth0 (198.18.x.10) in the network namespace torchrelay-<tag>-node-0: its agent and workers
       └── tr<tag>n1 ── eth0 (198.18.x.11) in torchrelay-<tag>-node-1
 
-A node whose link is down is, for all others, a node without power: nothing is closed, no FIN and no RST comes, while
+With `links`, nodes have further links (path1, path2, ...), each on a bridge and in a subnet of its own, for collectives
+over several paths; any of them can be cut alone.
+
+A node whose links are down is, for all others, a node without power: nothing is closed, no FIN and no RST comes, while
 its processes live on. The namespaces hold nothing else: nodes reach one another and the bridge, not the world outside.
 Files, and what goes through them (unix sockets, shared memory), stay shared.
 
@@ -41,6 +44,15 @@ MOST_NODES = 240
 TOOLS = ("ip", "nsenter")
 # An address of the link layer that nobody has: what is sent to it is lost without a word.
 NOBODY = "02:00:00:00:00:01"
+LOST = ("lladdr", NOBODY, "nud", "permanent")
+
+
+class PathLink(Struct, frozen=True, kw_only=True):
+    """One of a virtual node's further links."""
+
+    name: str  # inside: path1
+    interface: str  # the end outside
+    address: str
 
 
 class NodeLink(Struct, frozen=True, kw_only=True):
@@ -50,6 +62,14 @@ class NodeLink(Struct, frozen=True, kw_only=True):
     namespace: str
     interface: str  # the end outside: down, and the node is cut off
     address: str
+    paths: tuple[PathLink, ...] = ()  # the first is path 1
+
+    def path(self, number: int) -> PathLink:
+        """Raises `SchedulerError` for a path that it has not got."""
+        if not 1 <= number <= len(self.paths):
+            have = f"paths 1 to {len(self.paths)}" if self.paths else "no paths: start the run with --isolate --links 2"
+            raise SchedulerError(f"{self.node} has no path {number}; it has {have}")
+        return self.paths[number - 1]
 
 
 class Network(Struct, frozen=True, kw_only=True):
@@ -59,6 +79,12 @@ class Network(Struct, frozen=True, kw_only=True):
     bridge: str
     address: str  # of the bridge, where the orchestrator listens
     nodes: tuple[NodeLink, ...]
+    path_bridges: tuple[str, ...] = ()
+
+    @property
+    def path_names(self) -> tuple[str, ...]:
+        """The further links of each node, as they are called inside."""
+        return tuple(path.name for path in self.nodes[0].paths) if self.nodes else ()
 
     def link(self, node: NodeId) -> NodeLink:
         """Raises `SchedulerError` for a node that has none."""
@@ -79,21 +105,36 @@ def obstacle() -> str:
     return ""
 
 
-def plan_network(run_dir: Path, nodes: Iterable[NodeId], subnet: int) -> Network:
-    """Names and addresses, without doing anything. `subnet`: which of the `NETS`."""
+def plan_network(run_dir: Path, nodes: Iterable[NodeId], subnet: int, links: int = 0) -> Network:
+    """Names and addresses, without doing anything. `subnet`: which of the `NETS`; each further link takes the next."""
     tag = hashlib.blake2b(os.fsencode(run_dir.absolute()), digest_size=3).hexdigest()
-    first, second = FIRST_NET[0], FIRST_NET[1] + subnet // 256
-    base = f"{first}.{second}.{subnet % 256}"
-    links = tuple(
+
+    def path(number: int, place: int) -> PathLink:
+        return PathLink(
+            name=f"path{number}", interface=f"tr{tag}p{number}n{place}",
+            address=f"{net_of(subnet + number)}.{FIRST_NODE + place}",
+        )  # fmt: skip
+
+    found = tuple(
         NodeLink(
             node=node, namespace=f"{PREFIX}{tag}-{node}", interface=f"tr{tag}n{place}",
-            address=f"{base}.{FIRST_NODE + place}",
+            address=f"{net_of(subnet)}.{FIRST_NODE + place}",
+            paths=tuple(path(number, place) for number in range(1, links + 1)),
         )
         for place, node in enumerate(nodes)
     )  # fmt: skip
-    if len(links) > MOST_NODES:
-        raise SchedulerError(f"{len(links)} isolated nodes: there is room for {MOST_NODES}")
-    return Network(tag=tag, bridge=f"tr{tag}", address=f"{base}.1", nodes=links)
+    if len(found) > MOST_NODES:
+        raise SchedulerError(f"{len(found)} isolated nodes: there is room for {MOST_NODES}")
+    return Network(
+        tag=tag, bridge=f"tr{tag}", address=f"{net_of(subnet)}.1", nodes=found,
+        path_bridges=tuple(f"tr{tag}p{number}" for number in range(1, links + 1)),
+    )  # fmt: skip
+
+
+def net_of(subnet: int) -> str:
+    """The first three numbers of its addresses."""
+    place = subnet % NETS
+    return f"{FIRST_NET[0]}.{FIRST_NET[1] + place // 256}.{place % 256}"
 
 
 @dataclass
@@ -104,11 +145,11 @@ class Isolation:
     lock: int
 
     @classmethod
-    def open(cls, run_dir: Path, nodes: Iterable[NodeId]) -> Isolation:
+    def open(cls, run_dir: Path, nodes: Iterable[NodeId], links: int = 0) -> Isolation:
         """Build it. Raises `SchedulerError` with what `ip` said."""
         clear_leftovers()
         with taking_turns():
-            network = plan_network(run_dir, nodes, free_subnet(run_dir))
+            network = plan_network(run_dir, nodes, free_subnet(run_dir, 1 + links), links)
             lock = take_lock(network.tag)
             if lock is None:
                 raise SchedulerError(f"another run in {run_dir} has its network already")
@@ -140,16 +181,27 @@ def build(network: Network) -> None:
         f"addr add {network.address}/24 dev {network.bridge}",
         f"link set {network.bridge} up",
     ]
+    for bridge in network.path_bridges:
+        lines += [f"link add {bridge} type bridge forward_delay 0 stp_state 0", f"link set {bridge} up"]
     for link in network.nodes:
         ip("netns", "add", link.namespace)
-        lines += [
-            f"link add {link.interface} type veth peer name eth0 netns {link.namespace}",
-            f"link set {link.interface} master {network.bridge} up",
-        ]
+        lines += joined(link, link.interface, "eth0", network.bridge)
+        for path, bridge in zip(link.paths, network.path_bridges, strict=True):
+            lines += joined(link, path.interface, path.name, bridge)
     ip("-batch", "-", words="\n".join(lines))
     for link in network.nodes:
         inside = [f"addr add {link.address}/24 dev eth0", "link set eth0 up", "link set lo up"]
+        for path in link.paths:
+            inside += [f"addr add {path.address}/24 dev {path.name}", f"link set {path.name} up"]
         ip("-n", link.namespace, "-batch", "-", words="\n".join(inside))
+
+
+def joined(link: NodeLink, outside: str, inside: str, bridge: str) -> list[str]:
+    """Commands for one cable: from the node to a bridge."""
+    return [
+        f"link add {outside} type veth peer name {inside} netns {link.namespace}",
+        f"link set {outside} master {bridge} up",
+    ]
 
 
 def dismantle(tag: str) -> None:
@@ -163,7 +215,7 @@ def dismantle(tag: str) -> None:
                 continue
     # Links first: without its namespace a veth goes by itself, at a time of the kernel's choice.
     for name in interfaces():
-        if name == f"tr{tag}" or name.startswith(f"tr{tag}n"):
+        if name == f"tr{tag}" or name.startswith((f"tr{tag}n", f"tr{tag}p")):
             ip("link", "del", name)
     for name in held:
         ip("netns", "del", name)
@@ -178,14 +230,13 @@ def interfaces() -> list[str]:
     return [path.name for path in Path("/sys/class/net").iterdir()]
 
 
-def free_subnet(run_dir: Path) -> int:
-    """The first that no interface here has, from one on that the folder names."""
+def free_subnet(run_dir: Path, count: int = 1) -> int:
+    """The first of so many in a row that no interface here has, from one on that the folder names."""
     taken = ip("-o", "-4", "addr", "show")
     start = int.from_bytes(hashlib.blake2b(os.fsencode(run_dir.absolute()), digest_size=2).digest()) % NETS
     for step in range(NETS):
-        subnet = (start + step) % NETS
-        if f" {FIRST_NET[0]}.{FIRST_NET[1] + subnet // 256}.{subnet % 256}." not in taken:
-            return subnet
+        if all(f" {net_of(start + step + place)}." not in taken for place in range(count)):
+            return (start + step) % NETS
     raise SchedulerError("all subnets of 198.18.0.0/15 are taken")
 
 
@@ -243,13 +294,50 @@ def clear_leftovers() -> None:
 
 
 def cut(network: Network, node: NodeId) -> None:
-    """The node's link is down: to all others it is as if it had no power."""
-    ip("link", "set", network.link(node).interface, "down")
+    """All links of the node are down: to all others it is as if it had no power."""
+    for interface in ends(network, node):
+        ip("link", "set", interface, "down")
 
 
 def mend(network: Network, node: NodeId) -> None:
-    """The link is up again."""
+    """All its links are up again, and let everything pass."""
     ip("link", "set", network.link(node).interface, "up")
+    for number in range(1, len(network.path_bridges) + 1):
+        mend_path(network, node, number)
+
+
+def ends(network: Network, node: NodeId) -> list[str]:
+    """The outer ends of all links of a node."""
+    link = network.link(node)
+    return [link.interface, *(path.interface for path in link.paths)]
+
+
+def cut_path(network: Network, node: NodeId, number: int) -> None:
+    """One path's cable is pulled: the node sees its carrier go, and the others only that nothing comes."""
+    ip("link", "set", network.link(node).path(number).interface, "down")
+
+
+def swallow_path(network: Network, node: NodeId, number: int) -> None:
+    """All packets between the node and the others over one path are lost, both ways; no link goes down."""
+    for here, there in pairs_of(network, node):
+        path = here.path(number)
+        ip("-n", here.namespace, "neigh", "replace", there.path(number).address, *LOST, "dev", path.name)
+
+
+def mend_path(network: Network, node: NodeId, number: int) -> None:
+    """The path's link is up, and packets find their way."""
+    ip("link", "set", network.link(node).path(number).interface, "up")
+    for here, there in pairs_of(network, node):
+        name, address = here.path(number).name, there.path(number).address
+        if NOBODY in ip("-n", here.namespace, "neigh", "show", address, "dev", name):
+            ip("-n", here.namespace, "neigh", "del", address, "dev", name)
+
+
+def pairs_of(network: Network, node: NodeId) -> list[tuple[NodeLink, NodeLink]]:
+    """The node with each other one, both ways round."""
+    here = network.link(node)
+    others = [link for link in network.nodes if link is not here]
+    return [pair for other in others for pair in ((here, other), (other, here))]
 
 
 def is_cut(network: Network, node: NodeId) -> bool:
@@ -259,9 +347,8 @@ def is_cut(network: Network, node: NodeId) -> bool:
 def part(network: Network, node: NodeId) -> None:
     """The node and the orchestrator lose each other's packets, in both directions; workers reach one another still."""
     link = network.link(node)
-    lost = ("lladdr", NOBODY, "nud", "permanent")
-    ip("-n", link.namespace, "neigh", "replace", network.address, *lost, "dev", "eth0")
-    ip("neigh", "replace", link.address, *lost, "dev", network.bridge)
+    ip("-n", link.namespace, "neigh", "replace", network.address, *LOST, "dev", "eth0")
+    ip("neigh", "replace", link.address, *LOST, "dev", network.bridge)
 
 
 def rejoin(network: Network, node: NodeId) -> None:
