@@ -380,7 +380,9 @@ CHANGES = [
     ),
     Change("no path is lost by silence", "if (others && now - f->apart_us >= f->limits.dead_us)", "if (0)"),
     Change("no path is tried anew", "    else verdict->probe |= (uint8_t)(1u << path);\n", ""),
-    Change("a complaint of when we were stopped is heeded", "p->deaf_us && now - f->busy_us >=", "p->deaf_us && now >="),
+    Change(
+        "a complaint of when we were stopped is heeded", "p->deaf_us && now - f->busy_us >=", "p->deaf_us && now >="
+    ),
     Change(
         "a path to which the peer is deaf is not tried anew",
         "  if (p->deaf_us && now - f->busy_us >= f->limits.suspect_us) verdict->probe |= (uint8_t)(1u << path);\n",
