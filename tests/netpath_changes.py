@@ -342,10 +342,16 @@ CHANGES = [
     ),
     Change(
         "an idle flow is watched",
-        "if (f->path[i].live && (f->path[i].suspect || f->path[i].deaf_us || f->path[i].count)) return 1;",
+        "if (p->live && (p->suspect || p->deaf_us || p->count || missed(f, p))) return 1;",
         "return 1;",
     ),
-    Change("a suspect path is not watched", "(f->path[i].suspect || f->path[i].deaf_us ||", "(f->path[i].deaf_us ||"),
+    Change("a suspect path is not watched", "(p->suspect || p->deaf_us || p->count", "(p->deaf_us || p->count"),
+    Change("a path without traffic is not watched", " || missed(f, p)", ""),
+    Change(
+        "a path without traffic is watched, though all are silent",
+        "f->path[i].heard_us >= p->heard_us",
+        "f->ticked_us >= p->heard_us",
+    ),
     Change("closing is not watched", "if (flow_busy(f) || f->closing) return 1;", "if (flow_busy(f)) return 1;"),
     Change("no path is slow", "if (age(&f->path[path], now) < f->limits.dead_us) return 0;", "return 0;"),
     Change("a path is slow at once", "if (age(&f->path[path], now) < f->limits.dead_us) return 0;", ""),

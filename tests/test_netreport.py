@@ -32,7 +32,7 @@ SHOWN = (
     b'"remote":"10.0.1.2","reason":"silent","under_way":4}'
 )
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=31)
-COUNTS = st.integers(0, 2**64 - 1)
+COUNTS = st.integers(0, 2**63 - 1)
 ROWS = st.builds(
     Row, interface=TEXTS, local=TEXTS, remote=TEXTS, path=st.integers(0, 63), live=st.integers(0, 2**32 - 1),
     state=st.sampled_from(RowState), round_trip_us=st.integers(0, 2**32 - 1), sent_bytes=COUNTS, received_bytes=COUNTS,
@@ -133,6 +133,7 @@ class TestPages:
         [
             (0, b"TRNETST2"), (32, b"\x40"), (36, b"\xef"), (24, b"\xff\xff\xff\xff"), (28, b"\xfe\xff\xff\xff"),
             (64, b"\xff"), (64, b"a\nb\0"), (64 + 128, b"\x40"), (64 + 136, b"\x03"), (32, b"\x02"),
+            (64 + 151, b"\x80"), (64 + 207, b"\x80"),
         ],
         ids=str,
     )  # fmt: skip

@@ -15,14 +15,14 @@ from typing import Any
 
 import msgspec
 import pytest
+from msgspec import structs
 
 from tests.agent_stage import NODE, Stage, until
 from tests.fake_core import wish
-from torchrelay.agent.held import SOURCE
 from torchrelay.protocol.events import TaintCleared, TaintSet
-from torchrelay.wire.channel import Ack
+from torchrelay.wire.channel import Ack, Attached
 from torchrelay.wire.launch import PathLimits, read_launch, write_launch
-from torchrelay.wire.pathnews import LinkNews, NetworkNews
+from torchrelay.wire.pathnews import SOURCE, LinkNews, NetworkNews
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
@@ -296,6 +296,22 @@ async def test_a_memory_that_is_damaged_is_left_aside(stage: NetStage) -> None:
     stage.conductor.news.clear()
     await until(lambda: stage.states().get((NEAR, FAR)) == "up", f"it goes on\n{stage.agent_log()}")
     assert "what was known of the network paths cannot be read" in stage.agent_log()
+
+
+@on_net_stage(linger_s=30.0)
+async def test_a_taint_that_an_agent_without_memory_finds_on_its_node_is_lifted(stage: NetStage) -> None:
+    await stage.ready()
+    stage.pretend("w1", links=TWO_PATHS, lost=LOST)
+    first = await stage.tainted()
+    await stage.kill_agent()
+    (stage.folder / "net-memory").unlink()
+    stage.pretend("w1", links=TWO_PATHS)
+    assert isinstance(stage.conductor.answer, Attached)
+    stage.conductor.answer = structs.replace(stage.conductor.answer, tainted=((first.slot, first.key),))
+    await stage.start_agent()
+    await stage.attached(times=2)
+    await stage.heard(TaintCleared)
+    assert [event.key for event in stage.conductor.of(TaintCleared)] == [first.key]
 
 
 @on_net_stage()

@@ -80,6 +80,21 @@ def test_what_agents_tell_is_shown_with_the_taints_of_their_paths(tmp_path: Path
     play(tmp_path, story)
 
 
+def test_an_agent_is_told_which_taints_of_its_paths_lie_on_its_node(tmp_path: Path) -> None:
+    async def story(port: Port) -> None:
+        await attached(port)
+        put = port.service.put
+        await put(TaintSet(node=NODE, key="network/eth1", value="down", source="network", yields=True))
+        await put(TaintSet(node=NODE, slot=1, key="network/eth2", value="down", source="network", yields=True))
+        await put(TaintSet(node=NODE, key="network/eth3", source="ann"))
+        await put(TaintSet(node=NodeId("node-9"), key="network/eth1", source="network", yields=True))
+        async with port.agent() as agent:
+            welcome = await agent.hear(Attached)
+            assert set(welcome.tainted) == {(None, "network/eth1"), (1, "network/eth2")}
+
+    play(tmp_path, story)
+
+
 def test_figures_need_the_token_like_all_that_is_read(tmp_path: Path) -> None:
     async def story(port: Port) -> None:
         for path in ("/metrics", "/v1/network"):

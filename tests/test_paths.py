@@ -2,16 +2,87 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
+from tests import network_world
 from tests.network_world import A, B, World, local_of, one_peer, two_peers
 from torchrelay.agent import paths as module
+from torchrelay.agent.findings import Judge
+from torchrelay.agent.news import tell_paths
 from torchrelay.agent.paths import SAME_FLAP_S, STALE_S, LinkState
+from torchrelay.wire.channel import NetworkFrame
+from torchrelay.wire.codec import encode
 from torchrelay.wire.netreport import MAX_ROWS, NetPage, RowState
 
 
 def flaps(world: World, path: int = 0, remote: str = A) -> int:
     return len(world.link(path, remote).flaps)
+
+
+class TestTotals:
+    def test_counters_that_nobody_can_have_do_not_grow_beyond_what_a_message_holds(self) -> None:
+        world = World()
+        for pid in range(1, 5):
+            world.use((pid, 0, A))
+            world.links[pid, 0, A].sent = 2**63 - 1
+            world.wait(1)
+        news = tell_paths(world.judge, world.now, lambda _: "")
+        assert news.paths[0].links[0].sent_bytes == 2**63 - 1
+        assert encode(NetworkFrame(news))
+
+
+class TestAcrossARestart:
+    def test_a_loss_that_the_agent_before_has_counted_is_not_counted_again_when_it_is_over(self) -> None:
+        world = one_peer()
+        world.lose()
+        world.wait(10)
+        memory = world.judge.memory()
+        world.judge = Judge(world.limits)
+        world.judge.remember(memory, world.now)
+        assert flaps(world) == 1
+        world.heal()
+        assert flaps(world) == 1
+        world.wait(5)
+        world.report("path_up", outage_ms=2000)
+        assert flaps(world) == 2, "this one nobody has told of"
+
+
+class TestClocks:
+    def test_a_clock_that_is_set_back_does_not_make_a_link_lost_for_as_long(self, monkeypatch: Any) -> None:
+        world = two_peers()
+        world.wait(1)
+        world.lose()
+        monkeypatch.setattr(network_world, "WALL_S", network_world.WALL_S - 3600)
+        world.heal(told=False)
+        world.wait(1)
+        assert world.link().state is LinkState.UP
+
+    def test_a_clock_that_is_set_forward_does_not_make_a_loss_long(self, monkeypatch: Any) -> None:
+        world = two_peers()
+        world.wait(1)
+        for remote in (A, B):
+            world.lose(remote=remote, told=False)
+            world.links[1, 0, remote].lost_at -= 3600  # the date is by the clock as it was
+        monkeypatch.setattr(network_world, "WALL_S", network_world.WALL_S + 3600)
+        world.wait(1)
+        assert world.link().state is LinkState.DOWN
+        assert world.now - world.link().since <= 1
+        assert world.ours == []
+
+
+class TestNews:
+    def test_a_path_that_processes_number_differently_is_told_once(self) -> None:
+        world = two_peers()
+        world.lose(remote=A)
+        world.wait(40)
+        world.judge.paths.links[local_of(0), B].path = 3
+        news = tell_paths(world.judge, world.now, lambda _: "")
+        assert [(path.path, path.local, len(path.links)) for path in news.paths if path.local == local_of(0)] == [
+            (0, local_of(0), 2)
+        ]
+        assert [path.finding is not None for path in news.paths] == [True, False]
 
 
 class TestStates:

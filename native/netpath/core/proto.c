@@ -49,13 +49,22 @@ static void pass_done(flow *f) {
   while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
 }
 
+// Another path has spoken since this one has missed three pings of those that go while nobody waits.
+static int missed(const flow *f, const flow_path *p) {
+  for (int i = 0; i < f->paths; i++)
+    if (f->path[i].live && f->path[i].heard_us >= p->heard_us + 60ull * f->limits.ping_us) return 1;
+  return 0;
+}
+
 // A path that is suspect, or has not said what has come, is listened to until it speaks or is lost, though nobody
 // waits: else one that is blocked would never be found out by a job that communicates now and then, for less than
-// dead_us.
+// dead_us. Nor would one that its short messages never need.
 int flow_watches(const flow *f) {
   if (flow_busy(f) || f->closing) return 1;
-  for (int i = 0; i < f->paths; i++)
-    if (f->path[i].live && (f->path[i].suspect || f->path[i].deaf_us || f->path[i].count)) return 1;
+  for (int i = 0; i < f->paths; i++) {
+    const flow_path *p = &f->path[i];
+    if (p->live && (p->suspect || p->deaf_us || p->count || missed(f, p))) return 1;
+  }
   return 0;
 }
 

@@ -40,6 +40,7 @@ _Static_assert(offsetof(page, row) == 64, "readers count on it");
 
 typedef struct {
   int used, local, live;
+  int comms, idle; // that use it now; nobody did, for a while
   char remote[48];
   uint64_t lost_us, lost_date; // 0: is up
   row gone;                    // counters of comms that have ended
@@ -150,9 +151,11 @@ static const local_path *own(const link_state *link) { return &engine.path[link-
 void report_up(np_comm *comm, int path, uint64_t now) {
   link_state *link = link_of(comm, path);
   if (!link || link->live++ || !link->lost_us) return;
-  report("path_up", ",\"path\":%d,\"interface\":\"%s\",\"local\":\"%s\",\"remote\":\"%s\",\"outage_ms\":%llu", link->local,
-         own(link)->interface, own(link)->text, link->remote, (unsigned long long)(now - link->lost_us) / 1000);
+  if (!link->idle) // else nobody knows for how long it was lost
+    report("path_up", ",\"path\":%d,\"interface\":\"%s\",\"local\":\"%s\",\"remote\":\"%s\",\"outage_ms\":%llu", link->local,
+           own(link)->interface, own(link)->text, link->remote, (unsigned long long)(now - link->lost_us) / 1000);
   link->lost_us = link->lost_date = 0;
+  link->idle = 0;
 }
 
 void report_down(np_comm *comm, int path, const char *reason, uint32_t under_way, uint64_t now) {
@@ -230,6 +233,26 @@ void report_drop(np_comm *comm) {
   }
 }
 
+// A link that was lost, and that nobody uses any more, is neither lost nor there. If it is used again, it counts as lost
+// from then on.
+static void count_comms(uint64_t now) {
+  for (int i = 0; i < MOST_LINKS; i++) links[i].comms = 0;
+  for (np_comm *each = engine.comms; each; each = each->next)
+    for (int i = 0; i < each->flow.paths; i++) {
+      link_state *link = each->closed || each->flow.peer_closed ? NULL : link_of(each, i);
+      if (link) link->comms++;
+    }
+  for (int i = 0; i < MOST_LINKS; i++) {
+    link_state *each = &links[i];
+    if (!each->lost_us) continue;
+    if (each->comms && each->idle) {
+      each->lost_us = now;
+      each->lost_date = date_us();
+    }
+    each->idle = !each->comms;
+  }
+}
+
 static void fill_row(row *into, const link_state *link) {
   *into = link->gone;
   snprintf(into->interface, sizeof into->interface, "%.31s", own(link)->interface);
@@ -237,14 +260,15 @@ static void fill_row(row *into, const link_state *link) {
   memcpy(into->remote, link->remote, sizeof into->remote);
   into->path = (uint32_t)link->local;
   into->live = (uint32_t)link->live;
-  into->state = link->lost_us ? 0 : 1;
-  into->down_since = link->lost_date;
+  into->state = link->lost_us && !link->idle ? 0 : 1;
+  into->down_since = link->idle ? 0 : link->lost_date;
 }
 
 void report_page(uint64_t now) {
   if (!shown || now - shown_us < PAGE_MS * 1000) return;
   shown_us = now;
   __atomic_fetch_add(&shown->sequence, 1, __ATOMIC_ACQ_REL); // odd: readers look again
+  count_comms(now);
   int rows = 0, at[MOST_LINKS];
   for (int i = 0; i < MOST_LINKS; i++) {
     at[i] = rows;

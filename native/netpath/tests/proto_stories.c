@@ -256,6 +256,36 @@ static void a_blocked_path_is_found_out_in_short_bursts(void) {
   EXPECT(lost == 1);
 }
 
+static void a_blocked_path_that_nothing_needs_is_found_out(void) {
+  begin("a blocked path is found out, though all goes over the other one, for a moment each time", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  int lost = 0;
+  for (int burst = 0; burst < 60 && !lost; burst++) {
+    flow_slot *receive = flow_post(&r, got, CHUNK, now);
+    flow_slot *send = flow_post(&s, sent, CHUNK, now);
+    talk(0, now);
+    talk(0, now);
+    EXPECT(send->state == SLOT_DONE);
+    flow_release(&s, send);
+    flow_release(&r, receive);
+    lost |= wait_until(&now, now + 130 * MS, 1).lost; // it computes
+  }
+  EXPECT(lost == 2);
+}
+
+static void paths_that_nothing_needs_are_not_lost(void) {
+  begin("two paths without traffic that both work, or of which neither does, are left alone", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  flow_verdict verdict = wait_until(&now, 20000 * MS, 3);
+  EXPECT(!verdict.lost && !verdict.probe && !flow_watches(&s));
+  verdict = wait_until(&now, now + 20000 * MS, 0); // the peer is stopped
+  EXPECT(!verdict.lost && !verdict.probe && !flow_watches(&s));
+}
+
 static void a_peer_that_was_stopped_loses_no_path(void) {
   begin("a peer that was stopped speaks over one path first, and the others are not lost", 2, usual());
   up(0, 1, 0);
@@ -412,6 +442,8 @@ int main(void) {
   what_may_be_under_way_follows_the_rate();
   a_path_that_is_back_has_to_prove_itself();
   a_blocked_path_is_found_out_in_short_bursts();
+  a_blocked_path_that_nothing_needs_is_found_out();
+  paths_that_nothing_needs_are_not_lost();
   a_peer_that_was_stopped_loses_no_path();
   who_was_stopped_itself_calls_nothing_lost();
   when_all_fall_silent_none_is_lost();

@@ -227,9 +227,11 @@ class Agent:
 
     def _on_message(self, message: ToAgent) -> None:
         match message:
-            case Attached(jobs=jobs):
+            case Attached(jobs=jobs, tainted=tainted):
                 for terms in jobs:
                     self._agree(terms)
+                if self.network is not None:
+                    self.network.register.compare(tainted)
             case JobTerms():
                 self._agree(message)
             case OrderFrame(orders=orders):

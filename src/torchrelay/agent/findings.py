@@ -24,7 +24,7 @@ from ipaddress import ip_address
 
 from msgspec import Struct, structs
 
-from torchrelay.agent.paths import IN_USE, LOCAL, Flap, Link, LinkId, LinkState, Paths
+from torchrelay.agent.paths import FORMER, IN_USE, LOCAL, Flap, Link, LinkId, LinkState, Paths
 from torchrelay.wire.launch import PathLimits
 
 
@@ -225,7 +225,7 @@ class Judge:
     def remember(self, memory: Memory, now: float) -> None:
         """Go on where the agent before this one stopped. Its clock was the same."""
         for path, interface, local, remote, flaps in memory.flaps:
-            known = [Flap(at, reason, {0}) for at, reason in flaps if at <= now]
+            known = [Flap(at, reason, {FORMER}) for at, reason in flaps if at <= now]
             self.paths.links[local, remote] = Link(path, interface, local, remote, now, flaps=known)
         for finding in memory.findings:
             self.findings[finding.local] = structs.replace(finding, whole=None)

@@ -15,10 +15,10 @@ from msgspec import Struct, structs
 from torchrelay.agent.findings import Finding
 from torchrelay.protocol.events import Event, TaintCleared, TaintSet
 from torchrelay.protocol.ids import NodeId
+from torchrelay.wire.pathnews import SOURCE
 
 logger = logging.getLogger(__name__)
 
-SOURCE = "network"  # who says so
 KEY = "network/"  # the path's name follows
 _UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
 
@@ -62,6 +62,8 @@ class Register:
         for local in sorted(ours.keys() - known):
             finding = ours[local]
             key = KEY + _UNSAFE.sub("-", names[local])
+            if any(held.key == key and not held.over for held in self.held):  # another path of that name
+                key = KEY + _UNSAFE.sub("-", local)
             for slot in self._places_of(finding):
                 reason = finding.evidence
                 self._put(Held(local=local, slot=slot, key=key, value=str(finding.kind), reason=reason))
@@ -72,6 +74,18 @@ class Register:
         for each in self.held:
             if not each.told:
                 self._say(each)
+
+    def compare(self, lying: Iterable[tuple[int | None, str]]) -> None:
+        """Lift those of the taints that lie on our node, by slot and key, of which nothing is known here.
+
+        The agent that asked for them has left no memory: its machine was started anew, or its folder is gone. Whoever
+        finds the path at fault again says so again.
+        """
+        known = {(held.slot, held.key) for held in self.held}
+        for slot, key in lying:
+            if (slot, key) not in known:
+                logger.warning("%s was set by an agent before this one, and nothing is known of it any more", key)
+                self._put(Held(local="", slot=slot, key=key, value="", reason="", over=True))
 
     def acked(self, event: Event) -> None:
         """An event of ours is in the journal. What is over, and told, is forgotten."""
@@ -93,7 +107,7 @@ class Register:
 
     def _say(self, held: Held) -> None:
         if held.over:
-            logger.warning("%s is well again", held.key)
+            logger.warning("%s is lifted", held.key)
             self._tell(TaintCleared(node=self._node, slot=held.slot, key=held.key, source=SOURCE, yields=True))
             return
         logger.warning("%s is %s: %s", held.key, held.value, held.reason)

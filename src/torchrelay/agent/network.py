@@ -12,6 +12,8 @@ They are lifted when it is over. An agent that is restarted goes on with what it
 from __future__ import annotations
 
 import asyncio
+import errno
+import fcntl
 import logging
 import os
 import socket
@@ -53,6 +55,7 @@ PROBE_EVERY_S = 2.0
 READ_AT_ONCE = 256  # datagrams, before others have their turn
 GENERATIONS = 8  # how far a process may be from the worker that it belongs to
 _CREDENTIALS = struct.Struct("3i")
+_SIOCGIFFLAGS, _IFREQ, _IFNAMSIZ, _IFF_UP, _IFF_RUNNING = 0x8913, 40, 16, 0x1, 0x40  # linux/sockios.h, net/if.h
 
 
 class Kept(Struct, frozen=True, kw_only=True):
@@ -356,14 +359,21 @@ def remove(path: Path) -> None:
         pass
 
 
-def carries(interface: str, folder: Path = Path("/sys/class/net")) -> bool:
-    """Whether an interface is there and up, as far as the kernel tells."""
-    if "/" in interface or not (folder / interface).exists():
-        return not folder.exists()
-    try:
-        return (folder / interface / "carrier").read_text().strip() == "1"
-    except OSError:  # EINVAL: it is switched off
+def carries(interface: str) -> bool:
+    """Whether an interface is there and up, as far as the kernel tells (man 7 netdevice).
+
+    Asked through a socket, as /sys may show the interfaces of another network namespace.
+    """
+    name = interface.encode()
+    if not 0 < len(name) < _IFNAMSIZ:
         return False
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
+            found = fcntl.ioctl(asking, _SIOCGIFFLAGS, name.ljust(_IFREQ, b"\0"))
+    except OSError as error:
+        return error.errno != errno.ENODEV  # else nothing is known against it
+    (flags,) = struct.unpack_from("=H", found, _IFNAMSIZ)
+    return bool(flags & _IFF_UP and flags & _IFF_RUNNING)
 
 
 def complain(times: int, what: str) -> None:

@@ -12,16 +12,17 @@ from torchrelay.wire.pathnews import FindingNews, LinkNews, NetworkNews, PathNew
 
 def tell_paths(judge: Judge, now: float, taint_of: Callable[[str], str]) -> NetworkNews:
     """All paths, links and findings. `taint_of`: the key of the taint that lies for a path, by its local address."""
-    by_path: dict[tuple[int, str], list[Link]] = {}
+    by_path: dict[str, list[Link]] = {}
     for link in judge.paths.links.values():
-        by_path.setdefault((link.path, link.local), []).append(link)
+        by_path.setdefault(link.local, []).append(link)
+    numbers = {local: min(link.path for link in links) for local, links in by_path.items()}  # processes may differ
     found = tuple(
         PathNews(
-            path=path, interface=next((link.interface for link in links if link.interface), ""), local=local,
+            path=numbers[local], interface=next((link.interface for link in links if link.interface), ""), local=local,
             links=tuple(tell_link(judge, link, now) for link in sorted(links, key=lambda one: one.remote)),
             finding=tell_finding(judge, local, now, taint_of(local)),
         )
-        for (path, local), links in sorted(by_path.items())
+        for local, links in sorted(by_path.items(), key=lambda one: (numbers[one[0]], one[0]))
     )  # fmt: skip
     return NetworkNews(paths=found, processes=len(judge.paths.processes), left_out=judge.paths.left_out)
 

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from torchrelay.agent.rates import Rates
-from torchrelay.wire.netreport import NetPage, Report, Row, RowState
+from torchrelay.wire.netreport import MOST_COUNTED, NetPage, Report, Row, RowState
 
 # The kernel says it of this node's own interface.
 LOCAL = frozenset({"carrier", "address"})
@@ -33,6 +33,9 @@ SETTLED_US = 1_000_000
 # Beyond this something invents addresses: further links are counted, not kept.
 MOST_LINKS = 4096
 MOST_FLAPS = 1000
+
+# Stands for the processes that had told an agent before this one of a flap.
+FORMER = 0
 
 LinkId = tuple[str, str]  # local, remote
 
@@ -169,7 +172,7 @@ class Paths:
             return
         cut = self.processes[report.pid].cut
         since = now - report.outage_ms / 1000 - SAME_FLAP_S
-        known = any(report.pid in flap.pids and flap.at >= since for flap in link.flaps)
+        known = any(flap.at >= since and flap.pids & {report.pid, FORMER} for flap in link.flaps)
         before = link.words.get(report.pid)
         excused = report.remote in cut or (before is not None and before.state is LinkState.DOWN)
         if report.outage_ms and not known and not excused:
@@ -182,6 +185,11 @@ class Paths:
         process = self._process(page.pid, now, paged=True)
         if page.updated_us == process.updated_us:
             return
+        if page.updated_us < process.updated_us:  # its clock was set back: what it dated before is no younger
+            for known in self.links.values():
+                if page.pid in known.words:
+                    known.words[page.pid].told_us = 0
+        before = process.heard
         process.heard, process.updated_us, process.rank = now, page.updated_us, page.rank
         there = set()
         for row in page.rows:
@@ -190,7 +198,7 @@ class Paths:
                 continue
             there.add(link.id)
             self._count(process, link, row)
-            self._read(process, page, link, row, now)
+            self._read(process, page, link, row, now, before)
         if page.full:
             return
         for link in list(self.links.values()):
@@ -282,8 +290,8 @@ class Paths:
         if link.words.pop(pid, None) is not None:
             self._settle(link, now)
 
-    def _read(self, process: Process, page: NetPage, link: Link, row: Row, now: float) -> None:
-        """What a row says, if no report is newer."""
+    def _read(self, process: Process, page: NetPage, link: Link, row: Row, now: float, before: float) -> None:
+        """What a row says, if no report is newer. `before`: when the process was heard before that."""
         word = link.words.get(page.pid)
         if word is not None and page.updated_us < word.told_us:
             return
@@ -295,6 +303,7 @@ class Paths:
             since = now
             if state is LinkState.DOWN and row.down_since_us:
                 since = now - max(0.0, (page.updated_us - row.down_since_us) / 1e6)
+                since = since if word is None else max(since, before)  # it was there; its clock may have been set
             excused = state is LinkState.DOWN and row.remote in process.cut
             told_us = word.told_us if word is not None else 0
             self._say(link, page.pid, Word(state, since, excused=excused, told_us=told_us), now)
@@ -307,7 +316,7 @@ class Paths:
         more = [max(0, now - then) for now, then in zip(counts, before, strict=True)]
         process.counts[link.id] = counts
         for name, each in zip(COUNTED, more, strict=True):
-            setattr(link.totals, name, getattr(link.totals, name) + each)
+            setattr(link.totals, name, min(MOST_COUNTED, getattr(link.totals, name) + each))
         self.rates.add(link.local, more[0], more[1])
         self.link_rates.add(link.id, more[0], more[1])
         if row.live and row.round_trip_us:

@@ -17,6 +17,7 @@ async def reaches(local: str, remote: str, port: int, interface: str = "", withi
     """Whether anything at `remote` answers what comes from `local`. Never raises for what an address may be."""
     try:
         family = socket.AF_INET6 if ip_address(local).version == 6 else socket.AF_INET
+        ip_address(remote)  # a name would be looked up
     except ValueError:
         return False
     with socket.socket(family, socket.SOCK_STREAM) as probe:

@@ -50,6 +50,7 @@ from torchrelay.wire.channel import (
     decode_to_orchestrator,
 )
 from torchrelay.wire.codec import MAX_MESSAGE, WireError, encode
+from torchrelay.wire.pathnews import SOURCE
 from torchrelay.wire.prompt import resume_soon
 
 log = logging.getLogger("torchrelay.orchestrator")
@@ -153,7 +154,9 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
     if service.occupied(attach.node, attach.incarnation):
         link.close(f"another agent of {attach.node} is attached and alive: give each node a name of its own")
         return
-    link.send(Attached(jobs=service.all_terms(), beat_ms=BEAT_MS, lease=service.journal.lease))
+    taints = service.cluster.taints.values()
+    tainted = tuple((one.slot, one.key) for one in taints if (one.node, one.source) == (attach.node, SOURCE))
+    link.send(Attached(jobs=service.all_terms(), beat_ms=BEAT_MS, lease=service.journal.lease, tainted=tainted))
     joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
     await service.attach(link, joined)
     service.remind(link)

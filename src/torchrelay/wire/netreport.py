@@ -37,10 +37,11 @@ MAX_PATHS = 64  # far more than any core has
 _HEAD = struct.Struct("<8sQQIiII24x")
 _ROW = struct.Struct("<32s48s48sIIIIQQQQQQQQ32x")
 MAX_PAGE = _HEAD.size + MAX_ROWS * _ROW.size
+MOST_COUNTED = (1 << 63) - 1  # nothing that is counted comes near it, and a message holds it
 TRIES = 20  # to read a page while it is written
 
 Text = Annotated[str, Meta(max_length=64)]
-Number = Annotated[int, Meta(ge=0, le=(1 << 63) - 1)]
+Number = Annotated[int, Meta(ge=0, le=MOST_COUNTED)]
 WHATS = Literal["path_down", "path_up", "peer_unreachable", "peer_back", "corrupt", "gave_up"]
 OF_A_LINK = ("path_down", "path_up", "corrupt")
 OF_A_PEER = ("peer_unreachable", "peer_back", "gave_up")
@@ -159,6 +160,8 @@ def row_at(data: bytes, offset: int) -> Row:
     interface, local, remote, path, live, state, round_trip, *counts = _ROW.unpack_from(data, offset)
     if state not in tuple(RowState) or path >= MAX_PATHS:
         raise WireError(f"a row of path {path} in state {state}")
+    if max(counts) > MOST_COUNTED:
+        raise WireError(f"a row of path {path} that counts to {max(counts)}")
     names = [text_in(name) for name in (interface, local, remote)]
     sent, received, again, twice, downs, ups, corrupt, since = counts
     return Row(

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from msgspec import Struct
 
+SOURCE = "network"  # of the taints that agents ask for because of their paths
+
 
 class LinkNews(Struct, frozen=True, kw_only=True):
     """A link: one path to one address of a peer. Rates in bytes a second over the last ten seconds or so.
