@@ -74,16 +74,17 @@ class Connections:
         assert self.messages is not None
         if not self.line.drain(until) or not self.messages.drain(until):
             self.mesh.break_off("the group was closed before all was done")
-        self._close(time.monotonic() + END_S)
+        self._close(time.monotonic() + END_S, until)
         self.line.close()
 
-    def _close(self, until: float) -> bool:
+    def _close(self, until: float, last_words_until: float = 0.0) -> bool:
+        """Let go of the mesh, when no thread uses it any more. Returns whether that was so in time."""
         mesh, messages = self.mesh, self.messages
         assert mesh is not None
         assert messages is not None
         if not self.line.drain(until) or not messages.stop(until):
             return False
-        mesh.close()
+        mesh.close(last_words_until)
         self.mesh = self.messages = None
         return True
 
