@@ -13,6 +13,7 @@ import torch
 
 from tests.scripts import netpath_actions as acts
 from tests.scripts import netpath_below as below
+from tests.scripts import netpath_pairs as pairs
 from tests.scripts import netpath_training as training
 from tests.scripts.groups_ranks import Failed, Troupe, troupe, until
 from torchrelay.netpath import library
@@ -369,6 +370,41 @@ def test_words_that_cannot_be_meant_are_refused() -> None:
 def test_settings_that_cannot_be_meant_are_refused(variables: dict[str, str], why: str) -> None:
     with troupe(1, **TWO_PATHS | variables) as ranks, pytest.raises(Failed, match=re.escape(why)):
         ranks.ranks[0].do("call", below.start)
+
+
+# ---------------------------------------------------------------- two ranks in one process
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Troupe]:
+    """A process whose groups have all their ranks in it."""
+    with troupe(1, **TWO_PATHS) as ranks:
+        yield ranks
+
+
+def test_of_a_conjugate_the_values_travel(one: Troupe) -> None:
+    assert one.ranks[0].do("call", pairs.conjugates) == [True] * 6
+
+
+def test_tags_that_cannot_be_are_refused(one: Troupe) -> None:
+    said = one.ranks[0].do("call", pairs.tags)
+    assert len(said) == 9
+    assert said[0] == "send: tag -1; give one from 0 to 2147483647"
+
+
+def test_a_message_fails_when_the_store_is_gone(one: Troupe) -> None:
+    found = one.ranks[0].do("call", pairs.without_a_store)
+    assert all("the store of netpath/" in str(end) for end in found), found
+
+
+def test_what_is_sent_to_oneself_and_not_taken_fails(one: Troupe) -> None:
+    no_room, nobody = one.ranks[0].do("call", pairs.to_oneself)
+    assert no_room.count("has sent 16 bytes, and there is room for 12") == 2
+    assert "the group was aborted" in nobody
+
+
+def test_who_ends_lets_others_come_to_its_last_collective(one: Troupe) -> None:
+    assert one.ranks[0].do("call", pairs.last_words) == ["ended", [7.0] * 3]
 
 
 # ---------------------------------------------------------------- strangers
