@@ -49,7 +49,7 @@ static link_state links[MOST_LINKS];
 static int reports_to = -1, own_rank = -1;
 static struct sockaddr_un report_at;
 static page *shown;
-static char shown_at[256];
+static char shown_at[4096];
 static uint64_t shown_us;
 
 static int rank_of_process(void) {
@@ -78,10 +78,16 @@ static void open_socket(void) {
 static void open_page(void) {
   const char *folder = getenv("TORCHRELAY_NET_STATS");
   if (!folder || !*folder) return;
-  snprintf(shown_at, sizeof shown_at, "%s/net-%d", folder, (int)getpid());
+  if (snprintf(shown_at, sizeof shown_at, "%s/net-%d", folder, (int)getpid()) >= (int)sizeof shown_at) {
+    say(NP_LEVEL_WARN, "TORCHRELAY_NET_STATS is too long for a folder: there is no page of figures");
+    return;
+  }
   int file = open(shown_at, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0 || ftruncate(file, sizeof *shown)) {
-    say(NP_LEVEL_WARN, "no page of figures at %s: %s", shown_at, strerror(errno));
+  // All of it now: where there is no room left, writing to it later would end the process (SIGBUS).
+  int error = file < 0 ? errno : posix_fallocate(file, 0, sizeof *shown);
+  if (error) {
+    say(NP_LEVEL_WARN, "no page of figures at %s: %s", shown_at, strerror(error));
+    if (file >= 0) unlink(shown_at);
   } else {
     shown = mmap(NULL, sizeof *shown, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (shown == MAP_FAILED) shown = NULL;
