@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
+import shutil
 import socket
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,6 +52,13 @@ def four() -> Iterator[Troupe]:
 def fresh(request: pytest.FixtureRequest) -> Iterator[Troupe]:
     """Three ranks that may be broken."""
     yield from begin(3, **getattr(request, "param", {}))
+
+
+@pytest.fixture(scope="module")
+def one() -> Iterator[Troupe]:
+    """A process whose groups have all their ranks in it."""
+    with troupe(1, **TWO_PATHS) as ranks:
+        yield ranks
 
 
 def blocked(ranks: Troupe, *waiting: int) -> None:
@@ -372,14 +384,49 @@ def test_settings_that_cannot_be_meant_are_refused(variables: dict[str, str], wh
         ranks.ranks[0].do("call", below.start)
 
 
+def test_who_waits_is_told_when_another_thread_closes_the_comm(one: Troupe) -> None:
+    assert one.ranks[0].do("call", below.closed_while_waiting).startswith("6: the message did not get through")
+
+
+def play(script: str, *command: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a script in a process of its own."""
+    words = [*command, sys.executable, "-c", script]
+    return subprocess.run(words, env=os.environ | TWO_PATHS | variables, capture_output=True, text=True, timeout=60)
+
+
+def test_a_signal_that_somebody_waits_for_is_not_taken_by_the_engine() -> None:
+    done = play(
+        "import os, signal\n"
+        "from torchrelay.netpath import binding\n"
+        "binding.start()\n"
+        "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\n"
+        "assert signal.sigtimedwait({signal.SIGUSR1}, 5) is not None\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.fixture
+def full(tmp_path: Path) -> list[str]:
+    """Runs a command where no byte is left in this folder."""
+    mount = f'mount -t tmpfs -o size=4k none {tmp_path} && head -c 4096 /dev/zero > {tmp_path}/all && exec "$@"'
+    command = ["unshare", "-Urm", "sh", "-c", mount, "sh"]
+    if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
+        pytest.skip("no folder of one's own can be mounted here (unshare -Urm): none is full")
+    return command
+
+
+def test_a_full_folder_for_figures_does_not_end_the_process(full: list[str], tmp_path: Path) -> None:
+    script = (
+        f"import os\nfrom torchrelay.netpath import binding\nbinding.start()\nprint(os.listdir({str(tmp_path)!r}))\n"
+    )
+    done = play(script, *full, TORCHRELAY_NET_STATS=str(tmp_path))
+    assert done.returncode == 0, done
+    assert done.stdout == "['all']\n"
+    assert "no page of figures" in done.stderr
+
+
 # ---------------------------------------------------------------- two ranks in one process
-
-
-@pytest.fixture(scope="module")
-def one() -> Iterator[Troupe]:
-    """A process whose groups have all their ranks in it."""
-    with troupe(1, **TWO_PATHS) as ranks:
-        yield ranks
 
 
 def test_of_a_conjugate_the_values_travel(one: Troupe) -> None:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import ctypes
 import socket
 import struct
+import threading
+import time
 from contextlib import suppress
+from pathlib import Path
 
-from tests.scripts.groups_ranks import Actions
+from tests.scripts.groups_ranks import Actions, until
 from torchrelay.netpath import binding
 
 
@@ -45,3 +49,46 @@ def bad_words(_a: Actions) -> list[str]:
 
 def start(_a: Actions) -> str:
     return binding.start().version()
+
+
+def two_ends() -> tuple[binding.Comm, binding.Comm]:
+    """A comm of this process with itself: who sends, and who receives."""
+    listener = binding.Listener()
+    connecting = binding.Connecting(listener.handle, 1)
+    sender = receiver = None
+    deadline = time.monotonic() + 10
+    while sender is None or receiver is None:
+        assert time.monotonic() < deadline, "they do not connect"
+        sender, receiver = sender or connecting.poll(), receiver or listener.accept(1)
+    listener.close()
+    return sender, receiver
+
+
+def closed_while_waiting(_a: Actions) -> str:
+    """What who waits for a message is told when another thread closes the comm."""
+    sender, receiver = two_ends()
+    room = ctypes.create_string_buffer(8)
+    request = receiver.irecv(ctypes.addressof(room), 8)
+    assert request is not None
+    told: list[object] = []
+    begins = threading.Event()
+
+    def wait() -> None:
+        done, size = ctypes.c_int(), ctypes.c_size_t()
+        begins.set()
+        code = request._library.free.np_wait(request._pointer, 10_000, done, size)
+        told.append(f"{code}: {request._library.error()}" if code else f"done: {done.value}, {size.value} bytes")
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    begins.wait()
+    until(lambda: sleeps(waiting))
+    receiver.close()
+    waiting.join(10)
+    sender.close()
+    return str(told[0])
+
+
+def sleeps(thread: threading.Thread) -> bool:
+    state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
+    return state == "S"
