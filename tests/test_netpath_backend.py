@@ -454,6 +454,13 @@ def test_who_ends_lets_others_come_to_its_last_collective(one: Troupe) -> None:
     assert one.ranks[0].do("call", pairs.last_words) == ["ended", [7.0] * 3]
 
 
+def test_a_group_that_could_not_connect_anew_does_not_pretend_to_work(one: Troupe) -> None:
+    found = one.ranks[0].do("call", pairs.not_connected_anew)
+    assert all("there is no store" in str(end) for end in found[:2]), found
+    assert all("broken: the group is being connected anew" in str(end) for end in found[2:4]), found
+    assert found[4:] == [True] * 2
+
+
 # ---------------------------------------------------------------- strangers
 
 

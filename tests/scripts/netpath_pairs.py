@@ -151,3 +151,21 @@ def last_words(_a: Actions) -> list[Any]:
         return values.tolist()
 
     return on_each(groups, do)
+
+
+class NoStore(LostStore):
+    """A store that is gone before all have met."""
+
+    def set(self, key: str, value: str) -> None:
+        raise dist.DistNetworkError(f"there is no store for {key}: {value[:1]}")
+
+
+def not_connected_anew(_a: Actions) -> list[Any]:
+    """What a group does that could not be connected anew; then it can."""
+    groups = pair()
+    on_each(groups, lambda group, _: group.barrier().wait())
+    first = on_each(groups, lambda group, _: group.connect(NoStore()))
+    second = on_each(groups, lambda group, _: group.barrier().wait())
+    store = dist.HashStore()
+    on_each(groups, lambda group, _: group.connect(store))
+    return [*first, *second, *on_each(groups, lambda group, _: group.barrier().wait())]

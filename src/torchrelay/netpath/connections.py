@@ -42,7 +42,8 @@ class Connections:
 
         Raises `Broken` if threads do not let go of the old ones, and `NotBuilt`, `NetError`.
         """
-        self.leave("the group is being connected anew")
+        # Until there are new ones the old stay in their place, broken: alone a group would only pretend to work.
+        self._let_go("the group is being connected anew")
         mesh = Mesh(store, self.rank, self.size, self.name)
         self.messages = Messages(mesh)
         self.mesh = mesh
@@ -60,6 +61,10 @@ class Connections:
 
     def leave(self, why: str) -> None:
         """Break and let go of the connections: the group is alone from then on. Raises `Broken` if that takes long."""
+        self._let_go(why)
+        self.mesh = self.messages = None
+
+    def _let_go(self, why: str) -> None:
         if self.mesh is None or os.getpid() != self._process:
             return
         self.abort(why)
@@ -74,7 +79,8 @@ class Connections:
         assert self.messages is not None
         if not self.line.drain(until) or not self.messages.drain(until):
             self.mesh.break_off("the group was closed before all was done")
-        self._close(time.monotonic() + END_S, until)
+        if self._close(time.monotonic() + END_S, until):
+            self.mesh = self.messages = None
         self.line.close()
 
     def _close(self, until: float, last_words_until: float = 0.0) -> bool:
@@ -85,7 +91,6 @@ class Connections:
         if not self.line.drain(until) or not messages.stop(until):
             return False
         mesh.close(last_words_until)
-        self.mesh = self.messages = None
         return True
 
 

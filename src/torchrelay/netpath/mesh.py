@@ -187,7 +187,11 @@ class Mesh:
         self._arrivals: list[_Arrival] = []
         self._why = ""
         self.on_break: list[Callable[[], None]] = []  # called once, from any thread, when the mesh breaks
-        meeting.set(f"netpath/{rank}", self._listener.handle.hex())
+        try:
+            meeting.set(f"netpath/{rank}", self._listener.handle.hex())
+        except BaseException:
+            self._listener.close()
+            raise
 
     # ------------------------------------------------------------ streams
 
