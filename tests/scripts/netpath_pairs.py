@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from collections.abc import Callable
 from datetime import timedelta
@@ -169,3 +170,19 @@ def not_connected_anew(_a: Actions) -> list[Any]:
     store = dist.HashStore()
     on_each(groups, lambda group, _: group.connect(store))
     return [*first, *second, *on_each(groups, lambda group, _: group.barrier().wait())]
+
+
+def dropped(_a: Actions) -> tuple[list[str], Any]:
+    """A group is dropped where a message of its has come: what goes wrong, and what the other rank is told."""
+    wrong: list[str] = []
+    sys.unraisablehook = lambda about: wrong.append(repr(about.exc_value))
+    first, *second = pair(timeout_s=ENDS_S)
+    second[0].send([torch.ones(1)], 0)
+    first.recv([torch.zeros(1)], 1).wait()  # they know one another
+    received = second[0].recv([torch.zeros(1)], 0)
+    then = received.get_future().then(lambda _: second.clear())
+    waiting = first.recv([torch.zeros(1)], 1)
+    first.send([torch.ones(1)], 1).wait()
+    then.wait()
+    del received, then
+    return wrong, on_each([first], lambda *_: waiting.wait())[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 
@@ -82,6 +83,17 @@ class Connections:
         if self._close(time.monotonic() + END_S, until):
             self.mesh = self.messages = None
         self.line.close()
+
+    def drop(self) -> None:
+        """Nobody has the group any more: `finish`, and wait for nothing.
+
+        In a thread of its own, as garbage is collected anywhere: where a lock of ours is held, or in a thread of ours.
+        """
+        self._closed = True
+        if self.mesh is not None and os.getpid() == self._process:
+            threading.Thread(
+                target=self.finish, args=(0.0,), name=f"torchrelay end of {self.name}", daemon=True
+            ).start()
 
     def _close(self, until: float, last_words_until: float = 0.0) -> bool:
         """Let go of the mesh, when no thread uses it any more. Returns whether that was so in time."""
