@@ -112,3 +112,11 @@ def test_a_group_that_nobody_has_is_closed_wherever_it_is_dropped(one: Troupe) -
     wrong, other = one.ranks[0].do("call", pairs.dropped)
     assert not wrong
     assert "the peer has closed" in str(other)
+
+
+def test_a_monitored_barrier_names_nobody_who_has_come(one: Troupe) -> None:
+    assert "ranks 1 have not come" in one.ranks[0].do("call", pairs.one_is_missing)
+
+
+def test_what_a_root_brings_may_lie_in_one_place(one: Troupe) -> None:
+    assert one.ranks[0].do("call", pairs.spread_out) == [[1.0] * 5] * 2

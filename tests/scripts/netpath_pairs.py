@@ -186,3 +186,25 @@ def dropped(_a: Actions) -> tuple[list[str], Any]:
     then.wait()
     del received, then
     return wrong, on_each([first], lambda *_: waiting.wait())[0]
+
+
+def one_is_missing(_a: Actions) -> str:
+    """Whom a monitored barrier of eight names when all have come but rank 1."""
+    groups = pair(size=8)
+
+    def do(group: TorchrelayGroup, rank: int) -> None:
+        if rank != 1:
+            group.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
+
+    return str(on_each(groups, do)[0])
+
+
+def spread_out(_a: Actions) -> list[Any]:
+    """A root broadcasts one element that is seen as many."""
+
+    def do(group: TorchrelayGroup, rank: int) -> list[float]:
+        mine = torch.ones(1).expand(5) if rank == 0 else torch.zeros(5)
+        group.broadcast([mine], 0).wait()
+        return mine.tolist()
+
+    return on_each(pair(), do)

@@ -132,7 +132,8 @@ class TorchrelayGroup(PathGroup):
 
         def do(mesh: Mesh, until: float) -> None:
             collectives.broadcast(mesh, written.parts[0], opts.rootRank, until)
-            written.put_back()
+            if mesh.rank != opts.rootRank:
+                written.put_back()
 
         return self._begin("broadcast", [tensor], do, opts)
 
