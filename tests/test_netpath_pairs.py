@@ -17,6 +17,7 @@ from tests.scripts import netpath_below as below
 from tests.scripts import netpath_pairs as pairs
 from tests.scripts.groups_ranks import Troupe, troupe
 from torchrelay.netpath import library
+from torchrelay.wire.netreport import MAX_ROWS
 
 TWO_PATHS = {"TORCHRELAY_NET_PATHS": "127.0.1.1,127.0.2.1"}
 
@@ -71,6 +72,13 @@ def test_a_full_folder_for_figures_does_not_end_the_process(full: list[str], tmp
     assert done.returncode == 0, done
     assert done.stdout == "['all']\n"
     assert "no page of figures" in done.stderr
+
+
+def test_peers_that_are_gone_leave_their_place_in_the_figures_to_others(tmp_path: Path) -> None:
+    with troupe(1, **TWO_PATHS, TORCHRELAY_NET_STATS=str(tmp_path)) as ranks:
+        shown = ranks.ranks[0].do("call", below.peers_one_by_one, MAX_ROWS + 7)
+    assert shown.count(f"127.0.3.{MAX_ROWS + 7}") == 1
+    assert len(shown) == MAX_ROWS
 
 
 # ---------------------------------------------------------------- two ranks in one process

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import socket
 import struct
+import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -12,6 +15,7 @@ from pathlib import Path
 
 from tests.scripts.groups_ranks import Actions, until
 from torchrelay.netpath import binding
+from torchrelay.wire.netreport import NetPage, pages_in, read_page
 
 
 def attempts_to_connect(_a: Actions) -> tuple[int, int]:
@@ -92,3 +96,45 @@ def closed_while_waiting(_a: Actions) -> str:
 def sleeps(thread: threading.Thread) -> bool:
     state = Path(f"/proc/self/task/{thread.native_id}/stat").read_text().rpartition(")")[2].split()[0]
     return state == "S"
+
+
+PEERS = """
+import os, sys, time
+from torchrelay.netpath import binding
+for number in range(1, int(sys.argv[2]) + 1):
+    os.environ["TORCHRELAY_NET_PATHS"] = f"127.0.3.{number}"
+    library = binding.load()
+    assert library.free.np_start(None) == 0, library.error()
+    binding._engine._process = os.getpid()
+    connecting = binding.Connecting(bytes.fromhex(sys.argv[1]), 1)
+    while (comm := connecting.poll()) is None:
+        time.sleep(0.001)
+    comm.close()
+    library.free.np_stop()
+os._exit(0)
+"""
+
+
+def peers_one_by_one(_a: Actions, count: int) -> list[str]:
+    """The remote addresses that the page of figures shows when so many peers have come and gone."""
+    listener = binding.Listener()
+    words = [sys.executable, "-c", PEERS, listener.handle.hex(), str(count)]
+    with subprocess.Popen(words, env=os.environ | {"TORCHRELAY_NET_STATS": ""}) as peers:
+
+        def gone() -> bool:
+            while (comm := listener.accept(1)) is not None:
+                comm.close()
+            return peers.poll() is not None
+
+        until(gone)
+    assert peers.returncode == 0
+    ((_, at),) = pages_in(Path(os.environ["TORCHRELAY_NET_STATS"]))
+    since_us = time.time_ns() // 1000
+
+    def page() -> NetPage:
+        found = read_page(at)
+        assert found is not None
+        return found
+
+    until(lambda: page().updated_us > since_us)
+    return [row.remote for row in page().rows]

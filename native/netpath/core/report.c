@@ -151,10 +151,32 @@ static link_state *link_of(const np_comm *comm, int path) {
   return free_one;
 }
 
+static int is_used(const link_state *link) {
+  char remote[48];
+  for (const np_comm *each = engine.comms; each; each = each->next)
+    for (int i = 0; i < each->flow.paths; i++) {
+      if (each->local[i] != link->local || !each->remote[i].any.sa_family) continue;
+      address_text(&each->remote[i], remote, sizeof remote);
+      if (!strcmp(link->remote, remote)) return 1;
+    }
+  return 0;
+}
+
+// All places are taken: one of a peer that is gone, and its figures with it, makes room. 0: there is none.
+static int forget_one(void) {
+  for (int i = 0; i < MOST_LINKS; i++)
+    if (!links[i].live && !is_used(&links[i])) {
+      memset(&links[i], 0, sizeof links[i]);
+      return 1;
+    }
+  return 0;
+}
+
 static const local_path *own(const link_state *link) { return &engine.path[link->local]; }
 
 void report_up(np_comm *comm, int path, uint64_t now) {
   link_state *link = link_of(comm, path);
+  if (!link && forget_one()) link = link_of(comm, path);
   if (!link || link->live++ || !link->lost_us) return;
   report("path_up", ",\"path\":%d,\"interface\":\"%s\",\"local\":\"%s\",\"remote\":\"%s\",\"outage_ms\":%llu", link->local,
          own(link)->interface, own(link)->text, link->remote, (unsigned long long)(now - link->lost_us) / 1000);
