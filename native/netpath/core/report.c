@@ -126,8 +126,9 @@ __attribute__((format(printf, 2, 3))) static void report(const char *what, const
   va_start(arguments, format);
   vsnprintf(more, sizeof more, format, arguments);
   va_end(arguments);
-  int size = snprintf(text, sizeof text, "{\"v\":1,\"what\":\"%s\",\"ts\":%.6f,\"pid\":%d,\"rank\":%s%s}", what,
-                      (double)date_us() / 1e6, (int)getpid(), rank, more);
+  unsigned long long date = date_us(); // in whole numbers: of a fraction the locale would choose the point
+  int size = snprintf(text, sizeof text, "{\"v\":1,\"what\":\"%s\",\"ts\":%llu.%06llu,\"pid\":%d,\"rank\":%s%s}", what,
+                      date / 1000000, date % 1000000, (int)getpid(), rank, more);
   if (size < (int)sizeof text)
     sendto(reports_to, text, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL, (void *)&report_at, sizeof report_at);
 }
