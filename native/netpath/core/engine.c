@@ -294,8 +294,8 @@ static int watch(int file, source *of) {
   return file >= 0 && epoll_ctl(engine.epoll, EPOLL_CTL_ADD, file, &event);
 }
 
-// No signal is for the engine's thread: whoever blocks one everywhere else, to wait for it, shall get it. Its own faults
-// are its own.
+// No signal is for the engine's thread: whoever blocks one everywhere else, to wait for it, shall get it. Its own
+// faults are its own.
 static int start_thread(void) {
   static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
   sigset_t all, before;
