@@ -2,6 +2,7 @@
 
 #define _GNU_SOURCE
 #include <errno.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
@@ -308,6 +309,20 @@ static int watch(int file, source *of) {
   return file >= 0 && epoll_ctl(engine.epoll, EPOLL_CTL_ADD, file, &event);
 }
 
+// No signal is for the engine's thread: whoever blocks one everywhere else, to wait for it, shall get it. Its own
+// faults are its own.
+static int start_thread(void) {
+  static const int own[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+  sigset_t all, before;
+  sigfillset(&all);
+  for (unsigned i = 0; i < sizeof own / sizeof own[0]; i++) sigdelset(&all, own[i]);
+  pthread_sigmask(SIG_SETMASK, &all, &before);
+  int failed = pthread_create(&engine.thread, NULL, run, NULL);
+  pthread_sigmask(SIG_SETMASK, &before, NULL);
+  if (failed) report_end();
+  return failed;
+}
+
 static int start(void) {
   static int guarded;
   int code = settings_read(&engine.settings);
@@ -332,7 +347,7 @@ static int start(void) {
   engine.ends = 0;
   engine.process++;
   report_start();
-  if (pthread_create(&engine.thread, NULL, run, NULL)) return fail(NP_SYSTEM, "no thread for the engine");
+  if (start_thread()) return fail(NP_SYSTEM, "no thread for the engine");
   engine.runs = 1;
   return NP_OK;
 }
@@ -577,12 +592,12 @@ int np_irecv(np_comm *comm, void *data, size_t size, np_request **request) { ret
 
 // Of a request that is over: how it ended. Its place is free from then on.
 static int conclude(np_request *request, int *done, size_t *size) {
-  int failed = request->state == SLOT_FAILED;
+  int failed = request->state != SLOT_DONE; // SLOT_FREE: another thread has closed the comm meanwhile
   *done = 1;
   if (size) *size = request->size;
   flow_release(&((np_comm *)request->owner)->flow, request);
   if (failed) return fail(NP_REMOTE, "the message did not get through: the peer has closed, does not answer, sent more than "
-                                     "there was room for, or the comm was aborted");
+                                     "there was room for, or the comm was aborted or closed");
   return NP_OK;
 }
 

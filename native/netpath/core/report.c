@@ -50,7 +50,7 @@ static link_state links[MOST_LINKS];
 static int reports_to = -1, own_rank = -1;
 static struct sockaddr_un report_at;
 static page *shown;
-static char shown_at[256];
+static char shown_at[4096];
 static uint64_t shown_us;
 
 static int rank_of_process(void) {
@@ -79,10 +79,16 @@ static void open_socket(void) {
 static void open_page(void) {
   const char *folder = getenv("TORCHRELAY_NET_STATS");
   if (!folder || !*folder) return;
-  snprintf(shown_at, sizeof shown_at, "%s/net-%d", folder, (int)getpid());
+  if (snprintf(shown_at, sizeof shown_at, "%s/net-%d", folder, (int)getpid()) >= (int)sizeof shown_at) {
+    say(NP_LEVEL_WARN, "TORCHRELAY_NET_STATS is too long for a folder: there is no page of figures");
+    return;
+  }
   int file = open(shown_at, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC | O_NOFOLLOW, 0600);
-  if (file < 0 || ftruncate(file, sizeof *shown)) {
-    say(NP_LEVEL_WARN, "no page of figures at %s: %s", shown_at, strerror(errno));
+  // All of it now: where there is no room left, writing to it later would end the process (SIGBUS).
+  int error = file < 0 ? errno : posix_fallocate(file, 0, sizeof *shown);
+  if (error) {
+    say(NP_LEVEL_WARN, "no page of figures at %s: %s", shown_at, strerror(error));
+    if (file >= 0) unlink(shown_at);
   } else {
     shown = mmap(NULL, sizeof *shown, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     if (shown == MAP_FAILED) shown = NULL;
@@ -121,8 +127,9 @@ __attribute__((format(printf, 2, 3))) static void report(const char *what, const
   va_start(arguments, format);
   vsnprintf(more, sizeof more, format, arguments);
   va_end(arguments);
-  int size = snprintf(text, sizeof text, "{\"v\":1,\"what\":\"%s\",\"ts\":%.6f,\"pid\":%d,\"rank\":%s%s}", what,
-                      (double)date_us() / 1e6, (int)getpid(), rank, more);
+  unsigned long long date = date_us(); // in whole numbers: of a fraction the locale would choose the point
+  int size = snprintf(text, sizeof text, "{\"v\":1,\"what\":\"%s\",\"ts\":%llu.%06llu,\"pid\":%d,\"rank\":%s%s}", what,
+                      date / 1000000, date % 1000000, (int)getpid(), rank, more);
   if (size < (int)sizeof text)
     sendto(reports_to, text, (size_t)size, MSG_DONTWAIT | MSG_NOSIGNAL, (void *)&report_at, sizeof report_at);
 }
@@ -146,10 +153,32 @@ static link_state *link_of(const np_comm *comm, int path) {
   return free_one;
 }
 
+static int is_used(const link_state *link) {
+  char remote[48];
+  for (const np_comm *each = engine.comms; each; each = each->next)
+    for (int i = 0; i < each->flow.paths; i++) {
+      if (each->local[i] != link->local || !each->remote[i].any.sa_family) continue;
+      address_text(&each->remote[i], remote, sizeof remote);
+      if (!strcmp(link->remote, remote)) return 1;
+    }
+  return 0;
+}
+
+// All places are taken: one of a peer that is gone, and its figures with it, makes room. 0: there is none.
+static int forget_one(void) {
+  for (int i = 0; i < MOST_LINKS; i++)
+    if (!links[i].live && !is_used(&links[i])) {
+      memset(&links[i], 0, sizeof links[i]);
+      return 1;
+    }
+  return 0;
+}
+
 static const local_path *own(const link_state *link) { return &engine.path[link->local]; }
 
 void report_up(np_comm *comm, int path, uint64_t now) {
   link_state *link = link_of(comm, path);
+  if (!link && forget_one()) link = link_of(comm, path);
   if (!link || link->live++ || !link->lost_us) return;
   if (!link->idle) // else nobody knows for how long it was lost
     report("path_up", ",\"path\":%d,\"interface\":\"%s\",\"local\":\"%s\",\"remote\":\"%s\",\"outage_ms\":%llu", link->local,

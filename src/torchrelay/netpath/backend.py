@@ -132,7 +132,8 @@ class TorchrelayGroup(PathGroup):
 
         def do(mesh: Mesh, until: float) -> None:
             collectives.broadcast(mesh, written.parts[0], opts.rootRank, until)
-            written.put_back()
+            if mesh.rank != opts.rootRank:
+                written.put_back()
 
         return self._begin("broadcast", [tensor], do, opts)
 
@@ -269,6 +270,7 @@ class TorchrelayGroup(PathGroup):
 
     def send(self, given: Any, to: int, tag: int = 0) -> Work:
         tensor = only("send", given)
+        tensors.tagged("send", tag)
 
         def begin(messages: Messages, wish: Wish) -> None:
             messages.send(wish, to, tag)
@@ -276,6 +278,8 @@ class TorchrelayGroup(PathGroup):
         return self._send_or_receive(f"send to rank {to}", tensor, begin)
 
     def recv(self, given: Any, by: int, tag: int = 0) -> Work:
+        tensors.tagged("recv", tag)
+
         def begin(messages: Messages, wish: Wish) -> None:
             messages.receive(wish, by, tag)
 
@@ -283,6 +287,7 @@ class TorchrelayGroup(PathGroup):
 
     def recv_anysource(self, given: Any, tag: int = 0) -> Work:
         """Take in the next message of whoever sends first; `source_rank` of the work says who that was."""
+        tensors.tagged("recv", tag)
 
         def begin(messages: Messages, wish: Wish) -> None:
             messages.receive_any(wish, tag)

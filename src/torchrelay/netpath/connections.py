@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 
@@ -42,7 +43,8 @@ class Connections:
 
         Raises `Broken` if threads do not let go of the old ones, and `NotBuilt`, `NetError`.
         """
-        self.leave("the group is being connected anew")
+        # Until there are new ones the old stay in their place, broken: alone a group would only pretend to work.
+        self._let_go("the group is being connected anew")
         mesh = Mesh(store, self.rank, self.size, self.name)
         self.messages = Messages(mesh)
         self.mesh = mesh
@@ -60,6 +62,10 @@ class Connections:
 
     def leave(self, why: str) -> None:
         """Break and let go of the connections: the group is alone from then on. Raises `Broken` if that takes long."""
+        self._let_go(why)
+        self.mesh = self.messages = None
+
+    def _let_go(self, why: str) -> None:
         if self.mesh is None or os.getpid() != self._process:
             return
         self.abort(why)
@@ -74,17 +80,29 @@ class Connections:
         assert self.messages is not None
         if not self.line.drain(until) or not self.messages.drain(until):
             self.mesh.break_off("the group was closed before all was done")
-        self._close(time.monotonic() + END_S)
+        if self._close(time.monotonic() + END_S, until):
+            self.mesh = self.messages = None
         self.line.close()
 
-    def _close(self, until: float) -> bool:
+    def drop(self) -> None:
+        """Nobody has the group any more: `finish`, and wait for nothing.
+
+        In a thread of its own, as garbage is collected anywhere: where a lock of ours is held, or in a thread of ours.
+        """
+        self._closed = True
+        if self.mesh is not None and os.getpid() == self._process:
+            threading.Thread(
+                target=self.finish, args=(0.0,), name=f"torchrelay end of {self.name}", daemon=True
+            ).start()
+
+    def _close(self, until: float, last_words_until: float = 0.0) -> bool:
+        """Let go of the mesh, when no thread uses it any more. Returns whether that was so in time."""
         mesh, messages = self.mesh, self.messages
         assert mesh is not None
         assert messages is not None
         if not self.line.drain(until) or not messages.stop(until):
             return False
-        mesh.close()
-        self.mesh = self.messages = None
+        mesh.close(last_words_until)
         return True
 
 

@@ -11,13 +11,14 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 
 from torchrelay.netpath.binding import NetError
-from torchrelay.netpath.mesh import Mesh
+from torchrelay.netpath.mesh import Mesh, Stream
 from torchrelay.netpath.reduction import Reduction
 
 SMALL = 64 << 10  # bytes that a rank sends to each other one at most; more goes round the ring
 MOST_RANKS = 8  # with more, small values go along a tree
 PIECE = 16 << 20  # bytes of a message, the most that is allowed whatever the settings
 MOST_PIECES = 32
+ANSWER_S = 0.5  # for an answer when the time is over
 
 Parts = Mapping[int, torch.Tensor]  # by rank
 
@@ -169,14 +170,29 @@ def monitored_barrier(mesh: Mesh, until: float, *, all_ranks: bool) -> None:
         exchange(mesh, {0: one}, {}, until, copied=True)  # first, as rank 0 connects when it has heard all
         exchange(mesh, {}, {0: came}, until)
         return
-    missing = []
+    missing = _missing(mesh, until)
+    if missing:
+        raise TimeoutError(f"ranks {', '.join(map(str, missing if all_ranks else missing[:1]))} have not come")
+    exchange(mesh, dict.fromkeys(others(mesh), one), {}, until, copied=True)
+
+
+def _missing(mesh: Mesh, until: float) -> list[int]:
+    """From which ranks nothing comes. All are asked before one is waited for: else who waits for the first who is
+    missing has no time left for those who have come.
+    """
+    ways: dict[int, Stream] = {}
+    silent = []
     for peer in range(1, mesh.size):
         try:
-            exchange(mesh, {}, {peer: torch.zeros_like(came)}, until)
+            ways[peer] = mesh.of(peer, until)
+            ways[peer].post(torch.zeros(1, dtype=torch.uint8), until)
         except (TimeoutError, NetError):
-            missing.append(peer)
-            if not all_ranks:
-                break
-    if missing:
-        raise TimeoutError(f"ranks {', '.join(map(str, missing))} have not come")
-    exchange(mesh, dict.fromkeys(others(mesh), one), {}, until, copied=True)
+            silent.append(peer)
+    if silent:
+        until += ANSWER_S  # who was asked last has only begun to answer
+    for peer, way in ways.items():
+        try:
+            way.finish(until)
+        except (TimeoutError, NetError):
+            silent.append(peer)
+    return sorted(set(silent))

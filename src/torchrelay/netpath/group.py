@@ -53,7 +53,7 @@ class PathGroup(dist.ProcessGroup):
         self._store = store
         self._begun = 0
         self._connections = Connections(name, rank, size)
-        weakref.finalize(self, self._connections.finish, 0.0).atexit = False
+        weakref.finalize(self, self._connections.drop).atexit = False
         if store is not None:
             self._connections.meet(store)
 

@@ -27,7 +27,7 @@ from torchrelay.netpath.binding import REMOTE, Comm, Connecting, Listener, NetEr
 _HELLO = struct.Struct("<8sIIQ")  # magic; who connects; unused; lane
 _MAGIC = b"TRNMESH1"
 LEAST_PAUSE_S, MOST_PAUSE_S = 0.0005, 0.02  # between two looks at whether somebody has connected
-LAST_WORDS_S = 1.0  # how long closing waits for small messages that are on their way
+LAST_WORDS_S = 1.0  # how long closing waits at least for small messages that are on their way
 COLLECTIVES = 0  # their lane; tag t of send and recv is lane t + 1
 
 
@@ -187,7 +187,11 @@ class Mesh:
         self._arrivals: list[_Arrival] = []
         self._why = ""
         self.on_break: list[Callable[[], None]] = []  # called once, from any thread, when the mesh breaks
-        meeting.set(f"netpath/{rank}", self._listener.handle.hex())
+        try:
+            meeting.set(f"netpath/{rank}", self._listener.handle.hex())
+        except BaseException:
+            self._listener.close()
+            raise
 
     # ------------------------------------------------------------ streams
 
@@ -289,15 +293,18 @@ class Mesh:
         for told in tuple(self.on_break):
             told()
 
-    def close(self) -> None:
-        """Let go of all comms, when nobody uses it any more."""
+    def close(self, until: float) -> None:
+        """Let go of all comms, when nobody uses it any more; see `speak_out`."""
         if not self._why:
-            self.speak_out()
+            self.speak_out(until)
         self.break_off("the group was closed")
 
-    def speak_out(self) -> None:
-        """Small messages are not waited for when they are sent, but here."""
-        until = time.monotonic() + LAST_WORDS_S
+    def speak_out(self, until: float) -> None:
+        """Small messages are not waited for when they are sent, but here: for a moment, or longer, to `until`.
+
+        A rank that has done its part of a collective may end long before another one comes to it.
+        """
+        until = max(until, time.monotonic() + LAST_WORDS_S)
         for stream in tuple(self._out.values()):
             try:
                 stream.finish(until)

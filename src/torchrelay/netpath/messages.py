@@ -18,12 +18,10 @@ from dataclasses import dataclass, field
 import torch
 
 from torchrelay.netpath import direct
-from torchrelay.netpath.binding import NetError
 from torchrelay.netpath.mesh import Broken, Mesh, Stream
 from torchrelay.netpath.work import Work
 
 LOOK_S = 0.1  # between two looks at whether anybody still waits
-_FAULTS = (NetError, TimeoutError, ValueError, Broken)
 
 
 @dataclass
@@ -69,6 +67,7 @@ class Messages:
         with self._changed:
             if not self._over:
                 self._to_self.setdefault(tag, deque()).append(wish)
+                self._channel(peer, tag, sends=False)  # its thread fails the wish if nobody ever takes it in
                 self._changed.notify_all()
                 return
         wish.work.end(self._why())
@@ -99,11 +98,12 @@ class Messages:
     def _channel(self, peer: int, tag: int, *, sends: bool) -> _Channel:
         channel = self._channels.get((sends, peer, tag))
         if channel is None:
-            channel = self._channels[sends, peer, tag] = _Channel(peer, tag)
+            channel = _Channel(peer, tag)
             about = f"torchrelay {'to' if sends else 'from'} {peer} tag {tag}"
             serve = self._serve_sender if sends else self._serve_receiver
             channel.thread = threading.Thread(target=serve, args=(channel,), name=about, daemon=True)
-            channel.thread.start()
+            channel.thread.start()  # waits for the lock, and raises if there can be no more threads
+            self._channels[sends, peer, tag] = channel
         return channel
 
     # ------------------------------------------------------------ the end
@@ -200,7 +200,7 @@ class Messages:
         except TimeoutError:
             if time.monotonic() >= first.until:
                 self._mesh.break_off(f"{first.work.what} has waited for too long")
-        except (NetError, ValueError, Broken) as error:
+        except Exception as error:  # noqa: BLE001  whatever it is, who waits must hear of it
             self._mesh.break_off(f"{first.work.what}: {error}")
 
     def _hear_self(self, channel: _Channel, until: float) -> bool:
@@ -214,9 +214,14 @@ class Messages:
     def _receive_from_self(self, channel: _Channel, wish: Wish) -> None:
         with self._changed:
             sent = self._to_self[channel.tag].popleft()
-        self._fit(channel, sent.memory.nbytes, wish)
-        wish.memory.view(torch.uint8).copy_(sent.memory.view(torch.uint8))
-        wish.arrived()
+        try:
+            self._fit(channel, sent.memory.nbytes, wish)
+            wish.memory.view(torch.uint8).copy_(sent.memory.view(torch.uint8))
+            wish.arrived()
+        except BaseException:
+            with self._changed:  # it fails with all that is left
+                self._to_self.setdefault(channel.tag, deque()).appendleft(sent)
+            raise
         sent.work.end()
 
     def _fit(self, channel: _Channel, length: int, wish: Wish) -> None:
@@ -241,8 +246,9 @@ class Messages:
         try:
             with torch.inference_mode():
                 do(channel, wish)
-        except _FAULTS as fault:
-            self._mesh.break_off(f"{wish.work.what}: {fault or 'has waited for too long'}")
+        except Exception as fault:  # noqa: BLE001  whatever it is, who waits must hear of it
+            waited = isinstance(fault, TimeoutError) and not str(fault)
+            self._mesh.break_off(f"{wish.work.what}: {'has waited for too long' if waited else fault}")
             error = self._why()
         with self._changed:
             channel.busy = False

@@ -8,6 +8,8 @@ import torch
 
 Tensors = list[torch.Tensor]
 
+MOST_TAG = 2**31 - 1  # c10d's tags are of 32 bits
+
 
 def checked(what: str, tensors: Iterable[torch.Tensor]) -> None:
     """Raise `ValueError` for what cannot be sent."""
@@ -19,6 +21,12 @@ def checked(what: str, tensors: Iterable[torch.Tensor]) -> None:
             )
         if tensor.layout != torch.strided:
             raise ValueError(f"{what}: a tensor with layout {tensor.layout}; only dense tensors can be sent")
+
+
+def tagged(what: str, tag: int) -> None:
+    """Raise `ValueError` for a tag that no message can have."""
+    if not 0 <= tag <= MOST_TAG:
+        raise ValueError(f"{what}: tag {tag}; give one from 0 to {MOST_TAG}")
 
 
 def only(what: str, tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
@@ -33,7 +41,12 @@ def only(what: str, tensors: torch.Tensor | Sequence[torch.Tensor]) -> torch.Ten
 
 def flat(tensor: torch.Tensor) -> torch.Tensor:
     """Its values in one stretch, for reading: the same memory if it lies so."""
-    return tensor.data.contiguous().view(-1)
+    return tensor.data.resolve_conj().resolve_neg().contiguous().view(-1)
+
+
+def _lies_flat(tensor: torch.Tensor) -> bool:
+    """Whether its memory is its values in one stretch; of a conjugate, or a negative, it may be those of the other."""
+    return tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg()
 
 
 class Written:
@@ -42,7 +55,7 @@ class Written:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self.parts = [flat(tensor) for tensor in tensors]
         self._elsewhere = [
-            (tensor.data, part) for tensor, part in zip(tensors, self.parts, strict=True) if not tensor.is_contiguous()
+            (tensor.data, part) for tensor, part in zip(tensors, self.parts, strict=True) if not _lies_flat(tensor)
         ]
 
     def put_back(self) -> None:
