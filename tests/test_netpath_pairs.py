@@ -74,6 +74,10 @@ def test_a_full_folder_for_figures_does_not_end_the_process(full: list[str], tmp
     assert "no page of figures" in done.stderr
 
 
+def test_a_greeting_for_a_path_that_cannot_be_makes_no_comm(one: Troupe) -> None:
+    assert one.ranks[0].do("call", below.path_too_many) == (3, False)
+
+
 def test_peers_that_are_gone_leave_their_place_in_the_figures_to_others(tmp_path: Path) -> None:
     with troupe(1, **TWO_PATHS, TORCHRELAY_NET_STATS=str(tmp_path)) as ranks:
         shown = ranks.ranks[0].do("call", below.peers_one_by_one, MAX_ROWS + 7)

@@ -138,3 +138,18 @@ def peers_one_by_one(_a: Actions, count: int) -> list[str]:
 
     until(lambda: page().updated_us > since_us)
     return [row.remote for row in page().rows]
+
+
+def path_too_many(_a: Actions) -> tuple[int, bool]:
+    """What is answered to who knows the token and greets for a fifth path, and whether a comm has been made of that."""
+    listener = binding.Listener()
+    token = listener.handle[8:24]
+    family, port, address = struct.unpack_from("!BxH4s", listener.handle, 24)
+    assert family == 4
+    words = struct.pack("<IBBHQIIII", 0x004E5254 | 1 << 24, 1, 4, 1, 4711, 0, 32, 0, 0) + token
+    with socket.create_connection((socket.inet_ntoa(address), port), timeout=10) as stranger:
+        stranger.sendall(words + struct.pack("<II8x", 256 << 10, 0))
+        answer = stranger.recv(32, socket.MSG_WAITALL)
+    made = listener.accept(1)
+    listener.close()
+    return answer[4], made is not None

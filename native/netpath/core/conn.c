@@ -411,13 +411,13 @@ static void refuse(conn *c, refusal why, uint64_t now) {
 
 static void heard_hello(conn *c, const frame *hello, const hello_body *body, uint64_t now) {
   refusal why;
-  if (body->chunk < 4096 || body->chunk > sizeof nothing || hello->epoch == 0) {
+  if (body->chunk < 4096 || body->chunk > sizeof nothing || hello->epoch == 0 || hello->path >= NP_MAX_PATHS) {
     refuse(c, REFUSE_VERSION, now);
     return;
   }
   c->epoch = hello->epoch;
   np_comm *comm = comm_for(hello, body, &why);
-  if (comm && (hello->path >= NP_MAX_PATHS || body->chunk != comm->flow.limits.chunk)) comm = NULL;
+  if (comm && body->chunk != comm->flow.limits.chunk) comm = NULL;
   if (!comm) {
     refuse(c, why, now);
     return;
