@@ -216,7 +216,9 @@ static void a_path_that_is_back_has_to_prove_itself(void) {
   up(1, 1, 0);
   flow_down(&s, 0, 0);
   flow_down(&r, 0, 0);
+  s.path[0].suspect = s.path[0].silent = s.path[0].slow = 1; // so it was
   up(0, 2, 0);
+  EXPECT(!s.path[0].silent);
   flow_post(&r, got, 4 * CHUNK, 0);
   flow_post(&r, got, 4 * CHUNK, 0);
   talk(1, 0);
@@ -286,6 +288,20 @@ static void paths_that_nothing_needs_are_not_lost(void) {
   EXPECT(!verdict.lost && !verdict.probe && !flow_watches(&s));
 }
 
+static void a_suspect_path_is_found_out_though_nobody_waits(void) {
+  begin("a path that is suspect is listened to until it is lost, though nobody waits any more", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  uint64_t now = 0;
+  flow_slot *slot = flow_post(&s, sent, CHUNK, now);
+  EXPECT(!wait_until(&now, 150 * MS, 2).lost);
+  EXPECT(s.path[0].suspect && !s.path[0].count);
+  flow_post(&r, got, CHUNK, now);
+  talk(1, now);
+  EXPECT(slot->state == SLOT_DONE && !flow_busy(&s));
+  EXPECT(wait_until(&now, 300 * MS, 2).lost == 1);
+}
+
 static void a_peer_that_was_stopped_loses_no_path(void) {
   begin("a peer that was stopped speaks over one path first, and the others are not lost", 2, usual());
   up(0, 1, 0);
@@ -331,6 +347,7 @@ static void when_all_fall_silent_none_is_lost(void) {
   EXPECT(!wait_until(&now, 100 * MS, 3).lost);
   flow_alive(&s, 1, now + 30 * MS);
   EXPECT(!wait_until(&now, 2000 * MS, 0).lost);
+  EXPECT(!s.path[0].suspect && !s.path[1].suspect); // nothing is better over the other
 }
 
 static void a_receiver_says_that_it_hears_nothing(void) {
@@ -444,6 +461,7 @@ int main(void) {
   a_blocked_path_is_found_out_in_short_bursts();
   a_blocked_path_that_nothing_needs_is_found_out();
   paths_that_nothing_needs_are_not_lost();
+  a_suspect_path_is_found_out_though_nobody_waits();
   a_peer_that_was_stopped_loses_no_path();
   who_was_stopped_itself_calls_nothing_lost();
   when_all_fall_silent_none_is_lost();
