@@ -105,7 +105,7 @@ def test_a_survivor_that_does_not_come_out_of_its_collective_is_replaced_too(tmp
     assert incident["pause_ms"] < 20_000
 
 
-@pytest.mark.parametrize("forgotten", ["rng", "cursor"])
+@pytest.mark.parametrize("forgotten", [pytest.param("rng", marks=pytest.mark.soak), "cursor"])
 def test_leaving_a_part_of_the_state_out_is_noticed(tmp_path: Path, forgotten: str) -> None:
     script = faulty("--steps", "20", "--forget", forgotten)
     calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])

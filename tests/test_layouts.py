@@ -65,13 +65,15 @@ def test_stages_of_a_pipeline_move_and_leave_no_trace(tmp_path: Path) -> None:
     assert tally.done == len(DRAIN)
 
 
-@pytest.mark.parametrize(("layout", "moves"), [("zero", DRAIN), pytest.param("fsdp", DRAIN, marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize(("layout", "moves"), [("zero", DRAIN), ("fsdp", DRAIN)])
 def test_ranks_without_a_replica_move_and_leave_no_trace(layout: str, moves: list[Act], tmp_path: Path) -> None:
     tally = Tally()
     assert go_through(moves, 4, Twin(tmp_path, layout), tally) == []
     assert tally.done == len(moves)
 
 
+@pytest.mark.soak
 def test_a_gather_that_is_cut_is_made_again(tmp_path: Path) -> None:
     """Who breaks its connections goes on with the others; who is killed comes back from its snapshot, as all do."""
     calm = run_undisturbed(tmp_path, "calm", GATHERS, seed=5, layout="zero")

@@ -118,6 +118,7 @@ def verdict(done: Finished, calm: Finished) -> list[str]:
     return wrong + [f"{row['id']}: {row['resolution']}" for row in done.incidents() if row["resolution"] != "clean"]
 
 
+@pytest.mark.soak
 def test_an_agent_that_is_killed_adopts_its_workers_and_nothing_stops(tmp_path: Path, calm: Finished) -> None:
     training = Training.begin(tmp_path)
     node = training.node_of(2)

@@ -159,6 +159,7 @@ def findings(view: NetworkView) -> list[str]:
     return [one.node for one in view.nodes for path in one.news.paths if path.finding is not None]
 
 
+@pytest.mark.soak
 def test_a_lost_path_empties_its_node_and_a_healed_one_is_forgiven(
     tmp_path: Path, port: int, cut: Callable[[], None]
 ) -> None:

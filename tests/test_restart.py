@@ -111,6 +111,7 @@ class TestReplaced:
             second.kill()
             second.communicate()
 
+    @pytest.mark.soak
     def test_one_that_answers_nobody_is_killed_and_started_again(self, run: LocalRun) -> None:
         run.start(*FOUR)
         run.until_step(3)

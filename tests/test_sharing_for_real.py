@@ -85,6 +85,7 @@ def test_a_killed_rank_shares_a_slot_until_its_own_is_back(tmp_path: Path, layou
     assert kinds == ["unplanned", "planned"]
 
 
+@pytest.mark.soak
 def test_a_drained_node_is_left_without_a_spare_and_taken_again(tmp_path: Path) -> None:
     job = Job(tmp_path, "ddp", steps=70)
     job.until(0)

@@ -33,6 +33,7 @@ def test_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
     assert any(row["steps_lost"] for row in rows)
 
 
+@pytest.mark.soak
 def test_the_interval_is_found_out_and_what_is_lost_since_is_made_again(tmp_path: Path) -> None:
     script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "60"]
     calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])

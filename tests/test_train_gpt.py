@@ -57,7 +57,8 @@ def test_one_process_alone_trains_and_goes_on_from_its_checkpoint(tmp_path: Path
     assert "epoch 3 of 3" in more
 
 
-@pytest.mark.parametrize("layout", ["tp", pytest.param("pp", marks=pytest.mark.soak)])
+@pytest.mark.soak
+@pytest.mark.parametrize("layout", ["tp", "pp"])
 def test_ranks_that_hold_parts_of_the_model_go_on_from_its_checkpoint(layout: str, tmp_path: Path) -> None:
     script = [str(SCRIPT), *SHORT, "--layout", layout, "--checkpoint", str(tmp_path / "checkpoint.pt")]
     plain = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", *script, "--log-every", "1"]

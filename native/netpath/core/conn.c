@@ -1,5 +1,4 @@
-// Conn: one TCP connection of one path of a comm. Whoever sends in the comm connects, and greets with HELLO; whoever
-// receives answers WELCOME, and both count it as the path's connection from then on.
+// Conn: one TCP connection of one path of a comm, its life, and what goes over it. How it comes to be is in greet.c.
 //
 // A user's memory is only touched for what the protocol still wants: that is asked before each send() and each recv(), as
 // the message may have been finished over another path, or dropped, since the last one.
@@ -19,9 +18,7 @@
 
 enum {
   TURNS = 64,            // of reading, before others have their turn
-  MOST_STRANGERS = 256,  // connections that have not said what they want
   PAUSE_MS = 20,         // after an attempt to connect that failed, doubled each time
-  REFUSED_TWICE = 2,
   LONGEST_PAUSE_MS = 80, // while somebody waits
   IDLE_PAUSE_MS = 1000,
   FLAPS_FREE = 4,        // losses within FLAP_WINDOW_US that are not damped
@@ -29,7 +26,7 @@ enum {
 
 static const uint64_t FLAP_WINDOW_US = 10 * 1000000ull, LONGEST_DAMPING_US = 30 * 1000000ull;
 
-static uint8_t nothing[16 << 20]; // sent and received instead of memory that is not ours any more
+static uint8_t nothing[LARGEST_CHUNK]; // sent and received instead of memory that is not ours any more
 
 // ---------------------------------------------------------------- life
 
@@ -43,7 +40,7 @@ void conn_want(conn *c) {
   c->wants = wants;
 }
 
-static conn *conn_new(int fd, int local, conn_state state, uint64_t now) {
+conn *conn_new(int fd, int local, conn_state state, uint64_t now) {
   conn *c = calloc(1, sizeof *c);
   if (!c) {
     close(fd);
@@ -92,7 +89,7 @@ static void reset(conn *c) {
 
 // After each failure a little later; sooner while somebody waits. `began`: the attempt that failed; one that has taken
 // its time is followed by the next at once.
-static void try_later(np_comm *comm, int path, uint64_t began) {
+void conn_try_later(np_comm *comm, int path, uint64_t began) {
   uint32_t most = flow_busy(&comm->flow) ? LONGEST_PAUSE_MS : IDLE_PAUSE_MS;
   uint32_t pause = comm->pause_ms[path] < most ? comm->pause_ms[path] : most;
   comm->retry_us[path] = began + pause * 1000ull;
@@ -121,7 +118,7 @@ void conn_lose(conn *c, const char *reason, uint64_t now) {
     // A greeting that nobody answers may have arrived. One that was answered by an end has not made a comm over there.
     if (c->state == CONN_GREETING && strcmp(reason, "closed") && strcmp(reason, "reset")) comm->may_be_known = 1;
     reset(c);
-    if (comm && comm->flow.sends) try_later(comm, path, c->since_us);
+    if (comm && comm->flow.sends) conn_try_later(comm, path, c->since_us);
     return;
   }
   uint32_t under_way = comm->flow.path[path].count;
@@ -141,7 +138,7 @@ void conn_refresh(int local) {
 
 // ---------------------------------------------------------------- sending
 
-static void add_head(conn *c, const void *bytes, uint32_t size) {
+void conn_add(conn *c, const void *bytes, uint32_t size) {
   memcpy(c->head + c->head_size, bytes, size);
   c->head_size += size;
   c->out_size += size;
@@ -151,14 +148,6 @@ static void add_head(conn *c, const void *bytes, uint32_t size) {
 static uint32_t magic_of(const conn *c, const frame *of) {
   if (!c->comm->flow.checked) return WIRE_MAGIC;
   return WIRE_MAGIC + checksum((const uint8_t *)of + sizeof of->magic, sizeof *of - sizeof of->magic);
-}
-
-// The checksum of a greeting or its answer, and of what follows.
-static uint32_t sum_of(const uint8_t *bytes, uint32_t size) {
-  uint8_t copy[sizeof(frame) + HELLO_BYTES];
-  memcpy(copy, bytes, size);
-  memset(copy + offsetof(frame, crc), 0, sizeof((frame *)0)->crc);
-  return checksum(copy, size);
 }
 
 // Fill the head with what is to be sent next: frames, up to the first with data.
@@ -177,7 +166,7 @@ static int fill(conn *c, uint64_t now) {
     }
     next.header.magic = magic_of(c, &next.header);
     c->out_frame = next.header;
-    add_head(c, &next.header, sizeof next.header);
+    conn_add(c, &next.header, sizeof next.header);
     if (next.data) break;
   }
   c->out_size += c->out_data_size;
@@ -233,234 +222,7 @@ void comm_pump(np_comm *comm, uint64_t now) {
     if (comm->live[i]) conn_pump(comm->live[i], now);
 }
 
-static void send_frame(conn *c, frame_type type, uint32_t reason) {
-  frame out = {.magic = WIRE_MAGIC, .type = (uint8_t)type, .path = (uint8_t)c->path, .epoch = c->epoch,
-               .seq = c->comm ? c->comm->id : 0, .offset = reason};
-  c->head_size = c->out_size = c->out_done = c->out_data_size = 0;
-  add_head(c, &out, sizeof out);
-  ((frame *)c->head)->crc = sum_of(c->head, c->head_size);
-}
-
-// ---------------------------------------------------------------- connecting
-
-static void no_socket(uint64_t now) {
-  static uint64_t said;
-  if (said && now - said < 10000000) return;
-  said = now;
-  say(NP_LEVEL_WARN, "no socket can be opened: %s. Raise the limit (ulimit -n)", strerror(errno));
-}
-
-static void bind_to_interface(int fd, const local_path *path) {
-  if (path->interface[0]) // where it is not permitted, the address alone has to do
-    setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, path->interface, (socklen_t)strlen(path->interface) + 1);
-}
-
-void conn_connect(np_comm *comm, int path, uint64_t now) {
-  const local_path *local = &engine.path[path];
-  if (comm->remote[path].any.sa_family != local->own.any.sa_family ||
-      (inject_any() && inject_now(path, INJECT_DOWN, now))) {
-    comm->retry_us[path] = now + IDLE_PAUSE_MS * 1000ull;
-    return;
-  }
-  int fd = socket(local->own.any.sa_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
-  if (fd < 0) {
-    no_socket(now);
-    try_later(comm, path, now);
-    return;
-  }
-  address from = local->own;
-  from.v4.sin_port = 0;
-  bind_to_interface(fd, local);
-  if (bind(fd, &from.any, address_length(&from)) ||
-      (connect(fd, &comm->remote[path].any, address_length(&comm->remote[path])) && errno != EINPROGRESS)) {
-    close(fd);
-    try_later(comm, path, now);
-    return;
-  }
-  conn *c = conn_new(fd, path, CONN_CONNECTING, now);
-  if (!c) return;
-  c->comm = comm;
-  comm->probe[path] = c;
-  conn_want(c);
-}
-
-static void greet(conn *c, uint64_t now) {
-  int error = 0;
-  socklen_t length = sizeof error;
-  getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &length);
-  if (error) {
-    conn_lose(c, "refused", now);
-    return;
-  }
-  np_comm *comm = c->comm;
-  c->state = CONN_GREETING;
-  c->epoch = ++comm->epoch[c->path];
-  if (!c->epoch) c->epoch = ++comm->epoch[c->path]; // 0 is never one
-  send_frame(c, HELLO, 0);
-  ((frame *)c->head)->length = HELLO_BYTES;
-  hello_body body = {.chunk = comm->flow.limits.chunk, .checked = (uint32_t)comm->flow.checked};
-  memcpy(body.token, comm->token, sizeof body.token);
-  add_head(c, &body, sizeof body);
-  ((frame *)c->head)->crc = sum_of(c->head, c->head_size);
-  conn_pump(c, now);
-}
-
-static void go_live(conn *c, uint64_t now) {
-  np_comm *comm = c->comm;
-  int path = c->path;
-  if (comm->live[path]) conn_lose(comm->live[path], "replaced", now);
-  if (comm->probe[path] == c) comm->probe[path] = NULL;
-  comm->live[path] = c;
-  c->state = CONN_LIVE;
-  comm->pause_ms[path] = PAUSE_MS;
-  comm->wired = 1;
-  flow_up(&comm->flow, path, c->epoch, now);
-  report_up(comm, path, now);
-  say(NP_LEVEL_TRACE, "comm %016llx path %d is up, epoch %u", (unsigned long long)comm->id, path, c->epoch);
-}
-
-// The peer hears the old connection, and we hear nothing over it: only we can end it.
-static void refused_as_alive(np_comm *comm, int path, uint64_t now) {
-  int silent = comm->live[path] && comm->flow.path[path].silent;
-  comm->refusals[path] = silent ? comm->refusals[path] + 1 : 0;
-  if (comm->refusals[path] < REFUSED_TWICE) return;
-  comm->refusals[path] = 0;
-  conn_lose(comm->live[path], "silent", now);
-}
-
-static void heard_refusal(conn *c, uint32_t reason, uint64_t now) {
-  np_comm *comm = c->comm;
-  int path = c->path;
-  conn_lose(c, "refused", now);
-  if (reason == REFUSE_ALIVE) {
-    refused_as_alive(comm, path, now);
-    return;
-  }
-  if (reason == REFUSE_VERSION && comm->wired) return; // it has understood us before
-  if (reason == REFUSE_VERSION)
-    say(NP_LEVEL_WARN, "the peer speaks another version of the network part than %d: install the same torchrelay on all nodes",
-        WIRE_VERSION);
-  comm->refused = (int)reason;
-  comm->flow.peer_knows = 1; // nobody is left to be told that we close
-  flow_fail(&comm->flow);
-  comm_changed(comm);
-}
-
-// ---------------------------------------------------------------- being connected to
-
-void conn_accept(int local, uint64_t now) {
-  int waiting = 0, fd;
-  for (conn *each = engine.conns; each; each = each->next) waiting += each->state == CONN_ACCEPTED;
-  while ((fd = accept4(engine.path[local].listens, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >= 0) {
-    if (waiting++ >= MOST_STRANGERS || (inject_any() && inject_now(local, INJECT_DOWN, now))) {
-      close(fd);
-      continue;
-    }
-    conn *c = conn_new(fd, local, CONN_ACCEPTED, now);
-    if (c) conn_want(c);
-  }
-  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) { // it would be called again at once
-    no_socket(now);
-    conn_listen(local, 0);
-  }
-}
-
-void conn_listen(int local, int on) {
-  struct epoll_event event = {.events = on ? EPOLLIN : 0, .data.ptr = &engine.listening[local]};
-  epoll_ctl(engine.epoll, EPOLL_CTL_MOD, engine.path[local].listens, &event);
-  engine.deaf[local] = !on;
-}
-
-static int equal_tokens(const uint8_t *a, const uint8_t *b) { // in the same time, wherever they differ
-  uint8_t differs = 0;
-  for (int i = 0; i < TOKEN_BYTES; i++) differs |= a[i] ^ b[i];
-  return !differs;
-}
-
-static int has_ended(uint64_t id) {
-  for (unsigned i = 0; i < sizeof engine.closed / sizeof engine.closed[0]; i++)
-    if (engine.closed[i] == id) return 1;
-  return 0;
-}
-
-// The comm that a greeting is for; a new one for a listener of ours. NULL, and the reason, if there is none.
-static np_comm *comm_for(const frame *hello, const hello_body *body, refusal *why) {
-  np_comm *comm = comm_find(hello->seq, 0);
-  *why = REFUSE_STRANGER;
-  if (comm) return equal_tokens(comm->token, body->token) ? comm : NULL;
-  for (np_listener *each = engine.listeners; each; each = each->next)
-    if (equal_tokens(each->token, body->token)) {
-      if (has_ended(hello->seq)) break;
-      flow_limits limits = engine.settings.limits;
-      limits.chunk = body->chunk;
-      comm = comm_new(0, hello->seq, body->token, &limits, body->checked != 0);
-      if (comm) comm->listener = each;
-      return comm;
-    }
-  if (has_ended(hello->seq)) *why = REFUSE_CLOSED;
-  return NULL;
-}
-
-static void refuse(conn *c, refusal why, uint64_t now) {
-  if (why == REFUSE_STRANGER) say(NP_LEVEL_WARN, "a stranger's connection to %s is refused: it does not know the token",
-                                  engine.path[c->source.local].text);
-  send_frame(c, REFUSE, why);
-  c->last = 1;
-  conn_pump(c, now);
-}
-
-static void heard_hello(conn *c, const frame *hello, const hello_body *body, uint64_t now) {
-  refusal why;
-  if (body->chunk < 4096 || body->chunk > sizeof nothing || hello->epoch == 0 || hello->path >= NP_MAX_PATHS) {
-    refuse(c, REFUSE_VERSION, now);
-    return;
-  }
-  c->epoch = hello->epoch;
-  np_comm *comm = comm_for(hello, body, &why);
-  if (comm && body->chunk != comm->flow.limits.chunk) comm = NULL;
-  if (!comm) {
-    refuse(c, why, now);
-    return;
-  }
-  c->comm = comm;
-  c->path = hello->path;
-  if (hello->path >= comm->flow.paths) comm->flow.paths = hello->path + 1;
-  conn *old = comm->live[hello->path];
-  const flow_path *known = &comm->flow.path[hello->path];
-  int alive = now - known->heard_us < comm->flow.limits.suspect_us;
-  int older = (int16_t)(hello->epoch - known->epoch) <= 0; // it was long on its way
-  if (old && (alive || older)) {
-    c->comm = NULL;
-    refuse(c, REFUSE_ALIVE, now);
-    return;
-  }
-  socklen_t length = sizeof comm->remote[0];
-  getpeername(c->fd, &comm->remote[hello->path].any, &length);
-  if (comm->probe[hello->path]) conn_end(comm->probe[hello->path]);
-  comm->local[hello->path] = c->source.local;
-  send_frame(c, WELCOME, 0);
-  go_live(c, now);
-  if (comm->listener) comm_changed(comm);
-  comm_pump(comm, now);
-}
-
 // ---------------------------------------------------------------- reading
-
-// Frames before a connection is live.
-static void heard_early(conn *c, const frame *in, const hello_body *body, uint64_t now) {
-  if (c->state == CONN_ACCEPTED && in->type == HELLO) {
-    heard_hello(c, in, body, now);
-  } else if (c->state == CONN_GREETING && in->type == WELCOME && in->epoch == c->epoch) {
-    np_comm *comm = c->comm;
-    go_live(c, now);
-    comm_changed(comm);
-    comm_pump(comm, now);
-  } else if (c->state == CONN_GREETING && in->type == REFUSE) {
-    heard_refusal(c, in->offset, now);
-  } else {
-    conn_lose(c, "error", now);
-  }
-}
 
 static void heard_frame(conn *c, const frame *in, uint64_t now) {
   np_comm *comm = c->comm;
@@ -530,7 +292,7 @@ static void another_magic(conn *c, const frame *in, uint64_t now) {
   } else if (c->state == CONN_ACCEPTED && (in->magic & 0xffffff) == (WIRE_MAGIC & 0xffffff)) {
     say(NP_LEVEL_WARN, "a peer speaks version %u of the network part, and we %d: install the same torchrelay on all nodes",
         in->magic >> 24, WIRE_VERSION);
-    refuse(c, REFUSE_VERSION, now);
+    conn_refuse(c, REFUSE_VERSION, now);
   } else {
     conn_lose(c, "error", now);
   }
@@ -556,7 +318,7 @@ static int take_ahead(conn *c, uint64_t now) {
     return 0;
   }
   if (there < frame_size(c, &in)) return 0;
-  if (c->state != CONN_LIVE && in.crc != sum_of(c->ahead + c->ahead_from, frame_size(c, &in))) {
+  if (c->state != CONN_LIVE && in.crc != greeting_sum(c->ahead + c->ahead_from, frame_size(c, &in))) {
     is_damaged(c, now);
     return 0;
   }
@@ -564,7 +326,7 @@ static int take_ahead(conn *c, uint64_t now) {
   if (frame_size(c, &in) > sizeof in) memcpy(&body, c->ahead + c->ahead_from + sizeof in, sizeof body);
   c->ahead_from += frame_size(c, &in);
   if (c->state != CONN_LIVE) {
-    heard_early(c, &in, &body, now);
+    heard_greeting(c, &in, &body, now);
   } else if (in.type == DATA) {
     c->in_frame = in;
     if (begin_chunk(c, now) && in.length == 0) chunk_is_whole(c, now);
@@ -606,7 +368,7 @@ void conn_event(conn *c, unsigned events, uint64_t now) {
   if (c->state == CONN_DEAD) return;
   np_comm *comm = c->comm;
   if (c->state == CONN_CONNECTING) {
-    if (events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) greet(c, now);
+    if (events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) conn_greet(c, now);
     return;
   }
   if (inject_any() && inject_now(c->source.local, INJECT_DROP, now)) return;

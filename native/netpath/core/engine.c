@@ -1,4 +1,4 @@
-// Engine: the calls of netpath.h, and the thread that serves all comms while nobody calls.
+// Engine: the thread that serves all comms while nobody calls, its beginning and its end.
 
 #define _GNU_SOURCE
 #include <errno.h>
@@ -7,7 +7,6 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/random.h>
 #include <unistd.h>
 
 #include "engine.h"
@@ -18,7 +17,6 @@ enum {
   ATTEMPT_US = 150000,     // connecting may take; longer where round trips do
   SOON_US = 80000,         // until the next attempt, at most, while somebody waits
   GREETING_US = 2000000,   // who connects must say for which comm
-  LINGER_US = 10000000,    // a closed comm still answers whoever has not heard of it
   LAST_WORDS_US = 500000,  // of all comms, at the end
   EVENTS = 64,
 };
@@ -125,7 +123,7 @@ static int may_try(const np_comm *comm, int path, uint64_t now) {
   return 1;
 }
 
-static int any_live(const np_comm *comm) {
+int comm_any_live(const np_comm *comm) {
   for (int i = 0; i < comm->flow.paths; i++)
     if (comm->live[i]) return 1;
   return 0;
@@ -133,7 +131,7 @@ static int any_live(const np_comm *comm) {
 
 // Attempts are far apart while nobody waits. Now somebody does, perhaps with no path at all.
 static void hurry(np_comm *comm, int path, uint64_t now) {
-  uint64_t soon = any_live(comm) ? now + SOON_US : now;
+  uint64_t soon = comm_any_live(comm) ? now + SOON_US : now;
   if (!flow_busy(&comm->flow) || comm->probe[path] || comm->retry_us[path] <= now + SOON_US) return;
   comm->retry_us[path] = soon;
 }
@@ -269,7 +267,7 @@ static void *run(void *unused) {
   return NULL;
 }
 
-static void wake_up(void) {
+void engine_wake(void) {
   uint64_t one = 1;
   if (write(engine.wake, &one, sizeof one) < 0) return; // it is awake
 }
@@ -300,9 +298,9 @@ static void in_child(void) {
   engine.process++;
 }
 
-static void lock(void) { pthread_mutex_lock(&engine.lock); }
+void engine_lock(void) { pthread_mutex_lock(&engine.lock); }
 
-static void unlock(void) { pthread_mutex_unlock(&engine.lock); }
+void engine_unlock(void) { pthread_mutex_unlock(&engine.lock); }
 
 static int watch(int file, source *of) {
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = of};
@@ -342,7 +340,7 @@ static int start(void) {
   if (failed) return fail(NP_SYSTEM, "the engine cannot watch its sockets: %s", strerror(errno));
   const char *faults = getenv("TORCHRELAY_NET_INJECT");
   if (faults && (code = inject_set(faults, now_us()))) return code;
-  if (!guarded) pthread_atfork(lock, unlock, in_child);
+  if (!guarded) pthread_atfork(engine_lock, engine_unlock, in_child);
   guarded = 1;
   engine.ends = 0;
   engine.process++;
@@ -353,17 +351,17 @@ static int start(void) {
 }
 
 int np_start(np_logger logger) {
-  lock();
+  engine_lock();
   while (engine.stopping) {
-    unlock();
+    engine_unlock();
     usleep(1000);
-    lock();
+    engine_lock();
   }
   text_set_logger(logger);
   int code = NP_OK;
   if (!engine.runs && (code = start())) close_all();
   engine.users += !code;
-  unlock();
+  engine_unlock();
   return code;
 }
 
@@ -377,9 +375,9 @@ static int all_is_said(void) {
 }
 
 void np_stop(void) {
-  lock();
+  engine_lock();
   if (!engine.users || --engine.users) {
-    unlock();
+    engine_unlock();
     return;
   }
   engine.stopping = 1;
@@ -388,18 +386,18 @@ void np_stop(void) {
     each->closed = 1;
     each->linger_us = now_us() + LAST_WORDS_US;
   }
-  wake_up();
+  engine_wake();
   uint64_t until = now_us() + LAST_WORDS_US;
   while (!all_is_said() && now_us() < until) {
-    unlock();
+    engine_unlock();
     usleep(1000);
-    lock();
+    engine_lock();
   }
   engine.ends = 1;
-  wake_up();
-  unlock();
+  engine_wake();
+  engine_unlock();
   pthread_join(engine.thread, NULL);
-  lock();
+  engine_lock();
   while (engine.comms) comm_free(engine.comms);
   while (engine.listeners) {
     np_listener *next = engine.listeners->next;
@@ -411,13 +409,13 @@ void np_stop(void) {
   close_all();
   report_end();
   engine.runs = engine.stopping = 0;
-  unlock();
+  engine_unlock();
 }
 
 // ---------------------------------------------------------------- what there is
 
 int np_paths(np_path_info *paths, int room) {
-  lock();
+  engine_lock();
   for (int i = 0; i < engine.paths && i < room; i++) {
     memcpy(paths[i].interface, engine.path[i].interface, NP_TEXT);
     memcpy(paths[i].address, engine.path[i].text, NP_TEXT);
@@ -425,12 +423,12 @@ int np_paths(np_path_info *paths, int room) {
     paths[i].up = (uint32_t)engine.path[i].up;
   }
   int count = engine.paths;
-  unlock();
+  engine_unlock();
   return count;
 }
 
 int np_counts(np_path_counts *counts, int room) {
-  lock();
+  engine_lock();
   int count = engine.paths;
   for (int i = 0; i < count && i < room; i++) {
     counts[i] = engine.gone[i];
@@ -438,227 +436,14 @@ int np_counts(np_path_counts *counts, int room) {
       for (int k = 0; k < each->flow.paths; k++)
         if (each->local[k] == i) add_counts(&counts[i], each, k);
   }
-  unlock();
+  engine_unlock();
   return count;
 }
 
 int np_inject(const char *faults) {
-  lock();
+  engine_lock();
   int code = engine.runs ? inject_set(faults, now_us()) : fail(NP_INVALID, "np_start was not called");
-  wake_up();
-  unlock();
+  engine_wake();
+  engine_unlock();
   return code;
-}
-
-// ---------------------------------------------------------------- connecting
-
-static int not_started(void) { return engine.runs ? NP_OK : fail(NP_INVALID, "np_start was not called"); }
-
-int np_listen(void *handle, np_listener **listener) {
-  *listener = NULL;
-  lock();
-  int code = not_started();
-  np_listener *made = code ? NULL : calloc(1, sizeof *made);
-  if (made && getrandom(made->token, sizeof made->token, 0) == sizeof made->token) {
-    memcpy(made->handle.token, made->token, sizeof made->token);
-    handle_fill(&made->handle, engine.path, engine.paths);
-    memset(handle, 0, NP_HANDLE_BYTES);
-    memcpy(handle, &made->handle, sizeof made->handle);
-    made->next = engine.listeners;
-    engine.listeners = made;
-    *listener = made;
-  } else if (!code) {
-    free(made);
-    code = fail(NP_SYSTEM, "no memory or no randomness for a listener");
-  }
-  unlock();
-  return code;
-}
-
-static np_comm *begin_comm(np_handle *handle, uint64_t label, uint64_t now) {
-  uint64_t id;
-  if (getrandom(&id, sizeof id, 0) != sizeof id) return NULL;
-  np_comm *comm = comm_new(1, id, handle->token, &engine.settings.limits, engine.settings.checked);
-  if (!comm) return NULL;
-  comm->label = label;
-  handle->begun = id;
-  for (int i = 0; i < engine.paths; i++) {
-    handle_read(handle, i, &comm->remote[i]);
-    conn_connect(comm, i, now);
-  }
-  wake_up();
-  return comm;
-}
-
-static void close_comm(np_comm *comm) {
-  flow_close(&comm->flow);
-  comm->closed = 1;
-  comm->listener = NULL;
-  comm->linger_us = now_us() + LINGER_US;
-  comm_changed(comm);
-  comm_pump(comm, now_us());
-}
-
-int np_connect(void *handle, uint64_t label, np_comm **out) {
-  np_handle *told = handle;
-  address unused;
-  *out = NULL;
-  lock();
-  int code = not_started();
-  if (!code && !handle_read(told, 0, &unused))
-    code = fail(NP_INVALID, "this is no handle of version %s: install the same torchrelay on all nodes", np_version());
-  if (!code) {
-    np_comm *comm = told->begun ? comm_find(told->begun, 1) : begin_comm(told, label, now_us());
-    if (!comm) code = fail(NP_INTERNAL, "the comm that was begun with this handle is not there");
-    else if (comm->refused) {
-      code = comm->refused == REFUSE_VERSION
-                 ? fail(NP_REMOTE, "the listener refuses us: another version of the network part")
-                 : fail(NP_REMOTE, "the listener refuses us: it was closed, or does not know this handle's token");
-      close_comm(comm);
-      told->begun = 0;
-    } else if (any_live(comm)) {
-      comm->accepted = 1;
-      told->begun = 0;
-      *out = comm;
-    }
-  }
-  unlock();
-  return code;
-}
-
-int np_forget(void *handle) {
-  np_handle *told = handle;
-  lock();
-  int code = not_started();
-  np_comm *comm = code || !told->begun ? NULL : comm_find(told->begun, 1);
-  if (comm) close_comm(comm);
-  told->begun = 0;
-  unlock();
-  return code;
-}
-
-int np_accept(np_listener *listener, uint64_t label, np_comm **out) {
-  *out = NULL;
-  lock();
-  int code = not_started();
-  for (np_comm *each = engine.comms; !code && each; each = each->next)
-    if (each->listener == listener && (!*out || each->wired)) *out = each; // the last of the list came first
-  if (*out) {
-    (*out)->listener = NULL;
-    (*out)->accepted = 1;
-    (*out)->label = label;
-  }
-  unlock();
-  return code;
-}
-
-// ---------------------------------------------------------------- requests
-
-static int usable(const np_comm *comm) {
-  if (!engine.runs || comm->process != engine.process)
-    return fail(NP_INVALID, "a comm of another process: it was made before fork(), or before np_stop()");
-  return NP_OK;
-}
-
-static int post(np_comm *comm, void *data, size_t size, int sends, np_request **out) {
-  *out = NULL;
-  lock();
-  int code = usable(comm);
-  if (!code && comm->flow.sends != sends)
-    code = fail(NP_INVALID, sends ? "this comm receives" : "this comm sends");
-  if (!code && (size > NP_MAX_MESSAGE || size > (uint64_t)comm->flow.limits.chunk * MAX_CHUNKS))
-    code = fail(NP_INVALID, "a message of %zu bytes is too long: send several", size);
-  if (!code && comm->flow.failed) code = fail(NP_REMOTE, "the peer is gone, or the comm was aborted");
-  if (!code) {
-    uint64_t now = now_us();
-    int was_busy = flow_busy(&comm->flow);
-    np_request *made = flow_post(&comm->flow, data, (uint32_t)size, now);
-    if (made) {
-      made->owner = comm;
-      comm_pump(comm, now);
-      if (!was_busy) wake_up(); // it may be in a long sleep
-    }
-    *out = made;
-  }
-  unlock();
-  return code;
-}
-
-int np_isend(np_comm *comm, const void *data, size_t size, np_request **request) {
-  return post(comm, (void *)data, size, 1, request);
-}
-
-int np_irecv(np_comm *comm, void *data, size_t size, np_request **request) { return post(comm, data, size, 0, request); }
-
-// Of a request that is over: how it ended. Its place is free from then on.
-static int conclude(np_request *request, int *done, size_t *size) {
-  int failed = request->state != SLOT_DONE; // SLOT_FREE: another thread has closed the comm meanwhile
-  *done = 1;
-  if (size) *size = request->size;
-  flow_release(&((np_comm *)request->owner)->flow, request);
-  if (failed) return fail(NP_REMOTE, "the message did not get through: the peer has closed, does not answer, sent more than "
-                                     "there was room for, or the comm was aborted or closed");
-  return NP_OK;
-}
-
-int np_test(np_request *request, int *done, size_t *size) {
-  *done = 0;
-  if (request->state == SLOT_OPEN) return NP_OK;
-  lock();
-  int code = conclude(request, done, size);
-  unlock();
-  return code;
-}
-
-int np_wait(np_request *request, int timeout_ms, int *done, size_t *size) {
-  np_comm *comm = request->owner;
-  uint64_t until = now_us() + (uint64_t)(timeout_ms < 0 ? 0 : timeout_ms) * 1000;
-  struct timespec at = {.tv_sec = (time_t)(until / 1000000), .tv_nsec = (long)(until % 1000000) * 1000};
-  *done = 0;
-  lock();
-  int code = usable(comm), over = 0;
-  comm->waiters++;
-  while (!code && request->state == SLOT_OPEN && !over) {
-    if (timeout_ms < 0) pthread_cond_wait(&comm->changed, &engine.lock);
-    else over = pthread_cond_timedwait(&comm->changed, &engine.lock, &at) == ETIMEDOUT;
-  }
-  comm->waiters--;
-  if (!code && request->state != SLOT_OPEN) code = conclude(request, done, size);
-  unlock();
-  return code;
-}
-
-// ---------------------------------------------------------------- the end of a comm
-
-int np_abort(np_comm *comm) {
-  lock();
-  int code = usable(comm);
-  if (!code) {
-    flow_fail(&comm->flow);
-    comm_changed(comm);
-  }
-  unlock();
-  return code;
-}
-
-int np_close(np_comm *comm) {
-  lock();
-  int code = usable(comm);
-  if (!code) close_comm(comm);
-  unlock();
-  return code;
-}
-
-int np_close_listener(np_listener *listener) {
-  lock();
-  for (np_listener **at = &engine.listeners; *at; at = &(*at)->next)
-    if (*at == listener) {
-      *at = listener->next;
-      for (np_comm *each = engine.comms; each; each = each->next)
-        if (each->listener == listener) close_comm(each);
-      free(listener);
-      break;
-    }
-  unlock();
-  return NP_OK;
 }

@@ -80,7 +80,7 @@ typedef struct { // what epoll tells us of; first in whatever it is
 
 typedef enum { CONN_CONNECTING, CONN_GREETING, CONN_ACCEPTED, CONN_LIVE, CONN_DEAD } conn_state;
 
-enum { HEAD_FRAMES = 16, AHEAD = 4096 };
+enum { HEAD_FRAMES = 16, AHEAD = 4096, LARGEST_CHUNK = 16 << 20 };
 
 typedef struct conn {
   source source;
@@ -159,6 +159,17 @@ typedef struct {
 
 extern np_engine engine;
 
+void engine_lock(void);
+void engine_unlock(void);
+void engine_wake(void);
+int comm_any_live(const np_comm *comm);
+conn *conn_new(int fd, int local, conn_state state, uint64_t now);
+void conn_add(conn *c, const void *bytes, uint32_t size); // to the head of what is to be sent
+void conn_try_later(np_comm *comm, int path, uint64_t began);
+void conn_greet(conn *c, uint64_t now);                     // it is connected, or could not be
+void conn_refuse(conn *c, refusal why, uint64_t now);
+void heard_greeting(conn *c, const frame *in, const hello_body *body, uint64_t now); // before it is live
+uint32_t greeting_sum(const uint8_t *bytes, uint32_t size);
 void conn_connect(np_comm *comm, int path, uint64_t now); // begin an attempt
 void conn_refresh(int local);                             // faults that are injected have changed
 void conn_accept(int path, uint64_t now);
