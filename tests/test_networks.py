@@ -151,6 +151,11 @@ def test_figures_are_in_prometheus_format() -> None:
     assert found["torchrelay_network_news_age_seconds", 'node="node-0"'] == 1.25
 
 
+def test_a_node_that_is_gone_raises_no_alarm_for_ever() -> None:
+    gone = NetworkView(nodes=tuple(msgspec.structs.replace(one, alive=False) for one in VIEW.nodes))
+    assert {name for name, _ in samples(networks.metrics(gone))} == {"torchrelay_network_news_age_seconds"}
+
+
 def test_labels_may_hold_anything() -> None:
     odd = 'eth"1\\\n'
     path = msgspec.structs.replace(NEWS.paths[1], interface=odd)

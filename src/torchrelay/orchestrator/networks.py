@@ -78,7 +78,9 @@ def figures(link: LinkNews) -> tuple[float, ...]:
 
 
 def metrics(view: NetworkView) -> str:
-    """All of it in Prometheus' text format."""
+    """All of it in Prometheus' text format. Of a node that is gone there is nothing but how old its last news are."""
+    ages: list[Sample] = [((("node", one.node),), one.age_s) for one in view.nodes]
+    view = NetworkView(nodes=tuple(one for one in view.nodes if one.alive))
     links = [
         (labels_of(one.node, path, link), link) for one in view.nodes for path in one.news.paths for link in path.links
     ]
@@ -87,7 +89,6 @@ def metrics(view: NetworkView) -> str:
         lines += metric(name, kind, text, [(labels, figures(link)[place]) for labels, link in links])
     lines += metric("path_at_fault", "gauge", "1 while a path is found at fault.", faults(view))
     lines += metric("reports_total", "counter", "Reports that an agent has heard, or dropped.", reports(view))
-    ages: list[Sample] = [((("node", one.node),), one.age_s) for one in view.nodes]
     lines += metric("news_age_seconds", "gauge", "How old what is known of a node's paths is.", ages)
     return "".join(f"{line}\n" for line in lines)
 
