@@ -1,16 +1,15 @@
-"""Paths: steps of DDP training while network paths are lost, over torchrelay's backend with two paths and over Gloo.
+"""Paths: steps of DDP training while network paths are lost, over torchrelay's backend with two paths.
 
     make bench NAME=paths ARGS="--short"
 
 The GPT example on four ranks of two pretended nodes (namespaces; root), each with two links for collectives. Link 1 of
-a node goes down for 5 s, or swallows packets for 5 s, or links of either node flap, one after the other. Gloo has the
-same job and the same faults on the one link that it uses, and torchrelay protects it, too.
+a node goes down for 5 s, or swallows packets for 5 s, or links of either node flap, one after the other. What the same
+faults do to Gloo and MPTCP is in the bench `netpath`: there is nothing but to wait until the link is back.
 
 step_ms               the usual step, median; longest_undisturbed_ms: the longest, without faults
 cut_longest_ms        the longest step while the link is down, and in the 3 s after; worst of all repeats
 blackhole_longest_ms  the same if packets are lost without a word
 storm_longest_ms      the same in a storm of flaps
-gloo_...              the same over Gloo
 bits_equal            whether all losses and all parameters are those of an undisturbed run, to the last bit
 incidents             what the orchestrator had to do for it; should be 0
 missed                what is not as it should be, in words
@@ -33,14 +32,13 @@ from figures import finish, progress
 sys.path.append(str(Path(__file__).parent.parent))  # the job and its faults are the tests', too
 
 from examples.demo.bits import Trace, compare, read
-from tests.path_training import FAILOVER, LINKS, A, B, Training
+from tests.path_training import FAILOVER, A, B, Training
 from torchrelay.protocol.ids import NodeId
 from torchrelay.schedulers import network as net
 
 AFTER_S = 3.0
 REST_S = 4.0
 MOST_MS = 1000.0  # a step may take so long
-GLOO = {"GLOO_SOCKET_IFNAME": "path1", "TORCHRELAY_CPU_BACKEND": "gloo"}
 Window = tuple[str, float, float]  # a fault, when it began, and when its consequences should be over
 
 
@@ -50,16 +48,16 @@ def outage(lose: Callable[[net.Network, NodeId, int], None], network: net.Networ
     net.mend_path(network, A, 1)
 
 
-def storm(network: net.Network, chance: random.Random, paths: tuple[int, ...], flaps: int) -> None:
+def storm(network: net.Network, chance: random.Random, flaps: int) -> None:
     for _ in range(flaps):
-        node, path = chance.choice((A, B)), chance.choice(paths)
+        node, path = chance.choice((A, B)), chance.choice((1, 2))
         net.cut_path(network, node, path)
         time.sleep(chance.uniform(0.1, 0.4))
         net.mend_path(network, node, path)
         time.sleep(chance.uniform(0.1, 0.4))
 
 
-def strike(job: Training, options: argparse.Namespace, repeats: int, paths: tuple[int, ...]) -> list[Window]:
+def strike(job: Training, options: argparse.Namespace, repeats: int) -> list[Window]:
     """All faults, one after the other."""
     found: list[Window] = []
     chance, network = random.Random(options.seed), job.network
@@ -67,7 +65,7 @@ def strike(job: Training, options: argparse.Namespace, repeats: int, paths: tupl
         for name in ("cut", "blackhole", "storm"):
             begun = time.time()
             if name == "storm":
-                storm(network, chance, paths, options.flaps)
+                storm(network, chance, options.flaps)
             else:
                 outage(net.cut_path if name == "cut" else net.swallow_path, network, options.hold)
             found.append((name, begun, time.time() + AFTER_S))
@@ -87,12 +85,10 @@ def longest_ms(steps: list[tuple[float, float]], begun: float, over: float) -> f
     return round(1000 * max((took for end, took in steps if end >= begun and end - took <= over), default=0.0), 1)
 
 
-def run(
-    folder: Path, steps: int, flags: tuple[str, ...], env: dict[str, str], disturb: Callable[[Training], list[Window]]
-) -> tuple[Trace, list[Window], int]:
+def run(folder: Path, steps: int, disturb: Callable[[Training], list[Window]]) -> tuple[Trace, list[Window], int]:
     """One job to its end: what its ranks wrote down, what was done to it, and how many incidents there were."""
     folder.mkdir()
-    job = Training(folder, steps, flags, env)
+    job = Training(folder, steps, FAILOVER)
     job.await_steps(20)
     windows = disturb(job)
     if job.process.poll() is not None:
@@ -103,7 +99,7 @@ def run(
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--short", action="store_true", help="each fault once, and no Gloo: two minutes")
+    parser.add_argument("--short", action="store_true", help="each fault once: two minutes")
     parser.add_argument("--repeats", type=int, help="of all faults (3; with --short 1)")
     parser.add_argument("--steps", type=int, help="of the job (700 for each repeat, and 400)")
     parser.add_argument("--hold", type=float, default=5.0, help="seconds that a path is lost (5)")
@@ -116,35 +112,26 @@ def main() -> None:
         raise SystemExit(f"no bench: {why}")
     with tempfile.TemporaryDirectory(prefix="torchrelay-paths-") as name:
         folder = Path(name)
-        calm, _, _ = run(folder / "calm", steps, FAILOVER, {}, lambda _: [])
-        ours, windows, incidents = run(
-            folder / "ours", steps, FAILOVER, {}, lambda job: strike(job, options, repeats, (1, 2))
-        )
+        calm, _, _ = run(folder / "calm", steps, lambda _: [])
+        ours, windows, incidents = run(folder / "ours", steps, lambda job: strike(job, options, repeats))
         usual = [took for _, took in steps_of(calm)]
         figures: dict[str, object] = {
             "step_ms": round(1000 * statistics.median(usual), 1),
             "longest_undisturbed_ms": round(1000 * max(usual), 1),
             "steps": steps,
         }
-        figures |= worst("", ours, windows)
+        figures |= worst(ours, windows)
         figures["bits_equal"] = compare(calm, ours).differences == ()
         figures["incidents"] = incidents
-        if not options.short:
-            gloo, windows, incidents = run(
-                folder / "gloo", steps, LINKS, GLOO, lambda job: strike(job, options, 1, (1,))
-            )
-            figures |= worst("gloo_", gloo, windows)
-            figures["gloo_step_ms"] = round(1000 * statistics.median(took for _, took in steps_of(gloo)), 1)
-            figures["gloo_incidents"] = incidents
     finish("paths", figures, missed=missed(figures))
     sys.exit(0 if figures["bits_equal"] else 1)
 
 
-def worst(front: str, trace: Trace, windows: list[Window]) -> dict[str, object]:
+def worst(trace: Trace, windows: list[Window]) -> dict[str, object]:
     steps = steps_of(trace)
     found: dict[str, float] = {}
     for name, begun, over in windows:
-        figure = f"{front}{name}_longest_ms"
+        figure = f"{name}_longest_ms"
         found[figure] = max(found.get(figure, 0.0), longest_ms(steps, begun, over))
     return dict(found)
 
