@@ -20,6 +20,9 @@ from torchrelay.cli.main import carry_out
 from torchrelay.cli.runs import NotPossible
 from torchrelay.netpath import environment, library
 
+pytestmark = pytest.mark.slow
+
+
 ROOT = Path(__file__).parent.parent
 LIBRARY = "torchrelay/netpath/libnccl-net-torchrelay.so"
 BUILD_S = 240

@@ -22,6 +22,9 @@ from torchrelay.netpath import collectives, direct, rings
 from torchrelay.netpath.mesh import Mesh
 from torchrelay.netpath.reduction import reduction
 
+pytestmark = pytest.mark.slow
+
+
 DEADLINE_S = 20.0
 UNTIL = float("inf")
 

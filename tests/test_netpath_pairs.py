@@ -19,6 +19,9 @@ from tests.scripts.groups_ranks import Troupe, troupe
 from torchrelay.netpath import library
 from torchrelay.wire.netreport import MAX_ROWS
 
+pytestmark = pytest.mark.slow
+
+
 TWO_PATHS = {"TORCHRELAY_NET_PATHS": "127.0.1.1,127.0.2.1"}
 
 if not library.PATH.is_file():

@@ -76,6 +76,7 @@ def test_stories_hold(built: Built) -> None:
     holds(built("stories", SANITIZED))
 
 
+@pytest.mark.slow
 def test_worlds_hold(built: Built) -> None:
     said = holds(built("world", SANITIZED), "0", "400")
     assert "paths lost by silence 0," not in said
