@@ -19,6 +19,8 @@ from torchrelay.errors import Refused, StateMismatch
 from torchrelay.worker import tree
 from torchrelay.worker.state import VERSION, State
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(autouse=True)
 def left_as_found() -> Iterator[None]:

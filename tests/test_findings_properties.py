@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.network_world import A, B, one_peer, two_peers
 from torchrelay.agent.findings import Judge, Kind, Memory
+
+pytestmark = pytest.mark.slow
 
 REASONS = st.sampled_from(["silent", "told", "closed", "reset", "carrier", "error"])
 # Losses of one path: how long after the one before, for how long, of which peer, and why.

@@ -22,7 +22,7 @@ from torchrelay.worker.gathering import spread
 from torchrelay.worker.state import State
 from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 
-pytestmark = pytest.mark.usefixtures("sent")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sent")]
 SECRET = trust.new_secret()
 AT = Point(7, 1)
 NOW = Generation(3)

@@ -24,6 +24,8 @@ from torchrelay.worker.state import State
 from torchrelay.worker.stream import CHUNK
 from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 
+pytestmark = pytest.mark.slow
+
 SECRET = b"s" * 32
 AT = Point(7, 1)
 NOW = Generation(3)

@@ -83,10 +83,12 @@ def test_worlds_hold(built: Built) -> None:
     assert "bits turned 0," not in said
 
 
+@pytest.mark.slow
 def test_a_small_world_holds_in_every_state(built: Built) -> None:
     holds(built("exhaustive", SANITIZED), "1", "1")
 
 
+@pytest.mark.slow
 def test_hostile_frames_touch_nothing(built: Built) -> None:
     holds(built("frames", SANITIZED), "1", "1.5")
 

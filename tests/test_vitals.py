@@ -155,6 +155,7 @@ def test_a_worker_that_computes_without_an_end_is_found_too_but_later() -> None:
 
 
 @pytest.mark.parametrize("phase", list(WorkerPhase))
+@pytest.mark.slow
 def test_nobody_hangs_for_whom_nobody_waits(phase: WorkerPhase) -> None:
     ward = Ward()
     ward.set(1, phase=phase)
