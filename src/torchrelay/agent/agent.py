@@ -86,7 +86,7 @@ class Agent:
         )  # fmt: skip
         self.network = None if launch.paths is None else Network(
             site.folder, site.node, launch.paths, slot_of=self._slot_of, tell=self.uplink.tell,
-            show=lambda news: self.uplink.show(NetworkFrame(news)),
+            show=lambda news: self.uplink.show(NetworkFrame(news)), adapters=launch.env.get("NCCL_IB_HCA", ""),
         )  # fmt: skip
 
     async def run(self) -> int:

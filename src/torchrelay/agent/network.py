@@ -5,8 +5,11 @@ nobody else. Only processes that our forkserver has started, or their children, 
 report. Everything else is dropped and counted. The kernel keeps but a few datagrams (ten, if nobody has changed it) for
 us, so of many reports at once some get lost: what they tell the pages tell, too, half a second later.
 
-What `findings` makes of it becomes taints of this node, or of the slots whose workers use the path if others do not.
-They are lifted when it is over. An agent that is restarted goes on with what its predecessor knew: that is in a file.
+In a run with --ib-failover the node's InfiniBand and RoCE ports are watched, too (`ports`).
+
+What `findings` and `ports` make of it becomes taints of this node, or of the slots whose workers use the path if others
+do not. They are lifted when it is over. An agent that is restarted goes on with what its predecessor knew: it is in a
+file.
 """
 
 from __future__ import annotations
@@ -31,6 +34,7 @@ from torchrelay.agent.findings import Finding, Judge, Memory
 from torchrelay.agent.held import Held, Register
 from torchrelay.agent.news import tell_paths
 from torchrelay.agent.paths import Link, LinkState
+from torchrelay.agent.ports import SYSFS, PortMemory, Ports, read_ports
 from torchrelay.agent.probing import reaches
 from torchrelay.protocol.events import Event
 from torchrelay.protocol.ids import NodeId
@@ -63,6 +67,7 @@ class Kept(Struct, frozen=True, kw_only=True):
 
     memory: Memory
     held: tuple[Held, ...]
+    ports: PortMemory = PortMemory()
 
 
 class Network:
@@ -71,16 +76,19 @@ class Network:
     slot_of   the slot of the worker that has this process id, if it is one of ours
     tell      is called with taints, and with their end
     show      is called with the news
+    adapters  what NCCL_IB_HCA says in the job: which InfiniBand and RoCE ports are used
     """
 
     def __init__(
         self, folder: Path, node: NodeId, limits: PathLimits, *, slot_of: Callable[[int], int | None],
-        tell: Callable[[Event], None], show: Callable[[NetworkNews], None],
+        tell: Callable[[Event], None], show: Callable[[NetworkNews], None], adapters: str = "", sysfs: Path = SYSFS,
     ) -> None:  # fmt: skip
         self.judge = Judge(limits)
+        self.ports = Ports(limits, adapters)
         self.register = Register(node, places_of=self._places, tell=tell)
         self.reports = self.malformed = self.strangers = 0
         self._folder = folder
+        self._sysfs = sysfs
         self._slot_of = slot_of
         self._show = show
         self._slots: dict[int, int] = {}  # of the processes that were heard
@@ -141,7 +149,9 @@ class Network:
         self._read_pages(now)
         self._ask_the_kernel(now)
         self.judge.judge(now)
-        self.register.follow(self.judge.findings.values(), self._names())
+        if self.judge.limits.ports:
+            self.ports.look(read_ports(self._sysfs), now)
+        self.register.follow([*self.judge.findings.values(), *self.ports.findings.values()], self._names())
         self._probe(now)
         self._keep()
         self._tell_news(now)
@@ -260,7 +270,7 @@ class Network:
         for finding in self.judge.findings.values():
             alone = finding.interface and len(interfaces.get(finding.interface, ())) < 2
             names[finding.local] = finding.interface if alone else f"path{finding.path}"
-        return names
+        return names | {name: name for name in self.ports.findings}
 
     def _places(self, finding: Finding) -> tuple[int | None, ...]:
         """The whole node, unless some of its workers have nothing to do with this path."""
@@ -285,7 +295,7 @@ class Network:
     # ------------------------------------------------------------ what the next agent must know
 
     def _keep(self) -> None:
-        data = msgspec.json.encode(Kept(memory=self.judge.memory(), held=self.register.held))
+        data = msgspec.json.encode(Kept(memory=self.judge.memory(), held=self.register.held, ports=self.ports.memory()))
         if data == self._written:
             return
         draft = self._folder / f"{MEMORY}.draft"
@@ -307,6 +317,7 @@ class Network:
             logger.warning("what was known of the network paths cannot be read: %s", error)
             return
         self.judge.remember(kept.memory, time.monotonic())
+        self.ports.remember(kept.ports)
         self.register.go_on(kept.held)
 
     # ------------------------------------------------------------ news
@@ -318,6 +329,8 @@ class Network:
             {link.id: (link.state, len(link.flaps)) for link in paths.links.values()},
             {(f.local, f.kind, f.where, f.ours) for f in self.judge.findings.values()},
             len(paths.processes), self.malformed, self.strangers,
+            {name: (port.active, len(port.flaps), port.gbps) for name, port in self.ports.ports.items()},
+            {(name, found.kind) for name, found in self.ports.findings.items()},
         )  # fmt: skip
         if gist != self._shown[0] or now - self._shown[1] >= NEWS_S:
             self._shown = (gist, now)
@@ -325,9 +338,11 @@ class Network:
 
     def news(self, now: float) -> NetworkNews:
         """All there is to tell."""
+        told = tell_paths(self.judge, now, self.register.key_of)
+        first = 1 + max((path.path for path in told.paths), default=-1)
         return structs.replace(
-            tell_paths(self.judge, now, self.register.key_of), reports=self.reports, malformed=self.malformed,
-            strangers=self.strangers,
+            told, paths=told.paths + self.ports.news(now, first, self.register.key_of), reports=self.reports,
+            malformed=self.malformed, strangers=self.strangers,
         )  # fmt: skip
 
 

@@ -5,16 +5,17 @@ from __future__ import annotations
 import argparse
 import shlex
 
+from torchrelay.cli.net_flags import for_ports
 from torchrelay.cli.net_status import add_net_status, show_net_status
 from torchrelay.cli.runs import NotPossible
-from torchrelay.cli.show import Output, remark, show_json
+from torchrelay.cli.show import Output, show_json
 from torchrelay.cli.words import VERBS, add_output
 from torchrelay.netpath import environment
 from torchrelay.netpath.library import NotBuilt, find
 
 EXAMPLES = """
 eval "$(torchrelay net env)"          NCCL and RCCL take the plugin; torchrelay run --net-failover does it for its ranks
-torchrelay net env --ib               NCCL's own failover between InfiniBand or RoCE ports in its place
+torchrelay net env --ib               NCCL's own failover between InfiniBand or RoCE ports; or run --ib-failover
 torchrelay net status -w              the paths of all nodes, again every second
 """
 _IB = "instead: NCCL's own failover between InfiniBand or RoCE ports (NCCL 2.29.7; recovery of ports: 2.30.3)"
@@ -69,21 +70,3 @@ def show_environment(given: argparse.Namespace) -> None:
     else:
         for name, value in variables.items():
             print(f"export {name}={shlex.quote(value)}")
-
-
-def for_ports(merge: str | None) -> dict[str, str]:
-    """Variables for NCCL's own failover; what it lacks is said on stderr. Raises `NotPossible` if it has none."""
-    version = environment.nccl_version()
-    told = ".".join(map(str, version or ()))
-    if version is None:
-        remark("no NCCL is installed here: port failover needs NCCL 2.29.7, recovery of ports 2.30.3")
-    elif version < environment.FAILOVER:
-        raise NotPossible(f"NCCL {told} has no port failover: it came with 2.29.7, and torch 2.14 brings 2.30.7", 2)
-    elif version < environment.RECOVERY:
-        remark(f"NCCL {told} fails over to another port and stays there: recovery of ports came with 2.30.3")
-    if merge is None:
-        remark("only ports of devices that NCCL merges back each other: see NCCL_DEBUG=INFO, or name them with --merge")
-    try:
-        return environment.infiniband(merge, version)
-    except environment.BadMerge as error:
-        raise NotPossible(str(error), 2) from error

@@ -9,12 +9,14 @@ import re
 import msgspec
 
 from torchrelay.cli.runs import NotPossible, time_in
+from torchrelay.cli.show import remark
 from torchrelay.wire.launch import PathLimits
 
 BAD_ARGUMENTS = 2
 CPU_BACKEND = "TORCHRELAY_CPU_BACKEND"  # what Gloo's groups on the CPU get in its place (`worker.path_groups`)
 GIVE_UP = "TORCHRELAY_NET_GIVEUP_S"
 GIVE_UP_S = 300
+OF_THE_CORE = {"net_giveup", "net_probe_port"}
 TIMES = {"net_down": "down_s", "net_window": "window_s", "net_slow": "slow_s", "net_heal": "heal_s"}
 
 
@@ -25,6 +27,14 @@ def add_network(group: argparse._ArgumentGroup) -> None:
         help="collectives use all network paths between nodes and get over the loss of some; ranks leave a node one of "
         "whose paths stays lost",
     )  # fmt: skip
+    group.add_argument(
+        "--ib-failover", "--ib_failover", action="store_true",
+        help="instead: NCCL's own failover between InfiniBand or RoCE ports (NCCL 2.29.7), which the agents watch; "
+        "the limits below hold for ports, too",
+    )  # fmt: skip
+    group.add_argument(
+        "--ib-merge", "--ib_merge", metavar="DEVICES", help="which ports back each other: mlx5_0,mlx5_1;mlx5_2,mlx5_3"
+    )
     known = PathLimits()
     for name, sign, text in (
         ("net-down", "TIME", f"a path is at fault if it was lost for so long ({known.down_s:.0f}s)"),
@@ -40,18 +50,25 @@ def add_network(group: argparse._ArgumentGroup) -> None:
 
 
 def path_limits(given: argparse.Namespace) -> PathLimits | None:
-    """When a path is at fault; None without --net-failover. Raises `NotPossible`."""
+    """When a path or a port is at fault; None without --net-failover and --ib-failover. Raises `NotPossible`."""
     said = {name: text for name, text in vars(given).items() if name.startswith("net_") and isinstance(text, str)}
-    if not given.net_failover:
+    if given.net_failover and given.ib_failover:
+        told = "--net-failover and --ib-failover: NCCL takes either our plugin or its own InfiniBand part"
+        raise NotPossible(told, BAD_ARGUMENTS)
+    if given.ib_merge is not None and not given.ib_failover:
+        raise NotPossible("--ib-merge means nothing without --ib-failover", BAD_ARGUMENTS)
+    if not (given.net_failover or given.ib_failover):
         if said:
             raise NotPossible(f"{flag(min(said))} means nothing without --net-failover", BAD_ARGUMENTS)
         return None
+    for name in said.keys() & OF_THE_CORE if given.ib_failover else ():
+        raise NotPossible(f"{flag(name)} means nothing with --ib-failover: it is for our own core", BAD_ARGUMENTS)
     known = PathLimits()
     times = {field: seconds(said[name], name) for name, field in TIMES.items() if name in said}
     return msgspec.structs.replace(
         known, **times, flaps=number(said, "net_flaps", known.flaps, 2, 1000),
         slow_share=number(said, "net_share", round(100 * known.slow_share), 1, 99) / 100,
-        probe_port=number(said, "net_probe_port", known.probe_port, 1, 65535),
+        probe_port=number(said, "net_probe_port", known.probe_port, 1, 65535), ports=given.ib_failover,
     )  # fmt: skip
 
 
@@ -76,7 +93,9 @@ def flag(name: str) -> str:
 
 
 def network_environment(given: argparse.Namespace) -> dict[str, str]:
-    """What switches the network core on in the workers; nothing without --net-failover. Raises `NotPossible`."""
+    """What switches path failover on in the workers: the network core, or NCCL's own. Raises `NotPossible`."""
+    if given.ib_failover:
+        return for_ports(given.ib_merge)
     if not given.net_failover:
         return {}
     give_up = os.environ.get(GIVE_UP, str(GIVE_UP_S))
@@ -94,3 +113,24 @@ def core_variables() -> dict[str, str]:
         return {**plugin(), CPU_BACKEND: os.environ.get(CPU_BACKEND, "torchrelay")}
     except NotBuilt as error:
         raise NotPossible(f"--net-failover: {error}", BAD_ARGUMENTS) from error
+
+
+def for_ports(merge: str | None) -> dict[str, str]:
+    """Variables for NCCL's own failover; what it lacks is said on stderr. Raises `NotPossible` if it has none."""
+    from torchrelay.netpath.environment import FAILOVER, RECOVERY, BadMerge, infiniband, nccl_version
+
+    version = nccl_version()
+    told = ".".join(map(str, version or ()))
+    if version is None:
+        remark("no NCCL is installed here: port failover needs NCCL 2.29.7, recovery of ports 2.30.3")
+    elif version < FAILOVER:
+        why = "it came with 2.29.7, and torch 2.14 brings 2.30.7"
+        raise NotPossible(f"NCCL {told} has no port failover: {why}", BAD_ARGUMENTS)
+    elif version < RECOVERY:
+        remark(f"NCCL {told} fails over to another port and stays there: recovery of ports came with 2.30.3")
+    if merge is None:
+        remark("only ports of devices that NCCL merges back each other: see NCCL_DEBUG=INFO, or name them with --merge")
+    try:
+        return infiniband(merge, version)
+    except BadMerge as error:
+        raise NotPossible(str(error), BAD_ARGUMENTS) from error

@@ -24,7 +24,7 @@ FUNCTION = "torchrelay.worker.main:run_worker"
 
 
 class PathLimits(Struct, frozen=True, kw_only=True):
-    """When the agents of a run with --net-failover find a network path at fault, and when that is over.
+    """When agents (of runs with --net-failover or --ib-failover) find a network path at fault, and when that is over.
 
     A path is at fault if it was lost for `down_s`, or `flaps` times within `window_s`, or has carried less than
     `slow_share` of its usual for `slow_s`; it is well again when it has been whole for `heal_s`. Where nobody uses it
@@ -38,6 +38,7 @@ class PathLimits(Struct, frozen=True, kw_only=True):
     slow_s: float = 60.0
     heal_s: float = 60.0
     probe_port: int = 9  # "discard": nobody listens there
+    ports: bool = False  # InfiniBand and RoCE ports are watched, too: of a run with --ib-failover
 
 
 class Launch(Struct, frozen=True, kw_only=True):
@@ -53,7 +54,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     master_port: int = 29500
     preload: tuple[str, ...] = PRELOAD
     function: str = FUNCTION  # what a worker runs, "module:function"; it takes no arguments
-    paths: PathLimits | None = None  # of a run with --net-failover: agents listen to what the network core reports
+    paths: PathLimits | None = None  # of a run with --net-failover or --ib-failover: agents watch its network paths
 
     @property
     def argv(self) -> tuple[str, ...]:
