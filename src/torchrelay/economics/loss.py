@@ -10,7 +10,7 @@ import math
 
 from msgspec import Struct
 
-from torchrelay.economics.rates import Counting, above, at_least, failures, share
+from torchrelay.economics.rates import Counting, Unreasonable, above, at_least, failures, share
 
 SMALL = 0.1  # up to this lost share the linear form is within half a point of the renewal form
 
@@ -30,15 +30,17 @@ class Recovery(Struct, frozen=True, kw_only=True):
     downtime_h: float = 0.0
     save_h: float = 0.0  # for how long a save blocks training
     retry_share: float = 0.0
+    step_overhead: float = 0.0  # by which share steps take longer, with whatever brings the coverage
 
     def __post_init__(self) -> None:
         above("interval_h", self.interval_h, 0)
         for name in ("replacement_h", "restore_h", "startup_h", "downtime_h", "save_h"):
             at_least(name, getattr(self, name), 0)
         share("coverage", self.coverage)
-        at_least("retry_share", self.retry_share, 0)
-        if not self.retry_share < 1:
-            share("retry_share", math.nan if self.retry_share == 1 else self.retry_share)
+        share("retry_share", self.retry_share)
+        if self.retry_share == 1:
+            raise Unreasonable("retry_share", "retry_share is 1: no bring-up would ever hold")
+        at_least("step_overhead", self.step_overhead, 0)
 
     @property
     def bring_up_h(self) -> float:
@@ -69,12 +71,20 @@ def reduction(before: Recovery, after: Recovery) -> float:
 
 
 def linear_loss(recovery: Recovery, mttf_h: float, counting: Counting = Counting.WALL) -> float:
-    """The lost share of the time, `F*L/H` and what saves take; above 1 where the form does not hold.
+    """The lost share of the time: `F*L/H`, and what saves and slower steps take; above 1 where the form does not hold.
 
     Raises `Unreasonable`.
     """
     each = failures(1.0, mttf_h, counting, outage_h(recovery))
-    return each * loss_h(recovery) + recovery.save_h / (recovery.interval_h + recovery.save_h)
+    return each * loss_h(recovery) + 1 - undisturbed(recovery)
+
+
+def undisturbed(recovery: Recovery) -> float:
+    """The useful share if nothing ever fails: saves and slower steps only."""
+    if math.isinf(recovery.interval_h):
+        return 1 / (1 + recovery.step_overhead)
+    saving = recovery.save_h / (recovery.interval_h + recovery.save_h)
+    return (1 - saving) / (1 + recovery.step_overhead)
 
 
 def is_linear(lost_share: float) -> bool:
@@ -92,18 +102,19 @@ def renewal_ettr(recovery: Recovery, mttf_h: float, counting: Counting = Countin
     """
     above("mttf_h", mttf_h, 0)
     work, segment, covered = recovery.interval_h, recovery.interval_h + recovery.save_h, recovery.coverage
+    useful = undisturbed(recovery)
     if math.isinf(mttf_h):
-        return work / segment
+        return useful
     bring_up, downtime = recovery.bring_up_h, recovery.downtime_h
     if counting is Counting.WALL:
         bring_up, downtime = repeated_h(bring_up, mttf_h), repeated_h(downtime, mttf_h)
-    running, setbacks = segment, 0.0
-    if covered < 1:
-        between = mttf_h / (1 - covered)
-        setbacks = grown(segment / between)
-        running = between * setbacks
-    wall = running * (1 + covered * downtime / mttf_h) + setbacks * bring_up
-    return work / wall
+    stretched = 1 + covered * downtime / mttf_h  # wall time for an hour of running, covered failures only
+    if covered == 1:
+        return useful / stretched
+    between = mttf_h / (1 - covered)
+    setbacks = grown(segment / between)
+    wall = between * setbacks * stretched + setbacks * bring_up
+    return work / wall / (1 + recovery.step_overhead)
 
 
 def repeated_h(span_h: float, mttf_h: float) -> float:
@@ -128,3 +139,15 @@ def job_mfu(step_mfu: float, ettr: float) -> float:
     share("step_mfu", step_mfu)
     share("ettr", ettr)
     return step_mfu * ettr
+
+
+def coverage_needed(allowed_h: float, downtime_h: float, restart_loss_h: float) -> float:
+    """The coverage at which a failure loses no more than is allowed, on average: `(L - a) / (L - d)`, within 0 to 1.
+
+    Raises `Unreasonable` if migration itself takes longer than is allowed, as no coverage is enough then.
+    """
+    if downtime_h > allowed_h:
+        raise Unreasonable("downtime_h", f"downtime_h is {downtime_h:g}: more than the {allowed_h:g} h that are allowed")
+    if restart_loss_h <= allowed_h:
+        return 0.0
+    return (restart_loss_h - allowed_h) / (restart_loss_h - downtime_h)
