@@ -32,3 +32,12 @@ def daly_h(save_h: float, mttf_h: float, coverage: float = 0.0) -> float:
         return between
     ratio = save_h / (2 * between)
     return first * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_h
+
+
+def thinned_h(save_h: float, mttf_h: float, coverage: float, longest_h: float) -> float:
+    """Young's interval for a share of covered failures, and no longer than the longest that is allowed.
+
+    Raises `Unreasonable`.
+    """
+    above("longest_h", longest_h, 0)
+    return min(longest_h, young_h(save_h, mttf_h, coverage))
