@@ -69,7 +69,9 @@ def answered(given: argparse.Namespace) -> int:
     measured = measured_by(given)
     if given.advise:
         if measured is None:
-            raise NotPossible("--advise needs what was measured: --ledger FILE, --run-dir, or --clean and --eligible", BAD)
+            raise NotPossible(
+                "--advise needs what was measured: --ledger FILE, --run-dir, or --clean and --eligible", BAD
+            )
         found_advice = advise(inputs, measured)
         if given.plot:
             raise NotPossible("--plot shows the cost over the rate: leave --advise out", BAD)
@@ -147,6 +149,8 @@ def read_ledger(path: Path) -> tuple[Line, ...]:
         try:
             lines.append(decoder.decode(line))
         except msgspec.DecodeError as error:
-            message = f"{path}, line {number}: {error}: not a line of a ledger; write it anew with torchrelay report --write"
+            message = (
+                f"{path}, line {number}: {error}: not a line of a ledger; write it anew with torchrelay report --write"
+            )
             raise NotPossible(message, BAD) from None
     return tuple(lines)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torchrelay.cli.show import clip, milliseconds, table
 from torchrelay.economics.advice import Advice, Option
 from torchrelay.economics.calculator import Answer, AtRate, View
-from torchrelay.economics.claims import Claim, dollars, percent
+from torchrelay.economics.claims import Claim, Figure, dollars, percent
 
 if TYPE_CHECKING:
     from torchrelay.cli.cost import Used
@@ -35,7 +35,17 @@ def answer_page(answer: Answer, used: Sequence[Used]) -> str:
     )
     formula = table(("headline", "formula", "with its numbers"), answer.formula)
     rates = table(
-        ("published rate", "per 1,000 node-days", "M", "headline", "untuned", "tuned", "migration", "saved", "source"),
+        (
+            "published rate",
+            "per 1,000 node-days",
+            "M",
+            "headline",
+            "untuned",
+            "tuned",
+            "migration",
+            "saved",
+            "which is",
+        ),
         [rate_row(at_rate) for at_rate in answer.rates],
     )
     parts = [head, views, formula, f"the same job at the published rates, spares left out\n{rates}",
@@ -122,13 +132,23 @@ def claim_text(claim: Claim) -> str:
         f"  claimed   {claim.says}",
         f"  source    {claim.source} ({claim.known}; in our words)",
         f"  inputs    {'; '.join(f'{name}: {value}' for name, value in claim.inputs.items())}",
-        f"  formula   {claim.figures[0].formula}",
-        *(f"            {each.worked}" for each in claim.figures),
+        *worked_lines(claim.figures),
         f"  needs     {claim.needs}",
         "  fails if",
     ]
-    rows = [(f"    {each.without}", each.figure.text, each.figure.worked) for each in claim.fails]
+    rows = [(f"    {each.without}", each.figure.text, each.figure.worked.rpartition(" = ")[0]) for each in claim.fails]
     return "\n".join([*head, table(("    assumption in its place", "figure then", "how"), rows)])
+
+
+def worked_lines(figures: Sequence[Figure]) -> list[str]:
+    """Each formula once, and the figures that it gives."""
+    lines, last = [], ""
+    for each in figures:
+        if each.formula != last:
+            lines.append(f"  formula   {each.formula}")
+        lines.append(f"            {each.worked}")
+        last = each.formula
+    return lines
 
 
 # ---------------------------------------------------------------- advice
@@ -139,8 +159,8 @@ def advice_page(advice: Advice, line: str) -> str:
     low, share = percent(advice.coverage_low), percent(advice.coverage)
     head = (
         f"a failure every {advice.mttf_h:.3g} h, {advice.save_s:g} s a save, recovery in "
-        f"{milliseconds(1000 * advice.recovery_s)}; back to a checkpoint: {advice.rollbacks_a_month:.3g} times over the "
-        f"horizon at the measured ratio, {advice.rollbacks_a_month_low:.3g} at the lower bound"
+        f"{milliseconds(1000 * advice.recovery_s)}; back to a checkpoint: {advice.rollbacks_a_month:.3g} times over "
+        f"the horizon at the measured ratio, {advice.rollbacks_a_month_low:.3g} at the lower bound"
     )
     choices = table(
         ("", "checkpoint", "every", "against none covered", "saves a day", f"ETTR at {share}", f"at {low}", "at 0 %",
@@ -163,5 +183,3 @@ def option_row(option: Option) -> tuple[object, ...]:
         f"{option.rollback_mean_h:.3g} h",
         f"{option.rollback_worst_h:.3g} h",
     )
-
-

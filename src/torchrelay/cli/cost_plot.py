@@ -1,4 +1,4 @@
-"""The cost of failures over their rate: published rates differ by a factor of 20, and so does every figure in dollars."""
+"""The cost of failures over their rate: published rates differ by a factor of 20, and so does every figure."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from torchrelay.economics.field import RATES, Rate
 
 POINTS = 60
 LOWEST, HIGHEST = 0.8, 32.0  # failures per 1,000 node-days
+NEAR = 1.05  # so near to the next lower one, a mark goes to the other side of its line
 KINDS = (".png", ".svg", ".pdf")
 
 
@@ -41,20 +42,25 @@ def plot(answer: Answer, path: Path) -> None:
     figure, axes = plt.subplots(figsize=(10, 6))
     for name, field, style in (
         ("restart as published, linear formula", "headline_dollars", "--"),
-        ("restart as published, renewal form", "untuned_dollars", "-"),
+        ("restart untuned, renewal form, saves charged", "untuned_dollars", "-"),
         ("restart, tuned", "tuned_dollars", "-"),
         ("migration, " + ("measured" if answer.measured else "90 % covered" if inputs.promised_coverage == 0.9
                           else "as promised"), "migration_dollars", "-"),
     ):  # fmt: skip
         axes.plot(rates, [getattr(each, field) / 1000 for each in found], style, label=name)
-    top = 1.05 * max(found[-1].untuned_dollars, found[-1].tuned_dollars) / 1000
-    for rate in RATES:
+    whole = inputs.gpus * inputs.horizon_h * inputs.price_per_gpu_hour  # the linear formula loses more than there is
+    top = 1.05 * min(whole, found[-1].headline_dollars) / 1000
+    for rate, next_lower in zip(RATES, [*RATES[1:], None], strict=True):
         axes.axvline(rate.per_1000_node_days, color="0.85", linewidth=1, zorder=0)
         mark = rate.name if rate.known is Known.PUBLISHED else f"{rate.name} ({rate.known})"
-        axes.text(rate.per_1000_node_days, top * 0.985, mark, rotation=90, va="top", ha="right", fontsize=7, color="0.4")
+        near = next_lower is not None and rate.per_1000_node_days < NEAR * next_lower.per_1000_node_days
+        axes.text(rate.per_1000_node_days, top * 0.985, mark, rotation=90, va="top", ha="left" if near else "right",
+                  fontsize=7, color="0.4")  # fmt: skip
     axes.set(xscale="log", xlim=(LOWEST, HIGHEST), ylim=(0, top), xlabel="failures per 1,000 node-days",
              ylabel=f"cost over {inputs.horizon_h:g} h, thousand $")  # fmt: skip
-    axes.set_title(f"{inputs.gpus:,.0f} GPUs at ${inputs.price_per_gpu_hour:g}; spares left out; lines: published rates")
+    axes.set_title(
+        f"{inputs.gpus:,.0f} GPUs at ${inputs.price_per_gpu_hour:g}; spares left out; lines: published rates"
+    )
     axes.set_xticks([1, 2, 5, 10, 20], ["1", "2", "5", "10", "20"])
     axes.legend(loc="center left")
     figure.tight_layout()

@@ -27,12 +27,16 @@ torchrelay cost --assumptions                            all inputs as a table
 
 Exit code: 0: done; 2: an input cannot be, and which.
 """
-ACTIONS = ("preset", "list", "assumptions", "advise")
+USAGE = (
+    "torchrelay cost [--preset NAME | --list | --assumptions | --advise]\n"
+    "                       [--ledger FILE | --run-dir DIR [--job JOB] | --clean N --eligible N]\n"
+    "                       [ASSUMPTIONS] [--plot FILE] [-o {table,json}]"
+)
 
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchrelay cost", description=ABOUT, epilog=EXAMPLES, allow_abbrev=False,
+        prog="torchrelay cost", usage=USAGE, description=ABOUT, epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     asked = parser.add_argument_group("what is asked").add_mutually_exclusive_group()
@@ -42,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     asked.add_argument("--advise", action="store_true", help="how far checkpoints can be thinned, and the risk")
     seen = parser.add_argument_group("what was measured")
     where = seen.add_mutually_exclusive_group()
-    where.add_argument("--ledger", type=Path, metavar="FILE", help="the ledger.jsonl of a run (torchrelay report --write)")
+    where.add_argument(
+        "--ledger", type=Path, metavar="FILE", help="the ledger.jsonl of a run (torchrelay report --write)"
+    )
     where.add_argument("--run-dir", type=Path, help="a run's folder: its ledger, as torchrelay report has it")
     where.add_argument("--clean", type=int, metavar="N", help="failures that were resolved clean, of --eligible")
     seen.add_argument("--eligible", type=int, metavar="N", help="failures that count")

@@ -1,8 +1,8 @@
 """Advice: how far checkpoints can be thinned, given how many failures were resolved clean; and what that risks.
 
-Only a failure that is not resolved clean goes back to a checkpoint. If a share c is, these come every M/(1-c), and the best
-interval grows by 1/sqrt(1-c). The measured share is uncertain, so what is advised is the interval for the lower end of its
-confidence interval: it cannot be too long if the truth lies within.
+Only a failure that is not resolved clean goes back to a checkpoint. If a share c is, these come every M/(1-c), and the
+best interval grows by 1/sqrt(1-c). The measured share is uncertain, so what is advised is the interval for the lower
+end of its confidence interval: it cannot be too long if the truth lies within.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FAR_APART = 0.05  # Young's interval and Daly's: from here on saves are long bes
 
 
 class Option(Struct, frozen=True, kw_only=True):
-    """One interval, and the useful share of the time with it if the truth is the measured share, its lower bound, or none."""
+    """One interval, and the useful share of the time if the coverage is the measured one, its lower bound, or none."""
 
     name: str
     interval_h: float
@@ -51,6 +51,7 @@ class Advice(Struct, frozen=True, kw_only=True):
     rollbacks_a_month_low: float  # at the lower bound
     options: tuple[Option, ...]
     saved_dollars: float  # by the advised interval against Young's without coverage, at the measured share
+    saved_low_dollars: float  # the same at the lower bound
     reasons: tuple[str, ...]
     risks: tuple[str, ...]
 
@@ -67,11 +68,12 @@ def advise(inputs: Inputs, measured: Measured) -> Advice:
     options = options_of(inputs, cluster, share, low, pause_s / 3600)
     each_month = cluster.horizon_h / cluster.mttf_h
     plain, chosen = options[1], next(option for option in options if option.advised)
-    gained = chosen.ettr_measured - plain.ettr_measured
+    whole = cluster.horizon_h * cluster.gpus * cluster.price_per_gpu_hour
     return Advice(
         measured=measured, mttf_h=cluster.mttf_h, save_s=inputs.save_s, recovery_s=pause_s, coverage=share,
         coverage_low=low, rollbacks_a_month=each_month * (1 - share), rollbacks_a_month_low=each_month * (1 - low),
-        options=options, saved_dollars=gained * cluster.horizon_h * cluster.gpus * cluster.price_per_gpu_hour,
+        options=options, saved_dollars=whole * (chosen.ettr_measured - plain.ettr_measured),
+        saved_low_dollars=whole * (chosen.ettr_low - plain.ettr_low),
         reasons=reasons(inputs, cluster, measured, low, chosen), risks=risks(measured, share, low, plain, chosen),
     )  # fmt: skip
 
@@ -103,7 +105,7 @@ def options_of(inputs: Inputs, cluster: Cluster, share: float, low: float, pause
         )  # fmt: skip
 
     return (
-        option("yours now", inputs.interval_h, 0),
+        option("now (--interval-h)", inputs.interval_h, 0),
         option("best without coverage", None, 0),
         option("best at the lower bound", None, low, advised=True),
         option("best at the measured ratio", None, share),
@@ -116,14 +118,15 @@ def reasons(inputs: Inputs, cluster: Cluster, measured: Measured, low: float, ch
     save_h = inputs.save_s / 3600
     young, daly = young_h(save_h, cluster.mttf_h, low), daly_h(save_h, cluster.mttf_h, low)
     found = [
-        f"{measured.clean} of {measured.eligible} failures were resolved clean ({measured.source}): {percent(ratio.share)}, "
-        f"with 95 % confidence {percent(ratio.low)} to {percent(ratio.high)}",
-        f"I = sqrt(2 * s * M / (1 - c)) = sqrt(2 x {inputs.save_s:g} s x {cluster.mttf_h:.4g} h / {1 - low:.4g}) = {young:.3g} h",
+        f"{measured.clean} of {measured.eligible} failures were resolved clean ({measured.source}): "
+        f"{percent(ratio.share)}, with 95 % confidence {percent(ratio.low)} to {percent(ratio.high)}",
+        f"I = sqrt(2 * s * M / (1 - c)) = sqrt(2 x {inputs.save_s:g} s x {cluster.mttf_h:.4g} h / {1 - low:.4g}) "
+        f"= {young:.3g} h",
     ]
     if measured.not_counted_to_checkpoint:
         found.append(
-            f"{measured.not_counted_to_checkpoint} interruptions that the ratio leaves out needed a checkpoint, too: with "
-            f"them it is {percent(covered(measured)[0])}, at least {percent(low)}"
+            f"{measured.not_counted_to_checkpoint} interruptions that the ratio leaves out needed a checkpoint, too: "
+            f"with them it is {percent(covered(measured)[0])}, at least {percent(low)}"
         )
     if chosen.interval_h < young:
         found.append(f"cut to {chosen.interval_h:g} h (--longest-interval-h): a checkpoint is insurance, too")
@@ -135,12 +138,13 @@ def reasons(inputs: Inputs, cluster: Cluster, measured: Measured, low: float, ch
 def risks(measured: Measured, share: float, low: float, plain: Option, chosen: Option) -> tuple[str, ...]:
     """What is lost if it goes wrong."""
     found = [
-        f"a failure that does go back loses {chosen.rollback_mean_h:.3g} h on average and {chosen.rollback_worst_h:.3g} h "
-        f"at worst, in place of {plain.rollback_mean_h:.3g} and {plain.rollback_worst_h:.3g} h",
+        f"a failure that does go back loses {chosen.rollback_mean_h:.3g} h on average and "
+        f"{chosen.rollback_worst_h:.3g} h at worst, in place of {plain.rollback_mean_h:.3g} and "
+        f"{plain.rollback_worst_h:.3g} h",
         f"if only {percent(low)} are covered, ETTR is {chosen.ettr_low:.4f} (with checkpoints as dense as without "
         f"coverage: {plain.ettr_low:.4f})",
-        f"if nothing is covered any more, ETTR falls to {chosen.ettr_none:.4f} (dense: {plain.ettr_none:.4f}): watch the "
-        "clean ratio, and make checkpoints dense again when it falls",
+        f"if nothing is covered any more, ETTR falls to {chosen.ettr_none:.4f} (dense: {plain.ettr_none:.4f}): watch "
+        "the clean ratio, and make checkpoints dense again when it falls",
     ]
     if low < 0.5:
         found.append(f"{measured.eligible} failures say little: the lower bound is {percent(low)}; break the job on "
@@ -153,8 +157,8 @@ def risks(measured: Measured, share: float, low: float, plain: Option, chosen: O
 def advice_line(advice: Advice) -> str:
     """The advice in a sentence."""
     chosen = advice.advised
-    gain = f"worth {dollars(advice.saved_dollars)}" if advice.saved_dollars > 0 else "not worth anything"
     return (
         f"save every {chosen.interval_h:.3g} h: {chosen.thinner:.2g} times as far apart as without coverage, "
-        f"{chosen.saves_a_day:.1f} saves a day; {gain} over the horizon"
+        f"{chosen.saves_a_day:.1f} saves a day; worth "
+        f"{dollars(advice.saved_dollars)} over the horizon, {dollars(advice.saved_low_dollars)} at the lower bound"
     )

@@ -91,18 +91,19 @@ def check(assumption: Assumption, value: object) -> None:
     if value is None or isinstance(value, str):
         return
     assert isinstance(value, int | float)
-    good = math.isfinite(value)
+    if not math.isfinite(value):
+        raise Unreasonable(assumption.field, f"{assumption.flag} {value:g}: it must be a finite number")
     match assumption.bound:
         case Bound.POSITIVE:
-            good = good and value > 0
+            good = value > 0
         case Bound.NOT_NEGATIVE:
-            good = good and value >= 0
+            good = value >= 0
         case Bound.SHARE:
-            good = good and 0 <= value <= 1
+            good = 0 <= value <= 1
         case Bound.BELOW_ONE:
-            good = good and 0 <= value < 1
+            good = 0 <= value < 1
         case Bound.COUNTING:
-            pass
+            good = True
     if not good:
         raise Unreasonable(assumption.field, f"{assumption.flag} {value:g}: it must be {assumption.bound}")
 
@@ -120,7 +121,7 @@ ASSUMPTIONS = (
     made("counting", "", Bound.COUNTING, "what that time counts: wall (all time), or running (recoveries left out)",
          f"{VENDOR}: reproduces its headline"),
     made("gpus", "GPUs", Bound.POSITIVE, "GPUs of the job", VENDOR),
-    made("gpus_per_node", "GPUs", Bound.POSITIVE, "GPUs of a node, which fails and is replaced as a whole", "HGX nodes"),
+    made("gpus_per_node", "GPUs", Bound.POSITIVE, "GPUs of a node; it fails and is replaced as a whole", "HGX nodes"),
     made("price_per_gpu_hour", "$", Bound.NOT_NEGATIVE, "what a GPU costs an hour", VENDOR),
     made("horizon_h", "h", Bound.POSITIVE, "the time that is reckoned with", "a month: 365 * 24 / 12"),
     made("interval_h", "h", Bound.POSITIVE, "from checkpoint to checkpoint, untuned baseline", VENDOR),
@@ -129,7 +130,7 @@ ASSUMPTIONS = (
     made("startup_min", "min", Bound.NOT_NEGATIVE, "until the job trains again, untuned baseline", VENDOR),
     made("retry_share", "share", Bound.BELOW_ONE, "bring-ups that fail in their turn (cascading retries)",
          f"{VENDOR}: its formula has none; StepFun's trace suggests 0.11"),
-    made("save_s", "s", Bound.POSITIVE, "for how long a save blocks training; not charged in the headline, as published",
+    made("save_s", "s", Bound.POSITIVE, "how long a save blocks training; not charged in the headline, as published",
          f"{OURS}: measure yours"),
     made("hot_spare_min", "min", Bound.NOT_NEGATIVE, "bring-up of a tuned restart on a hot spare",
          "restart of Megatron at 1,000 GPUs"),

@@ -1,4 +1,4 @@
-"""Bill: what a way of recovering costs on a cluster over a time: failures, hours, GPU-hours, dollars, and its spares."""
+"""Bill: what a way of recovering costs on a cluster over a time: failures, hours, GPU-hours, dollars, and spares."""
 
 from __future__ import annotations
 
@@ -87,6 +87,6 @@ def bill(cluster: Cluster, recovery: Recovery, form: Form = Form.LINEAR, spare_n
 
 
 def spares_dollars(cluster: Cluster, spare_nodes: float) -> float:
-    """Dedicated nodes that wait: `n * 8 * H * p`. (Floating spares cost the work they displace.) Raises `Unreasonable`."""
+    """Dedicated nodes that wait: `n * 8 * H * p`. Floating ones cost the work they displace. Raises `Unreasonable`."""
     at_least("spare_nodes", spare_nodes, 0)
     return spare_nodes * cluster.gpus_per_node * cluster.horizon_h * cluster.price_per_gpu_hour

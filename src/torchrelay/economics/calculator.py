@@ -10,14 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrelay.economics.assumptions import Inputs
-from torchrelay.economics.bill import Bill, Cluster, Form, bill
+from torchrelay.economics.bill import Bill, Cluster, Form, bill, spares_dollars
 from torchrelay.economics.claims import dollars, percent
 from torchrelay.economics.field import RATES, Rate
 from torchrelay.economics.intervals import thinned_h, young_h
 from torchrelay.economics.loss import Recovery, is_linear, linear_loss
 from torchrelay.economics.measured import Measured
 from torchrelay.economics.rates import Counting, mttf_h
-
 
 
 class View(Struct, frozen=True, kw_only=True):
@@ -39,7 +38,7 @@ class AtRate(Struct, frozen=True, kw_only=True):
     rate: Rate
     mttf_h: float
     headline_dollars: float  # untuned restart, linear form
-    untuned_dollars: float  # renewal form from here on
+    untuned_dollars: float  # renewal form and saves charged, from here on
     tuned_dollars: float
     migration_dollars: float
     saved_dollars: float  # against the tuned restart
@@ -63,7 +62,8 @@ def answer(inputs: Inputs, measured: Measured | None = None) -> Answer:
     views = views_of(inputs, cluster, measured)
     return Answer(
         inputs=inputs, cluster=cluster, measured=measured, views=views, formula=formula(inputs, cluster, views[0]),
-        rates=tuple(at_rate(inputs, measured, rate) for rate in RATES), remarks=remarks(inputs, cluster, measured, views),
+        rates=tuple(at_rate(inputs, measured, rate) for rate in RATES),
+        remarks=remarks(inputs, cluster, measured, views),
     )  # fmt: skip
 
 
@@ -111,14 +111,18 @@ def views_of(inputs: Inputs, cluster: Cluster, measured: Measured | None) -> tup
     between, pause_h = cluster.mttf_h, inputs.downtime_min / 60
     base, well = untuned(inputs), tuned(inputs, between)
     spares = (inputs.restart_spare_nodes, inputs.spares)
-    found = [view("as published", f"linear formula, {percent(inputs.coverage)} covered, untuned restart", cluster,
+    linear = linear_loss(base, between, cluster.counting)
+    held = "linear formula" if linear < 1 else "linear formula, WHICH DOES NOT HOLD HERE"
+    found = [view("as published", f"{held}, {percent(inputs.coverage)} covered, untuned restart", cluster,
                   base, headline(inputs), Form.LINEAR, spares)]  # fmt: skip
-    if not is_linear(linear_loss(base, between, cluster.counting)):
+    if not is_linear(linear):
         found.append(view("renewal form", "the same, exact for failures at random", cluster, base, headline(inputs),
                           Form.RENEWAL, spares))  # fmt: skip
     both = (inputs.spares, inputs.spares)
     best = migration(inputs, between, inputs.coverage, pause_h, None)
-    found.append(view("tuned baseline", "against Young's interval and hot spares", cluster, well, best, Form.RENEWAL, both))
+    found.append(
+        view("tuned baseline", "against Young's interval and hot spares", cluster, well, best, Form.RENEWAL, both)
+    )
     for name, what, after in expected(inputs, between, measured):
         found.append(view(name, what, cluster, well, after, Form.RENEWAL, both))
     return tuple(found)
@@ -133,7 +137,11 @@ def expected(inputs: Inputs, between_h: float, measured: Measured | None) -> lis
     ratio = measured.ratio
     worst = migration(inputs, between_h, ratio.low, pause_s / 3600, after.interval_h)
     return [
-        ("measured", f"tuned baseline, {percent(ratio.share)} covered ({measured.clean} of {measured.eligible})", after),
+        (
+            "measured",
+            f"tuned baseline, {percent(ratio.share)} covered ({measured.clean} of {measured.eligible})",
+            after,
+        ),
         ("measured, low", f"the same, {percent(ratio.low)} covered, every pause the longest", worst),
     ]
 
@@ -178,12 +186,13 @@ def at_rate(inputs: Inputs, measured: Measured | None, rate: Rate) -> AtRate:
     between = mttf_h(inputs.gpus, rate.per_1000_node_days, inputs.gpus_per_node)
     cluster = replace(cluster_of(inputs), mttf_h=between)
     well = bill(cluster, tuned(inputs, between), Form.RENEWAL).lost_dollars
+    saving = replace(untuned(inputs), save_h=inputs.save_s / 3600)
     after = bill(cluster, likely(inputs, between, measured), Form.RENEWAL).lost_dollars
     return AtRate(
         rate=rate,
         mttf_h=between,
         headline_dollars=bill(cluster, untuned(inputs)).lost_dollars,
-        untuned_dollars=bill(cluster, untuned(inputs), Form.RENEWAL).lost_dollars,
+        untuned_dollars=bill(cluster, saving, Form.RENEWAL).lost_dollars,
         tuned_dollars=well,
         migration_dollars=after,
         saved_dollars=well - after,
@@ -218,33 +227,45 @@ def formula(inputs: Inputs, cluster: Cluster, first: View) -> tuple[tuple[str, s
          f"{covered:g} x {downtime * 60:.4g} min + {1 - covered:.4g} x {lost * 60:.4g} min"
          f" = {first.migration_bill.loss_per_failure_h * 60:.4g} min"),
         ("saved", "cost of restarts - F * Lm * N * p",
-         f"{dollars(found.lost_dollars)} - {dollars(first.migration_bill.lost_dollars)} = {dollars(first.saved_dollars)}"),
+         f"{dollars(found.lost_dollars)} - {dollars(first.migration_bill.lost_dollars)}"
+         f" = {dollars(first.saved_dollars)}"),
         ("spares", "n * 8 * H * p",
          f"{inputs.spares:g} nodes x {inputs.gpus_per_node} GPUs x {cluster.horizon_h:g} h x "
          f"${cluster.price_per_gpu_hour:g} = {dollars(first.migration_bill.spare_dollars)}"),
     )  # fmt: skip
 
 
-def remarks(
-    inputs: Inputs, cluster: Cluster, measured: Measured | None, views: tuple[View, ...]
-) -> tuple[str, ...]:
+def remarks(inputs: Inputs, cluster: Cluster, measured: Measured | None, views: tuple[View, ...]) -> tuple[str, ...]:
     """What must be known to read the figures."""
     found = []
     linear = views[0].restart_bill.lost_share
     if not is_linear(linear):
-        holds = "it does not hold at all" if linear >= 1 else f"the renewal form says {percent(views[1].restart_bill.lost_share)}"
+        holds = (
+            "it does not hold at all"
+            if linear >= 1
+            else f"the renewal form says {percent(views[1].restart_bill.lost_share)}"
+        )
         found.append(
-            f"the linear formula loses {percent(linear)} of the time, as failures come every {cluster.mttf_h:.3g} h and "
-            f"each costs {views[0].restart_bill.loss_per_failure_h:.3g} h: {holds}; use the renewal form"
+            f"the linear formula loses {percent(linear)} of the time, as failures come every {cluster.mttf_h:.3g} h "
+            f"and each costs {views[0].restart_bill.loss_per_failure_h:.3g} h: {holds}; use the renewal form"
         )
     if inputs.mttf_h is not None and inputs.gpus != Inputs().gpus:
         found.append(
-            f"{inputs.mttf_h:g} h is taken to be of a job on {inputs.gpus:,.0f} GPUs; of other GPUs, give --rate, which scales"
+            f"{inputs.mttf_h:g} h is taken to be of a job on {inputs.gpus:,.0f} GPUs; --rate would follow --gpus"
         )
     if measured is None:
-        found.append("nothing was measured: give --ledger FILE or --run-dir (or --clean and --eligible) for your own coverage")
+        found.append(
+            "nothing was measured: give --ledger FILE or --run-dir (or --clean and --eligible) for your own coverage"
+        )
+    last = next(each for each in reversed(views) if each.name != "measured, low")
+    node = spares_dollars(cluster, 1)
+    if node > 0:
+        found.append(
+            f"a node that waits costs {dollars(node)} over that time: what is saved ({last.name}) pays for "
+            f"{max(0.0, last.saved_dollars) / node:.1f} of them"
+        )
     found.append(
-        "coverage comes from the job's layout: a shard without a second copy (FSDP, ZeRO-3, tensor parallel) is covered only "
-        "as far as its snapshots reach; ask torchrelay doctor --layout"
+        "coverage comes from the job's layout: a shard without a second copy (FSDP, ZeRO-3, tensor parallel) is "
+        "covered only as far as its snapshots reach; ask torchrelay doctor --layout"
     )
     return tuple(found)

@@ -44,8 +44,10 @@ RATES = (
          how="RSC-1; 1.8 h between failures on 16,384 GPUs"),
     Rate(name="ft-hsdp", per_1000_node_days=6.4, source="FT-HSDP (Meta)",
          how="a failure every 18 min, taking it for 100,000 GPUs"),
-    Rate(name="llama3", per_1000_node_days=LLAMA_RATE, source=LLAMA, how="419 unexpected stops in 54 days, 16,384 GPUs"),
-    Rate(name="stepfun", per_1000_node_days=3.35, source=STEPFUN, how="unplanned faults of the trace, all nodes present"),
+    Rate(name="llama3", per_1000_node_days=LLAMA_RATE, source=LLAMA,
+         how="419 unexpected stops in 54 days on 16,384 GPUs"),
+    Rate(name="stepfun", per_1000_node_days=3.35, source=STEPFUN,
+         how="unplanned faults of the trace, all nodes present"),
     Rate(name="rsc-2", per_1000_node_days=2.34, source=META, known=Known.UNVERIFIED, how="RSC-2"),
     Rate(name="nebius", per_1000_node_days=1.13, source="Nebius", how="56.6 h between failures on 3,000 GPUs"),
 )  # fmt: skip

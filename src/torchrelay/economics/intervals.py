@@ -10,8 +10,8 @@ from torchrelay.economics.rates import above, at_least, share
 def young_h(save_h: float, mttf_h: float, coverage: float = 0.0) -> float:
     """The best interval, hours of work between saves: `sqrt(2 * s * M / (1 - c))` (Young 1974; c: see below).
 
-    Only failures that go back to a checkpoint count, and with a share c covered these come every M/(1-c). Infinite if all
-    are covered: then no checkpoint is ever read, and what is saved is insurance. Raises `Unreasonable`.
+    Only failures that go back to a checkpoint count, and with a share c covered these come every M/(1-c). Infinite if
+    all are covered: then no checkpoint is ever read, and what is saved is insurance. Raises `Unreasonable`.
     """
     at_least("save_h", save_h, 0)
     above("mttf_h", mttf_h, 0)

@@ -1,7 +1,7 @@
 """Loss: what one failure takes from a job, and what share of its time is left over (ETTR), with and without migration.
 
-Two forms. *Linear*: failures times the loss of each, as everybody publishes it; right while the product is small, and more
-than the whole beyond that. *Renewal*: exact for failures that come at random (exponential gaps), at any rate.
+Two forms. *Linear*: failures times the loss of each, as everybody publishes it; right while the product is small, and
+more than the whole beyond that. *Renewal*: exact for failures that come at random (exponential gaps), at any rate.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SMALL = 0.1  # up to this lost share the linear form is within half a point of t
 class Recovery(Struct, frozen=True, kw_only=True):
     """How a job gets over a failure. Hours. `coverage`: the share of failures that take no work, only `downtime_h`.
 
-    The others go back to the last checkpoint: replace the node, restore the state, start up, and do again what was lost.
+    The others go back to the last checkpoint: replace the node, restore the state, start up, do again what was lost.
     `retry_share`: the share of bring-ups that fail in their turn and are begun anew, each at the price of a whole one.
     """
 
@@ -44,7 +44,7 @@ class Recovery(Struct, frozen=True, kw_only=True):
 
     @property
     def bring_up_h(self) -> float:
-        """b = R + S + B, with the retries it takes on average: `b / (1 - q)`, as attempts until one holds are geometric."""
+        """b = (R + S + B) / (1 - q): with the attempts that it takes on average until one holds (geometric)."""
         return (self.replacement_h + self.restore_h + self.startup_h) / (1 - self.retry_share)
 
 
@@ -97,8 +97,8 @@ def renewal_ettr(recovery: Recovery, mttf_h: float, counting: Counting = Countin
 
     An interval I of work with its save s is done when it has run I + s without an uncovered failure, which come every
     u = M/(1-c); so it runs for `u * (exp((I+s)/u) - 1)`, and is set back `exp((I+s)/u) - 1` times (Daly 2006). Each of
-    these takes the bring-up b, each covered failure the downtime d. If failures come in wall time they strike a recovery,
-    too, which then begins anew: b becomes `M * (exp(b/M) - 1)`, and d likewise. Raises `Unreasonable`.
+    these takes the bring-up b, each covered failure the downtime d. If failures come in wall time they strike a
+    recovery, too, which then begins anew: b becomes `M * (exp(b/M) - 1)`, and d likewise. Raises `Unreasonable`.
     """
     above("mttf_h", mttf_h, 0)
     work, segment, covered = recovery.interval_h, recovery.interval_h + recovery.save_h, recovery.coverage
@@ -108,11 +108,15 @@ def renewal_ettr(recovery: Recovery, mttf_h: float, counting: Counting = Countin
     bring_up, downtime = recovery.bring_up_h, recovery.downtime_h
     if counting is Counting.WALL:
         bring_up, downtime = repeated_h(bring_up, mttf_h), repeated_h(downtime, mttf_h)
-    stretched = 1 + covered * downtime / mttf_h  # wall time for an hour of running, covered failures only
+    stretched = 1 + (
+        covered * downtime / mttf_h if covered else 0.0
+    )  # wall for an hour of running, covered failures only
     if covered == 1:
         return useful / stretched
     between = mttf_h / (1 - covered)
     setbacks = grown(segment / between)
+    if math.isinf(setbacks) or math.isinf(bring_up):
+        return 0.0  # no interval is ever done
     wall = between * setbacks * stretched + setbacks * bring_up
     return work / wall / (1 + recovery.step_overhead)
 
@@ -147,7 +151,9 @@ def coverage_needed(allowed_h: float, downtime_h: float, restart_loss_h: float) 
     Raises `Unreasonable` if migration itself takes longer than is allowed, as no coverage is enough then.
     """
     if downtime_h > allowed_h:
-        raise Unreasonable("downtime_h", f"downtime_h is {downtime_h:g}: more than the {allowed_h:g} h that are allowed")
+        raise Unreasonable(
+            "downtime_h", f"downtime_h is {downtime_h:g}: more than the {allowed_h:g} h that are allowed"
+        )
     if restart_loss_h <= allowed_h:
         return 0.0
     return (restart_loss_h - allowed_h) / (restart_loss_h - downtime_h)

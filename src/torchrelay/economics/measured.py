@@ -32,7 +32,9 @@ class Measured(Struct, frozen=True, kw_only=True):
 def counted(clean: int, eligible: int, source: str) -> Measured:
     """From two numbers. Raises `Unreasonable`."""
     if not 0 <= clean <= eligible or eligible == 0:
-        raise Unreasonable("clean", f"{clean} clean of {eligible}: it takes at least one, and no more clean than there are")
+        raise Unreasonable(
+            "clean", f"{clean} clean of {eligible}: it takes at least one, and no more clean than there are"
+        )
     ratio = wilson(clean, eligible)
     assert ratio is not None
     return Measured(

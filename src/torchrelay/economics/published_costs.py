@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from torchrelay.economics.bill import Cluster, spares_dollars
 from torchrelay.economics.claims import Claim, Figure, Known, Otherwise, Unit, Verdict, figure
-from torchrelay.economics.field import LLAMA, LLAMA_DAYS, LLAMA_GPUS, LLAMA_RATE, META_RATE, STEPFUN, VENDOR
+from torchrelay.economics.field import LLAMA, LLAMA_DAYS, LLAMA_GPUS, LLAMA_RATE, META_RATE, VENDOR
 from torchrelay.economics.intervals import young_h
 from torchrelay.economics.loss import Recovery
 from torchrelay.economics.rates import Counting, mttf_h
@@ -132,7 +132,7 @@ def llama3_claim() -> Claim:
     return Claim(
         name="llama3-gpu-hours", known=Known.PUBLISHED, verdict=Verdict.YES, source=f"{VENDOR}, from {LLAMA}",
         says="Llama 3 lost just over 2 M GPU-hours.",
-        needs="all that was not effective training is 10 %; the report says 'more than 90 %', so this is the most it was",
+        needs="all that was not effective training is 10 %; the report says more than 90 %, so this is the most",
         inputs={"GPUs": "16,384", "days": "54", "not effective": "10 %"},
         figures=(figure(0.1 * hours, Unit.GPU_HOURS, "share * H * N", "10 % x 54 x 24 h x 16,384 GPUs"),),
         fails=(
@@ -156,7 +156,7 @@ def retries_claim() -> Claim:
         inputs={**INPUTS, "bring-ups that fail in their turn q": "0, the formula as published"},
         figures=(month_cost(),),
         fails=(
-            Otherwise(without=f"q = 11 %: so many faults come within 3 min of another ({STEPFUN})",
+            Otherwise(without="q = 11 %: so many faults come within 3 min of another (StepFun's trace)",
                       figure=retried(0.11)),
             Otherwise(without="q = 19 %: so many repaired nodes fail again within a day (same trace)",
                       figure=retried(0.19)),
@@ -178,7 +178,8 @@ def out_of_service_claim() -> Claim:
         inputs={"GPUs": "1,024 (to compare)", "price": "$3 a GPU-hour", "out of service": "20 %"},
         figures=(idle(0.2, "20 %"),),
         fails=(
-            Otherwise(without=f"7 of 400 nodes down at once, the median ({STEPFUN})", figure=idle(7 / 400, "7 / 400")),
+            Otherwise(without="7 of 400 nodes down at once, the median (StepFun's trace)",
+                      figure=idle(7 / 400, "7 / 400")),
             Otherwise(without="31 of 400, exceeded 1 % of the time (same trace)", figure=idle(31 / 400, "31 / 400")),
         ),
     )  # fmt: skip
@@ -200,7 +201,7 @@ def spares_claim() -> Claim:
             Otherwise(without="2 % of 128 nodes (top providers keep 2 to 6 %)", figure=spares(0.02 * 128)),
             Otherwise(without="8 of 72 (GB200, GB300): the ninth part", figure=spares(128 / 9)),
             Otherwise(without="16 nodes (128 GPUs) on top of 1,024", figure=spares(16)),
-            Otherwise(without=f"7.8 %: enough 99 % of the time ({STEPFUN})", figure=spares(0.078 * 128)),
+            Otherwise(without="7.8 %: enough 99 % of the time (StepFun's trace)", figure=spares(0.078 * 128)),
         ),
     )  # fmt: skip
 

@@ -93,7 +93,8 @@ def minutes_a_day_claim() -> Claim:
         fails=(
             Otherwise(without="90 % covered, as is promised, 3 min; a restart loses 65 min",
                       figure=day_lost_minutes(migrating(3, 0.9))),
-            Otherwise(without="90 % covered, 2 min; a restart loses 65 min", figure=day_lost_minutes(migrating(2, 0.9))),
+            Otherwise(without="90 % covered, 2 min; a restart loses 65 min",
+                      figure=day_lost_minutes(migrating(2, 0.9))),
             Otherwise(without="coverage needed at 2 min (a restart loses 60 min)", figure=coverage_for(2)),
             Otherwise(without="coverage needed at 3 min", figure=coverage_for(3)),
             Otherwise(without="the longest migration that stays below 10 min a day, all covered",
@@ -155,7 +156,7 @@ def two_rates_claim() -> Claim:
     return Claim(
         name="two-rates", known=Known.UNVERIFIED, verdict=Verdict.NO, source=f"{META}; used by {VENDOR}",
         says="A job fails every 7.9 h on 1,024 GPUs, and every 1.8 h on 16,384.",
-        needs="two rates of failure: 16 times the GPUs should fail 16 times as often, here they fail 4.4 times as often",
+        needs="two rates: 16 times the GPUs should fail 16 times as often, here it is 4.4 times",
         inputs={"GPUs": "1,024 and 16,384", "time between failures M": "7.9 h and 1.8 h"},
         figures=(rate(VENDOR_GPUS, VENDOR_MTTF_H), rate(META_GPUS, META_MTTF_H)),
         fails=(
