@@ -215,7 +215,7 @@ def formula(inputs: Inputs, cluster: Cluster, first: View) -> tuple[tuple[str, s
         minutes += f" / (1 - {before.retry_share:g})"
     covered, downtime = after.coverage, after.downtime_h
     return (
-        ("time between failures", "M" if inputs.mttf_h else "M = 24 * 1000 / (r * N/8)",
+        ("time between failures", "M" if inputs.mttf_h else f"M = 24 * 1000 / (r * N/{inputs.gpus_per_node})",
          f"{cluster.mttf_h:.4g} h" if inputs.mttf_h
          else f"24,000 / ({inputs.rate:.4g} x {inputs.nodes:,.4g} nodes) = {cluster.mttf_h:.4g} h"),
         ("failures", "F = H/(M + b)" if running else "F = H/M",
@@ -229,7 +229,7 @@ def formula(inputs: Inputs, cluster: Cluster, first: View) -> tuple[tuple[str, s
         ("saved", "cost of restarts - F * Lm * N * p",
          f"{dollars(found.lost_dollars)} - {dollars(first.migration_bill.lost_dollars)}"
          f" = {dollars(first.saved_dollars)}"),
-        ("spares", "n * 8 * H * p",
+        ("spares", f"n * {inputs.gpus_per_node} * H * p",
          f"{inputs.spares:g} nodes x {inputs.gpus_per_node} GPUs x {cluster.horizon_h:g} h x "
          f"${cluster.price_per_gpu_hour:g} = {dollars(first.migration_bill.spare_dollars)}"),
     )  # fmt: skip

@@ -33,7 +33,8 @@ def counted(clean: int, eligible: int, source: str) -> Measured:
     """From two numbers. Raises `Unreasonable`."""
     if not 0 <= clean <= eligible or eligible == 0:
         raise Unreasonable(
-            "clean", f"{clean} clean of {eligible}: it takes at least one, and no more clean than there are"
+            "clean",
+            f"--clean {clean} --eligible {eligible}: it takes at least one that counts, and no more clean than count",
         )
     ratio = wilson(clean, eligible)
     assert ratio is not None
