@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
@@ -321,6 +322,14 @@ class TestPublished:
             assert found.text == written(found.value, found.unit)
             assert any(sign.isdigit() for sign in found.worked)
         assert any(other.figure.text != each.figures[0].text for other in each.fails)
+
+    def test_the_page_shows_every_claim_with_its_figures(self) -> None:
+        page = (Path(__file__).parent.parent / "docs" / "economics.md").read_text()
+        rows = {row.split("`")[1]: row for row in page.splitlines() if row.startswith("| `")}
+        assert sorted(rows) == sorted(each.name for each in all_claims())
+        for each in all_claims():
+            for shown in (*each.figures, *(other.figure for other in each.fails)):
+                assert shown.text in rows[each.name], each.name
 
     def test_names_are_unique_and_the_nearest_is_named(self) -> None:
         names = [each.name for each in all_claims()]
