@@ -237,6 +237,8 @@ class TestRenewal:
         saving = replace(RESTART, save_h=0.5, step_overhead=0.25)
         assert renewal_ettr(saving, math.inf) == pytest.approx(1.5 / 2.0 / 1.25)
         assert renewal_ettr(Recovery(interval_h=1, step_overhead=0.1), math.inf) == pytest.approx(0.909, abs=0.001)
+        never = Recovery(interval_h=math.inf, save_h=0.5, coverage=1.0, step_overhead=0.25)
+        assert renewal_ettr(never, 7.9) == pytest.approx(0.8), "never saved"
 
     def test_where_the_linear_form_breaks_it_does_not(self) -> None:
         hours = mttf_h(16_384, RATES[0].per_1000_node_days)
@@ -398,6 +400,9 @@ class TestCalculator:
         assert round(by_name["meta"].headline_dollars) == 84_221
         assert round(by_name["llama3"].headline_dollars) == 49_107
         assert by_name["headline"].headline_dollars > 20 * by_name["nebius"].headline_dollars
+
+    def test_with_its_saves_charged_an_untuned_restart_is_never_the_cheaper(self) -> None:
+        assert all(each.untuned_dollars > each.tuned_dollars for each in answer(Inputs()).rates)
 
     def test_a_mean_time_does_not_follow_the_gpus_and_that_is_said(self) -> None:
         found = answer(Inputs(gpus=2048, mttf_h=7.9))
