@@ -1,0 +1,246 @@
+"""`torchrelay cost`: what it prints, in tables and in JSON; what it makes of a ledger; what it refuses, and how."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_cli_views import journal_of_a_recovery, torchrelay  # noqa: F401
+from tests.test_ledger import line, view
+from torchrelay.cli.cost_words import parser
+from torchrelay.cli.report import jsonl
+from torchrelay.economics.assumptions import ASSUMPTIONS
+from torchrelay.economics.field import RATES
+from torchrelay.economics.published import all_claims
+from torchrelay.goodput.ledger import Line
+from torchrelay.orchestrator.shown import Incidents
+from torchrelay.protocol.ids import JobId
+from torchrelay.protocol.incident import Resolution
+
+Capsys = pytest.CaptureFixture[str]
+
+
+def told(capsys: Capsys, *words: str) -> str:
+    code, out, err = torchrelay(capsys, "cost", *words)
+    assert (code, err) == (0, "")
+    return out
+
+
+def found(capsys: Capsys, *words: str) -> Any:
+    return json.loads(told(capsys, *words, "-o", "json"))
+
+
+def refused(capsys: Capsys, *words: str) -> str:
+    code, out, err = torchrelay(capsys, "cost", *words)
+    assert (code, out) == (2, "")
+    return err
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """40 failures, 38 of them clean; and what does not count."""
+    lines = [line() for _ in range(38)]
+    lines += [line(Resolution.ROLLED_BACK), line(Resolution.FELL_BACK)]
+    lines += [line(Resolution.ENDED, eligible=False), line(Resolution.OPEN)]
+    path = tmp_path / "ledger.jsonl"
+    path.write_text(jsonl(lines))
+    return path
+
+
+class TestPresets:
+    def test_all_of_them_show_the_figures_and_what_makes_them_fail(self, capsys: Capsys) -> None:
+        page = told(capsys, "--preset", "all")
+        for figure in ("$307,524 a month", "3.04 h a day", "9.11 min a day", "95.0 %", "$6.35 M a year"):
+            assert figure in page
+        for otherwise in ("$84,221 a month", "3.29 h a day", "27.95 min a day", "87.2 %", "$12.94 M a year"):
+            assert otherwise in page
+        assert page.count("fails if") == page.count("  source    ") == len(all_claims())
+
+    def test_one_shows_its_formula_with_the_numbers(self, capsys: Capsys) -> None:
+        page = told(capsys, "--preset", "month-cost")
+        assert "730 h / 7.9 h = 92.41 failures x (0.75 h + 0.3333 h) x 1,024 GPUs x $3 = $307,524 a month" in page
+        assert re.search(r"6\.5 failures per 1,000 node-days .* +\$84,221 a month", page)
+        assert "TorchPass" in page
+
+    def test_the_list_has_a_line_for_each(self, capsys: Capsys) -> None:
+        lines = told(capsys, "--list").splitlines()
+        assert [row.split()[0] for row in lines[1:]] == [each.name for each in all_claims()]
+
+    def test_as_json(self, capsys: Capsys) -> None:
+        (one,) = found(capsys, "--preset", "month-cost")
+        assert round(one["figures"][0]["value"]) == 307_524
+        assert {each["name"] for each in found(capsys, "--list")} == {each.name for each in all_claims()}
+        assert all(each["fails"] for each in found(capsys, "--preset", "all"))
+
+
+class TestAnswer:
+    def test_it_is_never_one_number(self, capsys: Capsys) -> None:
+        page = told(capsys)
+        rows = [row for row in page.splitlines() if row.startswith(("as published", "renewal", "tuned", "promised"))]
+        assert len(rows) == 4
+        assert "$307,524" in rows[0]
+        assert "net of spares" in page
+        assert "92.41 x 1.083 h x 1,024 GPUs x $3 = $307,524" in page
+        assert "nothing was measured" in page
+
+    def test_every_input_is_shown_with_its_source(self, capsys: Capsys) -> None:
+        page = told(capsys, "--gpus", "512")
+        assert all(each.flag in page for each in ASSUMPTIONS)
+        assert re.search(r"--gpus +512 GPUs +given", page)
+        assert re.search(r"--price-per-gpu-hour +\$3 +Clockwork", page)
+
+    def test_every_published_rate_is_shown_beside(self, capsys: Capsys) -> None:
+        page = told(capsys)
+        assert all(re.search(rf"^{each.name} +{each.per_1000_node_days:.2f} ", page, re.MULTILINE) for each in RATES)
+
+    def test_a_rate_can_be_named(self, capsys: Capsys) -> None:
+        assert found(capsys, "--rate", "meta")["answer"]["cluster"]["mttf_h"] == pytest.approx(28.85, abs=0.005)
+
+    def test_assumptions_as_a_table_and_as_json(self, capsys: Capsys) -> None:
+        page = told(capsys, "--assumptions", "--mttf-h", "5")
+        assert re.search(r"--mttf-h +5 h +24,000 / \(rate \* nodes\) +you", page)
+        used = found(capsys, "--assumptions", "--mttf-h", "5")
+        assert [each["flag"] for each in used] == [each.flag for each in ASSUMPTIONS]
+        assert [each["flag"] for each in used if each["given"] == "you"] == ["--mttf-h"]
+
+    def test_help_names_every_flag_with_its_default_and_source(self) -> None:
+        text = " ".join(parser().format_help().split())
+        for each in ASSUMPTIONS:
+            assert each.flag in text
+            assert each.source in text
+
+    def test_the_help_of_all_verbs_has_it(self, capsys: Capsys) -> None:
+        code, out, _ = torchrelay(capsys, "--help")
+        assert code == 0
+        assert "what failures cost" in out
+
+    def test_every_input_can_be_changed(self, capsys: Capsys) -> None:
+        """Each flag alters the answer; those of what was measured do so with a measurement."""
+        measured = ("--clean", "9", "--eligible", "10")
+        plain = {"": found(capsys)["answer"]["views"], "m": found(capsys, *measured)["answer"]["views"]}
+        values = {"counting": "running", "gpus_per_node": "4", "longest_interval_h": "0.5", "mttf_h": "5"}
+        for each in ASSUMPTIONS:
+            needs = "m" if each.field in ("slowest_s", "new_interval_h") else ""
+            value = values.get(each.field, "0.5" if "share" in each.unit else "999")
+            views = found(capsys, each.flag, value, *(measured if needs else ()))["answer"]["views"]
+            assert views != plain[needs], each.flag
+
+
+class TestMeasured:
+    def test_a_ledger_gives_coverage_and_recovery(self, capsys: Capsys, ledger: Path) -> None:
+        answer = found(capsys, "--ledger", str(ledger))["answer"]
+        measured = answer["measured"]
+        assert (measured["clean"], measured["eligible"]) == (38, 40)
+        assert measured["ratio"]["low"] == pytest.approx(0.835, abs=0.001)
+        assert measured["recovery_p50_s"] == pytest.approx(0.09)
+        assert (measured["not_counted"], measured["not_counted_to_checkpoint"]) == (1, 1)
+        names = [view["name"] for view in answer["views"]]
+        assert names[-2:] == ["measured", "measured, low"]
+        assert answer["views"][-2]["migration"]["coverage"] == 0.95
+
+    def test_a_planned_move_is_no_recovery_from_a_failure(self, capsys: Capsys, tmp_path: Path) -> None:
+        planned = {**json.loads(jsonl([line()])), "kind": "planned", "pause_ms": 1}
+        path = tmp_path / "ledger.jsonl"
+        path.write_text(jsonl([line()]) + json.dumps(planned) + "\n\n")
+        measured = found(capsys, "--ledger", str(path))["answer"]["measured"]
+        assert (measured["eligible"], measured["planned"], measured["recovery_p50_s"]) == (1, 1, 0.09)
+
+    def test_a_run_gives_the_same_as_its_ledger(self, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Told:
+            def view_incidents(self, job: str | None) -> Incidents:
+                return Incidents(job=JobId(job or "job"), incidents=(view(), view(Resolution.ROLLED_BACK)))
+
+        monkeypatch.setattr("torchrelay.cli.cost.look", lambda _: (Told(), ""))
+        measured = found(capsys, "--run-dir", "runs/1", "--job", "a")["answer"]["measured"]
+        assert (measured["clean"], measured["eligible"], measured["source"]) == (1, 2, "runs/1")
+
+    def test_a_run_without_a_closed_failure_has_measured_nothing(
+        self,
+        capsys: Capsys,
+        journal_of_a_recovery: Path,  # noqa: F811
+    ) -> None:
+        code, _, err = torchrelay(capsys, "cost", "--run-dir", str(journal_of_a_recovery))
+        assert code == 2
+        assert "no failure in its 1 lines that counts" in err
+
+    def test_the_advice_has_its_numbers_and_its_risk(self, capsys: Capsys, ledger: Path) -> None:
+        page = told(capsys, "--advise", "--ledger", str(ledger))
+        assert page.startswith("save every ")
+        assert "38 of 40 failures were resolved clean" in page
+        assert "sqrt(2 * s * M / (1 - c))" in page
+        assert "at the lower bound" in page
+        assert "risk\n- a failure that does go back loses" in page
+        (advised,) = (row for row in page.splitlines() if row.startswith(">"))
+        assert "best at the lower bound" in advised
+
+    def test_the_advice_as_json(self, capsys: Capsys, ledger: Path) -> None:
+        advice = found(capsys, "--advise", "--ledger", str(ledger))
+        assert advice["coverage"] == pytest.approx(38 / 41), "a user's error needed the checkpoint, too"
+        assert sum(option["advised"] for option in advice["options"]) == 1
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (["--rate", "-1"], "--rate -1: it must be above 0"),
+            (["--rate", "0"], "--rate 0: it must be above 0"),
+            (["--gpus", "0"], "--gpus 0: it must be above 0"),
+            (["--coverage", "1.2"], "--coverage 1.2: it must be a share, from 0 to 1"),
+            (["--retry-share", "1"], "--retry-share 1"),
+            (["--mttf-h", "nan"], "--mttf-h nan: it must be a finite number"),
+            (["--spare-nodes", "-1"], "--spare-nodes -1: it must be 0 or more"),
+            (["--preset", "month-cots"], "no preset is called 'month-cots': did you mean 'month-cost'?"),
+            (["--rate", "lama3"], "'lama3' is no number and no published rate: did you mean 'llama3'?"),
+            (["--rate", "3", "--mttf-h", "4"], "--rate and --mttf-h say the same thing"),
+            (["--preset", "all", "--gpus", "8"], "--gpus means nothing with --preset"),
+            (["--list", "--plot", "x.png"], "--plot means nothing with --list"),
+            (["--advise"], "--advise needs what was measured"),
+            (["--clean", "3"], "--clean and --eligible go together"),
+            (["--eligible", "3"], "--clean and --eligible go together"),
+            (["--clean", "5", "--eligible", "3"], "--clean 5 --eligible 3"),
+            (["--clean", "0", "--eligible", "0"], "at least one"),
+            (["--job", "a"], "--job means nothing without --run-dir"),
+            (["--ledger", "no-such-file"], "--ledger no-such-file: No such file or directory"),
+            (["--run-dir", "no-such-folder"], "no-such-folder is not a run's folder"),
+            (["--gpus", "many"], "argument --gpus: invalid float value: 'many'"),
+            (["--plot", "x.txt"], "the name must end in .png, .svg, .pdf"),
+        ],
+    )
+    def test_bad_input_is_named(self, capsys: Capsys, words: list[str], message: str) -> None:
+        assert message in refused(capsys, *words)
+
+    @pytest.mark.parametrize(
+        "broken",
+        [b"{", b'{"id": "I-1"}', b"\xff\xfe", b"[]", b'{"id": 7}'],
+        ids=["cut", "short", "bytes", "list", "type"],
+    )
+    def test_a_broken_line_of_a_ledger_is_named(self, capsys: Capsys, tmp_path: Path, broken: bytes) -> None:
+        path = tmp_path / "ledger.jsonl"
+        path.write_bytes(jsonl([line(), line()]).encode() + broken + b"\n")
+        assert f"{path}, line 3: " in refused(capsys, "--ledger", str(path))
+
+    @pytest.mark.parametrize("lines", [[], [line(Resolution.OPEN)], [line(Resolution.ENDED, eligible=False)]])
+    def test_a_ledger_without_a_failure_has_measured_nothing(
+        self, capsys: Capsys, tmp_path: Path, lines: list[Line]
+    ) -> None:
+        path = tmp_path / "ledger.jsonl"
+        path.write_text(jsonl(lines))
+        assert "nothing was measured yet" in refused(capsys, "--ledger", str(path))
+
+
+@pytest.mark.slow
+def test_a_plot_is_written_and_said_on_stderr(capsys: Capsys, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    path = tmp_path / "cost.png"
+    code, out, err = torchrelay(capsys, "cost", "--plot", str(path), "--gpus", "4096")
+    assert code == 0
+    assert "as published" in out
+    assert f"plotted to {path}" in err
+    assert path.read_bytes().startswith(b"\x89PNG")
+    nowhere = tmp_path / "nowhere" / "x.png"
+    assert f"--plot {nowhere}: No such file or directory" in refused(capsys, "--plot", str(nowhere))
