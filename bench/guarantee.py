@@ -30,6 +30,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 
 from figures import finish, progress
 
@@ -70,7 +71,7 @@ def count(chapters: list[Chapter]) -> int:
 
 
 def figures_of(chapters: list[Chapter], found: Guarantee, differ: list[str]) -> dict[str, object]:
-    pauses = sorted(one.pause_ms for one in found.findings if one.pause_ms is not None)
+    pauses = [one.pause_ms for one in found.findings if one.pause_ms is not None]
     done = [chapter.done for chapter in chapters]
     twice = [text for one in done if one is not None for text in repeated(one)]
     acts = sum(sum(chapter.acts.values()) for chapter in chapters)
@@ -85,7 +86,7 @@ def figures_of(chapters: list[Chapter], found: Guarantee, differ: list[str]) -> 
         "excluded": len(found.those(Standing.EXCLUDED)),
         "steps_lost": sum(one.steps_lost or 0 for one in found.findings),
         "steps_lost_unknown": sum(one.steps_lost is None for one in found.findings),
-        "pause_p50_ms": pauses[len(pauses) // 2] if pauses else None,
+        "pause_p50_ms": median(pauses) if pauses else None,
         "pause_max_ms": max(pauses, default=None),
         "acts": acts,
         "without_interruption": vain,

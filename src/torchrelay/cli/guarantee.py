@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from statistics import median
 
 import msgspec
 
@@ -216,10 +217,9 @@ def head(found: Guarantee) -> str:
     lines.append(f"target {percent(found.target)}: {found.verdict}{because(found)}")
     if found.worst is not None and found.ratio is not None and found.worst != found.ratio:
         lines.append(f"if every exclusion but moves called off were counted, and lost: {share_text(found.worst)}")
-    pauses = sorted(one.pause_ms for one in found.findings if one.pause_ms is not None)
+    pauses = [one.pause_ms for one in found.findings if one.pause_ms is not None]
     if pauses:
-        middle = pauses[len(pauses) // 2]
-        lines.append(f"pause: median {milliseconds(middle)}, longest {milliseconds(pauses[-1])}")
+        lines.append(f"pause: median {milliseconds(median(pauses))}, longest {milliseconds(max(pauses))}")
     return "\n".join(lines)
 
 
