@@ -92,6 +92,19 @@ def test_an_earlier_exception_of_another_kind_counts_as_ever() -> None:
     assert [found.excluded for found in lines(story)] == ["", Exclusion.USER_BUG]
 
 
+def test_the_same_exception_at_an_earlier_point_is_not_shown_to_be_the_scripts() -> None:
+    story = running(spares=2)
+    raise_and_end(story, 0)
+    story.wait(300)
+    story.settle()
+    story.train(Point(4))
+    for _ in range(2):
+        raise_and_end(story, 1, point=Point(4))
+        story.wait(300)
+        story.settle()
+    assert [found.excluded for found in lines(story)] == ["", Exclusion.USER_BUG]
+
+
 def test_an_operators_stop_says_what_it_cut_short_and_how_late_it_came() -> None:
     story = running(spares=0, refill=False)
     story.wait(1_000)

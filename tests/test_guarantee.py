@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import msgspec
@@ -248,6 +248,19 @@ def test_one_that_was_open_when_it_was_written_may_be_over_in_another_file(ask: 
         paths = [ask.file(f"{number}.jsonl", one) for number, one in enumerate(files)]
         found = json.loads(ask("--ledger", *paths, "-o", "json")[1])
         assert (found["counted"], found["clean"]) == (1, 1)
+
+
+def test_it_is_the_same_if_a_clock_was_corrected_and_another_if_its_story_is(ask: Asked) -> None:
+    later = (NOW - timedelta(hours=1) + timedelta(milliseconds=40)).isoformat(timespec="milliseconds")
+    first, told = ask.file("a.jsonl", line(1)), ask.file("b.jsonl", line(1, at=later))
+    assert json.loads(ask("--ledger", first, told, "-o", "json")[1])["counted"] == 1
+    other = ask.file("c.jsonl", line(1, at=later, story=("rank 3 moves to a spare", "resolved: clean")))
+    assert json.loads(ask("--ledger", first, other, "-o", "json")[1])["counted"] == 2
+
+
+def test_jobs_of_one_name_at_other_times_are_others(ask: Asked) -> None:
+    paths = [ask.file(f"{hours}.jsonl", line(1, hours_ago=hours)) for hours in (1, 2)]
+    assert json.loads(ask("--ledger", *paths, "-o", "json")[1])["counted"] == 2
 
 
 def test_two_files_that_tell_of_one_interruption_differently_are_refused(ask: Asked) -> None:

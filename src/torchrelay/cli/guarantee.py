@@ -22,6 +22,7 @@ from torchrelay.orchestrator.shown import Exclusion
 from torchrelay.protocol.incident import Resolution
 
 DECLARED = {"user-bug": Exclusion.USER_BUG, "operator-stop": Exclusion.OPERATOR, "storage-outage": Exclusion.STORAGE}
+CORRECTED_S = 5.0  # by how much clocks may have been corrected since a line was written
 WIDTH = 50  # of the picture of the interval, in characters
 
 
@@ -138,17 +139,34 @@ def each_once(entries: Iterable[Entry]) -> list[Entry]:
 
     Raises `NotPossible` if two places tell of it differently.
     """
-    kept: dict[tuple[str, str, str], Entry] = {}
+    kept: dict[tuple[str, str, int], list[Entry]] = {}
     for entry in entries:
         line = entry.line
-        key = (line.job, line.id, line.at)
-        known = kept.get(key)
-        if known is None or known.line.resolution == Resolution.OPEN:
-            kept[key] = entry
-        elif line.resolution not in (known.line.resolution, Resolution.OPEN):
-            told = f"{line.resolution!r} in {entry.origin}, {known.line.resolution!r} in {known.origin}"
+        known = kept.setdefault((line.job, line.id, line.generation), [])
+        place = next((at for at, one in enumerate(known) if is_same(one.line, line)), None)
+        if place is None:
+            known.append(entry)
+        elif known[place].line.resolution == Resolution.OPEN:
+            known[place] = entry
+        elif line.resolution not in (known[place].line.resolution, Resolution.OPEN):
+            first = known[place]
+            told = f"{line.resolution!r} in {entry.origin}, {first.line.resolution!r} in {first.origin}"
             raise NotPossible(f"{line.id} of {line.job} at {line.at} is {told}: leave one of them out", 2)
-    return list(kept.values())
+    return [entry for some in kept.values() for entry in some]
+
+
+def is_same(one: Line, other: Line) -> bool:
+    """Whether two lines of the same name are of one interruption, and not of two runs whose jobs have the same name.
+
+    As clocks are corrected the same moment is told differently by some ms; then the stories tell.
+    """
+    if one.at == other.at:
+        return True
+    first, second = time_of(one), time_of(other)
+    if first is None or second is None or abs((first - second).total_seconds()) > CORRECTED_S:
+        return False
+    both = min(len(one.story), len(other.story))
+    return one.story[:both] == other.story[:both]
 
 
 def exclude(entries: Sequence[Entry], declared: Sequence[Sequence[str]]) -> list[Entry]:
