@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tests.jobs import SCRIPTS, Finished, end_job, run_job, start_job, torchrelay, wait_until
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
@@ -81,7 +81,7 @@ class Live:
     @classmethod
     def begin(
         cls, work: Path, seed: int, flags: list[str], *, home: bool = False, pace_s: float = 0.02, layout: str = "ddp"
-    ) -> Live:
+    ) -> Self:
         folder = work / "live"
         folder.mkdir()
         (folder / "plan.json").write_text("[]")

@@ -148,6 +148,18 @@ class TestFromTheJournal:
         assert found["totals"]["incidents"] == 1
         assert "1 incidents, 0 of them eligible" in ask("report")
 
+    def test_an_interruption_that_was_never_seen_to_end_is_held_against_us(self, ask: Asked) -> None:
+        told = ask("report", "--guarantee")
+        assert "1 counted, 0 of them resolved clean" in told
+        assert "never seen to end" in told
+        code, *_ = torchrelay(ask.capsys, "report", "--guarantee", "--check", "--run-dir", str(ask.folder))
+        assert code == 1
+
+    def test_the_run_at_hand_and_its_own_file_are_one(self, ask: Asked) -> None:
+        ask("report", "--write")
+        found = json.loads(ask("report", "--guarantee", "--ledger", str(ask.folder), "-o", "json"))
+        assert found["counted"] == 1
+
     def test_the_ledger_is_written_when_asked_for(self, ask: Asked) -> None:
         ask("report", "--write")
         assert json.loads((ask.folder / "ledger.jsonl").read_text())["id"] == "I-1"

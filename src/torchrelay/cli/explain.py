@@ -49,9 +49,11 @@ def tell_why(why: WhyView) -> Iterator[str]:
 def explain(incident: IncidentView) -> Iterator[str]:
     """The whole story of an incident."""
     line = line_of(incident)
-    counted = "" if line.eligible else " (not counted: a user's error, an operator's stop, or a move called off)"
+    counted = "" if line.eligible else f" (not counted: {line.excluded})"
     yield f"{incident.name} of {incident.job}, generation {incident.generation}: {incident.resolution}{counted}"
     yield f"{incident.kind}{': ' if incident.move else ''}{incident.move}"
+    if line.evidence:
+        yield f"not counted in the clean ratio, since: {line.evidence}"
     yield ""
     yield "what went wrong" if incident.kind == "unplanned" else "what was wished, or feared"
     for fault in incident.faults:

@@ -33,6 +33,10 @@ def carry_out(words: list[str]) -> int:
         change(given)
     elif given.verb == "doctor":
         return consult(given)
+    elif given.verb == "report" and given.guarantee:
+        from torchrelay.cli.guarantee import show_guarantee
+
+        return show_guarantee(given)
     else:
         look_at(given)
     return 0
@@ -91,8 +95,9 @@ def look_at(given: argparse.Namespace) -> None:
 
             show_explanation(given.about, given.run_dir, given.job, given.output)
         case "report":
-            from torchrelay.cli.report import show_report
+            from torchrelay.cli.report import refuse_flags, show_report
 
+            refuse_flags(given)
             show_report(given.run_dir, given.job, given.output, write=given.write)
         case "audit":
             from torchrelay.cli.audit import show_audit

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,12 +10,13 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from torchrelay.cli.runs import find_run, look
+from torchrelay.cli.runs import NotPossible, find_run, look
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
 from torchrelay.goodput.ledger import Line, Totals, line_of, total
 from torchrelay.orchestrator.shown import Incidents
 
 FILE = "ledger.jsonl"
+OF_GUARANTEE = ("since", "ledger", "target", "check", "exclude")
 HEADS = ("id", "kind", "ranks", "cause", "verdict", "source", "lost", "pause", "phases", "resolution")
 
 
@@ -38,6 +40,13 @@ def show_report(run_dir: Path | None, job: str | None, output: Output, *, write:
         print(show_json(Report(lines, total(lines))))
     else:
         print(report_page(lines))
+
+
+def refuse_flags(given: argparse.Namespace) -> None:
+    """Raises `NotPossible` for flags of `--guarantee` without it."""
+    for name in OF_GUARANTEE:
+        if getattr(given, name):
+            raise NotPossible(f"--{name} means nothing without --guarantee", 2)
 
 
 def ledger(found: Incidents) -> tuple[Line, ...]:
@@ -78,7 +87,7 @@ def row_of(line: Line) -> tuple[object, ...]:
         "?" if line.steps_lost is None else str(line.steps_lost),
         milliseconds(line.pause_ms),
         phases or None,
-        line.resolution if line.eligible else f"{line.resolution} (not counted)",
+        line.resolution if line.eligible else f"{line.resolution} (not counted: {line.excluded})",
     )
 
 

@@ -83,9 +83,30 @@ def parser() -> argparse.ArgumentParser:
         "about", nargs="+", metavar="NAME",
         help="an incident (I-3, or 3), a move (M-3), `rank 3`, a node (node-1), a slot (node-1/0), or a worker",
     )  # fmt: skip
-    made["report"].add_argument("--write", action="store_true", help="also write the lines to RUN_DIR/ledger.jsonl")
+    add_report(made["report"])
     add_changes(made)
     return parser
+
+
+def add_report(report: argparse.ArgumentParser) -> None:
+    """The words of the ledger."""
+    report.add_argument("--write", action="store_true", help="also write the lines to RUN_DIR/ledger.jsonl")
+    report.add_argument(
+        "--guarantee", action="store_true",
+        help="how many interruptions were resolved clean, how sure that is, and what is not counted, with evidence",
+    )  # fmt: skip
+    ours = report.add_argument_group("with --guarantee")
+    ours.add_argument("--since", metavar="WHEN", help="from then on: 30d, 12h, or a date as 2026-10-01 (all)")
+    ours.add_argument(
+        "--ledger", type=Path, nargs="+", action="extend", metavar="FILE",
+        help="also these: files written by `report --write`, or folders of runs that have one",
+    )  # fmt: skip
+    ours.add_argument("--target", metavar="SHARE", help="what is to be shown: 0.9, or 90%% (0.9)")
+    ours.add_argument("--check", action="store_true", help="exit code 1 unless the lower bound reaches the target")
+    ours.add_argument(
+        "--exclude", nargs=3, action="append", metavar=("NAME", "REASON", "EVIDENCE"),
+        help="do not count I-7 (or JOB/I-7): user-bug, operator-stop or storage-outage, and what shows it",
+    )  # fmt: skip
 
 
 def add_changes(made: dict[str, argparse.ArgumentParser]) -> None:

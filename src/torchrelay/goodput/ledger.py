@@ -8,7 +8,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from torchrelay.orchestrator.shown import IncidentView, causes
+from torchrelay.orchestrator.shown import Exclusion, IncidentView, causes
 from torchrelay.orchestrator.views import ALL_PHASES
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank
 from torchrelay.protocol.incident import Resolution
@@ -44,6 +44,8 @@ class Line(Struct, frozen=True, kw_only=True):
     resolution: str
     eligible: bool
     story: tuple[str, ...]
+    excluded: str = ""  # an `Exclusion`, if it is not eligible
+    evidence: str = ""  # what shows that
 
 
 class Interval(Struct, frozen=True):
@@ -72,6 +74,7 @@ def line_of(incident: IncidentView) -> Line:
     """An incident as a line of the ledger."""
     faults = causes(incident.faults)
     first = faults[0] if faults else None
+    eligible = incident.eligible and incident.resolution != Resolution.CALLED_OFF
     return Line(
         id=incident.name,
         job=incident.job,
@@ -95,9 +98,16 @@ def line_of(incident: IncidentView) -> Line:
         digest_equal=True if incident.digest else None,
         tried=tried(incident),
         resolution=incident.resolution,
-        eligible=incident.eligible and incident.resolution != Resolution.CALLED_OFF,
+        eligible=eligible,
         story=tuple(told.text for told in incident.story),
+        excluded="" if eligible else incident.excluded or untold(incident),
+        evidence=incident.evidence,
     )
+
+
+def untold(incident: IncidentView) -> Exclusion:
+    """Why it is not counted, by an orchestrator of an older version, which did not say."""
+    return Exclusion.CALLED_OFF if incident.resolution == Resolution.CALLED_OFF else Exclusion.UNTOLD
 
 
 def source_of(incident: IncidentView) -> str:

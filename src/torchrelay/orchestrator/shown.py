@@ -6,6 +6,7 @@ Nothing but values: a verb that prints some of them must not load the protocol f
 from __future__ import annotations
 
 from collections.abc import Sequence
+from enum import StrEnum
 from typing import Protocol, TypeVar
 
 from msgspec import Struct
@@ -249,7 +250,7 @@ class SpareTally(Struct, frozen=True, kw_only=True):
 
 
 class IncidentTally(Struct, frozen=True, kw_only=True):
-    """Incidents of a job. `eligible` leaves out users' errors and operators' stops; `clean` is of these."""
+    """Incidents of a job. `eligible` leaves out what has an `Exclusion`; `clean` is of these."""
 
     total: int
     eligible: int
@@ -353,6 +354,17 @@ class Ranks(Struct, frozen=True, kw_only=True):
     snapshot_buddies: int = 1  # nodes that have a copy of each, beside its own, if there are so many
 
 
+class Exclusion(StrEnum):
+    """Why an incident is listed and not counted in the clean ratio. See `orchestrator.excluding`."""
+
+    USER_BUG = "user bug"  # the same exception at the same point, on two workers
+    REFUSED = "script refused"  # it does what cannot be protected, and was told so
+    OPERATOR = "operator stop"
+    STORAGE = "storage outage"  # the operating system said so to the script
+    CALLED_OFF = "move called off"  # nobody connected anew and nothing was lost: no interruption
+    UNTOLD = "not told"  # by an older version, which kept only that it does not count
+
+
 class FaultView(Struct, frozen=True, kw_only=True):
     """One thing that went wrong."""
 
@@ -388,6 +400,8 @@ class IncidentView(Struct, frozen=True, kw_only=True):
     story: tuple[Told, ...]
     summary: str
     cause: str  # of the first fault, or of the move
+    excluded: str = ""  # an `Exclusion` if it is not eligible; empty from an older version, too
+    evidence: str = ""  # what shows that
 
 
 class Incidents(Struct, frozen=True, kw_only=True):

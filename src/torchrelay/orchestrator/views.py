@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
+from torchrelay.orchestrator.excluding import exclusion
 from torchrelay.orchestrator.journal import Call
 from torchrelay.orchestrator.places import (
     UNPLANNED,
@@ -86,7 +87,7 @@ def view_job(scene: Scene, job: Job) -> JobStatus:
         step=None if reached is None else reached[1].step,
         step_ms=round(median(times), 3) if times else None,
         spares=SpareTally(wanted=spec.spares, warm=warm, starting=len(spares) - warm),
-        incidents=tally(job.incidents),
+        incidents=tally(job),
         restarts=job.restarts,
         joined=reached is not None or any(seat.joined for seat in job.seats.values()),
         waiting_s=waiting,
@@ -105,8 +106,9 @@ def is_guest(cluster: Cluster, name: WorkerId | None) -> bool:
     return worker is not None and shares_with(cluster, worker) is not None
 
 
-def tally(incidents: tuple[Incident, ...]) -> IncidentTally:
-    eligible = [incident for incident in incidents if incident.eligible]
+def tally(job: Job) -> IncidentTally:
+    incidents = job.incidents
+    eligible = [incident for incident in incidents if exclusion(incident, job) is None]
     return IncidentTally(
         total=len(incidents),
         eligible=len(eligible),
@@ -203,13 +205,14 @@ def view_incidents(scene: Scene, job: Job) -> Incidents:
 
 def view_incident(scene: Scene, incident: Incident) -> IncidentView:
     begun = incident.marks.get(Mark.FAULT, incident.marks.get(Mark.HEARD, 0))
+    excluded = exclusion(incident, scene.cluster.jobs[incident.job])
     return IncidentView(
         name=incident.name,
         job=incident.job,
         generation=incident.generation,
         at=scene.told_at(incident.job, begun),
         resolution=incident.resolution,
-        eligible=incident.eligible,
+        eligible=excluded is None,
         kind=incident.kind,
         move="" if incident.move is None else f"M-{incident.move}",
         faults=tuple(view_fault(scene, incident.job, fault) for fault in incident.faults),
@@ -227,6 +230,8 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         ),
         summary=summarize(incident),
         cause=cause_of(incident),
+        excluded="" if excluded is None else excluded.reason,
+        evidence="" if excluded is None else excluded.evidence,
     )
 
 

@@ -1,0 +1,97 @@
+"""The soak of mixed incidents: what is dealt, what is counted, and a short one of real processes."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import Finished
+from tests.mixed import KINDS, Chapter, Kind, by_kind, compare, deal, repeated
+from tests.test_guarantee import excluded, line
+from torchrelay.goodput.guarantee import Entry
+from torchrelay.orchestrator.shown import Exclusion
+
+ROOT = Path(__file__).parent.parent
+
+
+class TestDeal:
+    def test_a_hundred_are_as_the_shares_say(self) -> None:
+        dealt = Counter(kind.name for kind, _ in islice(deal(3), 100))
+        assert sum(kind.share for kind in KINDS) == 100
+        assert dealt == {kind.name: kind.share for kind in KINDS}
+
+    def test_the_seed_says_all(self) -> None:
+        first, again, other = ([str(act) for _, act in islice(deal(seed), 150)] for seed in (3, 3, 4))
+        assert first == again
+        assert first != other
+
+    def test_the_first_few_are_of_all_kinds(self) -> None:
+        assert {kind.name for kind, _ in islice(deal(9), len(KINDS))} == {kind.name for kind in KINDS}
+
+    def test_each_act_of_a_kind_comes_before_any_comes_again(self) -> None:
+        kind = next(kind for kind in KINDS if kind.name == "SIGKILL of a rank")
+        acts = [str(act) for _, act in islice(deal(1, [kind]), 3 * len(kind.acts))]
+        assert set(Counter(acts).values()) == {3}
+        assert set(acts[: len(kind.acts)]) == {str(act) for act in kind.acts}
+
+    @pytest.mark.parametrize("phase", ["forward", "backward", "gate", "update"])
+    def test_ranks_are_killed_and_stopped_in_each_phase_of_a_step(self, phase: str) -> None:
+        acts = {str(act) for kind in KINDS for act in kind.acts}
+        assert {f"kill in {phase}", f"stop in {phase}"} <= acts
+
+    def test_who_needs_two_spares_is_given_time_for_them(self) -> None:
+        two = {kind.name for kind in KINDS if kind.spares == 2}
+        assert {"second fault in a recovery", "node lost", "drain", "planned move", "fault in a move"} == two
+
+
+def chapter(*entries: Entry, layout: str = "ddp", **kinds: str) -> Chapter:
+    found = Chapter(0, layout, Path("nowhere"))
+    found.entries = list(entries)
+    found.kinds = {name.replace("_", "-"): kind for name, kind in kinds.items()}
+    return found
+
+
+class TestCounting:
+    def test_what_counts_is_told_by_what_was_dealt(self) -> None:
+        lines = [line(1), line(2, "fell back"), excluded(3, Exclusion.CALLED_OFF, "x", "called off"), line(4)]
+        found = chapter(*map(Entry, lines), I_1="hang", I_2="hang", I_3="taint")
+        assert by_kind([found, chapter(Entry(line(1)), I_1="drain")]) == {
+            "hang": [2, 1], "by itself": [1, 1], "drain": [1, 1],
+        }  # fmt: skip
+
+    def test_what_was_never_seen_to_end_counts_as_lost(self) -> None:
+        assert by_kind([chapter(Entry(line(1, "open")), I_1="hang")]) == {"hang": [1, 0]}
+
+    def test_a_job_without_an_end_is_a_difference(self) -> None:
+        assert compare([chapter()], {}) == ["job 0 (ddp) did not come to its end"]
+
+    def test_a_rank_that_stood_at_a_point_in_two_states_has_not_seen_its_samples_once(self) -> None:
+        done = Finished(0, "", Path("nowhere"), {(0, "3"): {"a"}, (1, "3"): {"a", "b"}})
+        assert repeated(done) == ["rank 1 at 3"]
+
+
+def test_every_kind_has_something_to_do() -> None:
+    assert [kind.name for kind in KINDS if not kind.acts] == []
+    assert isinstance(KINDS[0], Kind)
+
+
+@pytest.mark.slow
+@pytest.mark.jobs
+def test_a_short_soak_is_clean_and_bit_equal(tmp_path: Path) -> None:
+    words = [sys.executable, str(ROOT / "bench" / "guarantee.py"), "--incidents", "4", "--layout", "ddp"]
+    words += ["--target", "0.4", "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    figures = json.loads(done.stdout.splitlines()[-1])["figures"]
+    assert figures["eligible"] >= 4
+    assert figures["clean"] == figures["eligible"]
+    assert (figures["bit_equal"], figures["samples_once"], figures["violations"], figures["steps_lost"]) == (1, 1, 0, 0)
+    assert sum(counted for counted, _ in figures["kinds"].values()) == figures["eligible"]
+    (ledger,) = (tmp_path / "out").glob("*.jsonl")
+    assert len(ledger.read_text().splitlines()) == figures["incidents"]
