@@ -22,6 +22,10 @@ def carry_out(words: list[str]) -> int:
         from torchrelay.cli.net import net
 
         return net(words[1:])
+    if words[:1] == ["cost"]:
+        from torchrelay.cli.cost import cost
+
+        return cost(words[1:])
     from torchrelay.cli.words import CHANGING, parser
 
     given = parser().parse_args(words)

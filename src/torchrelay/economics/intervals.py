@@ -10,8 +10,8 @@ from torchrelay.economics.rates import above, at_least, share
 def young_h(save_h: float, mttf_h: float, coverage: float = 0.0) -> float:
     """The best interval, hours of work between saves: `sqrt(2 * s * M / (1 - c))` (Young 1974; c: see below).
 
-    Only failures that go back to a checkpoint count, and with a share c covered these come every M/(1-c). Infinite if all
-    are covered: then no checkpoint is ever read, and what is saved is insurance. Raises `Unreasonable`.
+    Only failures that go back to a checkpoint count, and with a share c covered these come every M/(1-c). Infinite if
+    all are covered: then no checkpoint is ever read, and what is saved is insurance. Raises `Unreasonable`.
     """
     at_least("save_h", save_h, 0)
     above("mttf_h", mttf_h, 0)
@@ -32,3 +32,12 @@ def daly_h(save_h: float, mttf_h: float, coverage: float = 0.0) -> float:
         return between
     ratio = save_h / (2 * between)
     return first * (1 + math.sqrt(ratio) / 3 + ratio / 9) - save_h
+
+
+def thinned_h(save_h: float, mttf_h: float, coverage: float, longest_h: float) -> float:
+    """Young's interval for a share of covered failures, and no longer than the longest that is allowed.
+
+    Raises `Unreasonable`.
+    """
+    above("longest_h", longest_h, 0)
+    return min(longest_h, young_h(save_h, mttf_h, coverage))

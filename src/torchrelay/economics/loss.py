@@ -1,7 +1,7 @@
 """Loss: what one failure takes from a job, and what share of its time is left over (ETTR), with and without migration.
 
-Two forms. *Linear*: failures times the loss of each, as everybody publishes it; right while the product is small, and more
-than the whole beyond that. *Renewal*: exact for failures that come at random (exponential gaps), at any rate.
+Two forms. *Linear*: failures times the loss of each, as everybody publishes it; right while the product is small, and
+more than the whole beyond that. *Renewal*: exact for failures that come at random (exponential gaps), at any rate.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import math
 
 from msgspec import Struct
 
-from torchrelay.economics.rates import Counting, above, at_least, failures, share
+from torchrelay.economics.rates import Counting, Unreasonable, above, at_least, failures, share
 
 SMALL = 0.1  # up to this lost share the linear form is within half a point of the renewal form
 
@@ -18,7 +18,7 @@ SMALL = 0.1  # up to this lost share the linear form is within half a point of t
 class Recovery(Struct, frozen=True, kw_only=True):
     """How a job gets over a failure. Hours. `coverage`: the share of failures that take no work, only `downtime_h`.
 
-    The others go back to the last checkpoint: replace the node, restore the state, start up, and do again what was lost.
+    The others go back to the last checkpoint: replace the node, restore the state, start up, do again what was lost.
     `retry_share`: the share of bring-ups that fail in their turn and are begun anew, each at the price of a whole one.
     """
 
@@ -30,19 +30,21 @@ class Recovery(Struct, frozen=True, kw_only=True):
     downtime_h: float = 0.0
     save_h: float = 0.0  # for how long a save blocks training
     retry_share: float = 0.0
+    step_overhead: float = 0.0  # by which share steps take longer, with whatever brings the coverage
 
     def __post_init__(self) -> None:
         above("interval_h", self.interval_h, 0)
         for name in ("replacement_h", "restore_h", "startup_h", "downtime_h", "save_h"):
             at_least(name, getattr(self, name), 0)
         share("coverage", self.coverage)
-        at_least("retry_share", self.retry_share, 0)
-        if not self.retry_share < 1:
-            share("retry_share", math.nan if self.retry_share == 1 else self.retry_share)
+        share("retry_share", self.retry_share)
+        if self.retry_share == 1:
+            raise Unreasonable("retry_share", "retry_share is 1: no bring-up would ever hold")
+        at_least("step_overhead", self.step_overhead, 0)
 
     @property
     def bring_up_h(self) -> float:
-        """b = R + S + B, with the retries it takes on average: `b / (1 - q)`, as attempts until one holds are geometric."""
+        """b = (R + S + B) / (1 - q): with the attempts that it takes on average until one holds (geometric)."""
         return (self.replacement_h + self.restore_h + self.startup_h) / (1 - self.retry_share)
 
 
@@ -69,12 +71,20 @@ def reduction(before: Recovery, after: Recovery) -> float:
 
 
 def linear_loss(recovery: Recovery, mttf_h: float, counting: Counting = Counting.WALL) -> float:
-    """The lost share of the time, `F*L/H` and what saves take; above 1 where the form does not hold.
+    """The lost share of the time: `F*L/H`, and what saves and slower steps take; above 1 where the form does not hold.
 
     Raises `Unreasonable`.
     """
     each = failures(1.0, mttf_h, counting, outage_h(recovery))
-    return each * loss_h(recovery) + recovery.save_h / (recovery.interval_h + recovery.save_h)
+    return each * loss_h(recovery) + 1 - undisturbed(recovery)
+
+
+def undisturbed(recovery: Recovery) -> float:
+    """The useful share if nothing ever fails: saves and slower steps only."""
+    if math.isinf(recovery.interval_h):
+        return 1 / (1 + recovery.step_overhead)
+    saving = recovery.save_h / (recovery.interval_h + recovery.save_h)
+    return (1 - saving) / (1 + recovery.step_overhead)
 
 
 def is_linear(lost_share: float) -> bool:
@@ -87,23 +97,28 @@ def renewal_ettr(recovery: Recovery, mttf_h: float, counting: Counting = Countin
 
     An interval I of work with its save s is done when it has run I + s without an uncovered failure, which come every
     u = M/(1-c); so it runs for `u * (exp((I+s)/u) - 1)`, and is set back `exp((I+s)/u) - 1` times (Daly 2006). Each of
-    these takes the bring-up b, each covered failure the downtime d. If failures come in wall time they strike a recovery,
-    too, which then begins anew: b becomes `M * (exp(b/M) - 1)`, and d likewise. Raises `Unreasonable`.
+    these takes the bring-up b, each covered failure the downtime d. If failures come in wall time they strike a
+    recovery, too, which then begins anew: b becomes `M * (exp(b/M) - 1)`, and d likewise. Raises `Unreasonable`.
     """
     above("mttf_h", mttf_h, 0)
     work, segment, covered = recovery.interval_h, recovery.interval_h + recovery.save_h, recovery.coverage
+    useful = undisturbed(recovery)
     if math.isinf(mttf_h):
-        return work / segment
+        return useful
     bring_up, downtime = recovery.bring_up_h, recovery.downtime_h
     if counting is Counting.WALL:
         bring_up, downtime = repeated_h(bring_up, mttf_h), repeated_h(downtime, mttf_h)
-    running, setbacks = segment, 0.0
-    if covered < 1:
-        between = mttf_h / (1 - covered)
-        setbacks = grown(segment / between)
-        running = between * setbacks
-    wall = running * (1 + covered * downtime / mttf_h) + setbacks * bring_up
-    return work / wall
+    stretched = 1 + (
+        covered * downtime / mttf_h if covered else 0.0
+    )  # wall for an hour of running, covered failures only
+    if covered == 1:
+        return useful / stretched
+    between = mttf_h / (1 - covered)
+    setbacks = grown(segment / between)
+    if math.isinf(setbacks) or math.isinf(bring_up):
+        return 0.0  # no interval is ever done
+    wall = between * setbacks * stretched + setbacks * bring_up
+    return work / wall / (1 + recovery.step_overhead)
 
 
 def repeated_h(span_h: float, mttf_h: float) -> float:
@@ -128,3 +143,17 @@ def job_mfu(step_mfu: float, ettr: float) -> float:
     share("step_mfu", step_mfu)
     share("ettr", ettr)
     return step_mfu * ettr
+
+
+def coverage_needed(allowed_h: float, downtime_h: float, restart_loss_h: float) -> float:
+    """The coverage at which a failure loses no more than is allowed, on average: `(L - a) / (L - d)`, within 0 to 1.
+
+    Raises `Unreasonable` if migration itself takes longer than is allowed, as no coverage is enough then.
+    """
+    if downtime_h > allowed_h:
+        raise Unreasonable(
+            "downtime_h", f"downtime_h is {downtime_h:g}: more than the {allowed_h:g} h that are allowed"
+        )
+    if restart_loss_h <= allowed_h:
+        return 0.0
+    return (restart_loss_h - allowed_h) / (restart_loss_h - downtime_h)

@@ -1,7 +1,7 @@
 """Failure rates: from failures per 1,000 node-days to the mean time between failures of a whole job, and back.
 
-A node has 8 GPUs unless said. A job's mean time falls as 1/GPUs only if the rate per node stays the same; a published mean
-time is good for its own number of GPUs, and for no other.
+A node has 8 GPUs unless said. A job's mean time falls as 1/GPUs only if the rate per node stays the same; a published
+mean time is good for its own number of GPUs, and for no other.
 """
 
 from __future__ import annotations

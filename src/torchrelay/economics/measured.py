@@ -1,0 +1,68 @@
+"""Measured: what a ledger says of a tool's recoveries from failures: how many were clean, and how long they took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from statistics import median
+
+from msgspec import Struct
+
+from torchrelay.economics.rates import Unreasonable
+from torchrelay.goodput.ledger import Interval, Line, wilson
+from torchrelay.protocol.incident import Resolution
+
+PLANNED = "planned"
+TO_A_CHECKPOINT = (Resolution.FELL_BACK, Resolution.ENDED)
+
+
+class Measured(Struct, frozen=True, kw_only=True):
+    """Recoveries from failures; planned moves are left out, as their pause is another one."""
+
+    source: str
+    clean: int
+    eligible: int
+    ratio: Interval
+    recovery_p50_s: float | None
+    recovery_max_s: float | None
+    planned: int = 0  # left out
+    not_counted: int = 0  # users' errors, operators' stops: of the ratio they are no part
+    not_counted_to_checkpoint: int = 0  # those among them that need the script's checkpoint all the same
+
+
+def counted(clean: int, eligible: int, source: str) -> Measured:
+    """From two numbers. Raises `Unreasonable`."""
+    if not 0 <= clean <= eligible or eligible == 0:
+        raise Unreasonable(
+            "clean", f"{clean} clean of {eligible}: it takes at least one, and no more clean than there are"
+        )
+    ratio = wilson(clean, eligible)
+    assert ratio is not None
+    return Measured(
+        source=source, clean=clean, eligible=eligible, ratio=ratio, recovery_p50_s=None, recovery_max_s=None
+    )
+
+
+def measure(lines: Sequence[Line], source: str) -> Measured:
+    """From a ledger. Pauses are those of clean recoveries. Raises `Unreasonable` if no failure is in it."""
+    over = [line for line in lines if line.resolution != Resolution.OPEN and line.kind != PLANNED]
+    eligible = [line for line in over if line.eligible]
+    if not eligible:
+        raise Unreasonable(
+            "ledger", f"{source}: no failure in its {len(lines)} lines that counts: nothing was measured yet"
+        )
+    clean = [line for line in eligible if line.resolution == Resolution.CLEAN]
+    others = [line for line in over if not line.eligible and line.resolution != Resolution.CALLED_OFF]
+    pauses = [line.pause_ms / 1000 for line in clean if line.pause_ms is not None]
+    ratio = wilson(len(clean), len(eligible))
+    assert ratio is not None
+    return Measured(
+        source=source,
+        clean=len(clean),
+        eligible=len(eligible),
+        ratio=ratio,
+        recovery_p50_s=median(pauses) if pauses else None,
+        recovery_max_s=max(pauses, default=None),
+        planned=sum(line.kind == PLANNED for line in lines),
+        not_counted=len(others),
+        not_counted_to_checkpoint=sum(line.resolution in TO_A_CHECKPOINT for line in others),
+    )
