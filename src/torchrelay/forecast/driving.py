@@ -281,6 +281,10 @@ class Driving:
             times.append(job.waiting_ms + spec.spare_wait_ms)
         return min((at for at in times if at > now), default=now + PATIENCE_MS)
 
+    def close(self) -> None:
+        if self._waits_ms is not None:
+            self.world.usage.waited_h += (self.now_ms - self._waits_ms) / HOUR_MS
+
     # ------------------------------------------------------------ nodes of others, and a job that ends
 
     def borrow(self) -> None:

@@ -49,6 +49,10 @@ class Way(Protocol):
 
     def act(self) -> None: ...
 
+    def close(self) -> None:
+        """The run is over, whatever is under way."""
+        ...
+
 
 class Stuck(RuntimeError):
     """Nothing can happen any more, and the job does not train."""
@@ -77,7 +81,7 @@ class World:
         self.interruptions = 0
         self.rollbacks = 0  # to a checkpoint
         self.back_to_snapshots = 0
-        self.verdicts: Counter[str] = Counter()  # how the core says that incidents were resolved
+        self.verdicts: Counter[str] = Counter()  # how incidents were resolved, in the words of the core
         self.alarms = 0
         self.moves = 0
         self.pauses_h: list[float] = []
@@ -105,7 +109,6 @@ class World:
 
     def run(self) -> None:
         """To the end of the time, or of the work. Raises `Stuck`."""
-        settings = self.settings
         while True:
             at = min(self.fault_h(), self._heap[0][0] if self._heap else math.inf, self.way.due_h(), self.end_h())
             if math.isinf(at):
@@ -123,8 +126,10 @@ class World:
                 self.draw_next()
                 self.strike(fault)
             self.note()
+        self.way.close()
         self.account.close()
-        self.usage.borrowed_h = min(self.usage.borrowed_h, settings.floating * self.now_h)
+        if self._stood_h is not None:
+            self.pauses_h.append(self.now_h - self._stood_h)
 
     def over(self) -> bool:
         work = self.settings.work_h

@@ -13,6 +13,7 @@ from torchrelay.forecast.engine import World
 from torchrelay.forecast.faults import Cause, Fault
 from torchrelay.forecast.settings import SECOND_H, Short, Strategy
 from torchrelay.forecast.spares import Bench
+from torchrelay.protocol.incident import Resolution
 
 Stages = list[tuple[Bucket, float]]
 
@@ -70,6 +71,7 @@ class Restart:
         return True
 
     def suffer(self, _: Fault) -> None:
+        self.world.verdicts[Resolution.FELL_BACK] += not self.stages
         self.world.roll_back()
         self.begin(self.bring_up())
 
@@ -99,6 +101,10 @@ class Restart:
         self.stages = self.stages[1:]
         if self.stages:
             self.until_h = self.world.now_h + self.stages[0][1]
+
+    def close(self) -> None:
+        if self.waits:
+            self.stop_waiting()
 
     # ------------------------------------------------------------ recovering
 
@@ -161,6 +167,7 @@ class Covered(Restart):
             self.falls_back = True
             super().suffer(_)
         else:
+            self.world.verdicts[Resolution.CLEAN] += not self.stages
             self.world.redo_step()
             self.begin([(Bucket.RECOVERY, self.world.about(self.costs.covered_h))])
 
@@ -218,6 +225,7 @@ class TorchFT(Restart):
         self.groups[group] -= 1
         self.owed.append(group)
         if not self.full_speed():  # nobody is left who has the state
+            world.verdicts[Resolution.FELL_BACK] += 1
             world.roll_back()
             self.stages = []
         else:

@@ -14,6 +14,7 @@ from torchrelay.forecast.driving import Driving
 from torchrelay.forecast.engine import Way, World
 from torchrelay.forecast.plain import Covered, Restart, TorchFT
 from torchrelay.forecast.settings import Settings, Strategy
+from torchrelay.protocol.incident import Resolution
 
 WAYS: dict[Strategy, Callable[[World], Way]] = {
     Strategy.RESTART: Restart, Strategy.TUNED: Restart, Strategy.HOT_SPARE: Restart, Strategy.TORCHFT: TorchFT,
@@ -38,7 +39,7 @@ class Outcome(Struct, frozen=True, kw_only=True):
     job_mfu: float
     faults: int
     interruptions: int
-    clean: int  # interruptions without a rollback
+    clean: int  # incidents in which nothing was lost; several interruptions may be one incident
     rollbacks: int
     back_to_snapshots: int
     ended: int
@@ -95,7 +96,7 @@ def outcome_of(world: World, seed: int) -> Outcome:
     node_price = settings.gpus_per_node * settings.price
     lent = usage.borrowed_h * settings.displaced + usage.preempted * settings.preempt_lost_h
     spare_dollars = ((settings.spares or 0) * wall + lent) * node_price
-    ended = world.verdicts.get("ended", 0)
+    ended = world.verdicts[Resolution.ENDED]
     return Outcome(
         seed=seed, wall_h=wall, productive_h=account.productive_h,
         bad_h={bucket: account.bad_h[bucket] for bucket in Bucket}, ettr=ettr,
@@ -103,7 +104,7 @@ def outcome_of(world: World, seed: int) -> Outcome:
         jct_h=wall if settings.work_h is not None else settings.hours / ettr if ettr else math.inf,
         step_mfu=settings.mfu / slower, job_mfu=job_mfu(settings.mfu, min(1.0, ettr)), faults=world.faults,
         interruptions=world.interruptions,
-        clean=max(0, world.interruptions - world.rollbacks - world.back_to_snapshots), rollbacks=world.rollbacks,
+        clean=world.verdicts[Resolution.CLEAN], rollbacks=world.rollbacks,
         back_to_snapshots=world.back_to_snapshots, ended=ended, alarms=world.alarms, moves=world.moves,
         pause_p50_s=3600 * pauses[len(pauses) // 2] if pauses else 0.0, pause_max_s=3600 * max(pauses, default=0.0),
         spares_taken=usage.taken, preempted=usage.preempted, borrowed_node_h=usage.borrowed_h, waited_h=usage.waited_h,
