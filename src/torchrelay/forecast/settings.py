@@ -95,6 +95,7 @@ class Settings:
     check_h: float = 2.0  # how long a node is out after a false alarm
     costs: Costs = field(default_factory=Costs)
     checkpoint: bool = True  # whether saves cost time
+    chosen: bool = False  # the interval is as given, whatever the strategy would choose
     thinned: bool = True  # whether migration's interval is that for the faults it does not cover
     phases: Phases = field(default_factory=lambda: Phases({}))
     policy: dict[str, object] = field(default_factory=dict)  # fields of the core's JobSpec
@@ -145,7 +146,7 @@ class Settings:
     def interval_h(self) -> float:
         """Work between checkpoints: as chosen, or Young's for the faults that go back to one."""
         costs = self.costs
-        if self.strategy is Strategy.RESTART or costs.save_h == 0:
+        if self.chosen or self.strategy is Strategy.RESTART or costs.save_h == 0:
             return costs.interval_h
         if self.strategy in (Strategy.TUNED, Strategy.HOT_SPARE):
             return young_h(costs.save_h, self.mttf_h)
