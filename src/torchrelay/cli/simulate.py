@@ -28,7 +28,7 @@ from torchrelay.forecast.engine import Stuck
 from torchrelay.forecast.presets import Cell, Row, benchmark_64, cells, llama3, rows
 from torchrelay.forecast.results import Forecast, Mean, forecast
 from torchrelay.forecast.settings import Settings
-from torchrelay.forecast.sweep import Swept, sweep
+from torchrelay.forecast.sweep import sweep
 
 BAD = 2
 RUNS = 5
@@ -62,7 +62,9 @@ def simulate(words: list[str]) -> int:
     except Unreasonable as error:
         raise NotPossible(str(error), BAD) from None
     except Stuck as error:
-        raise NotPossible(f"{error}: give a repair time (--repair), spares, or a trace whose repairs end", BAD) from None
+        raise NotPossible(
+            f"{error}: give a repair time (--repair), spares, or a trace whose repairs end", BAD
+        ) from None
     print(show_json(found) if given.output is Output.JSON else page)
     if given.plot:
         from torchrelay.cli.simulate_plot import plot
@@ -122,8 +124,8 @@ def possible(settings: Settings, strategy: str, given: argparse.Namespace) -> bo
 def preset(given: argparse.Namespace) -> tuple[Any, str]:
     """A published case, beside ours."""
     if given.preset == "ettr-table":
-        found = Table(tuple(cells(runs=max(2, given.runs or 8), seed=given.seed)),
-                      () if given.quick else tuple(rows(given.runs or 3, given.seed)))  # fmt: skip
+        found = Table(tuple(cells(max(2, given.runs or 400), given.seed)),
+                      () if given.quick else tuple(rows(min(given.runs or 3, 20), given.seed)))  # fmt: skip
         page = cells_page(found.cells)
         return found, page if given.quick else f"{page}\n\n{rows_page(found.full)}"
     if given.preset == "benchmark-64":

@@ -101,7 +101,8 @@ def cells_page(cells: Sequence[Cell]) -> str:
     rows = [
         (
             f"{one.gpus:,}", one.rate, f"{one.mttf_h:.2f}", one.column, one.published, f"{one.ours:.4f}",
-            f"{one.low:.4f} to {one.high:.4f}", f"{one.exact:.4f}", f"{one.difference:+.4f}{'' if one.within else ' !'}",
+            f"{one.low:.4f} to {one.high:.4f}", f"{one.exact:.4f}",
+            f"{one.difference:+.4f}{'' if one.within else ' !'}",
             f"{1.96 * one.published_error:.3f}",
         )
         for one in cells
@@ -111,17 +112,19 @@ def cells_page(cells: Sequence[Cell]) -> str:
     if far:
         beyond = [one for one in far if abs(one.difference) > 1.96 * one.published_error + WITHIN / 2]
         text += (
-            f"; {len(far)} marked ! are not. A published cell is itself a sample of 60 mean times x 3 runs: `published ±` is "
-            "the 95 % error of such a sample, measured with ours; `exact` is renewal theory, without any sample. "
+            f"; {len(far)} marked ! are not. A published cell is itself a sample of 60 mean times x 3 runs: "
+            "`published ±` is the 95 % error of such a sample, measured with ours; `exact` is renewal theory for a run "
+            "without end, without any sample. "
             f"{len(far) - len(beyond)} of the {len(far)} differ by less than that error (and rounding)."
         )
     return f"{table(heads, rows)}\n\n{text}"
 
 
-WHY_FULL = """The full model has what the table leaves out: faults in wall time, also during a recovery; bursts (Weibull gaps of
-shape 0.62); lemons; log-normal repairs (median 20 h, mean far above) and refailures; 4 % dedicated and 4 % floating spares
-that can run out; faults of processes and of network paths; saves that cost time, thinned for migration. Migration is decided
-by the protocol core on a ddp layout, so its coverage is not a constant; its phases are assumed to take 120 s in all."""
+WHY_FULL = """The full model has what the table leaves out: faults in wall time, also during a recovery; bursts (Weibull gaps
+of shape 0.62); lemons; log-normal repairs (median 20 h, mean far above) and refailures; 4 % dedicated and 4 % floating
+spares that can run out; faults of processes and of network paths; saves that cost time, thinned for migration.
+Migration is decided by the protocol core on a ddp layout, so its coverage is not a constant; its phases are assumed to
+take 120 s in all."""
 
 
 def rows_page(rows: Sequence[Row]) -> str:
@@ -152,8 +155,8 @@ def benchmark_page(cases: Sequence[Benchmark]) -> str:
     ]  # fmt: skip
     order = " < ".join(one.name for one in sorted(cases, key=lambda one: one.minutes.mean))
     return (
-        f"{table(heads, rows)}\n\norder: {order}. The parameters are worked back from the published minutes, and were not "
-        "published; so only the order says something."
+        f"{table(heads, rows)}\n\norder: {order}. The parameters are worked back from the published minutes, "
+        "and were not published; so only the order says something."
     )
 
 
@@ -170,8 +173,8 @@ def description_page(found: Description) -> str:
         ("bursts", f"{found.in_burst:.1%} begin within 3 min of the one before; up to {found.largest_burst} nodes"),
         ("lemons", f"{found.never_failed} nodes never failed, the worst {found.worst_node} times; "
                    f"variance/mean {found.dispersion:.2f}"),
-        ("fail again", f"{shown(found.refail_day, '.1%')} within a day of the repair, {shown(found.refail_week, '.1%')} "
-                       "within 7 days"),
+        ("fail again", f"{shown(found.refail_day, '.1%')} within a day of the repair, "
+                       f"{shown(found.refail_week, '.1%')} within 7 days"),
         ("repair", f"median {shown(found.repair_median_h, '.1f')} h, mean {shown(found.repair_mean_h, '.1f')} h, "
                    f"p90 {shown(found.repair_p90_h, '.1f')} h"),
         ("down at once", f"median {found.down_p50:.0f}, p95 {found.down_p95:.0f}, p99 {found.down_p99:.0f} nodes"),

@@ -55,7 +55,9 @@ def parser() -> argparse.ArgumentParser:
 
 def add_asked(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--strategy", metavar="NAME,...", help=f"of: {', '.join(Strategy)} (all but covered)")
-    group.add_argument("--sweep", metavar="NAME=V,V,...", help=f"change one of: {', '.join(SWEEPS)} (interval: minutes)")
+    group.add_argument(
+        "--sweep", metavar="NAME=V,V,...", help=f"change one of: {', '.join(SWEEPS)} (interval: minutes)"
+    )
     group.add_argument("--preset", choices=PRESETS, metavar="NAME", help=f"a published case: {', '.join(PRESETS)}")
     group.add_argument("--quick", action="store_true", help="with --preset ettr-table: without the full model")
     group.add_argument("--trace", type=Path, metavar="FILE", help="replay these faults (CSV: start,end,node,cause)")
@@ -87,7 +89,9 @@ def add_faults(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--calm-recovery", action="store_true", help="no fault counts that comes during a recovery")
     group.add_argument("--gap", type=Gap, choices=list(Gap), metavar=f"{{{','.join(Gap)}}}",
                        help="from fault to fault (exponential)")  # fmt: skip
-    group.add_argument("--shape", type=float, metavar="K", help="of Weibull gaps; below 1: bursty (implies --gap weibull)")
+    group.add_argument(
+        "--shape", type=float, metavar="K", help="of Weibull gaps; below 1: bursty (implies --gap weibull)"
+    )
     group.add_argument("--burst", type=float, metavar="SHARE", help="of node faults that others follow in minutes (0)")
     group.add_argument("--switch", type=float, metavar="SHARE", help="of faults that take a switch's nodes (0)")
     group.add_argument("--switch-nodes", type=int, metavar="N", help=f"behind one ({known.switch_nodes})")
@@ -106,31 +110,39 @@ def add_faults(group: argparse._ArgumentGroup) -> None:
 
 def add_spares(group: argparse._ArgumentGroup) -> None:
     known = Settings()
-    group.add_argument("--spares", metavar="N", help=f"dedicated nodes ({known.spares}); `unlimited`: not for migration")
+    group.add_argument(
+        "--spares", metavar="N", help=f"dedicated nodes ({known.spares}); `unlimited`: not for migration"
+    )
     group.add_argument("--floating", type=int, metavar="N", help="nodes that other jobs can be made to give up (0)")
     group.add_argument("--preempt", metavar="TIME", help="how long that takes (5m)")
     group.add_argument("--displaced", type=float, metavar="SHARE", help="what an hour of theirs is worth (1)")
     group.add_argument("--short", type=Short, choices=list(Short), metavar="{wait,shrink}",
                        help="what restart does without a spare (wait)")  # fmt: skip
     group.add_argument("--policy", action="append", default=[], metavar="KEY=VALUE",
-                       help="of the protocol core, as in its JobSpec: ranks_per_slot=2, slot_faults=1, spare_wait_ms=...")  # fmt: skip
+                       help="of the protocol core, as in its JobSpec: ranks_per_slot=2, slot_faults=1, ...")  # fmt: skip
 
 
 def add_costs(group: argparse._ArgumentGroup) -> None:
     known = Costs()
-    group.add_argument("--interval", metavar="TIME", help=f"between checkpoints ({known.interval_h:g}h for restart, else the best)")
+    group.add_argument(
+        "--interval", metavar="TIME", help=f"between checkpoints ({known.interval_h:g}h for restart, else the best)"
+    )
     group.add_argument("--save", metavar="TIME", help="for how long a save stops training (30s)")
     group.add_argument("--bring-up", metavar="R,S,B", help="replace a node, restore, start up (10m,5m,5m)")
     group.add_argument("--hot", metavar="TIME", help="bring-up with a hot spare (5m)")
     group.add_argument("--retry", type=float, metavar="SHARE", help="of bring-ups that fail and begin anew (0)")
     group.add_argument("--spread", type=float, metavar="SHARE", help="standard deviation of these times (0)")
-    group.add_argument("--snapshots", type=int, metavar="STEPS", help="migration: snapshots in memory every so many steps")
+    group.add_argument(
+        "--snapshots", type=int, metavar="STEPS", help="migration: snapshots in memory every so many steps"
+    )
     group.add_argument("--coverage", type=float, metavar="SHARE", help="of strategy covered (0.9)")
     group.add_argument("--pause", metavar="TIME", help="of strategy covered (2m)")
     group.add_argument("--torchft-step", type=float, metavar="SHARE", help="by which its steps take longer (0.1)")
     group.add_argument("--torchft-stall", metavar="TIME", help="until the other groups go on (30s)")
     group.add_argument("--ledger", type=Path, metavar="FILE", help="draw migration's phases from a run's ledger.jsonl")
-    group.add_argument("--phase", action="append", default=[], metavar="NAME=TIME[:CV]", help="a phase of migration, given")
+    group.add_argument(
+        "--phase", action="append", default=[], metavar="NAME=TIME[:CV]", help="a phase of migration, given"
+    )
 
 
 # ---------------------------------------------------------------- what was said, as settings
@@ -147,7 +159,9 @@ def hours(flag: str, text: str) -> float:
 def parts(flag: str, text: str, least: int, most: int) -> list[str]:
     found = text.split(",")
     if not least <= len(found) <= most:
-        raise NotPossible(f"{flag} {text}: give {least if least == most else f'{least} to {most}'} values, with commas", 2)
+        raise NotPossible(
+            f"{flag} {text}: give {least if least == most else f'{least} to {most}'} values, with commas", 2
+        )
     return found
 
 
@@ -168,7 +182,11 @@ def settings_of(given: argparse.Namespace) -> Settings:
         raise NotPossible("--rate and --mttf say the same thing: give one of them", 2)
     said: dict[str, object] = taken(given, "gpus", "gpus_per_node", "mfu", "price", "counting", "floating", "displaced",
                                     "short", "path_speed")  # fmt: skip
-    for name, flag, field in (("work", "--work", "work_h"), ("mttf", "--mttf", "gap_h"), ("preempt", "--preempt", "preempt_h")):
+    for name, flag, field in (
+        ("work", "--work", "work_h"),
+        ("mttf", "--mttf", "gap_h"),
+        ("preempt", "--preempt", "preempt_h"),
+    ):
         if getattr(given, name) is not None:
             said[field] = hours(flag, getattr(given, name))
     if given.days is not None:

@@ -1,1 +1,1 @@
-"""Forecast: a simulator of a cluster over months, that says what faults will cost under each way of getting over them."""
+"""Forecast: a simulator of a cluster over months: what faults will cost under each way of getting over them."""

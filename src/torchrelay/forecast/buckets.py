@@ -1,7 +1,7 @@
 """Buckets: where the time of a simulated run goes. What was trained is good only when nothing can take it back.
 
-The names are those of ml-goodput-measurement, so that a forecast can be laid beside what others measure. A bucket of theirs
-that this model has nothing to say about (data loading, accelerator init) is there and stays 0.
+The names are those of ml-goodput-measurement, so that a forecast can be laid beside what others measure. A bucket of
+theirs that this model has nothing to say about (data loading, accelerator init) is there and stays 0.
 """
 
 from __future__ import annotations

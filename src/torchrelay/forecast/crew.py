@@ -1,7 +1,7 @@
 """Crew: what agents and workers answer to the core's orders, and how long each takes to.
 
-They are healthy: whatever goes wrong is a fault, and comes from the engine. Times are those of `Phases`, drawn anew for each
-generation, and put where the ledger measures them: between the marks that a phase's name stands for.
+They are healthy: whatever goes wrong is a fault, and comes from the engine. Times are those of `Phases`, drawn anew for
+each generation, and put where the ledger measures them: between the marks that a phase's name stands for.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ class Crew:
         self.cut = cut
         self.chance = chance
         self.step = 1  # the last step that was committed by all
-        self.new: dict[WorkerId, tuple[Point | None, Point | None]] = {}  # newcomers: what each holds, where it was brought
+        self.new: dict[
+            WorkerId, tuple[Point | None, Point | None]
+        ] = {}  # newcomers: what each holds, and where it was brought
         self.since: dict[NodeId, int] = {}  # the step from which a node has had its rank
         self._drawn: tuple[Generation, dict[str, float]] = (Generation(-1), {})
         self._coming: dict[str, float] = {}
@@ -185,5 +187,5 @@ class Crew:
             known = self.cut.cluster.workers.get(worker)
             if known is not None and known.rank is not None:
                 self.since[known.node] = self.step
-        self.new = {name: what for name, what in self.new.items()
-                    if (known := self.cut.cluster.workers.get(name)) is not None and known.heir is not None}  # fmt: skip
+        targets = {worker.worker for worker in self.cut.cluster.workers.values() if worker.heir is not None}
+        self.new = {name: what for name, what in self.new.items() if name in targets}

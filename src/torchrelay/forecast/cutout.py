@@ -1,11 +1,12 @@
 """Cut-out: the part of a large job that the protocol core is shown, as a `Cluster` of its own values.
 
-Every rule of the core looks at a lost rank, at who holds the same shard or a copy of its record, at the spares, and asks of
-all others only whether they have answered, which they do all alike. So of a job of thousands of nodes it is enough to show
-it those, and all spares: what it decides is the same (there is a test that compares), at a cost that does not grow with the
-job. A rank stands for a node. Ranks have numbers from 0 in the cut-out, and keep their own here.
+Every rule of the core looks at a lost rank, at who holds the same shard or a copy of its record, at the spares, and
+asks of all others only whether they have answered, which they do all alike. So of a job of thousands of nodes it is
+enough to show it those, and all spares: what it decides is the same (there is a test that compares), at a cost that
+does not grow with the job. A rank stands for a node. Ranks have numbers from 0 in the cut-out, and keep their own here.
 
-Who is needed later, in the middle of an incident, is put in as what it is: a survivor that has done what the others have.
+Who is needed later, in the middle of an incident, is put in as what it is: a survivor that has done what the others
+have.
 """
 
 from __future__ import annotations
@@ -100,10 +101,10 @@ class CutOut:
         return list(dict.fromkeys([rank, *shown[:COPIES], *([] if near is None else [near]), *buddies]))
 
     def attend(self, ranks: Iterable[int], *, keep: bool = False) -> None:
-        """Show these ranks and whoever has to do with them; put back others if there are many. `keep`: put back nobody."""
+        """Show these ranks and whoever has to do with them; put back others if there are many, unless `keep`."""
         wanted = [other for rank in ranks for other in self.neighbours(rank)]
         if not keep and len(self.shown) > ROOMY and self.quiet():
-            self.put_back({0, *wanted})
+            self.put_back({0, *wanted, *(self.away() if self.spec.return_home else ())})
         self.show(rank for rank in dict.fromkeys(wanted) if rank not in self.shown)
 
     def show(self, ranks: Iterable[int]) -> None:
@@ -112,7 +113,9 @@ class CutOut:
             node = node_name(self.outside.pop(rank))
             worker, seat = self.alike(rank, dense, node)
             self.shown.append(rank)
-            cluster = replace(self.cluster, nodes=self.cluster.nodes.put(node, Node(node, self.incarnations.get(node, "0"), 1)))
+            cluster = replace(
+                self.cluster, nodes=self.cluster.nodes.put(node, Node(node, self.incarnations.get(node, "0"), 1))
+            )
             if worker is not None:
                 cluster = cluster.with_worker(worker)
             self.cluster = cluster.with_job(self.job.with_seat(dense, seat))
@@ -131,7 +134,9 @@ class CutOut:
         report = its_seat.report
         if report is not None:
             report = structs.replace(report, worker=name, rank=dense, kept=None)
-        worker = replace(its_worker, worker=name, node=node, slot=0, rank=dense, address=f"at:{name}", store=f"on:{name}")
+        worker = replace(
+            its_worker, worker=name, node=node, slot=0, rank=dense, address=f"at:{name}", store=f"on:{name}"
+        )
         return worker, replace(
             its_seat, worker=name, shard=self.shard(rank), home=node, report=report, private=(), place=None,
             failed=frozenset(), distrusted=frozenset(), asked_buddies=frozenset(),
@@ -139,7 +144,9 @@ class CutOut:
 
     def survivor(self) -> tuple[Worker, Seat] | None:
         """Somebody with a rank to whom nothing has happened, if there is one; else any holder."""
-        held = [(self.cluster.workers[seat.worker], seat) for seat in self.job.seats.values() if seat.worker is not None]
+        held = [
+            (self.cluster.workers[seat.worker], seat) for seat in self.job.seats.values() if seat.worker is not None
+        ]
         able = [one for one in held if one[0].life in (Life.STARTED, Life.WARM)]
         return min(able, key=lambda one: (one[1].newcomer, one[0].guest, one[0].since_ms), default=None)
 
@@ -153,6 +160,17 @@ class CutOut:
             worker.life is Life.FENCING or worker.guest or worker.heir is not None
             for worker in self.cluster.workers.values()
         )
+
+    def has_moved(self, seat: Seat) -> bool:
+        """Whether a rank that was taken anew is on another node than before."""
+        worker = None if seat.worker is None else self.cluster.workers.get(seat.worker)
+        return worker is not None and seat.newcomer and (seat.place is None or seat.place[0] != worker.node)
+
+    def away(self) -> set[int]:
+        """Ranks that are not where they began."""
+        workers = self.cluster.workers
+        seats = [(rank, seat, seat.worker and workers.get(seat.worker)) for rank, seat in self.job.seats.items()]
+        return {self.shown[rank] for rank, seat, worker in seats if worker and worker.node != seat.home}
 
     def put_back(self, needed: set[int]) -> None:
         """Take out of view who is not needed; what is remembered of places (faults, taints) stays."""

@@ -1,4 +1,4 @@
-"""Describe: what a trace says of faults: how often, how bursty, which nodes, how soon again, how long, how many at once."""
+"""Describe: what a trace says of faults: how often, how bursty, which nodes, how soon again, how long, how many."""
 
 from __future__ import annotations
 

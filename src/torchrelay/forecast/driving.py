@@ -1,8 +1,9 @@
 """Driving: migration as the protocol core decides it. Faults and repairs are told to the core as its own events.
 
-Which spare takes a rank, whether slots are shared, whether all wait, go back to snapshots, to the checkpoint, or end: that is
-read off the core's state, as are its deadlines. How long everybody takes to do what it orders is drawn (`Crew`). What the
-core cannot know is simulated here: what training was worth, and that a job that has ended is submitted again.
+Which spare takes a rank, whether slots are shared, whether all wait, go back to snapshots, to the checkpoint, or end:
+that is read off the core's state, as are its deadlines. How long everybody takes to do what it orders is drawn
+(`Crew`). What the core cannot know is simulated here: what training was worth, and that a job that has ended is
+submitted again.
 """
 
 from __future__ import annotations
@@ -245,9 +246,10 @@ class Driving:
             self.crew.step = job.rolled.step
         if job.phase is JobPhase.RUNNING and before.phase is not JobPhase.RUNNING:
             self.crew.resumed()
-            self.world.usage.taken += sum(seat.newcomer for seat in before.seats.values())
+            self.world.usage.taken += sum(self.cut.has_moved(seat) for seat in before.seats.values())
         if before.open_incident is not None and job.open_incident is None and job.incidents:
-            self.world.verdicts[job.incidents[-1].resolution] += 1
+            last = job.incidents[-1]
+            self.world.verdicts[last.resolution] += last.kind == "unplanned"
         if job.moved != self._moved:
             self.world.moves += job.moved - self._moved
             self._moved = job.moved
@@ -272,7 +274,7 @@ class Driving:
         """When a deadline of the core passes, at the earliest after now."""
         job, now, spec = self.cut.job, self.now_ms, self.cut.spec
         if self.cut.quiet():
-            return math.inf
+            return now + PATIENCE_MS if spec.return_home and self.cut.away() else math.inf
         if job.phase in TRAINS:
             return now + PATIENCE_MS if not self._heap else math.inf
         spans = (spec.report_ms, spec.ready_ms, spec.rewire_ms, spec.rewire_ms + spec.restore_ms, DYING_MS, ENDING_MS)

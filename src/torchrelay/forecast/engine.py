@@ -1,7 +1,7 @@
 """Engine: one run of a job on a simulated cluster, from event to event. What a fault leads to is for its `Way` to say.
 
-Between two events a job trains, with a checkpoint at each interval, or it stands; either way the time goes to exactly one
-place in the `Account`. Events are faults, repairs, warnings, and whatever the way of recovering has asked for.
+Between two events a job trains, with a checkpoint at each interval, or it stands; either way the time goes to exactly
+one place in the `Account`. Events are faults, repairs, warnings, and whatever the way of recovering has asked for.
 """
 
 from __future__ import annotations
@@ -208,7 +208,9 @@ class World:
         true = process.rate * process.foreseen * plain / 24_000 * self.every
         rate = true * (1 - process.precision) / process.precision
         if rate > 0:
-            self.after(float(self.chance.exponential(1 / rate)), self.false_alarm, int(self.chance.integers(self.every)))
+            self.after(
+                float(self.chance.exponential(1 / rate)), self.false_alarm, int(self.chance.integers(self.every))
+            )
 
     def false_alarm(self, node: int) -> None:
         self.plan_alarm()

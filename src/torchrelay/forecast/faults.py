@@ -1,8 +1,8 @@
 """Faults: when something breaks, where, and for how long.
 
-Faults come one after another with gaps of a given mean: exponential, Weibull (a shape below 1 is bursty), uniform, or replayed
-from a trace. A fault may be one of a burst (others begin within minutes), or take a switch with all nodes behind it. Some
-nodes are lemons. Repairs are log-normal. A repaired node may fail again soon.
+Faults come one after another with gaps of a given mean: exponential, Weibull (a shape below 1 is bursty), uniform, or
+replayed from a trace. A fault may be one of a burst (others begin within minutes), or take a switch with all nodes
+behind it. Some nodes are lemons. Repairs are log-normal. A repaired node may fail again soon.
 
 The mean of the gaps is stretched by what bursts and switches add, so that the rate that was asked for is the rate of
 (node, fault) pairs that comes out.
@@ -164,7 +164,7 @@ class Stream:
         return float(self.process.repair_median_h * math.exp(self._sigma * self.chance.standard_normal()))
 
     def refail_h(self) -> float | None:
-        """In how many hours a node that was repaired just now fails again, apart from all other faults; None: it does not."""
+        """In how many hours a node that was repaired just now fails again, by itself; None: it does not."""
         kind = self.chance.random()
         if kind < self.process.refail_day:
             return float(self.chance.random()) * 24

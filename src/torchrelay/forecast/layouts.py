@@ -1,7 +1,7 @@
 """Layouts: which nodes hold the same part of the state, and so whether a lost one can be had from another.
 
-A node stands for its GPUs: what is split within a node is of no account, as nodes are lost whole. `replicas` copies of the
-state are spread over the nodes; node i holds part `i % (nodes / replicas)`.
+A node stands for its GPUs: what is split within a node is of no account, as nodes are lost whole. `replicas` copies of
+the state are spread over the nodes; node i holds part `i % (nodes / replicas)`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torchrelay.economics.rates import GPUS_PER_NODE, Unreasonable
 
-KNOWN = "ddp, fsdp, hsdp=REPLICAS, or degrees as in tp=8,pp=4 (the rest is data parallel; fsdp beside them shards that, too)"
+KNOWN = "ddp, fsdp, hsdp=REPLICAS, or degrees as in tp=8,pp=4 (the rest is data parallel, or fsdp)"
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,22 @@ def replicas_of(degrees: dict[str, int], text: str, gpus: int, nodes: int, gpus_
     """How many nodes hold each part. Context parallel ranks hold equal weights, but the copies are counted by node."""
     model = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("ep", 1)
     if gpus % model:
-        raise Unreasonable("layout", f"layout {text!r}: one copy takes {model} GPUs, and {gpus} are no multiple of that")
+        raise Unreasonable(
+            "layout", f"layout {text!r}: one copy takes {model} GPUs, and {gpus} are no multiple of that"
+        )
     copies = gpus // model
     if "fsdp" in degrees:
         copies = 1
     elif "hsdp" in degrees:
         if copies % degrees["hsdp"]:
-            raise Unreasonable("layout", f"layout {text!r}: {copies} ranks cannot be split into {degrees['hsdp']} replicas")
+            raise Unreasonable(
+                "layout", f"layout {text!r}: {copies} ranks cannot be split into {degrees['hsdp']} replicas"
+            )
         copies = degrees["hsdp"]
     # A copy smaller than a node is on each node; one that takes several is on one in so many.
     per_copy = max(1, -(-gpus // copies // gpus_per_node))
     if nodes % per_copy:
-        raise Unreasonable("layout", f"layout {text!r}: one copy takes {per_copy} nodes, and {nodes} are no multiple of that")
+        raise Unreasonable(
+            "layout", f"layout {text!r}: one copy takes {per_copy} nodes, and {nodes} are no multiple of that"
+        )
     return nodes // per_copy

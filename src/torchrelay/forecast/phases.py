@@ -1,7 +1,7 @@
 """Phases: how long each part of a recovery takes; drawn anew for each generation of a recovery.
 
-From a run's `ledger.jsonl` whole incidents are drawn, with replacement, so that phases that are long together stay so. What
-is given instead is log-normal. Names are those of the ledger (`orchestrator.views.ALL_PHASES`).
+From a run's `ledger.jsonl` whole incidents are drawn, with replacement, so that phases that are long together stay so.
+What is given instead is log-normal. Names are those of the ledger (`orchestrator.views.ALL_PHASES`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,9 @@ class Span:
 class Phases:
     """Where phases come from: incidents of a ledger, or given spans; a given one has precedence."""
 
-    def __init__(self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = "") -> None:
+    def __init__(
+        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = ""
+    ) -> None:
         unknown = sorted(set(given) - set(ALL_PHASES))
         if unknown:
             raise Unreasonable("phase", f"phase {unknown[0]!r} is not known; there are: {', '.join(ALL_PHASES)}")

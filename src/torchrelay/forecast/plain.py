@@ -1,7 +1,7 @@
 """Plain ways of getting over faults: from a checkpoint, without a replica group, or with a given coverage.
 
-They need no protocol: a fault takes a node, a spare takes its place, and stages of known length follow one another. A fault
-in the middle of them begins them anew.
+They need no protocol: a fault takes a node, a spare takes its place, and stages of known length follow one another. A
+fault in the middle of them begins them anew.
 """
 
 from __future__ import annotations

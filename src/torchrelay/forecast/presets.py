@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import stdev
 
 from msgspec import Struct
 
@@ -26,7 +27,7 @@ TABLE: tuple[tuple[int, float, tuple[float, ...]], ...] = (
 )
 COLUMNS = ("restart 1.5 h + 20 min", "tuned, 20 min", "tuned, 5 min hot spare", "migration 2 min, 90 %",
            "migration 3 min, 100 %")  # fmt: skip
-SAMPLE = 60 * 3  # mean times in which each published cell was measured
+LENGTH, SAMPLE = 60, 3  # mean times in a run, and runs, in which each published cell was measured
 WITHIN = 0.01
 # StepFun's trace as published: bursts, lemons, slow repairs, refailures. Their mean repair is the log-normal's own.
 REAL = Process(
@@ -94,28 +95,24 @@ def exact(settings: Settings) -> float:
     )  # fmt: skip
 
 
-def cells(length: int = 1000, runs: int = 8, seed: int = 0) -> list[Cell]:
-    """All cells, each from so many runs of so many mean times."""
+def cells(runs: int = 400, seed: int = 0) -> list[Cell]:
+    """All cells, measured as those were that were published, but in many more runs."""
     found = []
     for gpus, rate, published in TABLE:
         for column, value in enumerate(published):
             settings = simple(gpus, rate, column)
-            settings = replace(settings, hours=length * settings.mttf_h)
+            settings = replace(settings, hours=LENGTH * settings.mttf_h)
             got = forecast(settings, runs, seed)
             mean = got.means["ettr"]
-            assert mean.low is not None and mean.high is not None, "there are several runs"
-            error = spread_of([one.ettr for one in got.outcomes]) * (length / SAMPLE) ** 0.5
+            assert mean.low is not None, "there are several runs"
+            assert mean.high is not None, "as for the other end"
+            error = stdev([one.ettr for one in got.outcomes]) / SAMPLE**0.5
             found.append(Cell(
                 gpus=gpus, rate=rate, mttf_h=settings.mttf_h, column=COLUMNS[column], published=value, ours=mean.mean,
                 low=mean.low, high=mean.high, exact=exact(settings), published_error=error,
                 difference=mean.mean - value, within=abs(mean.mean - value) <= WITHIN + 1e-9,
             ))  # fmt: skip
     return found
-
-
-def spread_of(values: list[float]) -> float:
-    middle = sum(values) / len(values)
-    return (sum((value - middle) ** 2 for value in values) / (len(values) - 1)) ** 0.5
 
 
 def full(gpus: int, rate: float, hours: float = 720.0) -> Settings:

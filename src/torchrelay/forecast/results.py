@@ -126,8 +126,11 @@ def forecast(settings: Settings, runs: int, seed: int = 0, told: Callable[[int],
         told(number + 1)
     interval = settings.interval_h()
     return Forecast(
-        strategy=settings.strategy, gpus=settings.gpus, mttf_h=settings.mttf_h,
-        interval_h=None if math.isinf(interval) else interval, runs=runs,
+        strategy=settings.strategy,
+        gpus=settings.gpus,
+        mttf_h=settings.mttf_h,
+        interval_h=None if math.isinf(interval) else interval,
+        runs=runs,
         means={name: mean_of([getattr(one, name) for one in outcomes]) for name in MEANS},
         buckets={bucket: mean_of([one.bad_h[bucket] / one.wall_h for one in outcomes]) for bucket in Bucket},
         outcomes=tuple(outcomes),

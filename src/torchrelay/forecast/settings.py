@@ -1,4 +1,4 @@
-"""Settings: everything that a forecast depends on, checked once. What is not given has a default that says where it is from."""
+"""Settings: everything that a forecast depends on, checked once; each default says where it is from."""
 
 from __future__ import annotations
 

@@ -4,8 +4,9 @@
     3.8955,27.5,node-17,GPU
     2026-03-01T12:00:00,2026-03-02T08:00:00,node-4,NIC
 
-Times are hours since the beginning, or dates (ISO 8601); `end` may be empty where the repair was not over. `cause` is free
-text; `path`, `process` and `switch` mean what they mean in `faults`, anything else is a node's. Columns may be in any order.
+Times are hours since the beginning, or dates (ISO 8601); `end` may be empty where the repair was not over. `cause` is
+free text; `path`, `process` and `switch` mean what they mean in `faults`, anything else is a node's. Columns may be in
+any order.
 """
 
 from __future__ import annotations
@@ -62,7 +63,13 @@ def read_trace(path: Path) -> Trace:
     unknown = [head for head in heads if head not in COLUMNS]
     missing = [name for name in COLUMNS if name not in heads]
     if unknown or missing or len(heads) != len(COLUMNS):
-        what = f"unknown column {unknown[0]!r}" if unknown else f"no column {missing[0]!r}" if missing else "a column twice"
+        what = (
+            f"unknown column {unknown[0]!r}"
+            if unknown
+            else f"no column {missing[0]!r}"
+            if missing
+            else "a column twice"
+        )
         raise BadTrace(path, 1, f"{what}; columns are: {', '.join(COLUMNS)}")
     found = [entry_of(path, number, dict(zip(heads, row, strict=True)))
              for number, row in checked(path, rows, len(heads))]  # fmt: skip
@@ -125,9 +132,7 @@ def trace_of(path: Path, found: list[Entry]) -> Trace:
         last[entry.node] = entry
     # A trace in hours has its own beginning, before its first fault.
     first = ordered[0].start_h if dated else min(0.0, ordered[0].start_h)
-    entries = tuple(
-        Entry(one.start_h - first, one.end_h - first, one.node, one.cause, one.line) for one in ordered
-    )
+    entries = tuple(Entry(one.start_h - first, one.end_h - first, one.node, one.cause, one.line) for one in ordered)
     known = [end for one in entries for end in (one.start_h, one.end_h) if math.isfinite(end)]
     return Trace(entries, max(known), tuple(sorted({one.node for one in entries})))
 
