@@ -27,12 +27,13 @@ from torchrelay.forecast.describe import describe
 from torchrelay.forecast.engine import Stuck
 from torchrelay.forecast.presets import Cell, Row, benchmark_64, cells, llama3, rows
 from torchrelay.forecast.results import Forecast, Mean, forecast
-from torchrelay.forecast.settings import Settings
+from torchrelay.forecast.settings import Settings, Strategy
 from torchrelay.forecast.sweep import sweep
 
 BAD = 2
 RUNS = 5
 MOST_RUNS = 10_000
+RELAYED = (Strategy.MIGRATION, Strategy.COVERED)  # whose network core gets over the loss of a path
 BESIDE_PRESET = ("runs", "seed", "preset", "output", "quick", "strategy", "plot")
 
 
@@ -105,7 +106,8 @@ def asked(given: argparse.Namespace) -> tuple[Any, str]:
         assert settings.trace is not None, "checked before"
         found = describe(settings.trace, given.trace_nodes)
         return found, description_page(found)
-    ways = [replace(settings, strategy=one) for one in strategies(given.strategy) if possible(settings, one, given)]
+    wanted = [one for one in strategies(given.strategy) if possible(settings, one, given)]
+    ways = [replace(settings, strategy=one, failover=given.failover and one in RELAYED) for one in wanted]
     runs = given.runs or (1 if given.trace else RUNS)
     if given.sweep:
         name, values = sweep_of(given.sweep)
@@ -116,9 +118,9 @@ def asked(given: argparse.Namespace) -> tuple[Any, str]:
     return forecasts, forecasts_page(forecasts, settings)
 
 
-def possible(settings: Settings, strategy: str, given: argparse.Namespace) -> bool:
+def possible(settings: Settings, strategy: Strategy, given: argparse.Namespace) -> bool:
     """Among all strategies, migration is left out where it can not be; asked for by name it says why not."""
-    return given.strategy is not None or settings.spares is not None or strategy != "migration"
+    return given.strategy is not None or settings.spares is not None or strategy is not Strategy.MIGRATION
 
 
 def preset(given: argparse.Namespace) -> tuple[Any, str]:

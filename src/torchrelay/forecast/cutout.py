@@ -51,6 +51,7 @@ class CutOut:
         self.spec = spec
         self.layout = layout
         self.outside = dict(enumerate(places))  # rank -> node, of ranks that are not shown
+        self.outer = set(self.outside.values())
         self.shown: list[int] = []  # the number of each shown rank in the whole job
         self.incarnations = dict(incarnations or {})  # "0" if not told
         self._made = 0
@@ -89,6 +90,14 @@ class CutOut:
                 found.append(self.shown[dense])
         return found
 
+    def hosts(self, node: int) -> bool:
+        """Whether a rank is on this node now."""
+        if node in self.outer:
+            return True
+        name, workers = node_name(node), self.cluster.workers
+        held = (workers.get(seat.worker) for seat in self.job.seats.values() if seat.worker is not None)
+        return any(worker is not None and worker.node == name for worker in held)
+
     # ------------------------------------------------------------ who is shown
 
     def neighbours(self, rank: int) -> list[int]:
@@ -110,7 +119,9 @@ class CutOut:
     def show(self, ranks: Iterable[int]) -> None:
         for rank in ranks:
             dense = Rank(len(self.shown))
-            node = node_name(self.outside.pop(rank))
+            number = self.outside.pop(rank)
+            self.outer.discard(number)
+            node = node_name(number)
             worker, seat = self.alike(rank, dense, node)
             self.shown.append(rank)
             cluster = replace(
@@ -190,6 +201,7 @@ class CutOut:
             else:
                 del workers[seat.worker], nodes[worker.node]
                 self.outside[rank] = number_of(worker.node)
+                self.outer.add(number_of(worker.node))
         self.shown = shown
         job = replace(job, seats=Table(seats), raised=(), incidents=(), moves=(), kept=Table(), once=Table())
         self.cluster = replace(cluster, workers=Table(workers), nodes=Table(nodes)).with_job(job)

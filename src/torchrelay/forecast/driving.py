@@ -185,6 +185,9 @@ class Driving:
         self.hear(ev.NodeJoined(node=name, incarnation=str(count), slots=1))
         self.follow()
 
+    def uses(self, node: int) -> bool:
+        return self.submit_ms is None and self.cut.hosts(node)
+
     def warned(self, node: int) -> None:
         """It is likely to fail: the core moves what runs there."""
         name = node_name(node)

@@ -20,6 +20,10 @@ from torchrelay.forecast.faults import Cause, Fault, Stream
 from torchrelay.forecast.settings import SECOND_H, Settings
 from torchrelay.forecast.spares import Usage
 from torchrelay.forecast.trace import replay
+from torchrelay.wire.launch import PathLimits
+
+# How long a path is lost before its node is at fault (`torchrelay run --net-down`).
+PATH_PATIENCE_H = PathLimits().down_s * SECOND_H
 
 
 class Way(Protocol):
@@ -38,6 +42,10 @@ class Way(Protocol):
     def repaired(self, node: int) -> None: ...
 
     def warned(self, node: int) -> None: ...
+
+    def uses(self, node: int) -> bool:
+        """Whether training depends on this node now."""
+        ...
 
     def cleared(self, node: int) -> None:
         """A warning was a false alarm: the node has been looked at."""
@@ -76,7 +84,7 @@ class World:
         self.save_h = settings.costs.save_h if settings.checkpoint else 0.0
         self.into_h = 0.0  # how far it is in the present interval, its save included
         self.down: set[int] = set()
-        self.paths = 0  # network paths that are lost now
+        self.paths: Counter[int] = Counter()  # network paths that are lost now, by node
         self.faults = 0  # of any node
         self.interruptions = 0
         self.rollbacks = 0  # to a checkpoint
@@ -144,8 +152,9 @@ class World:
         return self.now_h + max(1e-9, (work - self.account.done_h) / speed) if speed else math.inf
 
     def pace(self) -> float:
-        """How fast it trains now; 1 is undisturbed."""
-        return self.way.speed * self.settings.path_speed**self.paths if self.settings.failover else self.way.speed
+        """How fast it trains now; 1 is undisturbed. All wait for the node that has lost most paths."""
+        lost = max((count for node, count in self.paths.items() if self.way.uses(node)), default=0)
+        return self.way.speed * self.settings.path_speed**lost
 
     def pass_until(self, at: float) -> None:
         hours = max(0.0, at - self.now_h)
@@ -164,7 +173,7 @@ class World:
         total = self.into_h + hours
         whole = 0 if math.isinf(cycle) else int(total / cycle)
         into = total - whole * cycle if whole else total
-        trained = whole * interval + min(into, interval) - min(self.into_h, interval)
+        trained = min(into, interval) - min(self.into_h, interval) + (whole * interval if whole else 0.0)
         self.account.train(trained, trained * speed)
         self.account.spend(Bucket.SAVE, hours - trained)
         self.into_h = into
@@ -230,7 +239,8 @@ class World:
             return
         self.faults += 1
         if fault.cause is Cause.PATH and settings.failover:
-            self.paths += 1
+            self.paths[fault.node] += 1
+            self.after(PATH_PATIENCE_H, self.leave, fault.node)
             self.after(fault.repair_h, self.path_back, fault.node)
             return
         if not settings.during_recovery and self.way.speed == 0:
@@ -243,8 +253,16 @@ class World:
                 self.after(fault.repair_h, self.repair, fault.node)
         self.interruptions += self.way.fault(fault)
 
-    def path_back(self, _: int) -> None:
-        self.paths -= 1
+    def leave(self, node: int) -> None:
+        """A path stays lost: its node is to be left."""
+        if self.paths[node]:
+            self.warn(node)
+
+    def path_back(self, node: int) -> None:
+        self.paths[node] -= 1
+        if not self.paths[node]:
+            del self.paths[node]
+            self.clear(node)
 
     def repair(self, node: int) -> None:
         self.down.discard(node)

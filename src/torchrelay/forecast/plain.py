@@ -90,6 +90,9 @@ class Restart:
             self.stop_waiting()
             self.begin(self.stages)
 
+    def uses(self, node: int) -> bool:
+        return node in self.members
+
     def warned(self, node: int) -> None:
         """Nothing follows: without migration a warning is of no use."""
 
