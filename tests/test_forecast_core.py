@@ -41,6 +41,12 @@ def struck(settings: Settings, *faults: tuple[float, int] | tuple[float, int, Ca
     return outcome_of(world, 0), way
 
 
+def longest(got: Outcome) -> float:
+    """The longest pause, in seconds."""
+    assert got.pause_max_s is not None, "training has stood"
+    return got.pause_max_s
+
+
 # ---------------------------------------------------------------- the cut-out
 
 
@@ -98,7 +104,7 @@ def test_a_lost_node_is_replaced_by_a_spare_and_nothing_is_lost() -> None:
     got, way = struck(job(), (5.0, 3))
     assert (got.interruptions, got.clean, got.rollbacks, got.spares_taken) == (1, 1, 0, 1)
     assert way.cut.places()[3] == 8
-    assert got.pause_max_s == pytest.approx(120, rel=0.5)
+    assert longest(got) == pytest.approx(120, rel=0.5)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +131,7 @@ def test_coverage_comes_from_the_layout(layout: str, nodes: tuple[int, ...], cle
 def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it() -> None:
     got, way = struck(job(), (5.0, 3), (5.0 + 60 / 3600, 6))
     assert (got.interruptions, got.clean, got.spares_taken) == (2, 1, 2), "two faults, one incident"
-    assert got.pause_max_s > struck(job(), (5.0, 3))[0].pause_max_s + 15
+    assert longest(got) > longest(struck(job(), (5.0, 3))[0]) + 15
     assert {way.cut.places()[3], way.cut.places()[6]} == {8, 9}
 
 
@@ -148,7 +154,8 @@ def test_snapshots_turn_a_checkpoint_into_a_few_steps() -> None:
 
 def test_a_crashed_process_starts_again_where_it_was() -> None:
     got, way = struck(job(spares=0), (5.0, 3, Cause.PROCESS))
-    assert (got.clean, got.spares_taken, got.waited_h) == (1, 0, pytest.approx(0, abs=0.1))
+    assert (got.clean, got.spares_taken) == (1, 0)
+    assert got.waited_h < 0.1
     assert way.cut.places()[3] == 3
 
 
@@ -161,7 +168,7 @@ def test_a_warned_node_is_left_before_it_fails() -> None:
     world.run()
     got = outcome_of(world, 0)
     assert (got.faults, got.interruptions, got.moves) == (1, 0, 1)
-    assert 0 < got.pause_max_s < 100
+    assert 0 < longest(got) < 100
 
 
 def test_a_false_alarm_costs_a_move_and_the_node_is_used_again() -> None:
@@ -178,14 +185,14 @@ def test_a_false_alarm_costs_a_move_and_the_node_is_used_again() -> None:
 def test_floating_spares_come_when_the_core_waits() -> None:
     got, _ = struck(job(spares=0, floating=1), (5.0, 3))
     assert (got.preempted, got.clean, got.rollbacks) == (1, 1, 0)
-    assert got.pause_max_s == pytest.approx(300 + 120, rel=0.3)
+    assert longest(got) == pytest.approx(300 + 120, rel=0.3)
     assert got.borrowed_node_h == pytest.approx(10, abs=0.2), "until the own node is repaired"
 
 
 def test_a_job_that_ended_is_submitted_again_when_there_are_nodes() -> None:
     got, _ = struck(job(spares=0), (5.0, 3))
     assert (got.ended, got.clean) == (1, 0)
-    assert got.pause_max_s == pytest.approx(10 * 3600 + 20 * 60, rel=0.05)
+    assert longest(got) == pytest.approx(10 * 3600 + 20 * 60, rel=0.05)
 
 
 def test_a_path_that_is_lost_makes_its_node_be_left() -> None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from itertools import islice
+from itertools import islice, pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +17,8 @@ from torchrelay.forecast.faults import Cause, Fault, Gap, Process, Stream
 NODES = 400
 
 
-def drawn(count: int, seed: int = 1, **given: object) -> list[Fault]:
-    stream = Stream(Process(**given), NODES, None, np.random.default_rng(seed))  # type: ignore[arg-type]
+def drawn(count: int, seed: int = 1, **given: Any) -> list[Fault]:
+    stream = Stream(Process(**given), NODES, None, np.random.default_rng(seed))
     return list(islice(iter(stream), count))
 
 
@@ -34,7 +35,7 @@ def drawn(count: int, seed: int = 1, **given: object) -> list[Fault]:
     ],
     ids=str,
 )
-def test_the_rate_is_what_was_asked_for(given: dict[str, object]) -> None:
+def test_the_rate_is_what_was_asked_for(given: dict[str, Any]) -> None:
     faults = drawn(20_000, rate=5.0, **given)
     mean = faults[-1].at_h / len(faults)
     assert mean == pytest.approx(mttf_h(NODES, 5.0, 1), rel=0.06)
@@ -42,7 +43,7 @@ def test_the_rate_is_what_was_asked_for(given: dict[str, object]) -> None:
 
 def test_faults_come_in_order_of_time() -> None:
     faults = drawn(5_000, burst=0.5, burst_nodes=5.0, burst_h=10.0, rate=50.0)
-    assert all(one.at_h <= two.at_h for one, two in zip(faults, faults[1:], strict=False))
+    assert all(one.at_h <= two.at_h for one, two in pairwise(faults))
 
 
 @pytest.mark.parametrize("shape", [0.5, 0.62, 1.0, 2.0])
@@ -90,7 +91,7 @@ def test_refailures_have_their_shares() -> None:
 
 
 def test_the_same_seed_gives_the_same_faults() -> None:
-    given = {"burst": 0.3, "lemons": 0.1, "switch": 0.01, "foreseen": 0.5}
+    given: dict[str, Any] = {"burst": 0.3, "lemons": 0.1, "switch": 0.01, "foreseen": 0.5}
     assert drawn(500, seed=7, **given) == drawn(500, seed=7, **given)
     assert drawn(500, seed=7, **given) != drawn(500, seed=8, **given)
 

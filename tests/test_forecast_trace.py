@@ -10,8 +10,8 @@ import pytest
 from torchrelay.economics.rates import Unreasonable
 from torchrelay.forecast.describe import describe
 from torchrelay.forecast.faults import Cause
-from torchrelay.forecast.settings import Settings, Strategy
 from torchrelay.forecast.results import simulate
+from torchrelay.forecast.settings import Settings, Strategy
 from torchrelay.forecast.trace import BadTrace, read_trace, replay
 
 HEAD = "start,end,node,cause\n"
@@ -32,7 +32,8 @@ def test_a_trace_is_read_in_order_of_time(tmp_path: Path) -> None:
 
 
 def test_dates_count_from_the_first_fault_and_columns_have_any_order(tmp_path: Path) -> None:
-    text = "cause,node,end,start\nGPU,a,2026-03-01T13:00:00,2026-03-01T12:00:00\nGPU,b,2026-03-01 18:00,2026-03-01T15:00:00Z\n"
+    first, second = "GPU,a,2026-03-01T13:00:00,2026-03-01T12:00:00", "GPU,b,2026-03-01 18:00,2026-03-01T15:00:00Z"
+    text = f"cause,node,end,start\n{first}\n{second}\n"
     trace = read_trace(written(tmp_path, text))
     assert [(one.start_h, one.end_h) for one in trace.entries] == [(0, 1), (3, 6)]
 

@@ -99,7 +99,9 @@ def add_faults(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--lemon-times", type=float, metavar="N", help=f"so many times as often ({known.lemon_times:g})")
     group.add_argument("--process", type=float, metavar="SHARE", help="of faults: of a process, not its node (0)")
     group.add_argument("--path", type=float, metavar="SHARE", help="of faults: of one network path (0)")
-    group.add_argument("--failover", action="store_true", help="migration, covered: the loss of a path only slows training")
+    group.add_argument(
+        "--failover", action="store_true", help="migration, covered: the loss of a path only slows training"
+    )
     group.add_argument("--path-speed", type=float, metavar="SHARE", help="of training meanwhile (0.875)")
     group.add_argument("--repair", metavar="MEDIAN[,P90]", help="of a node, log-normal (20h,242h)")
     group.add_argument("--refail", metavar="DAY[,WEEK]", help="shares of repaired nodes that soon fail again (0,0)")

@@ -51,6 +51,7 @@ class Driving:
         self.settings = settings
         self.lent = list(range(settings.pool, settings.pool + settings.floating))
         self.lent_down: set[int] = set()
+        self.under_way: set[int] = set()  # nodes that other jobs are giving up just now
         self.incarnations: dict[int, int] = {}
         self.submit_ms: float | None = None  # when a job that ended is submitted again; infinite: when there are nodes
         self.begin_with(range(settings.nodes), range(settings.nodes, settings.pool))
@@ -62,7 +63,6 @@ class Driving:
         self.crew = Crew(self.settings, self.cut, self.world.chance)
         self.dead: set[WorkerId] = set()
         self.unheard = 0  # faults that training has felt, and the core has not heard of
-        self.coming = 0  # nodes that other jobs are giving up just now
         self._said: set[Order] = set()
         self._heap: list[tuple[int, int, Heard]] = []
         self._number = 0
@@ -166,11 +166,15 @@ class Driving:
         if node in self.lent_down:
             self.lent_down.discard(node)
             self.lent.append(node)
-        elif self.world.usage.in_use:  # others get it for the one that they have given up
+        elif self.world.usage.in_use and not self.short():  # others get it for the one that they have given up
             self.world.usage.in_use -= 1
             self.lent.append(node)
         else:
             self.join(node)
+
+    def short(self) -> bool:
+        """Whether the job lacks a node just now."""
+        return self.submit_ms is not None or self.cut.job.waiting_ms is not None
 
     def join(self, node: int) -> None:
         """A node is there, or there again."""
@@ -295,29 +299,35 @@ class Driving:
     def borrow(self) -> None:
         """The core waits for a place: other jobs give up as many nodes as are missing, if they have them."""
         job = self.cut.job
-        if job.waiting_ms is None:
-            return
-        vacant = sum(seat.worker is None for seat in job.seats.values())
-        for _ in range(min(vacant - self.coming, len(self.lent))):
+        if job.waiting_ms is not None:
+            self.preempt(sum(seat.worker is None for seat in job.seats.values()) - len(self.under_way))
+
+    def preempt(self, count: int) -> None:
+        for _ in range(min(count, len(self.lent))):
             node = self.lent.pop(0)
-            self.coming += 1
+            self.under_way.add(node)
             self.world.usage.in_use += 1
             self.world.usage.preempted += 1
             self.world.after(self.settings.preempt_h, self.arrive, node)
 
     def arrive(self, node: int) -> None:
-        self.coming = max(0, self.coming - 1)
+        self.under_way.discard(node)
         if node not in self.world.down:
             self.join(node)
 
     def plan_submission(self) -> None:
-        """The job has ended: it is submitted again when there are enough nodes, and comes up from its checkpoint."""
-        costs, enough = self.settings.costs, len(self.able()) >= self.settings.nodes
+        """The job has ended: it is submitted again when there are enough nodes, and comes up from its checkpoint.
+
+        Other jobs give up nodes for that, too.
+        """
+        costs, missing = self.settings.costs, self.settings.nodes - len(self.able())
+        enough = missing <= 0
+        self.preempt(missing - len(self.under_way))
         hours = self.world.about(costs.replacement_h + costs.restore_h + costs.startup_h)
         self.submit_ms = self.now_ms + hours * HOUR_MS if enough else math.inf
 
     def able(self) -> list[int]:
-        others = {*self.world.down, *self.lent, *self.lent_down}
+        others = {*self.world.down, *self.lent, *self.lent_down, *self.under_way}
         return [node for node in range(self.world.every) if node not in others]
 
     def submit_again(self) -> None:

@@ -81,7 +81,10 @@ class Restart:
             self.lent.append(node)
             self.bench.floating += 1
             return
-        self.bench.give()
+        if self.waits:
+            self.bench.ready += 1
+        else:
+            self.bench.give()
         if self.bench.ready > len(self.waiting_nodes):
             self.waiting_nodes.add(node)
         else:  # somebody else's job gets it for the node that it has given up

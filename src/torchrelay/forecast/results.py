@@ -45,8 +45,8 @@ class Outcome(Struct, frozen=True, kw_only=True):
     ended: int
     alarms: int
     moves: int
-    pause_p50_s: float
-    pause_max_s: float
+    pause_p50_s: float | None  # None: training never stood
+    pause_max_s: float | None
     spares_taken: int
     preempted: int
     borrowed_node_h: float
@@ -73,7 +73,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
     mttf_h: float
     interval_h: float | None  # None: no checkpoint is ever needed
     runs: int
-    means: dict[str, Mean]
+    means: dict[str, Mean]  # of pauses: over the runs that had any
     buckets: dict[str, Mean]  # share of the wall time
     outcomes: tuple[Outcome, ...]
 
@@ -106,7 +106,8 @@ def outcome_of(world: World, seed: int) -> Outcome:
         interruptions=world.interruptions,
         clean=world.verdicts[Resolution.CLEAN], rollbacks=world.rollbacks,
         back_to_snapshots=world.back_to_snapshots, ended=ended, alarms=world.alarms, moves=world.moves,
-        pause_p50_s=3600 * pauses[len(pauses) // 2] if pauses else 0.0, pause_max_s=3600 * max(pauses, default=0.0),
+        pause_p50_s=3600 * pauses[len(pauses) // 2] if pauses else None,
+        pause_max_s=3600 * pauses[-1] if pauses else None,
         spares_taken=usage.taken, preempted=usage.preempted, borrowed_node_h=usage.borrowed_h, waited_h=usage.waited_h,
         most_down=usage.most_down, lost_dollars=(gpu_h - settings.gpus * account.productive_h) * settings.price,
         spare_dollars=spare_dollars, total_dollars=gpu_h * settings.price + spare_dollars,
@@ -131,7 +132,9 @@ def forecast(settings: Settings, runs: int, seed: int = 0, told: Callable[[int],
         mttf_h=settings.mttf_h,
         interval_h=None if math.isinf(interval) else interval,
         runs=runs,
-        means={name: mean_of([getattr(one, name) for one in outcomes]) for name in MEANS},
+        means={
+            name: mean_of([value for one in outcomes if (value := getattr(one, name)) is not None]) for name in MEANS
+        },
         buckets={bucket: mean_of([one.bad_h[bucket] / one.wall_h for one in outcomes]) for bucket in Bucket},
         outcomes=tuple(outcomes),
     )
@@ -139,7 +142,7 @@ def forecast(settings: Settings, runs: int, seed: int = 0, told: Callable[[int],
 
 def mean_of(values: Sequence[float]) -> Mean:
     """The mean, with Student's interval: right for a few runs, if what they vary by is about normal."""
-    middle = fmean(values)
+    middle = fmean(values) if values else 0.0
     if len(values) < 2 or math.isinf(middle):
         return Mean(middle, None, None)
     freedom = len(values) - 1

@@ -140,7 +140,9 @@ class Settings:
 
     @property
     def mttf_h(self) -> float:
-        """Between faults of the job's own nodes."""
+        """Between faults of the job's own nodes; of a trace: in its time and on all nodes, as if they were alike."""
+        if self.trace is not None:
+            return self.trace.span_h / len(self.trace.entries) * (self.pool + self.floating) / self.nodes
         return mttf_h(self.nodes, self.faults.rate, 1) if self.gap_h is None else self.gap_h
 
     def interval_h(self) -> float:
