@@ -52,6 +52,7 @@ def test_the_same_words_give_the_same_answer(capsys: pytest.CaptureFixture[str])
     assert said(capsys, *SHORT, "--seed", "3") != said(capsys, *SHORT, "--seed", "4")
 
 
+@pytest.mark.slow
 def test_a_sweep_has_a_row_for_each_value(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     plot = tmp_path / "spares.png"
     code, out, _ = said(

@@ -46,6 +46,7 @@ def test_faults_come_in_order_of_time() -> None:
     assert all(one.at_h <= two.at_h for one, two in pairwise(faults))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [0.5, 0.62, 1.0, 2.0])
 def test_the_shape_is_found_again(shape: float) -> None:
     times = [fault.at_h for fault in drawn(8_000, gap=Gap.WEIBULL, shape=shape)]
@@ -53,6 +54,7 @@ def test_the_shape_is_found_again(shape: float) -> None:
     assert found == pytest.approx(shape, abs=0.03)
 
 
+@pytest.mark.slow
 def test_lemons_fail_so_many_times_as_often() -> None:
     counts = Counter(fault.node for fault in drawn(40_000, lemons=0.05, lemon_times=10.0))
     most = sorted(counts.values(), reverse=True)

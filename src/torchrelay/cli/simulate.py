@@ -126,8 +126,11 @@ def possible(settings: Settings, strategy: Strategy, given: argparse.Namespace) 
 def preset(given: argparse.Namespace) -> tuple[Any, str]:
     """A published case, beside ours."""
     if given.preset == "ettr-table":
-        found = Table(tuple(cells(max(2, given.runs or 400), given.seed)),
-                      () if given.quick else tuple(rows(min(given.runs or 3, 20), given.seed)))  # fmt: skip
+        with progress("cells") as told:
+            first = cells(max(2, given.runs or 400), given.seed, told)
+        with progress("rows of the full model") as told:
+            full = [] if given.quick else rows(min(given.runs or 3, 20), given.seed, told=told)
+        found = Table(tuple(first), tuple(full))
         page = cells_page(found.cells)
         return found, page if given.quick else f"{page}\n\n{rows_page(found.full)}"
     if given.preset == "benchmark-64":
@@ -154,14 +157,14 @@ def run_all(ways: list[Settings], runs: int, seed: int) -> tuple[Forecast, ...]:
 
 
 @contextmanager
-def progress() -> Iterator[Callable[[int, int], None]]:
+def progress(what: str = "runs") -> Iterator[Callable[[int, int], None]]:
     """Says how many runs are done, on a terminal only."""
     if not sys.stderr.isatty():
         yield lambda _, __: None
         return
 
     def told(done: int, every: int) -> None:
-        print(f"\r{done} of {every} runs", end="", file=sys.stderr, flush=True)
+        print(f"\r{done} of {every} {what}", end="", file=sys.stderr, flush=True)
 
     try:
         yield told

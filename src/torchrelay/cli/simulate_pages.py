@@ -120,11 +120,11 @@ def cells_page(cells: Sequence[Cell]) -> str:
     return f"{table(heads, rows)}\n\n{text}"
 
 
-WHY_FULL = """The full model has what the table leaves out: faults in wall time, also during a recovery; bursts (Weibull gaps
-of shape 0.62); lemons; log-normal repairs (median 20 h, mean 133 h) and refailures; dedicated and floating spares that
-can run out (as many as are down at once for 99 % of the time, if nodes failed by themselves); faults of processes and
-of network paths; saves that cost time, thinned for migration. Migration is decided by the protocol core on a ddp
-layout, so its coverage is not a constant; its phases are assumed to take 120 s in all."""
+WHY_FULL = """The full model has what the table leaves out: faults in wall time, also during a recovery; bursts
+(Weibull gaps of shape 0.62); lemons; log-normal repairs (median 20 h, mean 133 h) and refailures; dedicated and
+floating spares that can run out (as many as are down at once for 99 % of the time, if nodes failed by themselves);
+faults of processes and of network paths; saves that cost time, thinned for migration. Migration is decided by the
+protocol core on a ddp layout, so its coverage is not a constant; its phases are assumed to take 120 s in all."""
 
 
 def rows_page(rows: Sequence[Row]) -> str:

@@ -121,7 +121,7 @@ def add_spares(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--short", type=Short, choices=list(Short), metavar="{wait,shrink}",
                        help="what restart does without a spare (wait)")  # fmt: skip
     group.add_argument("--policy", action="append", default=[], metavar="KEY=VALUE",
-                       help="of the protocol core, as in its JobSpec: ranks_per_slot=2, slot_faults=1, ...")  # fmt: skip
+                       help="of the protocol core, a field of its JobSpec: ranks_per_slot=2, ...")  # fmt: skip
 
 
 def add_costs(group: argparse._ArgumentGroup) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import stdev
 
@@ -98,7 +99,14 @@ def exact(settings: Settings) -> float:
     )  # fmt: skip
 
 
-def cells(runs: int = 400, seed: int = 0) -> list[Cell]:
+Told = Callable[[int, int], None]
+
+
+def silent(done: int, every: int) -> None:
+    """For who does not want to hear how much is done."""
+
+
+def cells(runs: int = 400, seed: int = 0, told: Told = silent) -> list[Cell]:
     """All cells, measured as those were that were published, but in many more runs."""
     found = []
     for gpus, rate, published in TABLE:
@@ -115,6 +123,7 @@ def cells(runs: int = 400, seed: int = 0) -> list[Cell]:
                 low=mean.low, high=mean.high, exact=exact(settings), published_error=error,
                 difference=mean.mean - value, within=abs(mean.mean - value) <= WITHIN + 1e-9,
             ))  # fmt: skip
+            told(len(found), len(TABLE) * len(COLUMNS))
     return found
 
 
@@ -132,7 +141,7 @@ def full(gpus: int, rate: float, hours: float = 720.0) -> Settings:
     )  # fmt: skip
 
 
-def rows(runs: int = 3, seed: int = 0, hours: float = 720.0) -> list[Row]:
+def rows(runs: int = 3, seed: int = 0, hours: float = 720.0, told: Told = silent) -> list[Row]:
     """The full model of each row: migration, and the hot-spare restart that it is to be compared with."""
     found = []
     for gpus, rate, _ in TABLE:
@@ -141,6 +150,7 @@ def rows(runs: int = 3, seed: int = 0, hours: float = 720.0) -> list[Row]:
             gpus=gpus, rate=rate, migration=forecast(settings, runs, seed),
             hot_spare=forecast(replace(settings, strategy=Strategy.HOT_SPARE, failover=False), runs, seed),
         ))  # fmt: skip
+        told(len(found), len(TABLE))
     return found
 
 
