@@ -26,6 +26,10 @@ def carry_out(words: list[str]) -> int:
         from torchrelay.cli.cost import cost
 
         return cost(words[1:])
+    if words[:1] == ["simulate"]:
+        from torchrelay.cli.simulate import simulate
+
+        return simulate(words[1:])
     from torchrelay.cli.words import CHANGING, parser
 
     given = parser().parse_args(words)

@@ -30,6 +30,7 @@ VERBS = {
     "chaos": "break your own job on purpose, and see how it gets over it: a rank, a node, a link, an agent, ...",
     "net": "the network part: its plugin for NCCL (env, path), and the state of all paths (status)",
     "cost": "what failures cost, what migration saves, published figures worked through, advice on checkpoints",
+    "simulate": "what faults will do to a job over months, under each way of getting over them; traces described",
     "doctor": "check what a run needs from this machine (exit code 0: all well, 1: remarks, 2: it will not run)",
 }
 LOOKING = ("status", "ranks", "nodes", "spares", "moves", "incidents", "explain", "report", "audit")
@@ -59,7 +60,7 @@ def parser() -> argparse.ArgumentParser:
     for name in WATCHED:
         made[name].add_argument("-w", "--watch", action="store_true", help="again every second, until Ctrl-C")
     for name in VERBS:
-        if name not in ("run", "report", "net", "cost"):
+        if name not in ("run", "report", "net", "cost", "simulate"):
             add_output(made[name], Output.TABLE, Output.JSON)
     add_output(made["report"], *Output)
     made["doctor"].add_argument(

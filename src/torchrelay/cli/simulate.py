@@ -1,0 +1,172 @@
+"""`torchrelay simulate`: what faults will cost over weeks and months, under each way of getting over them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+from msgspec import Struct
+
+from torchrelay.cli.runs import NotPossible
+from torchrelay.cli.show import Output, show_json
+from torchrelay.cli.simulate_pages import (
+    benchmark_page,
+    cells_page,
+    description_page,
+    forecasts_page,
+    rows_page,
+    sweep_page,
+)
+from torchrelay.cli.simulate_words import parser, settings_of, strategies, sweep_of
+from torchrelay.economics.rates import Unreasonable
+from torchrelay.forecast.describe import describe
+from torchrelay.forecast.engine import Stuck
+from torchrelay.forecast.presets import Cell, Row, benchmark_64, cells, llama3, rows
+from torchrelay.forecast.results import Forecast, Mean, forecast
+from torchrelay.forecast.settings import Settings, Strategy
+from torchrelay.forecast.sweep import sweep
+
+BAD = 2
+RUNS = 5
+MOST_RUNS = 10_000
+RELAYED = (Strategy.MIGRATION, Strategy.COVERED)  # whose network core gets over the loss of a path
+BESIDE_PRESET = ("runs", "seed", "preset", "output", "quick", "strategy", "plot")
+
+
+class Table(Struct, frozen=True):
+    """The published table: under its own simplifications, and in the full model."""
+
+    cells: tuple[Cell, ...]
+    full: tuple[Row, ...]
+
+
+class Benchmark(Struct, frozen=True):
+    """A case of the published benchmark."""
+
+    name: str
+    published_minutes: float
+    minutes: Mean
+    implied: str
+    forecast: Forecast
+
+
+def simulate(words: list[str]) -> int:
+    """Answer. Returns the exit code. Raises `NotPossible`, `ValueError` (a file)."""
+    given = parser().parse_args(words)
+    try:
+        check(given)
+        found, page = asked(given)
+    except Unreasonable as error:
+        raise NotPossible(str(error), BAD) from None
+    except Stuck as error:
+        raise NotPossible(
+            f"{error}: give a repair time (--repair), spares, or a trace whose repairs end", BAD
+        ) from None
+    print(show_json(found) if given.output is Output.JSON else page)
+    if given.plot:
+        from torchrelay.cli.simulate_plot import plot
+
+        plot(found, given.plot)
+    return 0
+
+
+def check(given: argparse.Namespace) -> None:
+    """Flags that say nothing together. Raises `NotPossible`."""
+    if given.runs is not None and not 1 <= given.runs <= MOST_RUNS:
+        raise NotPossible(f"--runs {given.runs}: give a number from 1 to {MOST_RUNS}", BAD)
+    if given.seed < 0:
+        raise NotPossible(f"--seed {given.seed}: give a number from 0 on", BAD)
+    if given.plot:
+        from torchrelay.cli.simulate_plot import check_name
+
+        check_name(given.plot)
+    if given.describe and not given.trace:
+        raise NotPossible("--describe is of a trace: give --trace FILE", BAD)
+    if given.trace_nodes is not None and not given.describe:
+        raise NotPossible("--trace-nodes is for --describe", BAD)
+    if given.quick and given.preset != "ettr-table":
+        raise NotPossible("--quick is for --preset ettr-table", BAD)
+    if given.preset:
+        plain = vars(parser().parse_args([]))
+        other = [name for name, value in vars(given).items() if value != plain[name] and name not in BESIDE_PRESET]
+        if other:
+            raise NotPossible(f"--preset has its own settings: leave --{other[0].replace('_', '-')} out", BAD)
+
+
+def asked(given: argparse.Namespace) -> tuple[Any, str]:
+    """What was found, and how it looks. Raises `NotPossible`, `Unreasonable`, `Stuck`, `ValueError`."""
+    if given.preset:
+        return preset(given)
+    settings = settings_of(given)
+    if given.describe:
+        assert settings.trace is not None, "checked before"
+        found = describe(settings.trace, given.trace_nodes)
+        return found, description_page(found)
+    wanted = [one for one in strategies(given.strategy) if possible(settings, one, given)]
+    ways = [replace(settings, strategy=one, failover=given.failover and one in RELAYED) for one in wanted]
+    runs = given.runs or (1 if given.trace else RUNS)
+    if given.sweep:
+        name, values = sweep_of(given.sweep)
+        with progress() as told:
+            swept = sweep(name, values, ways, runs, given.seed, told)
+        return swept, sweep_page(swept)
+    forecasts = run_all(ways, runs, given.seed)
+    return forecasts, forecasts_page(forecasts, settings)
+
+
+def possible(settings: Settings, strategy: Strategy, given: argparse.Namespace) -> bool:
+    """Among all strategies, migration is left out where it can not be; asked for by name it says why not."""
+    return given.strategy is not None or settings.spares is not None or strategy is not Strategy.MIGRATION
+
+
+def preset(given: argparse.Namespace) -> tuple[Any, str]:
+    """A published case, beside ours."""
+    if given.preset == "ettr-table":
+        with progress("cells") as told:
+            first = cells(max(2, given.runs or 400), given.seed, told)
+        with progress("rows of the full model") as told:
+            full = [] if given.quick else rows(min(given.runs or 3, 20), given.seed, told=told)
+        found = Table(tuple(first), tuple(full))
+        page = cells_page(found.cells)
+        return found, page if given.quick else f"{page}\n\n{rows_page(found.full)}"
+    if given.preset == "benchmark-64":
+        cases = []
+        for case in benchmark_64():
+            got = forecast(case.settings, given.runs or 20, given.seed)
+            wall = got.means["jct_h"]
+            minutes = Mean(*(None if one is None else 60 * one for one in (wall.mean, wall.low, wall.high)))  # type: ignore[arg-type]
+            cases.append(Benchmark(case.name, case.minutes, minutes, case.implied, got))
+        return tuple(cases), benchmark_page(cases)
+    settings = llama3()
+    wanted = [one for one in settings if given.strategy is None or one in strategies(given.strategy)]
+    found_all = run_all([settings[one] for one in wanted], given.runs or 3, given.seed)
+    return found_all, forecasts_page(found_all, next(iter(settings.values())))
+
+
+def run_all(ways: list[Settings], runs: int, seed: int) -> tuple[Forecast, ...]:
+    """All ways, with progress on a terminal."""
+    with progress() as told:
+        every, found = runs * len(ways), []
+        for number, settings in enumerate(ways):
+            found.append(forecast(settings, runs, seed, lambda done, first=number * runs: told(first + done, every)))  # type: ignore[misc]
+        return tuple(found)
+
+
+@contextmanager
+def progress(what: str = "runs") -> Iterator[Callable[[int, int], None]]:
+    """Says how many runs are done, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield lambda _, __: None
+        return
+
+    def told(done: int, every: int) -> None:
+        print(f"\r{done} of {every} {what}", end="", file=sys.stderr, flush=True)
+
+    try:
+        yield told
+    finally:
+        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -1,0 +1,126 @@
+"""Forecast, faults: what is drawn has the rate, shape, bursts, lemons and repairs that were asked for."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from itertools import islice, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+
+from torchrelay.economics.rates import Unreasonable, mttf_h
+from torchrelay.forecast.describe import weibull_shape
+from torchrelay.forecast.faults import Cause, Fault, Gap, Process, Stream
+
+NODES = 400
+
+
+def drawn(count: int, seed: int = 1, **given: Any) -> list[Fault]:
+    stream = Stream(Process(**given), NODES, None, np.random.default_rng(seed))
+    return list(islice(iter(stream), count))
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {},
+        {"gap": Gap.WEIBULL, "shape": 0.62},
+        {"gap": Gap.UNIFORM},
+        {"burst": 0.2, "burst_nodes": 3.0},
+        {"switch": 0.05, "switch_nodes": 16},
+        {"lemons": 0.1},
+        {"process": 0.3, "path": 0.2},
+    ],
+    ids=str,
+)
+def test_the_rate_is_what_was_asked_for(given: dict[str, Any]) -> None:
+    faults = drawn(20_000, rate=5.0, **given)
+    mean = faults[-1].at_h / len(faults)
+    assert mean == pytest.approx(mttf_h(NODES, 5.0, 1), rel=0.06)
+
+
+def test_faults_come_in_order_of_time() -> None:
+    faults = drawn(5_000, burst=0.5, burst_nodes=5.0, burst_h=10.0, rate=50.0)
+    assert all(one.at_h <= two.at_h for one, two in pairwise(faults))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [0.5, 0.62, 1.0, 2.0])
+def test_the_shape_is_found_again(shape: float) -> None:
+    times = [fault.at_h for fault in drawn(8_000, gap=Gap.WEIBULL, shape=shape)]
+    found = weibull_shape(np.diff(times).tolist())
+    assert found == pytest.approx(shape, abs=0.03)
+
+
+@pytest.mark.slow
+def test_lemons_fail_so_many_times_as_often() -> None:
+    counts = Counter(fault.node for fault in drawn(40_000, lemons=0.05, lemon_times=10.0))
+    most = sorted(counts.values(), reverse=True)
+    lemons, others = most[:20], most[20:]
+    assert np.mean(lemons) / np.mean(others) == pytest.approx(10, rel=0.1)
+
+
+def test_a_switch_takes_all_its_nodes_at_once() -> None:
+    by_time: dict[float, set[int]] = {}
+    for fault in drawn(3_200, switch=1.0, switch_nodes=16):
+        assert fault.cause is Cause.SWITCH
+        by_time.setdefault(fault.at_h, set()).add(fault.node)
+    assert all(len(nodes) == 16 and max(nodes) - min(nodes) == 15 for nodes in list(by_time.values())[:-1])
+
+
+def test_bursts_begin_within_minutes() -> None:
+    alone = np.diff([fault.at_h for fault in drawn(8_000, rate=1.0)])
+    bursty = np.diff([fault.at_h for fault in drawn(8_000, rate=1.0, burst=0.2)])
+    assert (alone < 0.05).mean() < 0.01
+    assert (bursty < 0.05).mean() > 0.15
+
+
+def test_repairs_are_log_normal_with_this_median_and_p90() -> None:
+    repairs = [fault.repair_h for fault in drawn(20_000, repair_median_h=20.0, repair_p90_h=312.0)]
+    assert np.median(repairs) == pytest.approx(20, rel=0.05)
+    assert np.quantile(repairs, 0.9) == pytest.approx(312, rel=0.1)
+
+
+def test_refailures_have_their_shares() -> None:
+    stream = Stream(Process(refail_day=0.19, refail_week=0.29), NODES, None, np.random.default_rng(3))
+    hours = [stream.refail_h() for _ in range(20_000)]
+    day = sum(one is not None and one <= 24 for one in hours) / len(hours)
+    week = sum(one is not None and one <= 168 for one in hours) / len(hours)
+    assert day == pytest.approx(0.19, abs=0.01)
+    assert week == pytest.approx(0.29, abs=0.01)
+
+
+def test_the_same_seed_gives_the_same_faults() -> None:
+    given: dict[str, Any] = {"burst": 0.3, "lemons": 0.1, "switch": 0.01, "foreseen": 0.5}
+    assert drawn(500, seed=7, **given) == drawn(500, seed=7, **given)
+    assert drawn(500, seed=7, **given) != drawn(500, seed=8, **given)
+
+
+def test_without_a_rate_nothing_ever_fails() -> None:
+    assert drawn(1, rate=0.0) == []
+
+
+def test_a_foreseen_fault_has_its_lead() -> None:
+    leads = [fault.lead_h for fault in drawn(4_000, foreseen=0.4, lead_h=0.5)]
+    assert set(leads) == {0.0, 0.5}
+    assert sum(lead > 0 for lead in leads) / len(leads) == pytest.approx(0.4, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("given", "named"),
+    [
+        ({"rate": -1.0}, "rate"),
+        ({"rate": math.nan}, "rate"),
+        ({"shape": 0.0}, "shape"),
+        ({"burst": 1.5}, "burst"),
+        ({"repair_median_h": 400.0}, "repair_p90_h"),
+        ({"refail_day": 0.5, "refail_week": 0.2}, "refail_week"),
+        ({"precision": 0.0}, "precision"),
+        ({"switch": 0.5, "process": 0.6}, "switch"),
+    ],
+)
+def test_what_cannot_be_is_refused_by_name(given: dict[str, object], named: str) -> None:
+    with pytest.raises(Unreasonable, match=named):
+        Process(**given)  # type: ignore[arg-type]
