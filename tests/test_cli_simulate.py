@@ -101,7 +101,7 @@ def test_phases_come_from_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path:
 # ---------------------------------------------------------------- published cases
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_the_published_table_is_met_as_far_as_a_sample_can_be() -> None:
     """Each cell by 0.01, or by less than the error of the sample that was published; and ours by renewal theory."""
     found = cells(runs=100)

@@ -202,7 +202,7 @@ def test_given_phases_are_the_pause() -> None:
     assert got.pause_p50_s == pytest.approx(30, abs=1), "and 50 ms until the buddy has answered"
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.timeout(120)
 def test_the_largest_case_is_done_within_a_minute() -> None:
     job = llama3()[Strategy.MIGRATION]

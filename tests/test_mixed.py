@@ -81,7 +81,7 @@ def test_every_kind_has_something_to_do() -> None:
     assert isinstance(KINDS[0], Kind)
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 @pytest.mark.jobs
 def test_a_short_soak_is_clean_and_bit_equal(tmp_path: Path) -> None:
     words = [sys.executable, str(ROOT / "bench" / "guarantee.py"), "--incidents", "4", "--layout", "ddp"]
