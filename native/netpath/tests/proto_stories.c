@@ -377,6 +377,20 @@ static void a_receiver_says_that_it_hears_nothing(void) {
   EXPECT(flow_tick(&s, now + TICK).probe == 0);
 }
 
+static void what_was_said_of_an_older_connection_is_forgotten(void) {
+  begin("a complaint about a connection does not count for the next one of its path", 1, usual());
+  up(0, 1, 0);
+  uint64_t now = 0;
+  flow_post(&s, sent, CHUNK, now);
+  EXPECT(!wait_until(&now, 2 * SUSPECT, 1).probe);
+  frame deaf = {.magic = WIRE_MAGIC, .type = DOWN, .epoch = 1};
+  int lost;
+  EXPECT(flow_heard(&s, 0, &deaf, now, &lost) && lost == -1);
+  EXPECT(flow_tick(&s, now).probe == 1);
+  up(0, 2, now);
+  EXPECT(flow_tick(&s, now).probe == 0); // nobody has complained about this one
+}
+
 static void a_path_that_gets_nowhere_holds_nothing_up(void) {
   begin("a path over which bytes come, but no chunk gets through, holds nothing up", 2, usual());
   up(0, 1, 0);
@@ -466,6 +480,7 @@ int main(void) {
   who_was_stopped_itself_calls_nothing_lost();
   when_all_fall_silent_none_is_lost();
   a_receiver_says_that_it_hears_nothing();
+  what_was_said_of_an_older_connection_is_forgotten();
   a_path_that_gets_nowhere_holds_nothing_up();
   closing_waits_for_no_blocked_path();
   a_sender_goes_when_the_receiver_knows();
