@@ -1,4 +1,4 @@
-"""What is changed in mutants of native/netpath/core/proto.c, and which changes change nothing that matters."""
+"""What is changed in mutants of the network protocol, and which changes change nothing that matters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """A text of proto.c that is there once, and what is put in its place."""
+    """A text of the protocol (proto.c, silence.c) that is there once, and what is put in its place."""
 
     name: str
     old: str

@@ -37,7 +37,7 @@ def sources_of(program: str) -> list[str]:
     """What a test program is made of: the protocol alone, or the whole core."""
     if program == "listener":
         return ["-pthread", str(TESTS / "fuzz_listener.c"), *sorted(map(str, CORE.glob("*.c")))]
-    return [*(str(TESTS / name) for name in netpath_mutants.PROGRAMS[program]), str(netpath_mutants.PROTO)]
+    return [*(str(TESTS / name) for name in netpath_mutants.PROGRAMS[program]), *map(str, netpath_mutants.PROTOCOL)]
 
 
 @pytest.fixture(scope="module")
@@ -137,9 +137,9 @@ def test_a_rule_of_the_engine_is_needed(built: Built, rule: int) -> None:
 
 
 def test_changes_fit_the_protocol() -> None:
-    source = netpath_mutants.PROTO.read_text()
+    texts = netpath_mutants.sources()
     for change in CHANGES:
-        assert netpath_mutants.mutated(change, source) != source
+        assert netpath_mutants.mutated(change, texts) != texts
     names = [change.name for change in CHANGES]
     assert len(set(names)) == len(names)
     assert set(EQUIVALENT) <= set(names)
