@@ -107,7 +107,7 @@ static void end_fault(const fault *x) {
       way *y = &w.link[i].way[k];
       if (!w.link[i].used || w.link[i].path != x->path || !y->stalled) continue;
       uint64_t at = w.now + 1000 + draw(chance(50) ? x->for_us : 30000);
-      if (y->ends == 2 || (y->ends && !y->count)) plan_event(w.now + draw(100000), E_BREAK, !k, 0, i);
+      if (y->ends == WAY_RESET || (y->ends && !y->count)) plan_event(w.now + draw(100000), E_BREAK, !k, 0, i);
       else if (!y->planned) {
         y->planned = 1;
         plan_event(at, E_CARRY, !k, k, i);

@@ -43,8 +43,12 @@ typedef struct { // one direction of a connection
   uint32_t first, pieces;
   uint64_t left;   // bytes that still get through
   uint64_t slow_us; // nothing gets through before
-  int planned, stalled, ends;
+  int planned, stalled, ends; // see way_end
 } way;
+
+// The writer has closed: gently, after what it has written; with a reset, which drops what is under way; or with a reset
+// behind what is under way, which is still read, though nobody is there any more.
+typedef enum { WAY_OPEN, WAY_CLOSED, WAY_RESET, WAY_RESET_BEHIND } way_end;
 
 typedef enum { SIDE_NONE, SIDE_CONNECTING, SIDE_GREETING, SIDE_ACCEPTED, SIDE_LIVE, SIDE_CLOSED } side_state;
 
@@ -196,6 +200,7 @@ void judge(void);
 void judge_write(uint64_t seq, const uint8_t *target, uint32_t size);
 void judge_read(uint64_t seq, const uint8_t *data, uint32_t size);
 void judge_loss(int end, int path);
+void judge_replaced(int of);
 void judge_give_up(int end);
 void judge_finish(int end);
 

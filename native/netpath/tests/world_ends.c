@@ -112,6 +112,7 @@ static void heard_hello(int of, const frame *in) {
       return;
     }
   }
+  judge_replaced(of);
   send_frame(&c->side[RECEIVER], c, WELCOME, 0);
   go_live(RECEIVER, of);
   pump(RECEIVER);

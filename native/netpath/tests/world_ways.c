@@ -40,7 +40,7 @@ int link_new(int path) {
     for (int k = 0; k < 2; k++) {
       c->way[k].room = 40 + (uint32_t)draw(chance(50) ? 200 : 3000);
       c->way[k].left = UINT64_MAX;
-      if (w.plan.faults && chance(3)) c->way[k].slow_us = w.now + draw(300000);
+      if (w.plan.faults && chance(3)) c->way[k].slow_us = w.now + draw(chance(30) ? 3000000 : 300000); // a queue stands
     }
     return i;
   }
@@ -61,9 +61,10 @@ void side_close(int end, int of, int gently) {
     return;
   }
   if (c->cut && chance(30)) return; // nobody will tell
-  y->ends = gently ? 1 : 2;
+  y->ends = gently ? WAY_CLOSED : WAY_RESET;
+  if (!gently && y->count && !y->stalled && !w.blackhole[c->path][end] && chance(50)) y->ends = WAY_RESET_BEHIND;
   if (w.blackhole[c->path][end]) y->stalled = 1;
-  else if (!gently || y->count == 0) plan_event(w.now + delay_of(c->path), E_BREAK, !end, 0, of);
+  else if (y->ends == WAY_RESET || y->count == 0) plan_event(w.now + delay_of(c->path), E_BREAK, !end, 0, of);
 }
 
 // Bytes that have come over a way, some or all.
@@ -73,6 +74,7 @@ void carry(int of, int k) {
   y->planned = 0;
   if (w.blackhole[c->path][k]) {
     y->stalled = 1;
+    if (y->ends == WAY_RESET_BEHIND) y->ends = WAY_RESET; // nobody sends again what was lost
     return;
   }
   y->stalled = 0;
@@ -96,7 +98,7 @@ void carry(int of, int k) {
   uint32_t through = size < y->left ? size : (uint32_t)y->left;
   if (y->left != UINT64_MAX) y->left -= through;
   if (y->left && y->pieces) plan_carry(of, k, y->piece[y->first].ready);
-  if (y->ends == 1 && y->count == 0) plan_event(w.now + 1, E_BREAK, !k, 0, of);
+  if ((y->ends == WAY_CLOSED || y->ends == WAY_RESET_BEHIND) && y->count == 0) plan_event(w.now + 1, E_BREAK, !k, 0, of);
   if (open_side(c, !k) && through) {
     terminal *t = &w.end[!k];
     if (c->side[!k].state == SIDE_LIVE) {
