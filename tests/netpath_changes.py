@@ -82,7 +82,17 @@ CHANGES = [
     ),
     Change("receives go on after a BYE", "if (slot && too_late(f, each)) slot->state = SLOT_FAILED;", "(void)slot;"),
     # ------------------------------------------------ paths
-    Change("a lost path keeps its chunks", "  p->downs++;\n  let_others_take(f, p);", "  p->downs++;"),
+    Change("a lost path keeps its chunks", " // else it ends in peace\n  let_others_take(f, p);", ""),
+    Change(
+        "a path that ends with the peer is lost",
+        "if (!f->peer_closed && !f->closing) p->downs++;",
+        "if (!f->closing) p->downs++;",
+    ),
+    Change(
+        "a path that ends with us is lost",
+        "if (!f->peer_closed && !f->closing) p->downs++;",
+        "if (!f->peer_closed) p->downs++;",
+    ),
     Change(
         "others take what was acknowledged, too",
         "if (!slot || in(slot->have, (int)index)) continue;\n    drop",

@@ -124,7 +124,7 @@ void flow_down(flow *f, int path, uint64_t now) {
   if (!p->live) return;
   (void)now;
   p->live = 0;
-  p->downs++;
+  if (!f->peer_closed && !f->closing) p->downs++; // else it ends in peace
   let_others_take(f, p);
   p->count = p->unacknowledged = 0;
   for (int i = 0; i < f->paths; i++) {

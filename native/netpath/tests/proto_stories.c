@@ -4,102 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../core/proto.h"
-
-enum { MS = 1000, CHUNK = 16, PINGS = 50 * MS, SUSPECT = 100 * MS, DEAD = 250 * MS, TICK = 10 * MS };
-enum { ENDLESS = 10000 }; // so many frames are never needed
-
-static flow s, r; // the sender's side, and the receiver's
-static uint8_t sent[64 * CHUNK], got[64 * CHUNK];
-static const char *story;
-static int failures;
-
-static void expect(int holds, const char *what) {
-  if (holds) return;
-  printf("%s: not so: %s\n", story, what);
-  failures++;
-}
-
-#define EXPECT(what) expect((what) != 0, #what)
-
-// ---------------------------------------------------------------- two sides, and what goes between them
-
-static void begin(const char *name, int paths, flow_limits limits) {
-  story = name;
-  flow_init(&s, 1, paths, 0, &limits);
-  flow_init(&r, 0, paths, 0, &limits);
-  for (unsigned i = 0; i < sizeof sent; i++) sent[i] = (uint8_t)(i * 7 + 1);
-  memset(got, 0, sizeof got);
-}
-
-static flow_limits usual(void) { return (flow_limits){CHUNK, 4 * CHUNK, PINGS, SUSPECT, DEAD, 0}; }
-
-static void up(int path, uint16_t epoch, uint64_t now) {
-  flow_up(&s, path, epoch, now);
-  flow_up(&r, path, epoch, now);
-}
-
-static void hear(flow *to, int path, const flow_frame *what, uint64_t now) {
-  int lost;
-  if (what->header.type != DATA) {
-    EXPECT(flow_heard(to, path, &what->header, now, &lost));
-    if (lost >= 0) flow_down(to, lost, now);
-    return;
-  }
-  EXPECT(flow_accepts(to, &what->header));
-  uint8_t *target = flow_target(to, &what->header);
-  if (target) memcpy(target, what->data, what->header.length);
-  flow_arrived(to, path, &what->header, now);
-}
-
-// All that both sides have to say over a path, to and fro.
-static void talk(int path, uint64_t now) {
-  flow_frame next;
-  int said = 0;
-  for (int before = -1; before < said && said < ENDLESS;) {
-    before = said;
-    for (; flow_next(&s, path, now, &next) && said < ENDLESS; said++) hear(&r, path, &next, now);
-    for (; flow_next(&r, path, now, &next) && said < ENDLESS; said++) hear(&s, path, &next, now);
-  }
-  EXPECT(said < ENDLESS);
-}
-
-// What is said over a path that leads nowhere.
-static int talk_to_nobody(flow *f, int path, uint64_t now) {
-  flow_frame next;
-  int chunks = 0;
-  for (int i = 0; i < ENDLESS && flow_next(f, path, now, &next); i++) chunks += next.header.type == DATA;
-  return chunks;
-}
-
-static int says(flow *f, int path, frame_type type, uint64_t now, flow_frame *said) {
-  for (int i = 0; i < ENDLESS && flow_next(f, path, now, said); i++)
-    if (said->header.type == type) return 1;
-  return 0;
-}
-
-// Both tick until a time, over paths of which some work. Returns what the sender's ticks called for.
-static flow_verdict wait_until(uint64_t *now, uint64_t until, int working) {
-  flow_verdict all = {0};
-  for (; *now < until; *now += TICK) {
-    flow_verdict verdict = flow_tick(&s, *now);
-    flow_tick(&r, *now);
-    all.lost |= verdict.lost;
-    all.probe |= verdict.probe;
-    all.failed |= verdict.failed;
-    for (int i = 0; i < s.paths; i++) {
-      if (working & 1 << i) {
-        flow_alive(&s, i, *now);
-        flow_alive(&r, i, *now);
-        talk(i, *now);
-      } else {
-        talk_to_nobody(&s, i, *now);
-        talk_to_nobody(&r, i, *now);
-      }
-    }
-  }
-  return all;
-}
+#include "two_sides.h"
 
 // ---------------------------------------------------------------- requests
 
@@ -437,6 +342,24 @@ static void closing_waits_for_no_blocked_path(void) {
   EXPECT(says(&s, 1, BYE, now, &said));
 }
 
+static void what_ends_with_the_peer_is_not_lost(void) {
+  begin("a path that ends after the peer has closed was not lost", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  flow_down(&s, 0, 0);
+  EXPECT(s.path[0].downs == 1);
+  flow_close(&r);
+  talk(1, 0);
+  flow_down(&s, 1, 0);
+  EXPECT(s.peer_closed && !s.path[1].live && s.path[1].downs == 0);
+
+  begin("a path that ends after we have closed was not lost", 1, usual());
+  up(0, 1, 0);
+  flow_close(&s);
+  flow_down(&s, 0, 0);
+  EXPECT(s.path[0].downs == 0);
+}
+
 static void a_sender_goes_when_the_receiver_knows(void) {
   begin("a sender is finished when the receiver knows, not when it has said so", 1, usual());
   up(0, 1, 0);
@@ -483,6 +406,7 @@ int main(void) {
   what_was_said_of_an_older_connection_is_forgotten();
   a_path_that_gets_nowhere_holds_nothing_up();
   closing_waits_for_no_blocked_path();
+  what_ends_with_the_peer_is_not_lost();
   a_sender_goes_when_the_receiver_knows();
   if (!failures) printf("all stories hold\n");
   return failures != 0;
