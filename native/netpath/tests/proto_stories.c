@@ -40,10 +40,11 @@ static void a_new_connection_hands_on_what_the_old_one_carried(void) {
   flow_post(&r, got, CHUNK, 0);
   talk(0, 0);
   flow_slot *slot = flow_post(&s, sent, CHUNK, 0);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 1);
+  EXPECT(talk_to_nobody(&s, 0, 0) == 1 && s.path[0].sent_again == 0);
   up(0, 2, 0);
   talk(0, 0);
   EXPECT(slot->state == SLOT_DONE && !memcmp(sent, got, CHUNK));
+  EXPECT(s.path[0].sent_again == 1 && s.path[0].sent_bytes == 2 * CHUNK);
 }
 
 static void giving_up_counts_from_the_last_connection(void) {
