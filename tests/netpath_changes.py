@@ -423,4 +423,6 @@ CHANGES = [
 ]
 
 # Each with its reason.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    "others take what was acknowledged, too": "a chunk that is acknowledged is never free (first_free), given or not",
+}

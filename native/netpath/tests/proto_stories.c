@@ -32,6 +32,13 @@ static void posts_after_the_peer_has_closed_fail_at_once(void) {
   EXPECT(wanted->state == SLOT_DONE);
 }
 
+static void requests_have_their_bounds(void) {
+  begin("a message of more chunks than there is room for is refused, and so are posts after a failure", 1, usual());
+  EXPECT(!flow_post(&s, sent, CHUNK * MAX_CHUNKS + 1, 0) && flow_post(&s, sent, CHUNK * MAX_CHUNKS, 0));
+  flow_fail(&s);
+  EXPECT(flow_post(&s, sent, CHUNK, 0)->state == SLOT_FAILED);
+}
+
 // ---------------------------------------------------------------- connections
 
 static void a_new_connection_hands_on_what_the_old_one_carried(void) {
@@ -45,6 +52,22 @@ static void a_new_connection_hands_on_what_the_old_one_carried(void) {
   talk(0, 0);
   EXPECT(slot->state == SLOT_DONE && !memcmp(sent, got, CHUNK));
   EXPECT(s.path[0].sent_again == 1 && s.path[0].sent_bytes == 2 * CHUNK);
+}
+
+static void a_new_connection_begins_anew(void) {
+  begin("a new connection tells what may have been lost, and owes nothing for the old one", 1, usual());
+  flow_frame said;
+  up(0, 1, 0);
+  flow_post(&r, got, CHUNK, 0);
+  talk_to_nobody(&r, 0, 0);
+  up(0, 2, 0);
+  EXPECT(says(&r, 0, CTS, 0, &said) && said.header.seq == 1);
+  hear(&s, 0, &said, 0);
+  flow_post(&s, sent, CHUNK, 0);
+  EXPECT(says(&s, 0, DATA, 0, &said));
+  hear(&r, 0, &said, 0);
+  up(0, 3, 0);
+  EXPECT(!says(&r, 0, ACK, 0, &said));
 }
 
 static void giving_up_counts_from_the_last_connection(void) {
@@ -343,6 +366,52 @@ static void closing_waits_for_no_blocked_path(void) {
   EXPECT(says(&s, 1, BYE, now, &said));
 }
 
+static void the_peer_is_told_of_a_loss(void) {
+  begin("over another path the peer is told which connection is lost", 2, usual());
+  flow_frame said;
+  up(0, 7, 0);
+  up(1, 1, 0);
+  flow_down(&s, 0, 0);
+  EXPECT(says(&s, 1, DOWN, 0, &said) && said.header.path == 0 && said.header.epoch == 7);
+  hear(&r, 1, &said, 0);
+  EXPECT(!r.path[0].live && r.path[1].live);
+}
+
+static void others_send_a_suspects_chunks_once(void) {
+  begin("what a suspect path carries goes over another one once, and not with each tick", 2, usual());
+  uint64_t now = 0;
+  up(0, 1, now);
+  up(1, 1, now);
+  for (int i = 0; i < 2; i++) {
+    flow_post(&r, got, CHUNK, now);
+    talk(1, now);
+    flow_post(&s, sent, CHUNK, now);
+    if (!i) talk(0, now); // one is acknowledged
+  }
+  EXPECT(talk_to_nobody(&s, 0, now) == 1 && s.path[0].acknowledged == 1);
+  int chunks = 0;
+  for (; now < 2 * SUSPECT; now += TICK) {
+    flow_alive(&s, 1, now);
+    flow_tick(&s, now);
+    chunks += talk_to_nobody(&s, 1, now);
+  }
+  EXPECT(s.path[0].suspect && chunks == 1);
+}
+
+static void an_answer_to_a_bye_is_said_again(void) {
+  begin("who has heard that the other closes says so again over the next connection", 1, usual());
+  flow_frame said;
+  up(0, 1, 0);
+  flow_close(&s);
+  EXPECT(says(&s, 0, BYE, 0, &said));
+  hear(&r, 0, &said, 0);
+  talk_to_nobody(&r, 0, 0);
+  up(0, 2, 0);
+  EXPECT(says(&r, 0, BYE, 0, &said) && said.header.offset && !flow_finished(&s));
+  hear(&s, 0, &said, 0);
+  EXPECT(flow_finished(&s));
+}
+
 static void what_ends_with_the_peer_is_not_lost(void) {
   begin("a path that ends after the peer has closed was not lost", 2, usual());
   up(0, 1, 0);
@@ -391,7 +460,9 @@ static void a_sender_goes_when_the_receiver_knows(void) {
 
 int main(void) {
   posts_after_the_peer_has_closed_fail_at_once();
+  requests_have_their_bounds();
   a_new_connection_hands_on_what_the_old_one_carried();
+  a_new_connection_begins_anew();
   giving_up_counts_from_the_last_connection();
   chunks_of_an_older_connection_are_not_counted();
   what_may_be_under_way_follows_the_rate();
@@ -407,6 +478,9 @@ int main(void) {
   what_was_said_of_an_older_connection_is_forgotten();
   a_path_that_gets_nowhere_holds_nothing_up();
   closing_waits_for_no_blocked_path();
+  the_peer_is_told_of_a_loss();
+  others_send_a_suspects_chunks_once();
+  an_answer_to_a_bye_is_said_again();
   what_ends_with_the_peer_is_not_lost();
   a_sender_goes_when_the_receiver_knows();
   if (!failures) printf("all stories hold\n");
