@@ -100,69 +100,6 @@ static void chunks_of_an_older_connection_are_not_counted(void) {
   EXPECT(r.path[0].arrived == 0 && flow_busy(&r));
 }
 
-static void acknowledge(uint64_t count, uint64_t now) {
-  frame ack = {.magic = WIRE_MAGIC, .type = ACK, .epoch = s.path[0].epoch, .seq = count};
-  int lost;
-  EXPECT(flow_heard(&s, 0, &ack, now, &lost));
-}
-
-// All that a path takes at once goes out, and is acknowledged so much later; so often. Returns what the last one took.
-static int bursts(int times, uint64_t took, uint64_t *now) {
-  int chunks = 0;
-  for (int i = 0; i < times; i++) {
-    uint64_t before = s.path[0].acknowledged;
-    flow_slot *slot = flow_post(&s, sent, sizeof sent, *now);
-    s.allowed = s.posted;
-    chunks = talk_to_nobody(&s, 0, *now);
-    *now += took;
-    acknowledge(before + (uint64_t)chunks, *now);
-    slot->state = SLOT_DONE; // the rest of it is not needed
-    flow_release(&s, slot);
-    s.tail = s.posted;
-  }
-  return chunks;
-}
-
-static void what_may_be_under_way_follows_the_rate(void) {
-  flow_limits limits = usual();
-  limits.window = 32 * CHUNK;
-  begin("what may be under way follows the rate of the path", 1, limits);
-  uint64_t now = MS;
-  flow_up(&s, 0, 1, now);
-  EXPECT(bursts(1, 2 * MS, &now) == 8);   // a quarter, as nothing is known of it
-  EXPECT(bursts(20, 2 * MS, &now) == 32); // all is there within the span
-  EXPECT(bursts(20, 100 * MS, &now) == 1);
-  EXPECT(bursts(100, 2 * MS, &now) == 32);
-  flow_up(&s, 0, 2, now);
-  bursts(1, 100 * MS, &now);
-  EXPECT(bursts(50, 100 * MS, &now) == 32); // a long way, not a slow one
-  EXPECT(s.path[0].window <= limits.window);
-}
-
-static void a_path_that_is_back_has_to_prove_itself(void) {
-  begin("a path that was lost gets one chunk, which others send, too, until that has come", 2, usual());
-  up(0, 1, 0);
-  up(1, 1, 0);
-  flow_down(&s, 0, 0);
-  flow_down(&r, 0, 0);
-  s.path[0].suspect = s.path[0].silent = s.path[0].slow = 1; // so it was
-  up(0, 2, 0);
-  EXPECT(!s.path[0].silent);
-  flow_post(&r, got, 4 * CHUNK, 0);
-  flow_post(&r, got, 4 * CHUNK, 0);
-  talk(1, 0);
-  flow_slot *slot = flow_post(&s, sent, 4 * CHUNK, 0);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 1);
-  talk(1, 0);
-  EXPECT(slot->state == SLOT_DONE && !memcmp(sent, got, 4 * CHUNK));
-  flow_post(&s, sent, 4 * CHUNK, 0);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 0);
-  acknowledge(1, MS);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 4);
-}
-
-// ---------------------------------------------------------------- silence
-
 static void a_blocked_path_is_found_out_in_short_bursts(void) {
   begin("a blocked path is found out, though nobody ever waits for long", 2, usual());
   up(0, 1, 0);
@@ -377,27 +314,6 @@ static void the_peer_is_told_of_a_loss(void) {
   EXPECT(!r.path[0].live && r.path[1].live);
 }
 
-static void others_send_a_suspects_chunks_once(void) {
-  begin("what a suspect path carries goes over another one once, and not with each tick", 2, usual());
-  uint64_t now = 0;
-  up(0, 1, now);
-  up(1, 1, now);
-  for (int i = 0; i < 2; i++) {
-    flow_post(&r, got, CHUNK, now);
-    talk(1, now);
-    flow_post(&s, sent, CHUNK, now);
-    if (!i) talk(0, now); // one is acknowledged
-  }
-  EXPECT(talk_to_nobody(&s, 0, now) == 1 && s.path[0].acknowledged == 1);
-  int chunks = 0;
-  for (; now < 2 * SUSPECT; now += TICK) {
-    flow_alive(&s, 1, now);
-    flow_tick(&s, now);
-    chunks += talk_to_nobody(&s, 1, now);
-  }
-  EXPECT(s.path[0].suspect && chunks == 1);
-}
-
 static void an_answer_to_a_bye_is_said_again(void) {
   begin("who has heard that the other closes says so again over the next connection", 1, usual());
   flow_frame said;
@@ -465,8 +381,6 @@ int main(void) {
   a_new_connection_begins_anew();
   giving_up_counts_from_the_last_connection();
   chunks_of_an_older_connection_are_not_counted();
-  what_may_be_under_way_follows_the_rate();
-  a_path_that_is_back_has_to_prove_itself();
   a_blocked_path_is_found_out_in_short_bursts();
   a_blocked_path_that_nothing_needs_is_found_out();
   paths_that_nothing_needs_are_not_lost();
@@ -479,10 +393,10 @@ int main(void) {
   a_path_that_gets_nowhere_holds_nothing_up();
   closing_waits_for_no_blocked_path();
   the_peer_is_told_of_a_loss();
-  others_send_a_suspects_chunks_once();
   an_answer_to_a_bye_is_said_again();
   what_ends_with_the_peer_is_not_lost();
   a_sender_goes_when_the_receiver_knows();
+  stories_of_sending();
   if (!failures) printf("all stories hold\n");
   return failures != 0;
 }

@@ -27,4 +27,6 @@ int says(flow *f, int path, frame_type type, uint64_t now, flow_frame *said);
 // Both tick until a time, over paths of which some work. Returns what the sender's ticks called for.
 flow_verdict wait_until(uint64_t *now, uint64_t until, int working);
 
+void stories_of_sending(void); // sending_stories.c
+
 #endif
