@@ -185,7 +185,6 @@ CHANGES = [
     Change("chunks that have come are sent again", "~(slot->given[word] | slot->have[word])", "~slot->given[word]"),
     Change("chunks that are under way are sent again", "~(slot->given[word] | slot->have[word])", "~slot->have[word]"),
     Change("a word of chunks is passed over", "(word + 1) * 64", "(word + 2) * 64"),
-    Change("chunks beyond the message are sent", "  if (slot->next > chunks) slot->next = chunks;\n", ""),
     Change("messages go before they may", "seq < f->posted && seq < f->allowed", "seq < f->posted"),
     Change("one message goes before it may", "seq < f->allowed; seq++", "seq <= f->allowed; seq++"),
     Change(
@@ -424,5 +423,6 @@ CHANGES = [
 
 # Each with its reason.
 EQUIVALENT = {
+    "giving up counts though the peer is heard": "a path that is heard is not silent, and the next tick sees that",
     "others take what was acknowledged, too": "a chunk that is acknowledged is never free (first_free), given or not",
 }

@@ -27,7 +27,7 @@ INCLUDES = (f"-I{NATIVE / 'core'}", f"-I{NATIVE}")
 PLAIN = ("-std=c11", "-O1", "-w", *INCLUDES)
 SANITIZED = ("-std=c11", "-O1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *INCLUDES)
 PROGRAMS = {
-    "stories": ("proto_stories.c", "sending_stories.c", "two_sides.c"),
+    "stories": ("proto_stories.c", "sending_stories.c", "hearing_stories.c", "two_sides.c"),
     "exhaustive": ("proto_exhaustive.c", "small_moves.c", "small_states.c"),
     "world": ("proto_world.c", "world.c", "world_ways.c", "world_bytes.c", "world_ends.c", "judge.c"),
     "frames": ("fuzz_frames.c",),

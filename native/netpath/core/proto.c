@@ -171,7 +171,7 @@ static int room_in(const flow *f, const flow_path *p) {
   return !p->trial && p->count < FIFO && p->unacknowledged + f->limits.chunk <= p->window;
 }
 
-// The first chunk of a message that no path has; its number of chunks if there is none.
+// The first chunk of a message that no path has; its number of chunks if there is none: no bit after the last is ever set.
 static uint32_t first_free(const flow *f, flow_slot *slot) {
   uint32_t chunks = chunks_of(f, slot->size);
   while (slot->next < chunks) {
@@ -180,7 +180,6 @@ static uint32_t first_free(const flow *f, flow_slot *slot) {
     slot->next = free ? word * 64 + (uint32_t)__builtin_ctzll(free) : (word + 1) * 64;
     if (free) break;
   }
-  if (slot->next > chunks) slot->next = chunks;
   return slot->next;
 }
 

@@ -397,6 +397,7 @@ int main(void) {
   what_ends_with_the_peer_is_not_lost();
   a_sender_goes_when_the_receiver_knows();
   stories_of_sending();
+  stories_of_hearing();
   if (!failures) printf("all stories hold\n");
   return failures != 0;
 }

@@ -28,5 +28,6 @@ int says(flow *f, int path, frame_type type, uint64_t now, flow_frame *said);
 flow_verdict wait_until(uint64_t *now, uint64_t until, int working);
 
 void stories_of_sending(void); // sending_stories.c
+void stories_of_hearing(void); // hearing_stories.c
 
 #endif
