@@ -219,11 +219,6 @@ CHANGES = [
     Change("a silent path stays so", "  p->suspect = p->silent = 0;\n  p->downs", "  p->suspect = 0;\n  p->downs"),
     without("a complaint is made though the path is heard again", "  p->downs_due &= (uint8_t)~(1u << path);\n"),
     Change(
-        "giving up counts though the peer is heard",
-        "  p->downs_due &= (uint8_t)~(1u << path);\n  f->cut_us = 0;",
-        "  p->downs_due &= (uint8_t)~(1u << path);",
-    ),
-    Change(
         "an ACK's epoch is not compared",
         "!p->live || header->epoch != p->epoch) return 1; // of",
         "!p->live) return 1; // of",
@@ -423,6 +418,6 @@ CHANGES = [
 
 # Each with its reason.
 EQUIVALENT = {
-    "giving up counts though the peer is heard": "a path that is heard is not silent, and the next tick sees that",
+    "a path is another one for itself": "whom this is asked of is silent for longer than those that are heard may be",
     "others take what was acknowledged, too": "a chunk that is acknowledged is never free (first_free), given or not",
 }

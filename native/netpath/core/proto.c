@@ -271,7 +271,6 @@ void flow_alive(flow *f, int path, uint64_t now) {
   p->heard_us = now;
   p->suspect = p->silent = 0;
   p->downs_due &= (uint8_t)~(1u << path);
-  f->cut_us = 0;
   f->unreachable = 0;
 }
 

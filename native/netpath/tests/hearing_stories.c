@@ -90,6 +90,42 @@ static void a_slow_path_delivers_all_before_it_gets_more(void) {
   EXPECT(flow_heard(&s, 0, &ack, 0, &lost) && !s.path[0].slow);
 }
 
+static void where_all_are_slow_none_is(void) {
+  begin("where chunks get through over no path none of them is slow", 2, usual());
+  uint64_t now = 0;
+  up(0, 1, now);
+  up(1, 1, now);
+  flow_post(&r, got, 2 * CHUNK, now);
+  talk(0, now);
+  flow_post(&s, sent, 2 * CHUNK, now);
+  flow_frame said;
+  EXPECT(says(&s, 0, DATA, now, &said) && says(&s, 1, DATA, now, &said));
+  for (; now < 2 * DEAD; now += TICK)
+    for (int i = 0; i < 2; i++) {
+      flow_alive(&s, i, now);
+      flow_tick(&s, now);
+    }
+  EXPECT(!s.path[0].slow && !s.path[1].slow);
+  flow_close(&s);
+  flow_down(&s, 0, now);
+  flow_down(&s, 1, now);
+  up(0, 2, now);
+  EXPECT(flow_watches(&s)); // closing, it waits for an answer
+}
+
+static void giving_up_counts_from_when_the_peer_was_heard(void) {
+  flow_limits limits = usual();
+  limits.giveup_us = 1000 * MS;
+  begin("giving up counts from when the peer was last heard", 1, limits);
+  uint64_t now = 0;
+  up(0, 1, now);
+  flow_post(&s, sent, CHUNK, now); // for which there is no room
+  EXPECT(!wait_until(&now, 1000 * MS, 0).failed && s.unreachable);
+  flow_alive(&s, 0, now);
+  EXPECT(!wait_until(&now, 2000 * MS, 0).failed);
+  EXPECT(wait_until(&now, 2500 * MS, 0).failed);
+}
+
 static void what_breaks_the_rules_is_refused(void) {
   begin("frames that nobody may send are refused", 1, usual());
   up(0, 1, 0);
@@ -115,4 +151,6 @@ void stories_of_hearing(void) {
   a_ping_brings_what_may_have_been_lost();
   an_ack_of_an_older_connection_counts_nothing();
   a_slow_path_delivers_all_before_it_gets_more();
+  where_all_are_slow_none_is();
+  giving_up_counts_from_when_the_peer_was_heard();
 }
