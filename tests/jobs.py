@@ -8,10 +8,12 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from torchrelay.cli.client import Away, Client, Denied
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -116,3 +118,18 @@ def wait_until(what: str, fact: Any, *, deadline_s: float) -> Any:
             return value
         assert time.monotonic() < until, f"{what}: not within {deadline_s} s"
         time.sleep(0.02)
+
+
+def ask_until(
+    process: subprocess.Popen[str], run_dir: Path, what: str, fact: Callable[[Client], Any], *, deadline_s: float
+) -> Any:
+    """Wait for a fact that the run's API tells; fails with its name, or with what the run printed if it has ended."""
+
+    def holds() -> Any:
+        assert process.poll() is None, (run_dir.parent / f"{run_dir.name}.out").read_text()[-3000:]
+        try:
+            return fact(Client.of(run_dir))
+        except (Away, Denied, LookupError):
+            return None  # it is being started, or has no such thing yet
+
+    return wait_until(what, holds, deadline_s=deadline_s)

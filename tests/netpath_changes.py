@@ -1,4 +1,4 @@
-"""What is changed in mutants of native/netpath/core/proto.c, and which changes change nothing that matters."""
+"""What is changed in mutants of the network protocol, and which changes change nothing that matters."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Change:
-    """A text of proto.c that is there once, and what is put in its place."""
+    """A text of the protocol (proto.c, silence.c) that is there once, and what is put in its place."""
 
     name: str
     old: str
@@ -82,7 +82,17 @@ CHANGES = [
     ),
     Change("receives go on after a BYE", "if (slot && too_late(f, each)) slot->state = SLOT_FAILED;", "(void)slot;"),
     # ------------------------------------------------ paths
-    Change("a lost path keeps its chunks", "  p->downs++;\n  let_others_take(f, p);", "  p->downs++;"),
+    Change("a lost path keeps its chunks", " // else it ends in peace\n  let_others_take(f, p);", ""),
+    Change(
+        "a path that ends with the peer is lost",
+        "if (!f->peer_closed && !f->closing) p->downs++;",
+        "if (!f->closing) p->downs++;",
+    ),
+    Change(
+        "a path that ends with us is lost",
+        "if (!f->peer_closed && !f->closing) p->downs++;",
+        "if (!f->peer_closed) p->downs++;",
+    ),
     Change(
         "others take what was acknowledged, too",
         "if (!slot || in(slot->have, (int)index)) continue;\n    drop",
@@ -175,7 +185,6 @@ CHANGES = [
     Change("chunks that have come are sent again", "~(slot->given[word] | slot->have[word])", "~slot->given[word]"),
     Change("chunks that are under way are sent again", "~(slot->given[word] | slot->have[word])", "~slot->have[word]"),
     Change("a word of chunks is passed over", "(word + 1) * 64", "(word + 2) * 64"),
-    Change("chunks beyond the message are sent", "  if (slot->next > chunks) slot->next = chunks;\n", ""),
     Change("messages go before they may", "seq < f->posted && seq < f->allowed", "seq < f->posted"),
     Change("one message goes before it may", "seq < f->allowed; seq++", "seq <= f->allowed; seq++"),
     Change(
@@ -209,11 +218,6 @@ CHANGES = [
     Change("a suspect path stays so", "  p->suspect = p->silent = 0;\n  p->downs", "  p->silent = 0;\n  p->downs"),
     Change("a silent path stays so", "  p->suspect = p->silent = 0;\n  p->downs", "  p->suspect = 0;\n  p->downs"),
     without("a complaint is made though the path is heard again", "  p->downs_due &= (uint8_t)~(1u << path);\n"),
-    Change(
-        "giving up counts though the peer is heard",
-        "  p->downs_due &= (uint8_t)~(1u << path);\n  f->cut_us = 0;",
-        "  p->downs_due &= (uint8_t)~(1u << path);",
-    ),
     Change(
         "an ACK's epoch is not compared",
         "!p->live || header->epoch != p->epoch) return 1; // of",
@@ -413,4 +417,7 @@ CHANGES = [
 ]
 
 # Each with its reason.
-EQUIVALENT: dict[str, str] = {}
+EQUIVALENT = {
+    "a path is another one for itself": "whom this is asked of is silent for longer than those that are heard may be",
+    "others take what was acknowledged, too": "a chunk that is acknowledged is never free (first_free), given or not",
+}

@@ -1,4 +1,6 @@
-"""Mutants of the network protocol: native/netpath/core/proto.c with one rule broken, which its tests have to notice.
+"""Mutants of the network protocol: proto.c and silence.c of native/netpath/core with one rule broken.
+
+Their tests have to notice.
 
 python -m tests.netpath_mutants                 all; survivors are shown, and fail
 python -m tests.netpath_mutants --jobs 2        two at a time
@@ -20,14 +22,14 @@ from pathlib import Path
 from tests.netpath_changes import CHANGES, EQUIVALENT, Change
 
 NATIVE = Path(__file__).parent.parent / "native" / "netpath"
-PROTO = NATIVE / "core" / "proto.c"
+PROTOCOL = (NATIVE / "core" / "proto.c", NATIVE / "core" / "silence.c")
 INCLUDES = (f"-I{NATIVE / 'core'}", f"-I{NATIVE}")
 PLAIN = ("-std=c11", "-O1", "-w", *INCLUDES)
 SANITIZED = ("-std=c11", "-O1", "-w", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", *INCLUDES)
 PROGRAMS = {
-    "stories": ("proto_stories.c",),
-    "exhaustive": ("proto_exhaustive.c",),
-    "world": ("proto_world.c", "world.c", "judge.c"),
+    "stories": ("proto_stories.c", "sending_stories.c", "hearing_stories.c", "two_sides.c"),
+    "exhaustive": ("proto_exhaustive.c", "small_moves.c", "small_states.c"),
+    "world": ("proto_world.c", "world.c", "world_ways.c", "world_bytes.c", "world_ends.c", "judge.c"),
     "frames": ("fuzz_frames.c",),
 }
 # The fastest come first.
@@ -51,11 +53,17 @@ class Verdict:
     said: str
 
 
-def mutated(change: Change, source: str) -> str:
-    """The protocol's text with the change. Raises ValueError if its place is not there just once."""
-    if source.count(change.old) != 1:
-        raise ValueError(f"{change.name}: its text is in proto.c {source.count(change.old)} times, not once")
-    return source.replace(change.old, change.new)
+def sources() -> dict[str, str]:
+    """The protocol's texts, by file."""
+    return {path.name: path.read_text() for path in PROTOCOL}
+
+
+def mutated(change: Change, texts: dict[str, str]) -> dict[str, str]:
+    """The protocol's texts with the change. Raises ValueError if its place is not there just once in all of them."""
+    found = {name: text.count(change.old) for name, text in texts.items()}
+    if sum(found.values()) != 1:
+        raise ValueError(f"{change.name}: its text is there {sum(found.values())} times, not once: {found}")
+    return {name: text.replace(change.old, change.new) for name, text in texts.items()}
 
 
 def flags_of(program: str) -> tuple[str, ...]:
@@ -73,10 +81,10 @@ def compile_parts(folder: Path) -> None:
 
 
 def link(program: str, parts: Path, folder: Path) -> Path:
-    """A test program with the proto.c of the folder."""
+    """A test program with the protocol of the folder."""
     objects = [str(parts / f"{program}-{name}.o") for name in PROGRAMS[program]]
     target = folder / program
-    command = ["cc", *flags_of(program), "-o", str(target), *objects, str(folder / "proto.c")]
+    command = ["cc", *flags_of(program), "-o", str(target), *objects, *(str(folder / path.name) for path in PROTOCOL)]
     subprocess.run(command, check=True)
     return target
 
@@ -100,10 +108,11 @@ def killer_of(parts: Path, folder: Path) -> tuple[str, str]:
 def meet(change: Change | None, parts: Path) -> Verdict:
     """Compile one mutant (None: the protocol as it is) in a folder of its own, and let all tests meet it."""
     change = change or Change("the protocol as it is", "", "")
-    source = PROTO.read_text()
+    texts = mutated(change, sources()) if change.old else sources()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "proto.c").write_text(mutated(change, source) if change.old else source)
+        for file, text in texts.items():
+            (folder / file).write_text(text)
         killer, said = killer_of(parts, folder)
     return Verdict(change, killer, said)
 

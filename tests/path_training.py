@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tests.jobs import Finished, end_job, start_job, wait_until
-from torchrelay.cli.client import Away, Client, Denied
+from tests.jobs import Finished, ask_until, end_job, start_job
+from torchrelay.cli.client import Client
 from torchrelay.protocol.ids import NodeId
 from torchrelay.schedulers import network as net
 from torchrelay.schedulers.local import read_file
@@ -38,14 +38,7 @@ class Training:
         return found
 
     def until(self, what: str, fact: Callable[[Client], Any], deadline_s: float = 90) -> Any:
-        def holds() -> Any:
-            assert self.process.poll() is None, (self.run_dir.parent / "run.out").read_text()[-3000:]
-            try:
-                return fact(Client.of(self.run_dir))
-            except (Away, Denied, LookupError):
-                return None  # it is being started, or has no such thing yet
-
-        return wait_until(what, holds, deadline_s=deadline_s)
+        return ask_until(self.process, self.run_dir, what, fact, deadline_s=deadline_s)
 
     def step(self) -> int:
         """Steps that rank 0 has written down."""

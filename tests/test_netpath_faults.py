@@ -103,6 +103,30 @@ def test_a_path_that_is_back_carries_its_share_again(program: Path, tmp_path: Pa
     assert stream.sent.total("ups") > 0
 
 
+def forgets(wires: Wires, stream: Stream) -> float:
+    """Seconds until the sender's machine, which has something to send, has forgotten the receiver's on path 1."""
+    since = time.monotonic()
+    stream.await_that(lambda _: not wires.knows("a", "b", 1), LIMIT_S, "the receiver's address is forgotten")
+    return time.monotonic() - since
+
+
+def test_the_peers_address_is_kept_while_a_path_is_silent(program: Path, tmp_path: Path) -> None:
+    """What the kernel has forgotten it asks for once a second, and so long a path that is back has to wait."""
+    with streaming(program, tmp_path, env={"TORCHRELAY_NET_NEIGHBOURS": "0"}) as (wires, stream):
+        wires.forgetful(1)
+        wires.blackhole(1)
+        seconds = forgets(wires, stream)
+    with streaming(program, tmp_path) as (wires, stream):
+        wires.forgetful(1)
+        wires.blackhole(1)
+        goes_on(stream, 1.5 * seconds)
+        assert wires.knows("a", "b", 1)
+        wires.heal()
+        before = wires.traffic("b", 1)
+        stream.await_that(lambda _: wires.traffic("b", 1) > before + 10_000_000, LIMIT_S, "bytes over path 1")
+        assert stream.end().wrong_bytes() == 0
+
+
 @pytest.mark.parametrize("how", ["no carrier", "silent"])
 def test_a_path_that_is_dead_at_first_is_taken_when_it_comes(how: str, program: Path, tmp_path: Path) -> None:
     with Wires(switched=True) as wires:

@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from tests.fake_core import wish
-from tests.jobs import SCRIPTS, Finished, end_job, run_job, torchrelay, wait_until
+from tests.jobs import SCRIPTS, Finished, ask_until, end_job, run_job, torchrelay
 from tests.test_probing import deaf, free_port
-from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.cli.client import Client
 from torchrelay.cli.net_status import network_page
 from torchrelay.netpath.library import NotBuilt, find
 from torchrelay.orchestrator.shown import NetworkView, TaintView
@@ -74,14 +74,7 @@ class Job:
         return node
 
     def until(self, what: str, fact: Callable[[Client], Any]) -> Any:
-        def holds() -> Any:
-            assert self.process.poll() is None, (self.run_dir.parent / "run.out").read_text()[-3000:]
-            try:
-                return fact(Client.of(self.run_dir))
-            except (Away, Denied, LookupError):
-                return None  # it is being started, or has no such thing yet
-
-        return wait_until(what, holds, deadline_s=120)
+        return ask_until(self.process, self.run_dir, what, fact, deadline_s=120)
 
     def taints(self, client: Client) -> dict[tuple[str, str], TaintView]:
         return {(taint.place, taint.key): taint for node in client.view_nodes().nodes for taint in node.taints}

@@ -262,6 +262,18 @@ class Wires:
             self.link(machine, path, up=True)
             time.sleep(chance.uniform(shortest_s, longest_s))
 
+    def forgetful(self, path: int) -> None:
+        """The machines forget each other's hardware addresses within seconds; half a minute is usual."""
+        times = {"base_reachable_time_ms": 1000, "delay_first_probe_time": 2, "retrans_time_ms": 200}
+        for machine in self.machines:
+            here = f"/proc/sys/net/ipv4/neigh/eth{path}"
+            self.run(machine, *(f"echo {value} > {here}/{name}" for name, value in times.items()))
+            self.run(machine, f"ip neigh flush dev eth{path}")  # what is known already is kept as long as before
+
+    def knows(self, machine: str, other: str, path: int) -> bool:
+        """Whether it knows the other's hardware address on this path, without asking."""
+        return " lladdr " in self.run(machine, f"ip neigh show {self.address(other, path)} dev eth{path}")
+
     # ---------------------------------------------------------------- packets
 
     def _rule(self, path: int, rule: str, machines: Sequence[str] | None = None) -> None:

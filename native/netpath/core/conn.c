@@ -22,6 +22,7 @@ enum {
   LONGEST_PAUSE_MS = 80, // while somebody waits
   IDLE_PAUSE_MS = 1000,
   FLAPS_FREE = 4,        // losses within FLAP_WINDOW_US that are not damped
+  AT_ONCE_US = 500000,   // connections that end so close to each other have one cause
 };
 
 static const uint64_t FLAP_WINDOW_US = 10 * 1000000ull, LONGEST_DAMPING_US = 30 * 1000000ull;
@@ -110,6 +111,14 @@ static void damp(np_comm *comm, int path, uint64_t now) {
   comm->calm_us[path] = now + (rest < LONGEST_DAMPING_US ? rest : LONGEST_DAMPING_US);
 }
 
+// The kernel of a process that dies ends all of its connections, and no path has to do with it.
+static int has_left(const np_comm *comm, uint64_t now) {
+  int ended = 0;
+  if (comm->closed || comm->flow.peer_closed) return 0; // in peace
+  for (int i = 0; i < comm->flow.paths; i++) ended += comm->ended_us[i] && now - comm->ended_us[i] <= AT_ONCE_US;
+  return ended > 1 && !comm_any_live(comm);
+}
+
 void conn_lose(conn *c, const char *reason, uint64_t now) {
   np_comm *comm = c->comm;
   int path = c->path;
@@ -125,6 +134,8 @@ void conn_lose(conn *c, const char *reason, uint64_t now) {
   say(NP_LEVEL_TRACE, "comm %016llx path %d lost (%s), %u chunks under way", (unsigned long long)comm->id, path, reason,
       under_way);
   reset(c);
+  comm->ended_us[path] = !strcmp(reason, "closed") || !strcmp(reason, "reset") ? now : 0;
+  comm->left |= has_left(comm, now);
   flow_down(&comm->flow, path, now);
   damp(comm, path, now);
   report_down(comm, path, reason, under_way, now);

@@ -166,11 +166,12 @@ static void tick_paths(np_comm *comm, flow_verdict verdict, uint64_t now) {
 }
 
 static void tick_reach(np_comm *comm, uint64_t now) {
-  if (comm->flow.unreachable && !comm->told_unreachable && comm->wired) {
+  int away = comm->flow.unreachable || comm->left;
+  if (away && !comm->told_unreachable && comm->wired) {
     comm->told_unreachable = 1;
     comm->cut_us = now;
     report_unreachable(comm, now);
-  } else if (!comm->flow.unreachable && comm->told_unreachable) {
+  } else if (!away && comm->told_unreachable) {
     comm->told_unreachable = 0;
     report_back(comm, now);
   }
@@ -215,6 +216,7 @@ static int tick(uint64_t now) {
     busy |= tick_comm(each, now);
     if (each->closed && !each->waiters && ((is_over(each) && !sending(each)) || now > each->linger_us)) comm_free(each);
   }
+  neighbours_keep(now);
   report_page(now);
   return busy || inject_any();
 }
@@ -278,6 +280,7 @@ static void close_all(void) {
   for (conn *each = engine.conns; each; each = each->next) close(each->fd);
   for (int i = 0; i < engine.paths; i++)
     if (engine.path[i].listens >= 0) close(engine.path[i].listens);
+  neighbours_end();
   int *files[] = {&engine.epoll, &engine.wake, &engine.kernel};
   for (unsigned i = 0; i < 3; i++) {
     if (*files[i] >= 0) close(*files[i]);

@@ -32,6 +32,7 @@ uint64_t date_us(void); // since 1970
 typedef struct {
   flow_limits limits;
   int checked; // chunks have checksums
+  int neighbours; // hardware addresses of peers are kept, see neighbours.c
 } settings;
 
 int settings_read(settings *into); // NP_OK, or what is wrong
@@ -131,6 +132,8 @@ struct np_comm {
   int refused;    // the refusal that ends it
   int refusals[NP_MAX_PATHS]; // in a row, as the peer hears a connection over which we hear nothing
   int accepted, closed, told_unreachable;
+  uint64_t ended_us[NP_MAX_PATHS]; // when the peer last ended it; 0: it is up, or was lost
+  int left;                        // the peer has ended all at once, and has not come back
   uint64_t cut_us; // since when the peer is unreachable
   uint64_t linger_us; // closed: gone at that time at the latest
   int waiters;
@@ -168,6 +171,7 @@ void conn_add(conn *c, const void *bytes, uint32_t size); // to the head of what
 void conn_try_later(np_comm *comm, int path, uint64_t began);
 void conn_greet(conn *c, uint64_t now);                     // it is connected, or could not be
 void conn_refuse(conn *c, refusal why, uint64_t now);
+void bind_to_interface(int fd, const local_path *path);     // where that is permitted
 void heard_greeting(conn *c, const frame *in, const hello_body *body, uint64_t now); // before it is live
 uint32_t greeting_sum(const uint8_t *bytes, uint32_t size);
 void conn_connect(np_comm *comm, int path, uint64_t now); // begin an attempt
@@ -190,6 +194,9 @@ void path_back(int path, uint64_t now);
 
 int kernel_open(void);           // linkmon.c: -1 if the kernel tells nothing
 void kernel_read(uint64_t now);
+
+void neighbours_keep(uint64_t now); // neighbours.c
+void neighbours_end(void);
 
 uint32_t checksum(const uint8_t *data, size_t size); // crc32c.c
 

@@ -44,7 +44,7 @@ static void no_socket(uint64_t now) {
   say(NP_LEVEL_WARN, "no socket can be opened: %s. Raise the limit (ulimit -n)", strerror(errno));
 }
 
-static void bind_to_interface(int fd, const local_path *path) {
+void bind_to_interface(int fd, const local_path *path) {
   if (path->interface[0]) // where it is not permitted, the address alone has to do
     setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, path->interface, (socklen_t)strlen(path->interface) + 1);
 }
@@ -82,11 +82,14 @@ void conn_greet(conn *c, uint64_t now) {
   int error = 0;
   socklen_t length = sizeof error;
   getsockopt(c->fd, SOL_SOCKET, SO_ERROR, &error, &length);
+  np_comm *comm = c->comm;
   if (error) {
+    // Its machine answers, and it does not.
+    if (error == ECONNREFUSED && comm->wired && !comm_any_live(comm) && !comm->closed && !comm->flow.peer_closed)
+      comm->left = 1;
     conn_lose(c, "refused", now);
     return;
   }
-  np_comm *comm = c->comm;
   c->state = CONN_GREETING;
   c->epoch = ++comm->epoch[c->path];
   if (!c->epoch) c->epoch = ++comm->epoch[c->path]; // 0 is never one
@@ -105,6 +108,8 @@ static void go_live(conn *c, uint64_t now) {
   if (comm->live[path]) conn_lose(comm->live[path], "replaced", now);
   if (comm->probe[path] == c) comm->probe[path] = NULL;
   comm->live[path] = c;
+  comm->ended_us[path] = 0;
+  comm->left = 0;
   c->state = CONN_LIVE;
   comm->pause_ms[path] = FIRST_PAUSE_MS;
   comm->wired = 1;

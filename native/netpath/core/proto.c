@@ -49,25 +49,6 @@ static void pass_done(flow *f) {
   while (f->tail < f->posted && !open_slot(f, f->tail)) f->tail++;
 }
 
-// Another path has spoken since this one has missed three pings of those that go while nobody waits.
-static int missed(const flow *f, const flow_path *p) {
-  for (int i = 0; i < f->paths; i++)
-    if (f->path[i].live && f->path[i].heard_us >= p->heard_us + 60ull * f->limits.ping_us) return 1;
-  return 0;
-}
-
-// A path that is suspect, or has not said what has come, is listened to until it speaks or is lost, though nobody
-// waits: else one that is blocked would never be found out by a job that communicates now and then, for less than
-// dead_us. Nor would one that its short messages never need.
-int flow_watches(const flow *f) {
-  if (flow_busy(f) || f->closing) return 1;
-  for (int i = 0; i < f->paths; i++) {
-    const flow_path *p = &f->path[i];
-    if (p->live && (p->suspect || p->deaf_us || p->count || missed(f, p))) return 1;
-  }
-  return 0;
-}
-
 flow_slot *flow_post(flow *f, void *data, uint32_t size, uint64_t now) {
   flow_slot *slot = slot_of(f, f->posted);
   if (slot->state != SLOT_FREE || size > longest(f)) return NULL;
@@ -126,7 +107,7 @@ int flow_finished(const flow *f) {
 // ---------------------------------------------------------------- paths
 
 // What this path has not delivered, other paths shall take; once for each chunk.
-static void let_others_take(flow *f, flow_path *p) {
+void let_others_take(flow *f, flow_path *p) {
   for (uint32_t i = p->hedged > p->acknowledged ? (uint32_t)(p->hedged - p->acknowledged) : 0; i < p->count; i++) {
     flow_chunk *chunk = &p->fifo[(p->first + i) % FIFO];
     flow_slot *slot = open_slot(f, chunk->seq);
@@ -143,7 +124,7 @@ void flow_down(flow *f, int path, uint64_t now) {
   if (!p->live) return;
   (void)now;
   p->live = 0;
-  p->downs++;
+  if (!f->peer_closed && !f->closing) p->downs++; // else it ends in peace
   let_others_take(f, p);
   p->count = p->unacknowledged = 0;
   for (int i = 0; i < f->paths; i++) {
@@ -190,7 +171,7 @@ static int room_in(const flow *f, const flow_path *p) {
   return !p->trial && p->count < FIFO && p->unacknowledged + f->limits.chunk <= p->window;
 }
 
-// The first chunk of a message that no path has; its number of chunks if there is none.
+// The first chunk of a message that no path has; its number of chunks if there is none: no bit after the last is ever set.
 static uint32_t first_free(const flow *f, flow_slot *slot) {
   uint32_t chunks = chunks_of(f, slot->size);
   while (slot->next < chunks) {
@@ -199,7 +180,6 @@ static uint32_t first_free(const flow *f, flow_slot *slot) {
     slot->next = free ? word * 64 + (uint32_t)__builtin_ctzll(free) : (word + 1) * 64;
     if (free) break;
   }
-  if (slot->next > chunks) slot->next = chunks;
   return slot->next;
 }
 
@@ -291,7 +271,6 @@ void flow_alive(flow *f, int path, uint64_t now) {
   p->heard_us = now;
   p->suspect = p->silent = 0;
   p->downs_due &= (uint8_t)~(1u << path);
-  f->cut_us = 0;
   f->unreachable = 0;
 }
 
@@ -426,94 +405,4 @@ void flow_arrived(flow *f, int path, const frame *h, uint64_t now) {
   put(slot->have, index);
   if (--slot->left == 0) slot->state = SLOT_DONE;
   pass_done(f);
-}
-
-// ---------------------------------------------------------------- time
-
-static uint64_t silence(const flow *f, const flow_path *p, uint64_t now) {
-  uint64_t since = p->heard_us > f->busy_us ? p->heard_us : f->busy_us;
-  return now > since ? now - since : 0;
-}
-
-// Lately: if all fall silent at once, none of them is heard any more when the first has been silent for too long.
-static int others_are_heard(const flow *f, int path, uint64_t now) {
-  uint64_t lately = f->limits.suspect_us < f->limits.dead_us / 2 ? f->limits.suspect_us : f->limits.dead_us / 2;
-  for (int i = 0; i < f->paths; i++)
-    if (i != path && f->path[i].live && silence(f, &f->path[i], now) < lately) return 1;
-  return 0;
-}
-
-// How long the oldest chunk of a path is under way.
-static uint64_t age(const flow_path *p, uint64_t now) { return p->count ? now - p->fifo[p->first].given_us : 0; }
-
-// Bytes come and go, but chunks get through over other paths only.
-static int gets_nowhere(const flow *f, int path, uint64_t now) {
-  if (age(&f->path[path], now) < f->limits.dead_us) return 0;
-  for (int i = 0; i < f->paths; i++) {
-    const flow_path *other = &f->path[i];
-    if (i == path || !other->live || other->suspect || other->slow) continue;
-    if (age(other, now) < f->limits.suspect_us) return 1;
-  }
-  return 0;
-}
-
-static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
-  flow_path *p = &f->path[path];
-  uint64_t silent = silence(f, p, now);
-  uint64_t ping_us = flow_watches(f) ? f->limits.ping_us : 20 * f->limits.ping_us;
-  if (now - p->sent_us >= ping_us) {
-    p->ping_due = 1;
-    p->cts_due |= !f->sends;
-    p->sent_us = now;
-  }
-  if (!flow_watches(f)) return;
-  int others = others_are_heard(f, path, now);
-  // A peer that heard nothing while we were stopped is answered first.
-  if (p->deaf_us && now - f->busy_us >= f->limits.suspect_us) verdict->probe |= (uint8_t)(1u << path);
-  if (silent >= f->limits.dead_us) {
-    if (!p->silent && !f->sends) {
-      p->downs_due |= (uint8_t)(1u << path);
-      p->lost_epoch[path] = p->epoch;
-    }
-    p->silent = 1;
-    // A peer that was stopped speaks over one path first: what it says over the others has as much time as ever.
-    if (others && now - f->apart_us >= f->limits.dead_us) verdict->lost |= (uint8_t)(1u << path);
-    else verdict->probe |= (uint8_t)(1u << path);
-  }
-  // Who was silent for so long and was lately spoken to is suspect; others get its chunks, if there are others.
-  if (silent >= f->limits.suspect_us && others) {
-    p->suspect = 1;
-    let_others_take(f, p);
-  }
-  if (gets_nowhere(f, path, now)) {
-    p->slow = 1;
-    let_others_take(f, p);
-  }
-}
-
-flow_verdict flow_tick(flow *f, uint64_t now) {
-  flow_verdict verdict = {0};
-  int heard = 0;
-  int watches = flow_watches(f);
-  // Who was stopped has heard nothing, and that proves nothing.
-  if (!f->watched || now - f->ticked_us >= f->limits.dead_us / 2) f->busy_us = now;
-  f->watched = (uint8_t)watches;
-  f->ticked_us = now;
-  if (!others_are_heard(f, -1, now)) f->apart_us = now;
-  for (int i = 0; i < f->paths; i++) {
-    if (!f->path[i].live) continue;
-    tick_path(f, i, now, &verdict);
-    heard |= !f->path[i].silent;
-  }
-  if (heard || !flow_busy(f)) {
-    f->cut_us = 0;
-    return verdict;
-  }
-  f->unreachable = 1;
-  if (!f->cut_us) f->cut_us = now;
-  if (f->limits.giveup_us && now - f->cut_us >= f->limits.giveup_us && !f->failed) {
-    flow_fail(f);
-    verdict.failed = 1;
-  }
-  return verdict;
 }

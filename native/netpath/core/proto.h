@@ -134,7 +134,6 @@ void flow_fail(flow *f);                                                // all t
 void flow_close(flow *f);                                               // the user is gone: drop what is not done
 int flow_finished(const flow *f);                                       // closing, and nobody waits for us any more
 int flow_busy(const flow *f);                                           // somebody waits for a message
-int flow_watches(const flow *f);                                        // ... or a path is to be found out about
 
 void flow_up(flow *f, int path, uint16_t epoch, uint64_t now);
 void flow_down(flow *f, int path, uint64_t now);
@@ -149,6 +148,10 @@ uint8_t *flow_target(flow *f, const frame *header);
 void flow_arrived(flow *f, int path, const frame *header, uint64_t now);
 void flow_alive(flow *f, int path, uint64_t now);                       // bytes have come
 
+// silence.c
+int flow_watches(const flow *f);                                        // busy, or a path is to be found out about
 flow_verdict flow_tick(flow *f, uint64_t now);
+
+void let_others_take(flow *f, flow_path *p); // proto.c for silence.c: what is under way on this path goes over others, too
 
 #endif

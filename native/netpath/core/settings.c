@@ -36,7 +36,7 @@ static int level(void) {
 }
 
 int settings_read(settings *into) {
-  uint64_t chunk, window, ping, suspect, dead, giveup, checked;
+  uint64_t chunk, window, ping, suspect, dead, giveup, checked, neighbours;
   int code = level();
   if (!code) code = number("TORCHRELAY_NET_CHUNK", 256 << 10, 4 << 10, 16 << 20, &chunk);
   if (!code) code = number("TORCHRELAY_NET_WINDOW", 4 << 20, 4 << 10, 1 << 28, &window);
@@ -45,6 +45,7 @@ int settings_read(settings *into) {
   if (!code) code = number("TORCHRELAY_NET_DEAD_MS", 250, 20, 600000, &dead);
   if (!code) code = number("TORCHRELAY_NET_GIVEUP_S", 0, 0, 1000000, &giveup);
   if (!code) code = number("TORCHRELAY_NET_CRC", 0, 0, 1, &checked);
+  if (!code) code = number("TORCHRELAY_NET_NEIGHBOURS", 1, 0, 1, &neighbours);
   if (code) return code;
   if (ping >= suspect || suspect > dead)
     return fail(NP_INVALID,
@@ -54,5 +55,6 @@ int settings_read(settings *into) {
   into->limits = (flow_limits){(uint32_t)chunk,       (uint32_t)window, ping * 1000,
                                suspect * 1000,        dead * 1000,      giveup * 1000000};
   into->checked = (int)checked;
+  into->neighbours = (int)neighbours;
   return NP_OK;
 }

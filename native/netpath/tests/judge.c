@@ -269,6 +269,15 @@ void judge_loss(int end, int path) {
   if (!heard) violate("%s calls path %d lost while all are silent", NAMES[end], path);
 }
 
+// A connection gives way to another of its path, `of`. That a newer one was left by its sender meanwhile, nobody can know.
+void judge_replaced(int of) {
+  const link *c = &w.link[of];
+  const terminal *t = &w.end[RECEIVER];
+  int older = t->live[c->path] >= 0 && (int16_t)(c->epoch - w.link[t->live[c->path]].epoch) < 0;
+  if (older && connection_is_well(c->path) && c->side[SENDER].state == SIDE_CLOSED)
+    violate("the receiver gives up path %d for an older connection, which its sender has left", c->path);
+}
+
 void judge_give_up(int end) {
   const terminal *t = &w.end[end];
   if (w.now - t->heard_us < w.plan.limits.giveup_us)

@@ -4,102 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../core/proto.h"
-
-enum { MS = 1000, CHUNK = 16, PINGS = 50 * MS, SUSPECT = 100 * MS, DEAD = 250 * MS, TICK = 10 * MS };
-enum { ENDLESS = 10000 }; // so many frames are never needed
-
-static flow s, r; // the sender's side, and the receiver's
-static uint8_t sent[64 * CHUNK], got[64 * CHUNK];
-static const char *story;
-static int failures;
-
-static void expect(int holds, const char *what) {
-  if (holds) return;
-  printf("%s: not so: %s\n", story, what);
-  failures++;
-}
-
-#define EXPECT(what) expect((what) != 0, #what)
-
-// ---------------------------------------------------------------- two sides, and what goes between them
-
-static void begin(const char *name, int paths, flow_limits limits) {
-  story = name;
-  flow_init(&s, 1, paths, 0, &limits);
-  flow_init(&r, 0, paths, 0, &limits);
-  for (unsigned i = 0; i < sizeof sent; i++) sent[i] = (uint8_t)(i * 7 + 1);
-  memset(got, 0, sizeof got);
-}
-
-static flow_limits usual(void) { return (flow_limits){CHUNK, 4 * CHUNK, PINGS, SUSPECT, DEAD, 0}; }
-
-static void up(int path, uint16_t epoch, uint64_t now) {
-  flow_up(&s, path, epoch, now);
-  flow_up(&r, path, epoch, now);
-}
-
-static void hear(flow *to, int path, const flow_frame *what, uint64_t now) {
-  int lost;
-  if (what->header.type != DATA) {
-    EXPECT(flow_heard(to, path, &what->header, now, &lost));
-    if (lost >= 0) flow_down(to, lost, now);
-    return;
-  }
-  EXPECT(flow_accepts(to, &what->header));
-  uint8_t *target = flow_target(to, &what->header);
-  if (target) memcpy(target, what->data, what->header.length);
-  flow_arrived(to, path, &what->header, now);
-}
-
-// All that both sides have to say over a path, to and fro.
-static void talk(int path, uint64_t now) {
-  flow_frame next;
-  int said = 0;
-  for (int before = -1; before < said && said < ENDLESS;) {
-    before = said;
-    for (; flow_next(&s, path, now, &next) && said < ENDLESS; said++) hear(&r, path, &next, now);
-    for (; flow_next(&r, path, now, &next) && said < ENDLESS; said++) hear(&s, path, &next, now);
-  }
-  EXPECT(said < ENDLESS);
-}
-
-// What is said over a path that leads nowhere.
-static int talk_to_nobody(flow *f, int path, uint64_t now) {
-  flow_frame next;
-  int chunks = 0;
-  for (int i = 0; i < ENDLESS && flow_next(f, path, now, &next); i++) chunks += next.header.type == DATA;
-  return chunks;
-}
-
-static int says(flow *f, int path, frame_type type, uint64_t now, flow_frame *said) {
-  for (int i = 0; i < ENDLESS && flow_next(f, path, now, said); i++)
-    if (said->header.type == type) return 1;
-  return 0;
-}
-
-// Both tick until a time, over paths of which some work. Returns what the sender's ticks called for.
-static flow_verdict wait_until(uint64_t *now, uint64_t until, int working) {
-  flow_verdict all = {0};
-  for (; *now < until; *now += TICK) {
-    flow_verdict verdict = flow_tick(&s, *now);
-    flow_tick(&r, *now);
-    all.lost |= verdict.lost;
-    all.probe |= verdict.probe;
-    all.failed |= verdict.failed;
-    for (int i = 0; i < s.paths; i++) {
-      if (working & 1 << i) {
-        flow_alive(&s, i, *now);
-        flow_alive(&r, i, *now);
-        talk(i, *now);
-      } else {
-        talk_to_nobody(&s, i, *now);
-        talk_to_nobody(&r, i, *now);
-      }
-    }
-  }
-  return all;
-}
+#include "two_sides.h"
 
 // ---------------------------------------------------------------- requests
 
@@ -127,6 +32,13 @@ static void posts_after_the_peer_has_closed_fail_at_once(void) {
   EXPECT(wanted->state == SLOT_DONE);
 }
 
+static void requests_have_their_bounds(void) {
+  begin("a message of more chunks than there is room for is refused, and so are posts after a failure", 1, usual());
+  EXPECT(!flow_post(&s, sent, CHUNK * MAX_CHUNKS + 1, 0) && flow_post(&s, sent, CHUNK * MAX_CHUNKS, 0));
+  flow_fail(&s);
+  EXPECT(flow_post(&s, sent, CHUNK, 0)->state == SLOT_FAILED);
+}
+
 // ---------------------------------------------------------------- connections
 
 static void a_new_connection_hands_on_what_the_old_one_carried(void) {
@@ -135,10 +47,27 @@ static void a_new_connection_hands_on_what_the_old_one_carried(void) {
   flow_post(&r, got, CHUNK, 0);
   talk(0, 0);
   flow_slot *slot = flow_post(&s, sent, CHUNK, 0);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 1);
+  EXPECT(talk_to_nobody(&s, 0, 0) == 1 && s.path[0].sent_again == 0);
   up(0, 2, 0);
   talk(0, 0);
   EXPECT(slot->state == SLOT_DONE && !memcmp(sent, got, CHUNK));
+  EXPECT(s.path[0].sent_again == 1 && s.path[0].sent_bytes == 2 * CHUNK);
+}
+
+static void a_new_connection_begins_anew(void) {
+  begin("a new connection tells what may have been lost, and owes nothing for the old one", 1, usual());
+  flow_frame said;
+  up(0, 1, 0);
+  flow_post(&r, got, CHUNK, 0);
+  talk_to_nobody(&r, 0, 0);
+  up(0, 2, 0);
+  EXPECT(says(&r, 0, CTS, 0, &said) && said.header.seq == 1);
+  hear(&s, 0, &said, 0);
+  flow_post(&s, sent, CHUNK, 0);
+  EXPECT(says(&s, 0, DATA, 0, &said));
+  hear(&r, 0, &said, 0);
+  up(0, 3, 0);
+  EXPECT(!says(&r, 0, ACK, 0, &said));
 }
 
 static void giving_up_counts_from_the_last_connection(void) {
@@ -170,69 +99,6 @@ static void chunks_of_an_older_connection_are_not_counted(void) {
   flow_arrived(&r, 0, &chunk.header, 0); // it had begun before
   EXPECT(r.path[0].arrived == 0 && flow_busy(&r));
 }
-
-static void acknowledge(uint64_t count, uint64_t now) {
-  frame ack = {.magic = WIRE_MAGIC, .type = ACK, .epoch = s.path[0].epoch, .seq = count};
-  int lost;
-  EXPECT(flow_heard(&s, 0, &ack, now, &lost));
-}
-
-// All that a path takes at once goes out, and is acknowledged so much later; so often. Returns what the last one took.
-static int bursts(int times, uint64_t took, uint64_t *now) {
-  int chunks = 0;
-  for (int i = 0; i < times; i++) {
-    uint64_t before = s.path[0].acknowledged;
-    flow_slot *slot = flow_post(&s, sent, sizeof sent, *now);
-    s.allowed = s.posted;
-    chunks = talk_to_nobody(&s, 0, *now);
-    *now += took;
-    acknowledge(before + (uint64_t)chunks, *now);
-    slot->state = SLOT_DONE; // the rest of it is not needed
-    flow_release(&s, slot);
-    s.tail = s.posted;
-  }
-  return chunks;
-}
-
-static void what_may_be_under_way_follows_the_rate(void) {
-  flow_limits limits = usual();
-  limits.window = 32 * CHUNK;
-  begin("what may be under way follows the rate of the path", 1, limits);
-  uint64_t now = MS;
-  flow_up(&s, 0, 1, now);
-  EXPECT(bursts(1, 2 * MS, &now) == 8);   // a quarter, as nothing is known of it
-  EXPECT(bursts(20, 2 * MS, &now) == 32); // all is there within the span
-  EXPECT(bursts(20, 100 * MS, &now) == 1);
-  EXPECT(bursts(100, 2 * MS, &now) == 32);
-  flow_up(&s, 0, 2, now);
-  bursts(1, 100 * MS, &now);
-  EXPECT(bursts(50, 100 * MS, &now) == 32); // a long way, not a slow one
-  EXPECT(s.path[0].window <= limits.window);
-}
-
-static void a_path_that_is_back_has_to_prove_itself(void) {
-  begin("a path that was lost gets one chunk, which others send, too, until that has come", 2, usual());
-  up(0, 1, 0);
-  up(1, 1, 0);
-  flow_down(&s, 0, 0);
-  flow_down(&r, 0, 0);
-  s.path[0].suspect = s.path[0].silent = s.path[0].slow = 1; // so it was
-  up(0, 2, 0);
-  EXPECT(!s.path[0].silent);
-  flow_post(&r, got, 4 * CHUNK, 0);
-  flow_post(&r, got, 4 * CHUNK, 0);
-  talk(1, 0);
-  flow_slot *slot = flow_post(&s, sent, 4 * CHUNK, 0);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 1);
-  talk(1, 0);
-  EXPECT(slot->state == SLOT_DONE && !memcmp(sent, got, 4 * CHUNK));
-  flow_post(&s, sent, 4 * CHUNK, 0);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 0);
-  acknowledge(1, MS);
-  EXPECT(talk_to_nobody(&s, 0, 0) == 4);
-}
-
-// ---------------------------------------------------------------- silence
 
 static void a_blocked_path_is_found_out_in_short_bursts(void) {
   begin("a blocked path is found out, though nobody ever waits for long", 2, usual());
@@ -377,6 +243,20 @@ static void a_receiver_says_that_it_hears_nothing(void) {
   EXPECT(flow_tick(&s, now + TICK).probe == 0);
 }
 
+static void what_was_said_of_an_older_connection_is_forgotten(void) {
+  begin("a complaint about a connection does not count for the next one of its path", 1, usual());
+  up(0, 1, 0);
+  uint64_t now = 0;
+  flow_post(&s, sent, CHUNK, now);
+  EXPECT(!wait_until(&now, 2 * SUSPECT, 1).probe);
+  frame deaf = {.magic = WIRE_MAGIC, .type = DOWN, .epoch = 1};
+  int lost;
+  EXPECT(flow_heard(&s, 0, &deaf, now, &lost) && lost == -1);
+  EXPECT(flow_tick(&s, now).probe == 1);
+  up(0, 2, now);
+  EXPECT(flow_tick(&s, now).probe == 0); // nobody has complained about this one
+}
+
 static void a_path_that_gets_nowhere_holds_nothing_up(void) {
   begin("a path over which bytes come, but no chunk gets through, holds nothing up", 2, usual());
   up(0, 1, 0);
@@ -423,6 +303,49 @@ static void closing_waits_for_no_blocked_path(void) {
   EXPECT(says(&s, 1, BYE, now, &said));
 }
 
+static void the_peer_is_told_of_a_loss(void) {
+  begin("over another path the peer is told which connection is lost", 2, usual());
+  flow_frame said;
+  up(0, 7, 0);
+  up(1, 1, 0);
+  flow_down(&s, 0, 0);
+  EXPECT(says(&s, 1, DOWN, 0, &said) && said.header.path == 0 && said.header.epoch == 7);
+  hear(&r, 1, &said, 0);
+  EXPECT(!r.path[0].live && r.path[1].live);
+}
+
+static void an_answer_to_a_bye_is_said_again(void) {
+  begin("who has heard that the other closes says so again over the next connection", 1, usual());
+  flow_frame said;
+  up(0, 1, 0);
+  flow_close(&s);
+  EXPECT(says(&s, 0, BYE, 0, &said));
+  hear(&r, 0, &said, 0);
+  talk_to_nobody(&r, 0, 0);
+  up(0, 2, 0);
+  EXPECT(says(&r, 0, BYE, 0, &said) && said.header.offset && !flow_finished(&s));
+  hear(&s, 0, &said, 0);
+  EXPECT(flow_finished(&s));
+}
+
+static void what_ends_with_the_peer_is_not_lost(void) {
+  begin("a path that ends after the peer has closed was not lost", 2, usual());
+  up(0, 1, 0);
+  up(1, 1, 0);
+  flow_down(&s, 0, 0);
+  EXPECT(s.path[0].downs == 1);
+  flow_close(&r);
+  talk(1, 0);
+  flow_down(&s, 1, 0);
+  EXPECT(s.peer_closed && !s.path[1].live && s.path[1].downs == 0);
+
+  begin("a path that ends after we have closed was not lost", 1, usual());
+  up(0, 1, 0);
+  flow_close(&s);
+  flow_down(&s, 0, 0);
+  EXPECT(s.path[0].downs == 0);
+}
+
 static void a_sender_goes_when_the_receiver_knows(void) {
   begin("a sender is finished when the receiver knows, not when it has said so", 1, usual());
   up(0, 1, 0);
@@ -453,11 +376,11 @@ static void a_sender_goes_when_the_receiver_knows(void) {
 
 int main(void) {
   posts_after_the_peer_has_closed_fail_at_once();
+  requests_have_their_bounds();
   a_new_connection_hands_on_what_the_old_one_carried();
+  a_new_connection_begins_anew();
   giving_up_counts_from_the_last_connection();
   chunks_of_an_older_connection_are_not_counted();
-  what_may_be_under_way_follows_the_rate();
-  a_path_that_is_back_has_to_prove_itself();
   a_blocked_path_is_found_out_in_short_bursts();
   a_blocked_path_that_nothing_needs_is_found_out();
   paths_that_nothing_needs_are_not_lost();
@@ -466,9 +389,15 @@ int main(void) {
   who_was_stopped_itself_calls_nothing_lost();
   when_all_fall_silent_none_is_lost();
   a_receiver_says_that_it_hears_nothing();
+  what_was_said_of_an_older_connection_is_forgotten();
   a_path_that_gets_nowhere_holds_nothing_up();
   closing_waits_for_no_blocked_path();
+  the_peer_is_told_of_a_loss();
+  an_answer_to_a_bye_is_said_again();
+  what_ends_with_the_peer_is_not_lost();
   a_sender_goes_when_the_receiver_knows();
+  stories_of_sending();
+  stories_of_hearing();
   if (!failures) printf("all stories hold\n");
   return failures != 0;
 }

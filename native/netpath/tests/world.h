@@ -1,6 +1,9 @@
 // World: two flows and the network between them, simulated in one process, from a seed. No socket, no thread, no clock.
 //
-//   world.c        the network (connections are ordered pipes of bytes), and two ends that do what the engine does
+//   world.c        chance, events, faults, the loop
+//   world_ways.c   the network: connections are ordered pipes of bytes
+//   world_bytes.c  what is written to connections, and read from them
+//   world_ends.c   two ends that do what the engine does: connect, tick, lose connections, close
 //   judge.c        what must be true after every event
 //   proto_world.c  what happens in a world: its plan, its users, its faults
 //
@@ -40,8 +43,12 @@ typedef struct { // one direction of a connection
   uint32_t first, pieces;
   uint64_t left;   // bytes that still get through
   uint64_t slow_us; // nothing gets through before
-  int planned, stalled, ends;
+  int planned, stalled, ends; // see way_end
 } way;
+
+// The writer has closed: gently, after what it has written; with a reset, which drops what is under way; or with a reset
+// behind what is under way, which is still read, though nobody is there any more.
+typedef enum { WAY_OPEN, WAY_CLOSED, WAY_RESET, WAY_RESET_BEHIND } way_end;
 
 typedef enum { SIDE_NONE, SIDE_CONNECTING, SIDE_GREETING, SIDE_ACCEPTED, SIDE_LIVE, SIDE_CLOSED } side_state;
 
@@ -150,12 +157,36 @@ uint64_t draw(uint64_t below);
 int chance(int percent);
 void plan_event(uint64_t at, event_kind kind, int end, int number, int link);
 uint8_t byte_of(uint64_t seq, uint32_t offset);
+const char *name_of(int end);
+int stopped(int end);
+uint64_t delay_of(int path);
 
 // world.c
 void world_begin(const plan *given, uint64_t seed, int story);
 void world_run(void);
 void world_end(void);
+
+// world_ways.c
+int link_new(int path);
+int open_side(const link *c, int end);
+void plan_carry(int of, int k, uint64_t at);
+void way_write(int of, int k, const uint8_t *bytes, uint32_t size);
+void side_close(int end, int of, int gently);
+void carry(int of, int k);
+void cut_links(int path);
+
+// world_bytes.c
+void send_frame(side *s, const link *c, frame_type type, uint32_t reason);
+void write_link(int end, int of);
 void pump(int end);
+void read_bytes(int end, int of, const uint8_t *bytes, uint32_t size);
+
+// world_ends.c
+void lose(int end, int of, const char *why);
+void arrive(int of);
+void greet(int of);
+void heard_early(int end, int of, const frame *in);
+void tick(int end);
 void wake_ticks(int end);
 void end_close(int end);
 void end_abort(int end);
@@ -169,6 +200,7 @@ void judge(void);
 void judge_write(uint64_t seq, const uint8_t *target, uint32_t size);
 void judge_read(uint64_t seq, const uint8_t *data, uint32_t size);
 void judge_loss(int end, int path);
+void judge_replaced(int of);
 void judge_give_up(int end);
 void judge_finish(int end);
 
