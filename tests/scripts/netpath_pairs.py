@@ -194,7 +194,7 @@ def one_is_missing(_a: Actions) -> str:
 
     def do(group: TorchrelayGroup, rank: int) -> None:
         if rank != 1:
-            group.monitored_barrier(timedelta(seconds=1), wait_all_ranks=True)
+            group.monitored_barrier(timedelta(seconds=4), wait_all_ranks=True)
 
     return str(on_each(groups, do)[0])
 
