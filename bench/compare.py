@@ -1,0 +1,233 @@
+"""Compare: one job and one schedule of faults, run in turn under plain PyTorch, restarts, the rivals, and torchrelay.
+
+    make bench NAME=compare
+    make bench NAME=compare ARGS="--only torchrelay-spares --model gpt"
+    make bench NAME=compare ARGS="--quick"
+
+The GPT of the examples, and a small one; 4 ranks. Rivals are installed into environments of their own, pinned; one that
+cannot be had or run says why, and the rest goes on. Figures by model and system, as gpt_torchrelay_spares_jct_s:
+
+jct_s                  from the first step of the last rank to its last one
+lost_steps             done again after a return to a checkpoint, or refused
+unplanned_pause_p50_s  how long the survivors of a kill, a hang, a lost node stood, less a step (median)
+step_time_ratio        a step before the first fault over one of plain PyTorch; see `overhead` for a paired measurement
+bit_equal              the parameters after the last step against those of the undisturbed run, to the last bit
+over_bound             (torchrelay) JCT over the undisturbed one plus a second for each fault
+
+The report, plots, and results.json go to --out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import statistics
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from compare_environments import CACHE, NotInstalled, packages, python_of
+from compare_figures import Plain, Seen, begin_ns, end_ns, figures, mean_of, plain_of
+from compare_report import write
+from compare_results import Outcome, Run
+from compare_schedule import PER_JOB, Fault, faults, naive_interval, tuned_interval
+from compare_systems import RANKS, Entry, Job, entries, here
+from compare_trial import Trial, costs_of
+from figures import finish, machine, progress
+
+MODELS = {"gpt": ("small", 4), "small": ("tiny", 2)}  # size in examples/train_gpt.py, windows in a batch
+STEPS = {"gpt": 900, "small": 4500}  # under a minute undisturbed on two cores
+QUICK_SHARE, QUICK_PER_JOB = 0.35, 3.3
+CORPUS_BYTES = 16_000_000
+SETS = ("a", "b", "c")
+
+
+class Setting(Struct, frozen=True, kw_only=True):
+    """One model's part of the bench. `work`: where the systems write, removed at the end."""
+
+    model: str
+    steps: int
+    per_job: float
+    schedule: tuple[Fault, ...]
+    corpus: Path
+    work: Path
+    rivals: Path
+
+    def order(self) -> dict[str, Any]:
+        size, batch = MODELS[self.model]
+        early = self.schedule[0].step * 9 // 10
+        job = {"corpus": str(self.corpus), "size": size, "batch": batch, "steps": self.steps}
+        return {**job, "ranks": RANKS, "early": early}
+
+
+def write_corpus(path: Path) -> Path:
+    """The source text of the standard library, as in the example, up to 16 MB: the same for all environments."""
+    root, size = Path(sysconfig.get_paths()["stdlib"]), 0
+    with path.open("wb") as file:
+        for source in sorted(root.rglob("*.py")):
+            if {"site-packages", "dist-packages"}.isdisjoint(source.parts) and size < CORPUS_BYTES:
+                size += file.write(source.read_bytes())
+    return path
+
+
+def try_out(entry: Entry, python: Path, setting: Setting, name: str, more: dict[str, Any], limit_s: float) -> Seen:
+    """One system, from its start to its end."""
+    schedule = setting.schedule if entry.name != "none" else ()
+    job = Job(
+        folder=setting.work / name,
+        order={**setting.order(), **entry.order, **more},
+        losses=sum(len(fault.ranks) for fault in setting.schedule),
+    )
+    progress(f"{setting.model}, {name}: starts")
+    return Trial(entry.make(job, python), schedule, limit_s, said(setting, name)).run()
+
+
+def said(setting: Setting, name: str) -> Callable[[str], None]:
+    return lambda text: progress(f"{setting.model}, {name}: {text}")
+
+
+def undisturbed(setting: Setting, entry: Entry, name: str) -> tuple[Seen, Plain]:
+    """Raises ValueError if it fails: then there is nothing to compare with."""
+    seen = try_out(entry, here(), setting, name, {}, limit_s=1800)
+    plain = plain_of(seen)
+    progress(f"{setting.model}, {name}: {plain.jct_s:.1f} s, a step {1000 * plain.step_s:.1f} ms")
+    return seen, plain
+
+
+def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int]) -> Outcome:
+    """One system's figures, or why there are none."""
+    more = {"every": every[entry.checkpoints]} if entry.checkpoints else {}
+    shown = {**entry.order, **more}
+    try:
+        python = python_of(entry.needs, setting.rivals, said(setting, entry.name)) if entry.needs else here()
+        known = packages(python) if entry.needs else []
+        seen = try_out(entry, python, setting, entry.name, more, limit_s=max(120.0, 5 * plain.jct_s))
+    except (NotInstalled, OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+        progress(f"{setting.model}, {entry.name}: not run: {error}")
+        return Outcome(name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=str(error))
+    end = end_ns(seen)
+    told = f"{(end - begin_ns(seen)) / 1e9:.1f} s" if end is not None else f"not to the end: {seen.reason}"
+    said(setting, entry.name)(told)
+    return Outcome(
+        name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=seen.reason, order=shown,
+        seen=seen, packages=known,
+    )  # fmt: skip
+
+
+def judged(one: Outcome, plain: Plain) -> Outcome:
+    """With its figures, if there was a step of each rank."""
+    if one.seen is None or not all(one.seen.lines.values()):
+        return one
+    return msgspec.structs.replace(one, figures=figures(one.seen, plain))
+
+
+def about_model(model: str) -> str:
+    size, batch = MODELS[model]
+    return (
+        f"The GPT of the examples in size `{size}`, without dropout, on the source text of Python's standard library; "
+        f"AdamW, DDP over Gloo, {RANKS} ranks of one thread, batches of {batch} windows of 64 bytes on each."
+    )
+
+
+def run_model(setting: Setting, chosen: Sequence[Entry]) -> Run:
+    """All systems with one model; plain PyTorch first, for the others are measured by it, and last, for the drift."""
+    first, plain = undisturbed(setting, entries()[0], "none")
+    costs = costs_of(setting.work / "none")
+    copy_s, write_s = statistics.median(costs.copy), statistics.median(costs.write)
+    every = {
+        "naive": naive_interval(setting.steps),
+        "tuned": tuned_interval(setting.steps, setting.per_job, plain.step_s, copy_s=copy_s, write_s=write_s),
+    }
+    found = [outcome(entry, setting, plain, every) for entry in chosen]
+    try:
+        _, again = undisturbed(setting, entries()[0], "none-again")
+    except ValueError as error:
+        progress(f"{setting.model}: {error}; the first run counts alone")
+        again = plain
+    outcomes = [judged(one, mean_of(plain, again)) for one in found]
+    return Run(
+        model=setting.model, about=about_model(setting.model), steps=setting.steps, ranks=RANKS,
+        per_job=setting.per_job, schedule=list(setting.schedule), plain=plain, again=again, none=first,
+        every=every, copy_s=copy_s, write_s=write_s, outcomes=outcomes,
+    )  # fmt: skip
+
+
+def setting_of(options: argparse.Namespace, model: str, work: Path, corpus: Path) -> Setting:
+    per_job = QUICK_PER_JOB if options.quick else PER_JOB
+    steps = options.steps or round(STEPS[model] * (QUICK_SHARE if options.quick else 1))
+    (work / model).mkdir()
+    return Setting(
+        model=model, steps=steps, per_job=per_job, schedule=faults(options.seed, steps, per_job), corpus=corpus,
+        work=work / model, rivals=options.rivals,
+    )  # fmt: skip
+
+
+def arguments() -> argparse.Namespace:
+    names = [entry.name for entry in entries()[1:]]
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", choices=names, action="append", help="this system, beside plain PyTorch; repeatable")
+    parser.add_argument("--model", choices=MODELS, action="append", help="this model alone (default: both)")
+    usual = ", ".join(f"{steps} of {model}" for model, steps in STEPS.items())
+    parser.add_argument("--steps", type=int, help=f"of each job (default: {usual})")
+    parser.add_argument("--seed", type=int, default=7, help="of the schedule")
+    parser.add_argument("--torchft", choices=SETS, nargs="+", default=["b"], help="sets of TorchFT's timeouts (b)")
+    parser.add_argument("--quick", action="store_true", help="about a third of the steps, and half of the faults")
+    parser.add_argument("--rivals", type=Path, default=CACHE, help=f"where their environments are ({CACHE})")
+    parser.add_argument("--out", type=Path, default=Path("compare-report"), help="the report's folder (compare-report)")
+    parser.add_argument("--keep", action="store_true", help="keep what the systems wrote, and say where")
+    options = parser.parse_args()
+    for model in options.model or MODELS:
+        try:
+            faults(options.seed, options.steps or 10_000, QUICK_PER_JOB if options.quick else PER_JOB)
+        except ValueError as error:
+            parser.error(f"--steps {options.steps}, model {model}: {error}")
+    return options
+
+
+def flags_of(options: argparse.Namespace) -> str:
+    """What was asked for, so that others may ask for the same."""
+    words = [f"--{name} {value}" for name in ("only", "model") for value in getattr(options, name) or ()]
+    words += [f"--steps {options.steps}"] if options.steps else []
+    words += [f"--torchft {' '.join(options.torchft)}"] if options.torchft != ["b"] else []
+    return " ".join([*words, f"--seed {options.seed}", *(["--quick"] if options.quick else [])])
+
+
+def chosen_of(options: argparse.Namespace) -> list[Entry]:
+    skipped = {f"torchft-{times}" for times in SETS if times not in options.torchft}
+    return [
+        entry for entry in entries()[1:]
+        if (entry.name in options.only if options.only else entry.name not in skipped)
+    ]  # fmt: skip
+
+
+def main() -> None:
+    options = arguments()
+    work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
+    try:
+        options.out.mkdir(parents=True, exist_ok=True)
+        corpus = write_corpus(work / "corpus")
+        about = machine()
+        settings = [setting_of(options, model, work, corpus) for model in options.model or MODELS]
+        runs = [run_model(setting, chosen_of(options)) for setting in settings]
+        flat = write(options.out, runs, about, flags_of(options))
+        finish("compare", flat, seed=options.seed, report=str(options.out / "README.md"))
+    except ValueError as error:
+        raise SystemExit(f"compare: {error}") from error
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
+    finally:
+        if options.keep:
+            print(f"kept: {work}", file=sys.stderr)
+        else:
+            shutil.rmtree(work, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,100 @@
+"""Phases: where the time of each recovery went, by what the processes have written down. Pure.
+
+For systems that start again, by the marks of their workers; the last worker counts. For TorchFT, by its steps: it
+stands until timeouts are over, goes on with fewer, and is whole again. For torchrelay, its own ledger tells.
+"""
+
+from __future__ import annotations
+
+import statistics
+from datetime import datetime
+from typing import Any
+
+from compare_figures import Seen, first_together_ns, pause_s, steady_s, until_ns
+from compare_schedule import What
+
+# By mark: what the time up to it was for.
+OF_MARKS = {
+    "started": "notice, and end the others",
+    "called": "notice, abort, and meet",
+    "imported": "start and import",
+    "connected": "connect",
+    "loaded": "load the checkpoint",
+}
+FIRST, AGAIN = "first step", "steps done again"
+STAND, FEWER = "stand until timeouts are over", "train with fewer"
+Phases = dict[str, float]
+
+
+def marked(seen: Seen, at: int) -> Phases | None:
+    """Of a fault after which all start again: seconds by phase; None if there are no marks after it."""
+    fault, until = seen.struck[at], until_ns(seen, at)
+    found, before = Phases(), fault.at_ns
+    known = {mark.name for marks in seen.marks.values() for mark in marks}
+    names = [name for name in OF_MARKS if name in known]
+    if "called" in names:  # whoever was kept is called again, and is not started
+        names = [name for name in names if name not in ("started", "imported")]
+    for name in names:
+        stamps = [
+            mark.at_ns for marks in seen.marks.values() for mark in marks
+            if mark.name == name and fault.at_ns < mark.at_ns < until
+        ]  # fmt: skip
+        if not stamps:
+            return None
+        found[OF_MARKS[name]] = max(0, max(stamps) - before) / 1e9
+        before = max(before, *stamps)
+    firsts = [
+        next((row.at_ns for row in rows if row.committed and row.at_ns > before), None) for rows in seen.lines.values()
+    ]
+    made = [first for first in firsts if first is not None]
+    if not made:
+        return None
+    first = max(made)
+    found[FIRST] = (first - before) / 1e9
+    new = (row.at_ns for row in seen.lines[0] if row.committed and row.at_ns > first and row.step > fault.step)
+    return found | {AGAIN: (next(new, first) - first) / 1e9}
+
+
+def by_steps(seen: Seen, at: int) -> Phases | None:
+    """Of a fault after which the others go on: how long they stand, and how long they are fewer."""
+    fault = seen.struck[at]
+    pause, whole = pause_s(seen, at, steady_s(seen)), first_together_ns(seen, at)
+    if pause is None:
+        return None
+    end_s = pause if whole is None else (whole - fault.at_ns) / 1e9
+    return {STAND: pause, FEWER: max(0.0, end_s - pause)}
+
+
+def told(line: dict[str, Any]) -> Phases:
+    """A line of torchrelay's ledger, in seconds."""
+    return {name: ms / 1000 for name, ms in line["phases"].items()}
+
+
+def ledger_lines(seen: Seen) -> list[dict[str, Any]]:
+    """The ledger's lines of incidents, oldest first."""
+    return sorted(seen.ledger, key=lambda line: datetime.fromisoformat(line["at"]))
+
+
+def phases(seen: Seen, what: What = What.KILL) -> list[Phases]:
+    """Of each fault of this kind."""
+    if seen.ledger:
+        lines = ledger_lines(seen)
+        if len(lines) != len(seen.struck):
+            lines = []  # some fault made two incidents, or none: which is whose cannot be told
+        return [told(line) for line, fault in zip(lines, seen.struck, strict=False) if fault.what is what]
+    restarts = any(marks for marks in seen.marks.values()) and any(
+        mark.name == "loaded" for marks in seen.marks.values() for mark in marks
+    )
+    each = [(marked if restarts else by_steps)(seen, at) for at, one in enumerate(seen.struck) if one.what is what]
+    return [one for one in each if one is not None]
+
+
+def medians(each: list[Phases]) -> Phases:
+    """By phase, in the order in which they come. They need not add up to the median of the whole."""
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: statistics.median(one.get(name, 0.0) for one in each) for name in names}
+
+
+def longest(each: list[Phases]) -> Phases:
+    names = dict.fromkeys(name for one in each for name in one)
+    return {name: max(one.get(name, 0.0) for one in each) for name in names}

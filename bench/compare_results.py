@@ -1,0 +1,130 @@
+"""Results of `compare`: what came out of each system with each model; and the flat figures of the last line. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from msgspec import Struct
+
+from compare_figures import Figures, Plain, Seen, mean_of, pause_s
+from compare_phases import phases
+from compare_schedule import Fault, What
+
+SECOND_A_FAULT = 1.0  # what a fault may cost torchrelay, beside the undisturbed time
+FLAT = ("jct_s", "jct_samples_s", "ettr", "lost_steps", "unplanned_pause_p50_s", "unplanned_pause_max_s",
+        "planned_pause_p50_s", "hang_pause_s", "skipped_samples_share", "once_share", "step_time_ratio",
+        "cpu_time_ratio", "bit_equal", "faults")  # fmt: skip
+
+
+class Outcome(Struct, frozen=True, kw_only=True):
+    """One system. `reason`: why it did not run, or not come to the end; empty if it did."""
+
+    name: str
+    title: str
+    hang: str = ""
+    note: str = ""
+    reason: str = ""
+    order: dict[str, Any] = {}
+    packages: list[str] = []
+    seen: Seen | None = None
+    figures: Figures | None = None
+
+    @property
+    def ours(self) -> bool:
+        return self.name.startswith("torchrelay")
+
+
+class Run(Struct, frozen=True, kw_only=True):
+    """All systems with one model. `again`: plain PyTorch once more, at the end; `every`: steps between checkpoints."""
+
+    model: str
+    about: str
+    steps: int
+    ranks: int
+    per_job: float
+    schedule: list[Fault]
+    plain: Plain
+    again: Plain
+    none: Seen
+    every: dict[str, int]
+    copy_s: float
+    write_s: float
+    outcomes: list[Outcome]
+
+    @property
+    def undisturbed_s(self) -> float:
+        return self.measure.jct_s
+
+    @property
+    def measure(self) -> Plain:
+        """What the others are measured by."""
+        return mean_of(self.plain, self.again)
+
+    @property
+    def drift(self) -> float:
+        return self.again.jct_s / self.plain.jct_s - 1
+
+
+def over_bound(run: Run, outcome: Outcome) -> float | None:
+    """JCT over what the undisturbed job and a second for each fault would take."""
+    found = outcome.figures
+    if found is None or found.jct_s is None:
+        return None
+    return found.jct_s / (run.undisturbed_s + SECOND_A_FAULT * found.faults)
+
+
+def spent(run: Run, outcome: Outcome) -> dict[str, float] | None:
+    """Where the seconds beyond the undisturbed time went; `rest` is what the other lines do not explain."""
+    found, seen = outcome.figures, outcome.seen
+    if found is None or seen is None or found.jct_s is None:
+        return None
+    pauses = [pause_s(seen, at, found.step_s) or 0.0 for at in range(len(seen.struck))]
+    parts = {
+        "stood": sum(pauses),
+        "steps done again": found.lost_steps * found.step_s,
+        "longer steps": (found.step_s - run.measure.step_s) * run.steps,
+    }
+    beyond = found.jct_s - run.undisturbed_s
+    return {"beyond the undisturbed": beyond, **parts, "rest": beyond - sum(parts.values())}
+
+
+def known(value: object) -> object:
+    """None for what could not be computed: JSON has no other word for it."""
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def flat_of(run: Run) -> dict[str, object]:
+    """The figures of one model, each by the names of model and system."""
+    found: dict[str, object] = {
+        f"{run.model}_none_jct_s": run.undisturbed_s,
+        f"{run.model}_none_step_s": run.plain.step_s,
+        f"{run.model}_drift": run.drift,
+    }
+    for one in run.outcomes:
+        start = f"{run.model}_{one.name.replace('-', '_')}"
+        if one.reason:
+            found[f"{start}_reason"] = one.reason
+        if one.figures is not None:
+            found |= {f"{start}_{name}": known(getattr(one.figures, name)) for name in FLAT}
+        if one.ours:
+            found[f"{start}_over_bound"] = over_bound(run, one)
+    return found
+
+
+def flat(runs: Iterable[Run]) -> dict[str, object]:
+    return {name: value for run in runs for name, value in flat_of(run).items()}
+
+
+def record(run: Run) -> dict[str, Any]:
+    """All of a model's part that is worth keeping, without each rank's every step."""
+    kept = {name: getattr(run, name) for name in Run.__struct_fields__ if name not in ("none", "outcomes")}
+    outcomes = []
+    for one in run.outcomes:
+        told = {name: getattr(one, name) for name in Outcome.__struct_fields__ if name != "seen"}
+        if one.seen is not None:
+            told |= {"struck": one.seen.struck, "missed": one.seen.missed, "ledger": one.seen.ledger}
+            told |= {"phases": {what.value: phases(one.seen, what) for what in What}, "spent": spent(run, one)}
+        outcomes.append(told)
+    return {**kept, "outcomes": outcomes}
