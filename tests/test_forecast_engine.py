@@ -7,7 +7,7 @@ from itertools import pairwise
 from time import process_time
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from torchrelay.economics.intervals import young_h
@@ -33,6 +33,10 @@ WILD = Process(
     floating=st.integers(0, 2), layout=st.sampled_from(["ddp", "fsdp", "hsdp=2", "tp=8,pp=4"]),
     counting=st.sampled_from(list(Counting)), calm=st.booleans(), share=st.integers(1, 3), short=st.sampled_from(Short),
     snapshots=st.sampled_from([0, 30]), failover=st.booleans(), retry=st.sampled_from([0.0, 0.3]),
+)  # fmt: skip
+@example(  # the time of a new submission was no whole millisecond, and never came
+    seed=4201, strategy=Strategy.MIGRATION, spares=1, floating=0, layout="ddp", counting=Counting.WALL, calm=False, share=1,
+    short=Short.WAIT, snapshots=30, failover=True, retry=0.0,
 )  # fmt: skip
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.slow

@@ -324,7 +324,8 @@ class Driving:
         enough = missing <= 0
         self.preempt(missing - len(self.under_way))
         hours = self.world.about(costs.replacement_h + costs.restore_h + costs.startup_h)
-        self.submit_ms = self.now_ms + hours * HOUR_MS if enough else math.inf
+        # Whole milliseconds: the core's clock would never come to a part of one.
+        self.submit_ms = self.now_ms + math.ceil(hours * HOUR_MS) if enough else math.inf
 
     def able(self) -> list[int]:
         others = {*self.world.down, *self.lent, *self.lent_down, *self.under_way}

@@ -24,6 +24,7 @@ from torchrelay.wire.launch import PathLimits
 
 # How long a path is lost before its node is at fault (`torchrelay run --net-down`).
 PATH_PATIENCE_H = PathLimits().down_s * SECOND_H
+MOST_AT_ONCE = 100_000  # things that happen at one time: a burst that takes all nodes has far fewer
 
 
 class Way(Protocol):
@@ -117,10 +118,16 @@ class World:
 
     def run(self) -> None:
         """To the end of the time, or of the work. Raises `Stuck`."""
+        rounds = 0
         while True:
             at = min(self.fault_h(), self._heap[0][0] if self._heap else math.inf, self.way.due_h(), self.end_h())
             if math.isinf(at):
                 raise Stuck(f"after {self.now_h:.1f} h the job waits for a node, and none is being repaired")
+            rounds = 0 if at > self.now_h else rounds + 1
+            if rounds > MOST_AT_ONCE:
+                raise Stuck(
+                    f"at {self.now_h:.4f} h things happen without end: a defect of the forecast, please report it"
+                )
             self.pass_until(at)
             if self.over():
                 break
