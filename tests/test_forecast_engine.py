@@ -35,8 +35,8 @@ WILD = Process(
     snapshots=st.sampled_from([0, 30]), failover=st.booleans(), retry=st.sampled_from([0.0, 0.3]),
 )  # fmt: skip
 @example(  # the time of a new submission was no whole millisecond, and never came
-    seed=4201, strategy=Strategy.MIGRATION, spares=1, floating=0, layout="ddp", counting=Counting.WALL, calm=False, share=1,
-    short=Short.WAIT, snapshots=30, failover=True, retry=0.0,
+    seed=4201, strategy=Strategy.MIGRATION, spares=1, floating=0, layout="ddp", counting=Counting.WALL, calm=False,
+    share=1, short=Short.WAIT, snapshots=30, failover=True, retry=0.0,
 )  # fmt: skip
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @pytest.mark.slow
