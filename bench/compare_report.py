@@ -119,21 +119,20 @@ def of_phases(run: Run) -> list[str]:
 
 
 def losses(run: Run) -> list[str]:
-    """Where another system is better than the better of ours."""
-    ours = [one.figures for one in run.outcomes if one.ours and one.figures is not None]
+    """Where another system is better than one of ours."""
+    ours = [(one.title, one.figures) for one in run.outcomes if one.ours and one.figures is not None]
     others = [(one.title, one.figures) for one in run.outcomes if not one.ours and one.figures is not None]
     lines = []
     for name, (words, unit, margin) in JUDGED.items():
-        values = [value for one in ours if (value := getattr(one, name)) is not None]
-        if not values:
-            continue
-        better = [
-            (value, title) for title, one in others
-            if (value := getattr(one, name)) is not None and value * margin < min(values)
-        ]  # fmt: skip
-        if better:
-            told = "; ".join(f"{title} {number(value)}" for value, title in sorted(better))
-            lines.append(f"- {words}: ours {number(min(values))} {unit}; {told}")
+        for ours_title, figures in ours:
+            mine = getattr(figures, name)
+            better = [
+                (value, title) for title, one in others
+                if mine is not None and (value := getattr(one, name)) is not None and value * margin < mine
+            ]  # fmt: skip
+            if better:
+                told = "; ".join(f"{title} {number(value)}" for value, title in sorted(better))
+                lines.append(f"- {words}: {ours_title} {number(mine)} {unit}; {told}")
     return [*(lines or ["- in none of what is measured here"]), ""]
 
 
