@@ -61,16 +61,18 @@ def test_the_interval_is_found_out_and_what_is_lost_since_is_made_again(tmp_path
 STEPS = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "80"]
 
 
-def lose_nodes(run_dir: Path, flags: list[str], words: list[str], *nodes: str) -> Finished:
-    """Run to the end; after step 5 these nodes lose their power, all at once."""
+def lose_nodes(run_dir: Path, flags: list[str], words: list[str], *ranks: int) -> Finished:
+    """Run to the end; after step 5 the nodes of these ranks lose their power, all at once."""
     process = start_job(run_dir, [*STEPS, "--pace", "0.1", *words], [*flags, "--isolate"])
     told = run_dir.with_name("run.out")
     wait_until("step 5", lambda: "step 5 " in told.read_text(), deadline_s=120)
+    # Nodes are taken in the order in which they join, which is not that of their names.
+    nodes = [row.node for row in Client.of(run_dir).view_ranks().ranks if row.rank in ranks]
     with ThreadPoolExecutor() as hands:
-        blows = [["node", "--node", node, "--how", "power", "--no-wait", "--yes", "--run-dir", str(run_dir)]
+        blows = [["node", "--node", str(node), "--how", "power", "--no-wait", "--yes", "--run-dir", str(run_dir)]
                  for node in nodes]  # fmt: skip
         struck = list(hands.map(lambda blow: torchrelay("chaos", *blow), blows))
-    assert [each.returncode for each in struck] == [0] * len(nodes), [each.stderr for each in struck]
+    assert [each.returncode for each in struck] == [0] * len(ranks), [each.stderr for each in struck]
     return end_job(process, run_dir, timeout_s=240)
 
 
@@ -79,7 +81,7 @@ def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
     """Two of four shards are gone, and the copies of the other two: who is left goes back by its own copies."""
     calm = run_job(tmp_path / "calm", STEPS, ["--nproc-per-node", "4"])
     flags = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
-    done = lose_nodes(tmp_path / "run", flags, [], "node-1")
+    done = lose_nodes(tmp_path / "run", flags, [], 2)
     assert done.code == 0, done.output[-3000:]
     assert differences(done, calm) == []
     (row,) = done.incidents()
@@ -89,10 +91,10 @@ def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
 
 @pytest.mark.soak
 def test_two_nodes_are_lost_at_once_and_a_second_buddy_has_the_copies(tmp_path: Path) -> None:
-    """Of node-1's shard there is a copy on node-2 and one on node-3; only the last is left."""
+    """Of rank 1's shard there is a copy on the node of rank 2 and on that of rank 3; only the last is left."""
     calm = run_job(tmp_path / "calm", STEPS, ["--nproc-per-node", "4"])
     flags = ["--nodes", "4", "--nproc-per-node", "1", "--spare-nodes", "2"]
-    done = lose_nodes(tmp_path / "run", flags, ["--buddies", "2"], "node-1", "node-2")
+    done = lose_nodes(tmp_path / "run", flags, ["--buddies", "2"], 1, 2)
     assert done.code == 0, done.output[-3000:]
     assert differences(done, calm) == []
     assert {row["resolution"] for row in done.incidents()} == {"rolled back"}

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import errno
 import itertools
-import mmap
 import os
 import struct
 from dataclasses import dataclass
@@ -28,6 +27,7 @@ from torchrelay.protocol.ids import Point, Rank
 MAGIC = b"TRSHELF1"
 HEADER = 4096
 DIGEST = 16
+PIECE = 1 << 20  # bytes that are hashed and then written while they are in the cache
 LEFT = 0.1  # of the memory's size stays free
 _HEAD = struct.Struct(f"<8sQQQ{DIGEST}s{DIGEST}s")
 _PART = ".part"
@@ -36,10 +36,6 @@ _turn = itertools.count()
 
 class NoRoom(OSError):
     """The memory of the node is full, or may not be used so far."""
-
-
-# All pages at once: one by one they would cost three times as much as what is written to them.
-POPULATE = getattr(mmap, "MAP_POPULATE", 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,49 +52,86 @@ class Sizes:
 
 
 class Draft:
-    """A snapshot that is being written: fill `memory`, then `finish`."""
+    """A snapshot that is being written: `write` all of it, in order, then `finish`. With `with`: else it is dropped.
+
+    By system calls and not by a map: to map and unmap a file costs as much CPU as it takes to fill it.
+    """
 
     def __init__(self, path: Path, target: Path, sizes: Sizes) -> None:
         """Raises `NoRoom`."""
         self._path, self._target, self._sizes = path, target, sizes
-        size = HEADER + sizes.whole
-        file = -1
+        self._at = 0  # bytes that are there
+        self._private, self._hash = xxhash.xxh3_128(), xxhash.xxh3_128()
+        self._file = -1
         try:
-            _leave_room(path, size)
-            file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            os.ftruncate(file, size)
-            os.posix_fallocate(file, 0, size)  # else the kernel would kill us in the middle
-            self._map = mmap.mmap(file, size, flags=mmap.MAP_SHARED | POPULATE)
+            _leave_room(path, HEADER + sizes.whole)
+            self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            _reserve(self._file, HEADER + sizes.whole)
         except OSError as error:
-            path.unlink(missing_ok=True)
-            if isinstance(error, NoRoom):
-                raise
-            text = f"no room for {sizes.whole:,} bytes in {path.parent}: {error.strerror}"
-            raise NoRoom(error.errno, text) from error
-        finally:
-            if file >= 0:
-                os.close(file)
-        self.memory = memoryview(self._map)[HEADER:]
+            self.drop()
+            raise error if isinstance(error, NoRoom) else self._no_room(error) from error
 
-    def finish(self, digest: bytes) -> None:
+    def __enter__(self) -> Draft:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file >= 0:
+            self.drop()
+
+    def write(self, data: bytes | memoryview) -> None:
+        """The next bytes: of the private record, the head, or the body. Raises `NoRoom`."""
+        view = memoryview(data).cast("B")
+        private = max(0, min(len(view), self._sizes.private - self._at))
+        self._private.update(view[:private])
+        self._put(view[:private])
+        for start in range(private, len(view), PIECE):
+            piece = view[start : start + PIECE]
+            self._hash.update(piece)
+            self._put(piece)
+
+    def _put(self, piece: memoryview) -> None:
+        try:
+            while piece:
+                count = os.pwrite(self._file, piece, HEADER + self._at)
+                self._at += count
+                piece = piece[count:]
+        except OSError as error:
+            raise self._no_room(error) from error
+
+    def digest(self) -> bytes:
+        """Of head and body, as far as they have been written."""
+        return self._hash.digest()
+
+    def finish(self) -> None:
         """It is whole: from now on it is on the shelf, in the place of an older one of the same point."""
         sizes = self._sizes
-        private = xxhash.xxh3_128(self.memory[: sizes.private]).digest()
-        _HEAD.pack_into(self._map, 0, MAGIC, sizes.private, sizes.head, sizes.body, digest, private)
+        assert self._at == sizes.whole, f"{self._at} of {sizes.whole} bytes were written"
+        private = self._private.digest()
+        os.pwrite(self._file, _HEAD.pack(MAGIC, sizes.private, sizes.head, sizes.body, self.digest(), private), 0)
         self._path.rename(self._target)
-        self._release()
+        self._close()
 
     def drop(self) -> None:
         """It came to nothing."""
         self._path.unlink(missing_ok=True)
-        self._release()
+        self._close()
 
-    def _release(self) -> None:
-        try:
-            self.memory.release()
-            self._map.close()
-        except BufferError:
-            pass  # a traceback holds a part of it: it goes with that
+    def _close(self) -> None:
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def _no_room(self, error: OSError) -> NoRoom:
+        return NoRoom(error.errno, f"no room for {self._sizes.whole:,} bytes in {self._path.parent}: {error.strerror}")
+
+
+def _reserve(file: int, size: int) -> None:
+    """So many bytes are in this file, and memory for them, so that what comes finds room. Raises `OSError`."""
+    known = os.fstat(file)
+    if known.st_size != size:
+        os.ftruncate(file, size)
+    if known.st_size < size or known.st_blocks * 512 < size:  # to ask for what is there costs as much as to write it
+        os.posix_fallocate(file, 0, size)
 
 
 def _leave_room(path: Path, size: int) -> None:
@@ -117,24 +150,35 @@ class Kept:
 
     def __init__(self, path: Path) -> None:
         """Raises `OSError` if it is not there, and `ValueError` if it is none."""
-        with path.open("rb") as file:
-            self._map = mmap.mmap(file.fileno(), 0, flags=mmap.MAP_SHARED | POPULATE, prot=mmap.PROT_READ)
-        magic, private, head, body, self.digest, of_private = _HEAD.unpack_from(self._map)
-        self.sizes = Sizes(private, head, body)
-        if magic != MAGIC or len(self._map) != HEADER + self.sizes.whole:
-            self._map.close()
+        self.file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._read(path)
+        except BaseException:
+            self.close()
+            raise
+
+    def _read(self, path: Path) -> None:
+        header = os.pread(self.file, _HEAD.size, 0)
+        if len(header) < _HEAD.size:
             raise ValueError(f"{path} is no snapshot")
-        whole = memoryview(self._map)[HEADER:]
-        self.private = bytes(whole[:private])
+        magic, private, head, body, self.digest, of_private = _HEAD.unpack(header)
+        self.sizes = Sizes(private, head, body)
+        if magic != MAGIC or os.fstat(self.file).st_size != HEADER + self.sizes.whole:
+            raise ValueError(f"{path} is no snapshot")
+        self.private = os.pread(self.file, private, HEADER)
         if xxhash.xxh3_128(self.private).digest() != of_private:
             raise ValueError(f"{path} is damaged")
-        self.head = whole[private : private + head]
-        self.body = whole[private + head :]
+
+    @property
+    def places(self) -> tuple[int, int, int]:
+        """Where private record, head and body begin in `file`."""
+        return HEADER, HEADER + self.sizes.private, HEADER + self.sizes.private + self.sizes.head
 
     def close(self) -> None:
-        self.head.release()
-        self.body.release()
-        # Somebody may still read a part of it: then it is closed with that.
+        """It is read no more."""
+        file, self.file = self.file, -1
+        if file >= 0:
+            os.close(file)
 
 
 class Shelf:

@@ -15,7 +15,6 @@ from torchrelay.protocol.events import Snapshot
 from torchrelay.protocol.ids import START, Generation, Point, Rank
 from torchrelay.protocol.orders import Source
 from torchrelay.wire.shelf import DIGEST, Kept, NoRoom, Shelf, Sizes
-from torchrelay.worker.digest import Digest
 from torchrelay.worker.serving import SHELVE, SNAPSHOT
 from torchrelay.worker.stream import CHUNK, Ask, RefusedAnswer, Serving, Stream, StreamBroken
 from torchrelay.worker.transfer import STALL_S, Cancel, ask_for
@@ -49,9 +48,7 @@ def give(
                 kept.digest,
             )
         )
-        for part in (memoryview(kept.private), kept.head, kept.body):
-            for start in range(0, len(part), CHUNK):
-                stream.send_bytes(part[start : start + CHUNK])
+        stream.send_file(kept.file, kept.places[0], kept.sizes.whole)
         (length,) = _ANSWER.unpack(stream.receive_bytes(_ANSWER.size))
         return bytes(stream.receive_bytes(length)).decode(errors="replace")
 
@@ -70,27 +67,25 @@ def take(stream: Stream, generation: Generation, ask: Ask, shelf: Shelf, current
         raise StreamBroken("what is announced is no snapshot")
     if current() > generation:
         raise StreamBroken(f"generation {generation} is over")
+    left = sizes.whole
     try:
-        draft = shelf.begin(what, sizes, Point(step, section) if keeps else None)
+        with shelf.begin(what, sizes, Point(step, section) if keeps else None) as draft:
+            buffer = memoryview(bytearray(min(left, CHUNK)))
+            while left:
+                piece = buffer[: min(left, CHUNK)]
+                stream.receive_into(piece)
+                left -= len(piece)
+                draft.write(piece)
+            if draft.digest() != digest:
+                raise StreamBroken("a snapshot came with another digest than was sent")
+            if current() > generation:
+                raise StreamBroken(f"generation {generation} is over")
+            draft.finish()
     except NoRoom as error:
         reason = str(error.strerror).encode()[:1000]
-        _skip(stream, sizes.whole)
+        _skip(stream, left)
         stream.send_bytes(_ANSWER.pack(len(reason)) + reason)
         return
-    try:
-        mine = Digest()
-        for start in range(0, sizes.whole, CHUNK):
-            with draft.memory[start : start + CHUNK] as piece:
-                stream.receive_into(piece)
-                mine.add(piece[max(0, private - start) :])
-        if mine.raw() != digest:
-            raise StreamBroken("a snapshot came with another digest than was sent")
-        if current() > generation:
-            raise StreamBroken(f"generation {generation} is over")
-        draft.finish(digest)
-    except BaseException:
-        draft.drop()
-        raise
     stream.send_bytes(_ANSWER.pack(0))
 
 
@@ -109,9 +104,7 @@ def hand(stream: Stream, generation: Generation, ask: Ask, shelf: Shelf) -> None
     try:
         stream.send(Serving(generation, ask.point, kept.sizes.head, kept.sizes.body))
         stream.allow(STALL_S, time.monotonic() + GIVE_S)
-        for part in (kept.head, kept.body):
-            for start in range(0, len(part), CHUNK):
-                stream.send_bytes(part[start : start + CHUNK])
+        stream.send_file(kept.file, kept.places[1], kept.sizes.head + kept.sizes.body)
         stream.send_bytes(kept.digest)
     finally:
         kept.close()

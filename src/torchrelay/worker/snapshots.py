@@ -29,7 +29,6 @@ from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.wire.shelf import DIGEST, NoRoom, Shelf, Sizes
 from torchrelay.worker import groups, memory
 from torchrelay.worker.cadence import Cadence
-from torchrelay.worker.digest import Digest
 from torchrelay.worker.shelving import give
 from torchrelay.worker.stream import StreamBroken
 from torchrelay.worker.transfer import Cancel
@@ -43,8 +42,6 @@ log = logging.getLogger(__name__)
 EVERY = 10  # steps
 AUTO = "auto"  # the interval is found out, see `cadence`
 AGAIN_S, TRIES_S = 0.05, 10.0  # between attempts to reach a buddy, and how long
-PIECE = 1 << 20  # bytes copied, then hashed while they are in the cache
-
 
 ALONE = "torchrelay: {} ranks hold state that no other rank has. "
 WITHOUT = (
@@ -217,19 +214,13 @@ class Snapshots:
         private = kept[0] if kept else b""
         head, tensors = self._state.manifest()
         sizes = Sizes(len(private), len(head), sum(map(memory.size, tensors)))
-        draft = self._shelf.begin(what, sizes, self._settled)
-        to, digest = draft.memory, Digest()
-        to[: len(private)] = private
-        at = len(private)
-        for view in (memoryview(head), *(view for tensor in tensors for view in memory.outgoing(tensor))):
-            flat = view.cast("B")
-            for start in range(0, len(flat), PIECE):
-                piece = flat[start : start + PIECE]
-                with to[at : at + len(piece)] as landed:
-                    landed[:] = piece
-                    digest.add(landed)
-                at += len(piece)
-        draft.finish(digest.raw())
+        with self._shelf.begin(what, sizes, self._settled) as draft:
+            draft.write(private)
+            draft.write(head)
+            for tensor in tensors:
+                for view in memory.outgoing(tensor):
+                    draft.write(view)
+            draft.finish()
 
     def _complain(self, reason: str) -> None:
         """Once: the run goes on as it would without snapshots."""
