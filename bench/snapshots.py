@@ -3,6 +3,7 @@
     make bench NAME=snapshots
 
 snapshot_time_ratio   upper 95 % bound of the median of the paired differences, as a ratio to the step without
+snapshot_cpu_ratio    the same of CPU time, of the whole process tree; it varies less with what else the machine does
 snapshot_copies       bytes that lie on all shelves when all is settled, over the bytes of all shards: each is kept on
                       its own node and on another, in two versions
 
@@ -20,8 +21,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from figures import finish, progress, upper_bound_of_median
-from overhead import HERE, Side, differences
+from figures import finish, progress
+from overhead import HERE, Side, differences, ratio_bound
 
 EVERY = 10
 SHARDS = 3 * 4 * 1024 * (1024 + 1) * 4  # bytes: parameters and two moments of four layers, in float32
@@ -41,6 +42,11 @@ def start(name: str, work: Path, every: int, blocks: int) -> Side:
     return Side(name, process, folder)
 
 
+def ratio(ours: list[float], plain: list[float]) -> float:
+    """1 + the median of the paired differences over the plain median."""
+    return 1 + statistics.median(differences(ours, plain)) / statistics.median(plain)
+
+
 def on_shelves() -> int:
     """Bytes of memory in complete snapshots of running jobs of this user."""
     found = Path("/dev/shm").glob("torchrelay-run-*/*/snapshots/[0-9]*")
@@ -56,13 +62,15 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
     sides = [start("with", work, EVERY, blocks), start("without", work, 0, blocks)]
     took: dict[str, list[float]] = {"with": [], "without": []}
+    used: dict[str, list[float]] = {"with": [], "without": []}
     before, copies = on_shelves(), 0
     try:
         for block in range(blocks):
             for side in sides if block % 2 else reversed(sides):
-                step_s, _, _ = side.run_block(block)
+                step_s, _, cpu_s = side.run_block(block)
                 if block:
                     took[side.name].append(step_s)
+                    used[side.name].append(cpu_s)
             copies = on_shelves() - before
             progress(f"block {block + 1} of {blocks}")
         for side in sides:
@@ -73,13 +81,13 @@ def main() -> None:
                 side.process.terminate()
                 side.process.wait(30)
         shutil.rmtree(work, ignore_errors=True)
-    plain = statistics.median(took["without"])
-    more = differences(took["with"], took["without"])
     figures = {
-        "snapshot_time_ratio": 1 + upper_bound_of_median(more) / plain,
-        "snapshot_time_ratio_p50": 1 + statistics.median(more) / plain,
+        "snapshot_time_ratio": ratio_bound(took["with"], took["without"]),
+        "snapshot_time_ratio_p50": ratio(took["with"], took["without"]),
+        "snapshot_cpu_ratio": ratio_bound(used["with"], used["without"]),
+        "snapshot_cpu_ratio_p50": ratio(used["with"], used["without"]),
         "snapshot_copies": copies / SHARDS,
-        "step_s": plain,
+        "step_s": statistics.median(took["without"]),
     }
     finish("snapshots", figures, blocks=blocks, every=EVERY)
 

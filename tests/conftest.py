@@ -20,7 +20,7 @@ SLOW = frozenset(
     }
 )  # fmt: skip
 
-# Several processes with deadlines: beside others they would only wait for one another.
+# Several processes with deadlines: not beside those that keep all cores busy.
 JOBS = frozenset(
     {
         "test_agent", "test_agent_deaths", "test_ddp", "test_groups", "test_local_scheduler", "test_netpath_backend",

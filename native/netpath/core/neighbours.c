@@ -47,6 +47,11 @@ static int open_socket(int local) {
   return socket_of[local] = file;
 }
 
+static void close_socket(int local) {
+  if (socket_of[local] >= 0) close(socket_of[local]);
+  socket_of[local] = -1;
+}
+
 // Nothing comes over it, something did lately, and it is waited for.
 static int is_missed(const np_comm *comm, int path, uint64_t now) {
   const flow_path *p = &comm->flow.path[path];
@@ -73,15 +78,13 @@ void neighbours_keep(uint64_t now) {
       if (each->remote[i].any.sa_family && is_missed(each, i, now))
         count = add(all, count, each->local[i], &each->remote[i]);
   for (int i = 0; i < count; i++) {
-    int file = open_socket(all[i].local);
-    if (file >= 0) // what becomes of it does not matter
-      sendto(file, "", 0, MSG_CONFIRM | MSG_DONTWAIT | MSG_NOSIGNAL, &all[i].remote.any, address_length(&all[i].remote));
+    int file = open_socket(all[i].local), flags = MSG_CONFIRM | MSG_DONTWAIT | MSG_NOSIGNAL;
+    if (file < 0) continue;
+    // It may have been bound to an interface that is gone, and there is another of its name by now.
+    if (sendto(file, "", 0, flags, &all[i].remote.any, address_length(&all[i].remote)) < 0) close_socket(all[i].local);
   }
 }
 
 void neighbours_end(void) {
-  for (int i = 0; i < NP_MAX_PATHS; i++) {
-    if (socket_of[i] >= 0) close(socket_of[i]);
-    socket_of[i] = -1;
-  }
+  for (int i = 0; i < NP_MAX_PATHS; i++) close_socket(i);
 }
