@@ -44,7 +44,7 @@ TAINTS = "taints"
 FIRST_KEY = "first"  # the key of the grant that a run starts with
 
 LOOK_S = 0.1  # how often files are looked at
-AGAIN_S = 0.2  # before an agent that ended is started again
+AGAIN_S = 0.2  # before an agent that ended soon after its start is started again
 # Deaths in a row within this time after which a node is given up.
 QUICK_S = 5.0
 CANNOT_START = 94  # an agent's exit code that will not change by trying again
@@ -227,7 +227,8 @@ class LocalScheduler:
                 reason = f"its agent cannot run (exit code {code})"
                 self._announce(GrantLost(node=agent.node, grant=grant, reason=reason))
                 return
-            await asyncio.sleep(AGAIN_S)
+            # Who has run for long is missed: its return tells others which ranks are lost.
+            await asyncio.sleep(AGAIN_S if quick else 0)
             if not agent.wanted:
                 return
             agent.process = await self._launch(agent.node, agent.slots)

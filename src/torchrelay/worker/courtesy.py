@@ -2,7 +2,8 @@
 
 Its threads get a lower priority, and the old one back when it is called for. An ordinary user may only do the first; so
 it is tried, on a thread that ends, whether the way back is open. (`setpriority` on Linux is per thread, and new threads
-take over the priority of the one that makes them.)
+take over the priority of the one that makes them.) Where the kernel shares processors out by session, that alone does
+nothing, and the session steps back, too: see `autogroup`.
 """
 
 from __future__ import annotations
@@ -12,10 +13,15 @@ import os
 import threading
 from pathlib import Path
 
+from torchrelay.worker import autogroup
+from torchrelay.worker.autogroup import SessionPriority
+
 log = logging.getLogger(__name__)
 
 LOWEST = 19
 STEPS = 15  # of nice: about a thirtieth of the processor's time beside others that want all of it
+# The same for a session: a tenth. It holds the control thread, too, and competes with whatever else the machine does.
+SESSION_STEPS = 10
 
 
 class Courtesy:
@@ -23,18 +29,29 @@ class Courtesy:
 
     def __init__(self) -> None:
         self._before: int | None = None
+        self._session_before: int | None = None
+        self._session = SessionPriority()
         self._over = False
 
     def give_way(self) -> None:
         """Let others go first, if that can be taken back. Not again once its turn has come: orders are repeated."""
+        if self._over:
+            return
+        session = autogroup.read_priority()
+        if self._session_before is None and session is not None and session >= 0:  # below, the way back may be barred
+            self._session_before = session
+            self._session.want(min(session + SESSION_STEPS, LOWEST))
         before = os.getpriority(os.PRIO_PROCESS, 0)
-        if self._before is None and not self._over and may_return(before):
+        if self._before is None and may_return(before):
             self._before = before
             set_all(min(before + STEPS, LOWEST), of=before)
 
     def take_turn(self) -> None:
         """Be as quick as others again."""
         self._over = True
+        if self._session_before is not None:  # first: until then we hardly get a processor beside others
+            self._session.want(self._session_before)
+            self._session_before = None
         if self._before is not None:
             before, self._before = self._before, None
             low = min(before + STEPS, LOWEST)
