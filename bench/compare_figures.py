@@ -168,39 +168,40 @@ def until_ns(seen: Seen, at: int) -> int:
     return later[0] if later else max(rows[-1].at_ns for rows in seen.lines.values() if rows)
 
 
+def gaps_ns(seen: Seen, at: int, rank: int) -> list[tuple[int, int]]:
+    """Between the steps of a rank: how long it stood, of that what lies between this fault and the next, and until when.
+
+    The next fault comes in the middle of a step: what is stood for it is not put down to this one, too.
+    """
+    begin, until = seen.struck[at].at_ns, until_ns(seen, at)
+    stamps = [row.at_ns for row in seen.lines[rank] if row.committed]
+    return [
+        (min(after, until) - max(before, begin), after)
+        for before, after in pairwise(stamps)
+        if after > begin and before < until
+    ]
+
+
 def pause_s(seen: Seen, at: int, step_s: float) -> float | None:
     """How long the survivors of a fault stood: the longest time without a step of any of them, less a usual step.
 
     What was under way may still have been done: only the part after the fault counts. None if they never went on. Who
     was hit or left is not asked, though it may have gone on at once in another place.
     """
-    fault, until, found = seen.struck[at], until_ns(seen, at), []
-    for rank, rows in seen.lines.items():
-        if rank in fault.ranks:
-            continue
-        stamps = [row.at_ns for row in rows if row.committed]
-        gaps = [
-            after - max(before, fault.at_ns)
-            for before, after in pairwise(stamps)
-            if after > fault.at_ns and before < until
-        ]
-        found += [max(gaps)] if gaps else []
+    hit = seen.struck[at].ranks
+    found = [stood for rank in seen.lines if rank not in hit for stood, _ in gaps_ns(seen, at, rank)]
     return max(0.0, max(found) / 1e9 - step_s) if found else None
 
 
 def first_together_ns(seen: Seen, at: int) -> int | None:
     """When, after the pause of a fault, all ranks had done a step together; None if not before the next fault."""
-    fault = seen.struck[at]
-    rows = seen.lines[0]
-    gaps = [
-        (after.at_ns - max(before.at_ns, fault.at_ns), after.at_ns)
-        for before, after in pairwise([row for row in rows if row.committed])
-        if after.at_ns > fault.at_ns and before.at_ns < until_ns(seen, at)
-    ]
+    gaps = gaps_ns(seen, at, 0)
     if not gaps:
         return None
     stood = max(gaps)[1]
-    together = (row.at_ns for row in rows if row.committed and row.at_ns >= stood and row.together == seen.ranks)
+    together = (
+        row.at_ns for row in seen.lines[0] if row.committed and row.at_ns >= stood and row.together == seen.ranks
+    )
     return next(together, None)
 
 

@@ -242,6 +242,20 @@ def test_a_pause_is_put_down_to_the_fault_before_it() -> None:
     assert found.unplanned_pause_p50_s == pytest.approx(1.25)
 
 
+def test_the_pause_of_a_fault_in_the_middle_of_a_step_is_not_put_down_to_the_one_before_it() -> None:
+    world = World()
+    world.train(0, 15)
+    for what, rank, pause in ((What.KILL, 2, 0.3), (What.STOP, 3, 2.0)):
+        world.wait(0.03)  # faults come while a step is under way
+        world.lose(what, rank)
+        world.wait(pause)
+        world.train(15, 25) if what is What.KILL else world.train(25, 40)
+    seen = world.seen()
+    assert [pause_s(seen, at, 0.1) for at in (0, 1)] == [pytest.approx(0.3), pytest.approx(2.0)]
+    first = seen.struck[0]
+    assert first_together_ns(seen, 0) == first.at_ns + round(0.4e9)
+
+
 def test_who_never_goes_on_has_no_pause_and_no_end() -> None:
     world = World()
     world.train(0, 20)
