@@ -169,7 +169,7 @@ def until_ns(seen: Seen, at: int) -> int:
 
 
 def gaps_ns(seen: Seen, at: int, rank: int) -> list[tuple[int, int]]:
-    """Between the steps of a rank: how long it stood, of that what lies between this fault and the next, and until when.
+    """How long a rank stood between its steps, of that what lies between this fault and the next; and until when.
 
     The next fault comes in the middle of a step: what is stood for it is not put down to this one, too.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -17,7 +18,7 @@ import pytest
 from tests.agent_stage import ROOT, lives, offspring
 from torchrelay.agent.children import Children, ProcessGone, read_stat, signal_name
 from torchrelay.agent.forks import Child, Ended, Forget, Fork, FromForkserver, Inventory, Kill, Stop, from_forkserver
-from torchrelay.agent.forkserver import resolve
+from torchrelay.agent.forkserver import preload, resolve
 from torchrelay.agent.oom import OomCounters, own_cgroup_file
 from torchrelay.protocol.ids import JobId, WorkerId
 from torchrelay.wire.codec import encode
@@ -108,6 +109,23 @@ def gone(pid: int) -> bool:
             return False
         time.sleep(0.002)
     return True
+
+
+# ---------------------------------------------------------------- loading
+
+
+def test_modules_are_loaded_without_the_garbage_collector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "loaded_by_a_forkserver.py").write_text("import gc\nCOLLECTS = gc.isenabled()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    before = gc.get_freeze_count()
+    try:
+        preload(["loaded_by_a_forkserver"])
+        assert sys.modules["loaded_by_a_forkserver"].COLLECTS is False
+        assert gc.isenabled(), "workers collect their garbage as ever"
+        assert gc.get_freeze_count() > before, "what was loaded is left alone, so that its pages stay shared"
+    finally:
+        gc.unfreeze()
+        sys.modules.pop("loaded_by_a_forkserver", None)
 
 
 # ---------------------------------------------------------------- forking

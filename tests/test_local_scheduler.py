@@ -124,6 +124,20 @@ def test_an_agent_that_dies_is_started_again(tmp_path: Path) -> None:
     play(tmp_path, story)
 
 
+def test_an_agent_that_has_run_for_long_is_started_again_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local, "QUICK_S", 0.0)  # any time is long
+    monkeypatch.setattr(local, "AGAIN_S", 3600.0)
+
+    async def story(scheduler: LocalScheduler, hearing: Hearing) -> None:
+        await scheduler.acquire(SpareRequest(key="k", prefer=(NODE,)))
+        os.kill(scheduler.processes()[NODE], signal.SIGKILL)
+        await hearing.until(NodeReturned)
+
+    play(tmp_path, story)
+
+
 def test_an_agent_that_cannot_start_is_not_tried_again(tmp_path: Path) -> None:
     async def story(scheduler: LocalScheduler, hearing: Hearing) -> None:
         await scheduler.acquire(SpareRequest(key="k", prefer=(NODE,)))
