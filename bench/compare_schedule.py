@@ -67,7 +67,7 @@ def faults(seed: int, steps: int, per_job: float = PER_JOB) -> tuple[Fault, ...]
         for what in mix:
             at += mean * dice.uniform(*SPREAD)
             rank = 2 if what is What.NODE else dice.choice((1, 2, 3))
-            if at > LAST * steps:
+            if round(at) > LAST * steps:
                 return tuple(found)
             found.append(Fault(round(at), what, rank))
 

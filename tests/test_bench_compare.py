@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 sys.path.append(str(Path(__file__).parent.parent / "bench"))  # its files import one another by their names
@@ -130,6 +130,7 @@ def test_the_rate_is_that_of_the_field_test() -> None:
 
 
 @given(st.integers(0, 10_000), st.integers(300, 5_000))
+@example(339, 321)  # the last one lies before the limit and is rounded to behind it
 def test_a_schedule_holds_each_kind_spares_rank_0_and_ends_before_the_job(seed: int, steps: int) -> None:
     found = faults(seed, steps)
     assert found == faults(seed, steps)
