@@ -159,8 +159,8 @@ CHANGES = [
     Change("a new connection is not told of posts", "p->cts_due = !f->sends;\n  p->bye_due", "p->bye_due"),
     Change(
         "giving up counts from before a connection",
-        "  f->cut_us = 0;\n  f->unreachable = 0;\n}\n\n// ------",
-        "}\n\n// ------",
+        "  f->cut_us = 0;\n  f->unreachable = 0;\n  if (!f->ticked_us)",
+        "  if (!f->ticked_us)",
     ),
     # ------------------------------------------------ sending
     Change(
@@ -400,13 +400,38 @@ CHANGES = [
     Change("a slow path keeps its chunks", "    p->slow = 1;\n    let_others_take(f, p);", "    p->slow = 1;"),
     Change(
         "who was stopped holds it against the others",
-        "!f->watched || now - f->ticked_us >= f->limits.dead_us / 2)",
-        "!f->watched)",
+        "if (!f->watched || stopped)",
+        "if (!f->watched)",
     ),
     Change(
         "who did not wait holds it against the others",
-        "!f->watched || now - f->ticked_us >= f->limits.dead_us / 2)",
-        "now - f->ticked_us >= f->limits.dead_us / 2)",
+        "if (!f->watched || stopped)",
+        "if (stopped)",
+    ),
+    Change(
+        "who was stopped has slept only until its next tick",
+        "has_slept(f, now) || (f->woke_us && now - f->woke_us < f->limits.suspect_us)",
+        "has_slept(f, now)",
+    ),
+    Change(
+        "who was stopped has slept only after its next tick",
+        "has_slept(f, now) || (f->woke_us && now - f->woke_us < f->limits.suspect_us)",
+        "(f->woke_us && now - f->woke_us < f->limits.suspect_us)",
+    ),
+    Change(
+        "who was stopped once has slept for ever",
+        "f->woke_us && now - f->woke_us < f->limits.suspect_us",
+        "f->woke_us",
+    ),
+    Change(
+        "who is stopped while nobody waits has not slept",
+        "f->limits.dead_us / 2 + (f->watched ? 0 : SELDOM_US);",
+        "f->limits.dead_us / 2 && f->watched;",
+    ),
+    Change(
+        "who is stopped before its first tick has not slept",
+        "  if (!f->ticked_us) f->ticked_us = now; // it may be stopped before the first tick\n",
+        "",
     ),
     Change(
         "giving up counts on after the peer was heard", "    f->cut_us = 0;\n    return verdict;", "    return verdict;"

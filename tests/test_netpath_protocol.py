@@ -29,6 +29,7 @@ RULES_AND_SEEDS = {
     "RULE_ALIVE": 50,
     "RULE_REFUSED": 7333,
     "RULE_SUM_ALL": 9,
+    "RULE_WOKEN": 50,
 }
 RULE = re.compile(r"^ +(RULE_[A-Z_]+) = (\d+),", re.MULTILINE)
 

@@ -226,7 +226,7 @@ static void heard_hello(conn *c, const frame *hello, const hello_body *body, uin
   if (hello->path >= comm->flow.paths) comm->flow.paths = hello->path + 1;
   conn *old = comm->live[hello->path];
   const flow_path *known = &comm->flow.path[hello->path];
-  int alive = now - known->heard_us < comm->flow.limits.suspect_us;
+  int alive = now - known->heard_us < comm->flow.limits.suspect_us || flow_was_stopped(&comm->flow, now);
   int older = (int16_t)(hello->epoch - known->epoch) <= 0; // it was long on its way
   if (old && (alive || older)) {
     c->comm = NULL;

@@ -162,6 +162,7 @@ void flow_up(flow *f, int path, uint16_t epoch, uint64_t now) {
   p->bye_due = f->closing || (!f->sends && f->peer_closed);
   f->cut_us = 0;
   f->unreachable = 0;
+  if (!f->ticked_us) f->ticked_us = now; // it may be stopped before the first tick
 }
 
 // ---------------------------------------------------------------- sending

@@ -105,6 +105,7 @@ typedef struct {
   uint64_t busy_us;   // since when we listen and silence means something
   uint64_t apart_us;  // since when some path is heard of; before that the silence of one says nothing about it
   uint64_t ticked_us;
+  uint64_t woke_us;   // when we were stopped last, until then; 0: never
   uint64_t cut_us;    // since when no path has been heard of while somebody waits; 0: not so
   uint64_t peer_end;  // peer_closed: it has said so with this count
   uint8_t unreachable, closing, peer_closed, failed;
@@ -149,6 +150,7 @@ void flow_arrived(flow *f, int path, const frame *header, uint64_t now);
 void flow_alive(flow *f, int path, uint64_t now);                       // bytes have come
 
 // silence.c
+int flow_was_stopped(const flow *f, uint64_t now);                      // so lately that peers may not have been heard since
 int flow_watches(const flow *f);                                        // busy, or a path is to be found out about
 flow_verdict flow_tick(flow *f, uint64_t now);
 

@@ -86,12 +86,24 @@ static void tick_path(flow *f, int path, uint64_t now, flow_verdict *verdict) {
   }
 }
 
+static const uint64_t SELDOM_US = 125000; // more than what lies between two ticks while nobody waits
+
+// Who was stopped has heard nothing, and that proves nothing.
+static int has_slept(const flow *f, uint64_t now) {
+  return f->ticked_us && now - f->ticked_us >= f->limits.dead_us / 2 + (f->watched ? 0 : SELDOM_US);
+}
+
+int flow_was_stopped(const flow *f, uint64_t now) {
+  return has_slept(f, now) || (f->woke_us && now - f->woke_us < f->limits.suspect_us);
+}
+
 flow_verdict flow_tick(flow *f, uint64_t now) {
   flow_verdict verdict = {0};
   int heard = 0;
   int watches = flow_watches(f);
-  // Who was stopped has heard nothing, and that proves nothing.
-  if (!f->watched || now - f->ticked_us >= f->limits.dead_us / 2) f->busy_us = now;
+  int stopped = has_slept(f, now);
+  if (stopped) f->woke_us = now;
+  if (!f->watched || stopped) f->busy_us = now;
   f->watched = (uint8_t)watches;
   f->ticked_us = now;
   if (!others_are_heard(f, -1, now)) f->apart_us = now;

@@ -269,6 +269,14 @@ void judge_loss(int end, int path) {
   if (!heard) violate("%s calls path %d lost while all are silent", NAMES[end], path);
 }
 
+// A path was well long before its end, which listened to it, was stopped; and it has only just woken.
+static int was_only_stopped(const terminal *t, int path) {
+  const flow_limits *limits = &w.plan.limits;
+  if (!t->flow.watched || t->stopped_until - t->stopped_since < limits->dead_us) return 0;
+  if (w.now - t->stopped_until >= limits->suspect_us / 2) return 0;
+  return w.wire_us[path] && w.wire_us[path] + limits->dead_us <= t->stopped_since;
+}
+
 // A connection gives way to another of its path, `of`. That a newer one was left by its sender meanwhile, nobody can know.
 void judge_replaced(int of) {
   const link *c = &w.link[of];
@@ -276,6 +284,8 @@ void judge_replaced(int of) {
   int older = t->live[c->path] >= 0 && (int16_t)(c->epoch - w.link[t->live[c->path]].epoch) < 0;
   if (older && connection_is_well(c->path) && c->side[SENDER].state == SIDE_CLOSED)
     violate("the receiver gives up path %d for an older connection, which its sender has left", c->path);
+  if (t->live[c->path] >= 0 && connection_is_well(c->path) && was_only_stopped(t, c->path))
+    violate("the receiver gives up path %d, which is well, as it was stopped itself", c->path);
 }
 
 void judge_give_up(int end) {

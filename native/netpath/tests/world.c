@@ -86,6 +86,7 @@ static void begin_fault(const fault *x, int number) {
   if (x->kind == STOP) {
     terminal *t = &w.end[x->which];
     uint64_t until = w.now + x->for_us;
+    if (!stopped(x->which)) t->stopped_since = w.now;
     if (until > t->stopped_until) t->stopped_until = until;
     if (until > w.woken_us) w.woken_us = until;
   }
@@ -118,11 +119,9 @@ static void end_fault(const fault *x) {
 
 // ---------------------------------------------------------------- the loop
 
-// Who wakes sees all that has come meanwhile, in any order; but new connections after what came over the old.
+// Who wakes sees all that has come meanwhile, in any order.
 static void wait_for_wake(const event *e) {
-  int new = e->kind == E_CARRY && w.link[e->link].side[e->end].state == SIDE_ACCEPTED;
-  uint64_t order = draw(1u << 30) + (new ? 1ull << 31 : 0);
-  plan_ordered(w.end[e->end].stopped_until, order, e->kind, e->end, e->number, e->link);
+  plan_ordered(w.end[e->end].stopped_until, draw(1u << 30), e->kind, e->end, e->number, e->link);
 }
 
 static void happen(const event *e) {

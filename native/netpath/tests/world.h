@@ -28,7 +28,8 @@ typedef enum {
   RULE_ALIVE = 32,         // a HELLO is refused while the path's connection was heard of lately
   RULE_REFUSED = 64, // who is refused twice, as the peer hears the old connection, and hears nothing over it, ends it
   RULE_SUM_ALL = 128, // a checksum is of frames, too, not of data alone
-  ALL_RULES = 255,
+  RULE_WOKEN = 256, // nor is it taken for another's silence that one was stopped oneself: until it had time to hear
+  ALL_RULES = 511,
 } rule;
 
 typedef struct {
@@ -80,7 +81,7 @@ typedef struct {
   uint16_t epoch[NP_MAX_PATHS];
   uint64_t retry_us[NP_MAX_PATHS], read_us[NP_MAX_PATHS];
   uint32_t pause_ms[NP_MAX_PATHS], refusals[NP_MAX_PATHS];
-  uint64_t stopped_until, linger_us, ticked_us, heard_us, closed_us, up_us;
+  uint64_t stopped_since, stopped_until, linger_us, ticked_us, heard_us, closed_us, up_us;
   unsigned tick; // number of the tick that is planned
   int closed, gone, aborted;
   uint64_t silent_losses, probes;

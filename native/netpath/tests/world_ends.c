@@ -107,7 +107,8 @@ static void heard_hello(int of, const frame *in) {
   if (t->live[c->path] >= 0) {
     int older = (int16_t)(in->epoch - p->epoch) <= 0;
     int alive = w.now - p->heard_us < t->flow.limits.suspect_us;
-    if ((older && w.plan.rules & RULE_NO_OLDER) || (alive && w.plan.rules & RULE_ALIVE)) {
+    int woken = flow_was_stopped(&t->flow, w.now) && w.plan.rules & RULE_WOKEN;
+    if ((older && w.plan.rules & RULE_NO_OLDER) || ((alive || woken) && w.plan.rules & RULE_ALIVE)) {
       refuse(of, REFUSE_ALIVE);
       return;
     }
