@@ -177,10 +177,13 @@ class Stream:
         self._check_time()
         try:
             self._socket.sendall(data)
-        except BlockingIOError:
-            raise StreamBroken(f"the peer has not read for {self._stall_s:.1f} s") from None
         except OSError as error:
-            raise StreamBroken(f"the peer closed the connection: {error.strerror or error}") from error
+            raise self._unsent(error) from error
+
+    def _unsent(self, error: OSError) -> StreamBroken:
+        if isinstance(error, BlockingIOError):
+            return StreamBroken(f"the peer has not read for {self._stall_s:.1f} s")
+        return StreamBroken(f"the peer closed the connection: {error.strerror or error}")
 
     def send_file(self, file: int, start: int, count: int) -> None:
         """Send so many bytes of an open file, from `start` on, by the kernel and without a copy of them."""
@@ -188,10 +191,8 @@ class Stream:
             self._check_time()
             try:
                 sent = os.sendfile(self._socket.fileno(), file, start, min(count, CHUNK))
-            except BlockingIOError:
-                raise StreamBroken(f"the peer has not read for {self._stall_s:.1f} s") from None
             except OSError as error:
-                raise StreamBroken(f"the peer closed the connection: {error.strerror or error}") from error
+                raise self._unsent(error) from error
             if sent == 0:
                 raise StreamBroken("the file is shorter than it was")
             start, count = start + sent, count - sent
