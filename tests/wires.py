@@ -160,14 +160,15 @@ class Wires:
             f"ip -n {SWITCH} link add path{path} type bridge forward_delay 0 stp_state 0",
             f"ip -n {SWITCH} link set path{path} up",
         ]
-        for machine in self.machines:
-            port = f"{machine}{path}"
-            lines += [
-                f"ip link add eth{path} netns {machine} type veth peer name {port} netns {SWITCH}",
-                f"ip -n {SWITCH} link set {port} master path{path} up",
-                *self._shaped(SWITCH, port, self.rate),
-            ]
-        return lines
+        return [*lines, *(line for machine in self.machines for line in self._port(machine, path))]
+
+    def _port(self, machine: str, path: int) -> list[str]:
+        port = f"{machine}{path}"
+        return [
+            f"ip link add eth{path} netns {machine} type veth peer name {port} netns {SWITCH}",
+            f"ip -n {SWITCH} link set {port} master path{path} up",
+            *self._shaped(SWITCH, port, self.rate),
+        ]
 
     def _dressed(self, machine: str, path: int) -> list[str]:
         table = ["nft add table netdev faults"] if path == CONTROL else []
@@ -244,6 +245,14 @@ class Wires:
             others = [other for other in self.machines if other != machine]
             self.link(others[0], path, plugged)
 
+    def interface_gone(self, machine: str, path: int) -> None:
+        """Its interface is no more (switched)."""
+        self._shell.run(f"ip -n {machine} link del eth{path}")
+
+    def interface_made(self, machine: str, path: int) -> None:
+        """There is another of the same name and address."""
+        self._shell.run(*self._port(machine, path), *self._dressed(machine, path))
+
     def address_taken(self, machine: str, path: int) -> None:
         """Its address is gone, its link is up."""
         self._shell.run(f"ip -n {machine} addr del {self.address(machine, path)}/24 dev eth{path}")
@@ -273,6 +282,11 @@ class Wires:
     def knows(self, machine: str, other: str, path: int) -> bool:
         """Whether it knows the other's hardware address on this path, without asking."""
         return " lladdr " in self.run(machine, f"ip neigh show {self.address(other, path)} dev eth{path}")
+
+    def asks(self, machine: str, path: int) -> bool:
+        """Whether it has asked for somebody's hardware address on this path, and was not answered."""
+        found = self.run(machine, f"ip neigh show dev eth{path} nud incomplete; ip neigh show dev eth{path} nud failed")
+        return bool(found.strip())
 
     # ---------------------------------------------------------------- packets
 

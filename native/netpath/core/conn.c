@@ -85,6 +85,7 @@ void conn_end(conn *c) {
 static void reset(conn *c) {
   struct linger at_once = {1, 0}; // what is in its buffers is of no use, and the peer shall know
   setsockopt(c->fd, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
+  if (c->comm && neighbours_in_vain(c->source.local, &c->comm->remote[c->path])) neighbours_mute(c->fd);
   bury(c);
 }
 

@@ -225,11 +225,12 @@ static int tick(uint64_t now) {
 
 static void serve(struct epoll_event *events, int count) {
   uint64_t now = now_us();
+  for (int i = 0; i < count; i++) // nothing more goes over a path that is lost
+    if (((source *)events[i].data.ptr)->kind == OF_KERNEL) kernel_read(now);
   for (int i = 0; i < count; i++) {
     source *from = events[i].data.ptr;
     uint64_t drained;
     if (from->kind == OF_CONN) conn_event((conn *)from, events[i].events, now);
-    else if (from->kind == OF_KERNEL) kernel_read(now);
     else if (from->kind == OF_WAKE && read(engine.wake, &drained, sizeof drained) < 0) continue;
   }
   // Whoever connects anew is only judged after what had come over the old connection was read.

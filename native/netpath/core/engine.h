@@ -46,6 +46,7 @@ typedef struct {
   unsigned index;     // of the interface; 0: not known
   uint32_t speed_mbps;
   int up;             // as far as the kernel has said
+  int carrier;        // what is sent may go somewhere; 1 where it is not known
   int listens;        // descriptor
 } local_path;
 
@@ -69,6 +70,7 @@ socklen_t address_length(const address *of);
 void address_text(const address *of, char *text, size_t room);
 void handle_fill(np_handle *handle, const local_path *paths, int count);
 int handle_read(const np_handle *handle, int at, address *into); // 0: there is none
+int same_address(const address *a, const address *b); // whatever their ports
 
 // ---------------------------------------------------------------- connections
 
@@ -196,6 +198,8 @@ int kernel_open(void);           // linkmon.c: -1 if the kernel tells nothing
 void kernel_read(uint64_t now);
 
 void neighbours_keep(uint64_t now); // neighbours.c
+int neighbours_in_vain(int local, const address *remote); // there is no carrier: nothing should be sent there now
+void neighbours_mute(int fd);                             // what is sent over it goes nowhere
 void neighbours_end(void);
 
 uint32_t checksum(const uint8_t *data, size_t size); // crc32c.c

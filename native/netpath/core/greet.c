@@ -51,6 +51,10 @@ void bind_to_interface(int fd, const local_path *path) {
 
 void conn_connect(np_comm *comm, int path, uint64_t now) {
   const local_path *local = &engine.path[path];
+  if (neighbours_in_vain(path, &comm->remote[path])) {
+    conn_try_later(comm, path, now);
+    return;
+  }
   if (comm->remote[path].any.sa_family != local->own.any.sa_family ||
       (inject_any() && inject_now(path, INJECT_DOWN, now))) {
     comm->retry_us[path] = now + ASK_AGAIN_MS * 1000ull;

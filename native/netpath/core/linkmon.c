@@ -3,6 +3,7 @@
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
+#include <errno.h>
 #include <linux/netlink.h>
 #include <linux/rtnetlink.h>
 #include <net/if.h>
@@ -10,6 +11,19 @@
 #include <unistd.h>
 
 #include "engine.h"
+
+enum { LOWER_UP = 1 << 16 }; // IFF_LOWER_UP, which libc's header has not got
+
+// All links are told: at first, and when something was not heard.
+static void ask(int file) {
+  struct {
+    struct nlmsghdr head;
+    struct ifinfomsg all;
+  } request = {.head = {.nlmsg_len = sizeof request, .nlmsg_type = RTM_GETLINK, .nlmsg_flags = NLM_F_REQUEST | NLM_F_DUMP}};
+  for (int i = 0; i < engine.paths; i++) engine.path[i].carrier = 1; // until it is said
+  if (send(file, &request, sizeof request, MSG_DONTWAIT) < 0)
+    say(NP_LEVEL_INFO, "the kernel cannot be asked for links now: %s", strerror(errno));
+}
 
 int kernel_open(void) {
   int file = socket(AF_NETLINK, SOCK_RAW | SOCK_NONBLOCK | SOCK_CLOEXEC, NETLINK_ROUTE);
@@ -20,6 +34,7 @@ int kernel_open(void) {
     file = -1;
   }
   if (file < 0) say(NP_LEVEL_INFO, "the kernel tells nothing of links here: paths are judged by what comes over them");
+  else ask(file);
   return file;
 }
 
@@ -32,11 +47,26 @@ static void judge(int path, int up, const char *reason, uint64_t now) {
   else path_lost(path, reason, now);
 }
 
-static void heard_link(const struct ifinfomsg *link, uint64_t now) {
-  unsigned wanted = IFF_UP | IFF_RUNNING;
-  for (int i = 0; i < engine.paths; i++)
-    if (engine.path[i].index && (int)engine.path[i].index == link->ifi_index)
-      judge(i, (link->ifi_flags & wanted) == wanted, "carrier", now);
+static int is_link_of(const local_path *path, const struct ifinfomsg *link, int length) {
+  if (!path->index) return 0;
+  if ((int)path->index == link->ifi_index) return 1;
+  for (struct rtattr *each = IFLA_RTA(link); RTA_OK(each, length); each = RTA_NEXT(each, length))
+    if (each->rta_type == IFLA_IFNAME) return !strncmp(RTA_DATA(each), path->interface, RTA_PAYLOAD(each));
+  return 0;
+}
+
+static void heard_link(const struct nlmsghdr *message, uint64_t now) {
+  const struct ifinfomsg *link = NLMSG_DATA(message);
+  unsigned up = IFF_UP | IFF_RUNNING, carrier = IFF_UP | LOWER_UP;
+  int gone = message->nlmsg_type == RTM_DELLINK;
+  if (gone && link->ifi_family != AF_UNSPEC) return; // it has left a bridge
+  for (int i = 0; i < engine.paths; i++) {
+    local_path *path = &engine.path[i];
+    if (!is_link_of(path, link, (int)IFLA_PAYLOAD(message))) continue;
+    path->index = (unsigned)link->ifi_index; // one that was made anew has another
+    path->carrier = gone || (link->ifi_flags & carrier) == carrier;
+    judge(i, !gone && (link->ifi_flags & up) == up, "carrier", now);
+  }
 }
 
 static int is_of(const local_path *path, const struct ifaddrmsg *entry, int length) {
@@ -63,8 +93,9 @@ void kernel_read(uint64_t now) {
   while ((size = recv(engine.kernel, buffer, sizeof buffer, MSG_DONTWAIT)) > 0) {
     unsigned left = (unsigned)size;
     for (struct nlmsghdr *each = (struct nlmsghdr *)buffer; NLMSG_OK(each, left); each = NLMSG_NEXT(each, left)) {
-      if (each->nlmsg_type == RTM_NEWLINK) heard_link(NLMSG_DATA(each), now);
+      if (each->nlmsg_type == RTM_NEWLINK || each->nlmsg_type == RTM_DELLINK) heard_link(each, now);
       else if (each->nlmsg_type == RTM_DELADDR || each->nlmsg_type == RTM_NEWADDR) heard_address(each, now);
     }
   }
+  if (size < 0 && errno == ENOBUFS) ask(engine.kernel);
 }

@@ -27,7 +27,7 @@ void address_text(const address *of, char *text, size_t room) {
   if (!inet_ntop(of->any.sa_family, bytes, text, (socklen_t)room)) snprintf(text, room, "?");
 }
 
-static int same_address(const address *a, const address *b) {
+int same_address(const address *a, const address *b) {
   if (a->any.sa_family != b->any.sa_family) return 0;
   if (a->any.sa_family == AF_INET) return a->v4.sin_addr.s_addr == b->v4.sin_addr.s_addr;
   return !memcmp(&a->v6.sin6_addr, &b->v6.sin6_addr, sizeof a->v6.sin6_addr);
@@ -53,7 +53,7 @@ static int add(local_path *paths, int *count, const char *interface, const struc
   memcpy(&path->own, at, at->sa_family == AF_INET6 ? sizeof path->own.v6 : sizeof path->own.v4);
   path->own.v4.sin_port = 0; // in the same place for both families
   path->listens = -1;
-  path->up = 1;
+  path->up = path->carrier = 1;
   address_text(&path->own, path->text, sizeof path->text);
   if (interface) {
     snprintf(path->interface, sizeof path->interface, "%s", interface);
