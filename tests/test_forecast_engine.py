@@ -191,6 +191,10 @@ def test_one_run_has_no_interval_and_several_have_students() -> None:
         ({"policy": {"spares": 1}}, "'spares' is not known"),
         ({"policy": {"refill": 1}}, "refill=1"),
         ({"work_h": 0.0}, "work_h"),
+        ({"hours": 1e7}, "to be expected"),
+        ({"work_h": 1e7}, "to be expected"),
+        ({"faults": Process(foreseen=0.5, precision=1e-9)}, "warnings are to be expected"),
+        ({"gpus": 8_000_000}, "1,000,002 nodes"),
     ],
 )
 def test_what_cannot_be_is_refused_by_name(given: dict[str, object], named: str) -> None:

@@ -52,6 +52,7 @@ def test_dates_count_from_the_first_fault_and_columns_have_any_order(tmp_path: P
         (HEAD + "1,inf,a,x\n", "line 2: end 'inf' is no time"),
         (HEAD + "5,4,a,x\n", "line 2: the repair of a ends"),
         (HEAD + "1,2,,x\n", "line 2: names no node"),
+        (HEAD + "2026-01-01,2026-01-01,a,x\n", "line 2: this and all other faults"),
         (HEAD + "1,9,a,x\n2,3,b,x\n4,5,a,x\n", "line 4: a fails while the repair that began in line 2"),
         (HEAD + "1,,a,x\n4,5,a,x\n", "line 3: a fails while the repair that began in line 2"),
         (HEAD + "1,2,a,x\n2026-01-01,2026-01-02,a,x\n", "line 2: counts hours, and line 3 has a date"),

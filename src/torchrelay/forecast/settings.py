@@ -17,6 +17,8 @@ from torchrelay.protocol.ids import JobId
 
 MINUTE_H = 1 / 60
 SECOND_H = 1 / 3600
+MOST_NODES = 1_000_000
+MOST_FAULTS = 100_000  # of one run: a quarter of an hour with the core
 
 
 class Strategy(StrEnum):
@@ -118,11 +120,22 @@ class Settings:
             above("gap_h", self.gap_h, 0)
         if self.gpus_per_node < 1:
             raise Unreasonable("gpus_per_node", f"gpus_per_node is {self.gpus_per_node}: it must be 1 or more")
+        if self.pool > MOST_NODES:
+            raise Unreasonable(
+                "gpus", f"gpus is {self.gpus}: {self.pool:,} nodes, and at most {MOST_NODES:,} are simulated"
+            )
         if self.layout is None:
             object.__setattr__(self, "layout", layout_of("ddp", self.gpus, self.gpus_per_node))
         if self.strategy is Strategy.MIGRATION and self.spares is None:
             raise Unreasonable("spares", "the protocol core knows no unlimited spares: give a number")
         self.spec(1)
+        self._check_length()
+
+    def _check_length(self) -> None:
+        expected = self.faults_expected()
+        if expected > MOST_FAULTS:
+            what = f"{expected:,.0f} faults or warnings are to be expected, and at most {MOST_FAULTS:,} are simulated"
+            raise Unreasonable("days", f"{what}: give fewer days, fewer GPUs, or a lower rate")
 
     @property
     def nodes(self) -> int:
@@ -144,6 +157,14 @@ class Settings:
         if self.trace is not None:
             return self.trace.span_h / len(self.trace.entries) * (self.pool + self.floating) / self.nodes
         return mttf_h(self.nodes, self.faults.rate, 1) if self.gap_h is None else self.gap_h
+
+    def faults_expected(self) -> float:
+        """In one run, with the warnings that do not come true; a trace has as many as it has."""
+        if self.trace is not None:
+            return len(self.trace.entries)
+        process = self.faults
+        warnings = process.foreseen / process.precision - process.foreseen if process.precision else 0.0
+        return (self.work_h or self.hours) / self.mttf_h * (1 + max(0.0, warnings))
 
     def interval_h(self) -> float:
         """Work between checkpoints: as chosen, or Young's for the faults that go back to one."""

@@ -134,6 +134,10 @@ def trace_of(path: Path, found: list[Entry]) -> Trace:
     first = ordered[0].start_h if dated else min(0.0, ordered[0].start_h)
     entries = tuple(Entry(one.start_h - first, one.end_h - first, one.node, one.cause, one.line) for one in ordered)
     known = [end for one in entries for end in (one.start_h, one.end_h) if math.isfinite(end)]
+    if max(known) == 0:
+        raise BadTrace(
+            path, ordered[0].line, "this and all other faults begin and end in one moment: there is no rate in it"
+        )
     return Trace(entries, max(known), tuple(sorted({one.node for one in entries})))
 
 

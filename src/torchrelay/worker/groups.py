@@ -47,7 +47,7 @@ __all__ = [
 
 log = logging.getLogger(__name__)
 
-RELEASE_S = 0.25  # how long connecting waits for the old backends to end; it takes milliseconds, or very long
+RELEASE_S = 0.05  # how long connecting waits for the old backends to end; it takes milliseconds, or very long
 
 # torch's own, from before anybody puts something in its place: we are what is put there.
 _init_process_group = dist.init_process_group
