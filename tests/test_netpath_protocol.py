@@ -46,7 +46,7 @@ def can_link(flags: tuple[str, ...], folder: Path) -> bool:
 
 
 def sources_of(program: str) -> list[str]:
-    """What a test program is made of: the protocol alone, or the whole core; or what the kernel says, with its reader."""
+    """What a test program is made of: the protocol alone, the whole core, or one file that takes in what it tests."""
     if program == "links":
         return [str(TESTS / "link_stories.c")]
     if program == "listener":
