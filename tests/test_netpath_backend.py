@@ -364,6 +364,7 @@ def test_words_that_cannot_be_meant_are_refused() -> None:
         ({"TORCHRELAY_NET_PATHS": "203.0.113.7"}, "203.0.113.7, which is no address of this machine"),
         ({"TORCHRELAY_NET_PATHS": "nowhere0"}, "nowhere0: no interface of that name"),
         ({"TORCHRELAY_NET_DEAD_MS": "soon"}, "TORCHRELAY_NET_DEAD_MS is 'soon': give a number"),
+        ({"TORCHRELAY_NET_DEAD_MS": "49"}, "TORCHRELAY_NET_DEAD_MS is '49': give a number from 50 to 600000"),
     ],
 )
 def test_settings_that_cannot_be_meant_are_refused(variables: dict[str, str], why: str) -> None:

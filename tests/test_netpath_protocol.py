@@ -46,7 +46,9 @@ def can_link(flags: tuple[str, ...], folder: Path) -> bool:
 
 
 def sources_of(program: str) -> list[str]:
-    """What a test program is made of: the protocol alone, or the whole core."""
+    """What a test program is made of: the protocol alone, the whole core, or one file that takes in what it tests."""
+    if program == "links":
+        return [str(TESTS / "link_stories.c")]
     if program == "listener":
         return ["-pthread", str(TESTS / "fuzz_listener.c"), *sorted(map(str, CORE.glob("*.c")))]
     return [*(str(TESTS / name) for name in netpath_mutants.PROGRAMS[program]), *map(str, netpath_mutants.PROTOCOL)]
@@ -86,6 +88,10 @@ def holds(program: Path, *words: str) -> str:
 
 def test_stories_hold(built: Built) -> None:
     holds(built("stories", SANITIZED))
+
+
+def test_what_the_kernel_says_of_links_is_understood(built: Built) -> None:
+    holds(built("links", SANITIZED))
 
 
 @pytest.mark.slow

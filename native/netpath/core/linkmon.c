@@ -47,12 +47,26 @@ static void judge(int path, int up, const char *reason, uint64_t now) {
   else path_lost(path, reason, now);
 }
 
+static void judge_link(int path, int up, int carrier, uint64_t now) {
+  local_path *local = &engine.path[path];
+  int was_in_vain = !local->carrier && local->up;
+  local->carrier = carrier;
+  judge(path, up, "carrier", now);
+  if (was_in_vain && carrier && up) path_back(path, now); // its address had come back first
+}
+
+static int is_named(const struct ifinfomsg *link, int length, const char *name) {
+  for (struct rtattr *each = IFLA_RTA(link); RTA_OK(each, length); each = RTA_NEXT(each, length))
+    if (each->rta_type == IFLA_IFNAME) return !strncmp(RTA_DATA(each), name, RTA_PAYLOAD(each));
+  return 0;
+}
+
 static int is_link_of(const local_path *path, const struct ifinfomsg *link, int length) {
+  char name[IF_NAMESIZE];
   if (!path->index) return 0;
   if ((int)path->index == link->ifi_index) return 1;
-  for (struct rtattr *each = IFLA_RTA(link); RTA_OK(each, length); each = RTA_NEXT(each, length))
-    if (each->rta_type == IFLA_IFNAME) return !strncmp(RTA_DATA(each), path->interface, RTA_PAYLOAD(each));
-  return 0;
+  // Made anew; or ours has another name now, and somebody else its old one.
+  return is_named(link, length, path->interface) && !if_indextoname(path->index, name);
 }
 
 static void heard_link(const struct nlmsghdr *message, uint64_t now) {
@@ -64,8 +78,7 @@ static void heard_link(const struct nlmsghdr *message, uint64_t now) {
     local_path *path = &engine.path[i];
     if (!is_link_of(path, link, (int)IFLA_PAYLOAD(message))) continue;
     path->index = (unsigned)link->ifi_index; // one that was made anew has another
-    path->carrier = gone || (link->ifi_flags & carrier) == carrier;
-    judge(i, !gone && (link->ifi_flags & up) == up, "carrier", now);
+    judge_link(i, !gone && (link->ifi_flags & up) == up, gone || (link->ifi_flags & carrier) == carrier, now);
   }
 }
 
@@ -89,13 +102,20 @@ static void heard_address(const struct nlmsghdr *message, uint64_t now) {
 
 void kernel_read(uint64_t now) {
   _Alignas(struct nlmsghdr) char buffer[16384];
-  ssize_t size;
-  while ((size = recv(engine.kernel, buffer, sizeof buffer, MSG_DONTWAIT)) > 0) {
+  int missed = 0;
+  for (;;) {
+    ssize_t size = recv(engine.kernel, buffer, sizeof buffer, MSG_DONTWAIT);
+    if (size < 0 && errno == ENOBUFS) {
+      missed = 1;
+      continue;
+    }
+    if (size <= 0) break;
     unsigned left = (unsigned)size;
     for (struct nlmsghdr *each = (struct nlmsghdr *)buffer; NLMSG_OK(each, left); each = NLMSG_NEXT(each, left)) {
       if (each->nlmsg_type == RTM_NEWLINK || each->nlmsg_type == RTM_DELLINK) heard_link(each, now);
       else if (each->nlmsg_type == RTM_DELADDR || each->nlmsg_type == RTM_NEWADDR) heard_address(each, now);
     }
   }
-  if (size < 0 && errno == ENOBUFS) ask(engine.kernel);
+  // Not before all was read: until then more is dropped without another word, and the answer may be old.
+  if (missed) ask(engine.kernel);
 }

@@ -59,9 +59,17 @@ static void close_socket(int local) {
   socket_of[local] = -1;
 }
 
+int neighbours_in_vain(int local, const address *remote) {
+  if (engine.path[local].carrier) return 0;
+  for (int i = 0; i < engine.paths; i++)
+    if (same_address(&engine.path[i].own, remote)) return 0; // this machine needs no carrier to reach itself
+  return 1;
+}
+
 // Nothing comes over it, something did lately, and it is waited for.
 static int is_missed(const np_comm *comm, int path, uint64_t now) {
   const flow_path *p = &comm->flow.path[path];
+  if (neighbours_in_vain(comm->local[path], &comm->remote[path])) return 0; // an address may be back before the carrier
   if (comm->closed || comm->flow.peer_closed || (comm->live[path] && !p->silent)) return 0;
   return p->heard_us && now - p->heard_us < LASTS_US && engine.path[comm->local[path]].up;
 }
@@ -73,13 +81,6 @@ static int add(neighbour *all, int count, int local, const address *remote) {
     if (all[i].local == local && !memcmp(&all[i].remote, &one.remote, address_length(remote))) return count;
   if (count < MOST_AT_ONCE) all[count++] = one;
   return count;
-}
-
-int neighbours_in_vain(int local, const address *remote) {
-  if (engine.path[local].carrier) return 0;
-  for (int i = 0; i < engine.paths; i++)
-    if (same_address(&engine.path[i].own, remote)) return 0; // this machine needs no carrier to reach itself
-  return 1;
 }
 
 // To another machine there is no way over the loopback interface. Whoever has no CAP_NET_RAW may not change what a

@@ -35,6 +35,9 @@ static int level(void) {
   return fail(NP_INVALID, "TORCHRELAY_NET_LOG is '%s': give trace, info or warn", text);
 }
 
+// Silence cannot be told from having been stopped where it is not much longer than the time between two ticks (engine.c).
+enum { LEAST_DEAD_MS = 50 };
+
 int settings_read(settings *into) {
   uint64_t chunk, window, ping, suspect, dead, giveup, checked, neighbours;
   int code = level();
@@ -42,7 +45,7 @@ int settings_read(settings *into) {
   if (!code) code = number("TORCHRELAY_NET_WINDOW", 4 << 20, 4 << 10, 1 << 28, &window);
   if (!code) code = number("TORCHRELAY_NET_PING_MS", 50, 5, 60000, &ping);
   if (!code) code = number("TORCHRELAY_NET_SUSPECT_MS", 100, 10, 60000, &suspect);
-  if (!code) code = number("TORCHRELAY_NET_DEAD_MS", 250, 20, 600000, &dead);
+  if (!code) code = number("TORCHRELAY_NET_DEAD_MS", 250, LEAST_DEAD_MS, 600000, &dead);
   if (!code) code = number("TORCHRELAY_NET_GIVEUP_S", 0, 0, 1000000, &giveup);
   if (!code) code = number("TORCHRELAY_NET_CRC", 0, 0, 1, &checked);
   if (!code) code = number("TORCHRELAY_NET_NEIGHBOURS", 1, 0, 1, &neighbours);
