@@ -312,7 +312,8 @@ def figures(seen: Seen, plain: Plain) -> Figures:
     return Figures(
         jct_s=None if end is None else (end - begin) / 1e9, jct_samples_s=samples_s,
         ettr=None if samples_s is None else plain.jct_s / samples_s, start_s=(begin - seen.spawned_ns) / 1e9,
-        faults=len(seen.struck) - len(idle), idle_faults=len(idle), lost_steps=repeats + refused, repeated_steps=repeats, refused_steps=refused,
+        faults=len(seen.struck) - len(idle), idle_faults=len(idle),
+        lost_steps=repeats + refused, repeated_steps=repeats, refused_steps=refused,
         once_share=whole[0], skipped_samples_share=whole[1], unplanned_pause_p50_s=median_of(unplanned),
         unplanned_pause_max_s=max(unplanned, default=None), planned_pause_p50_s=median_of(pauses[What.LEAVE]),
         hang_pause_s=max(pauses[What.STOP], default=None), whole_again_p50_s=median_of(again), step_s=step,

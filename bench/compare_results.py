@@ -13,9 +13,9 @@ from compare_phases import longest, medians, phases
 from compare_schedule import Fault, What
 
 SECOND_A_FAULT = 1.0  # what a fault may cost torchrelay, beside the undisturbed time
-FLAT = ("jct_s", "jct_samples_s", "ettr", "lost_steps", "repeated_steps", "unplanned_pause_p50_s", "unplanned_pause_max_s",
-        "planned_pause_p50_s", "hang_pause_s", "skipped_samples_share", "once_share", "step_time_ratio",
-        "cpu_time_ratio", "bit_equal", "faults", "idle_faults")  # fmt: skip
+FLAT = ("jct_s", "jct_samples_s", "ettr", "lost_steps", "repeated_steps", "unplanned_pause_p50_s",
+        "unplanned_pause_max_s", "planned_pause_p50_s", "hang_pause_s", "skipped_samples_share", "once_share",
+        "step_time_ratio", "cpu_time_ratio", "bit_equal", "faults", "idle_faults")  # fmt: skip
 
 
 class Outcome(Struct, frozen=True, kw_only=True):

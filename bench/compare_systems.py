@@ -230,9 +230,9 @@ class Relay(System):
         if fault.what is What.NODE:
             return self._lose_node()
         if fault.what is What.LEAVE and self._spared:
-            client = Client.of(self._run_dir)
             body = {"ranks": [fault.rank]}
             try:
+                client = Client.of(self._run_dir)
                 client.change(f"/v1/jobs/{client.name_of(None)}/migrate", body, dry_run=False)
             except (Away, Denied) as error:
                 raise ProcessLookupError(str(error)) from error

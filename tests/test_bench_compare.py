@@ -347,12 +347,12 @@ def test_who_goes_on_with_fewer_stands_and_is_whole_again() -> None:
     assert found["train with fewer"] == pytest.approx(1.1)
 
 
-def with_ledger(seen: Seen, *lines: dict[str, object], wall_ns: int = 10**18) -> Seen:
+def with_ledger(seen: Seen, *lines: dict[str, object]) -> Seen:
     """The same with a ledger, dated by a clock that is so much ahead."""
-    return msgspec.structs.replace(seen, ledger=list(lines), wall_ns=wall_ns)
+    return msgspec.structs.replace(seen, ledger=list(lines), wall_ns=10**18)
 
 
-def dated(seen: Seen, at_ns: int, **phases_ms: int) -> dict[str, object]:
+def dated(at_ns: int, **phases_ms: int) -> dict[str, object]:
     """A line of a ledger of that moment."""
     at = datetime.fromtimestamp((at_ns + 10**18) / 1e9, UTC).isoformat(timespec="milliseconds")
     return {"at": at, "phases": phases_ms}
@@ -374,19 +374,19 @@ def left() -> World:
 def test_ours_are_told_by_the_ledger_whatever_number_of_incidents_a_fault_made() -> None:
     seen = left().seen()
     leave, kill = seen.struck
-    first, again = dated(seen, kill.at_ns + 10**7, detect=20, restore=70), dated(seen, kill.at_ns + 10**9, detect=5)
+    first, again = dated(kill.at_ns + 10**7, detect=20, restore=70), dated(kill.at_ns + 10**9, detect=5)
     assert phases(with_ledger(seen, again, first)) == [{"detect": 0.025, "restore": 0.07}]
     assert phases(with_ledger(seen, again, first), What.LEAVE) == []
-    told = with_ledger(seen, dated(seen, leave.at_ns, stand=10), dated(seen, kill.at_ns - 10**6, detect=3))
+    told = with_ledger(seen, dated(leave.at_ns, stand=10), dated(kill.at_ns - 10**6, detect=3))
     assert (phases(told), phases(told, What.LEAVE)) == ([{"detect": 0.003}], [{"stand": 0.01}])
 
 
 def test_a_rank_that_was_asked_to_leave_and_stayed_is_no_fault_that_was_survived() -> None:
     seen = left().seen()
-    kill = dated(seen, seen.struck[1].at_ns, detect=3)
+    kill = dated(seen.struck[1].at_ns, detect=3)
     found = figures(with_ledger(seen, kill), PLAIN)
     assert (found.faults, found.idle_faults, found.planned_pause_p50_s) == (1, 1, None)
-    both = figures(with_ledger(seen, dated(seen, seen.struck[0].at_ns + 10**8, stand=3), kill), PLAIN)
+    both = figures(with_ledger(seen, dated(seen.struck[0].at_ns + 10**8, stand=3), kill), PLAIN)
     assert (both.faults, both.idle_faults, both.planned_pause_p50_s) == (2, 0, pytest.approx(0.5))
     assert figures(seen, PLAIN).idle_faults == 0, "who keeps no ledger is not judged by one"
     ours = Outcome(name="torchrelay-shrink", title="ours", seen=with_ledger(seen, kill), figures=found)
