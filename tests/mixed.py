@@ -200,8 +200,10 @@ def run_chapter(
         chapter.wrong.append(f"job {number} ({layout}), in {act}: {error}")
     finally:
         # Before it is ended: to end it is an operator's stop, and would excuse what was not resolved.
-        chapter.entries = entries_of(chapter)
-        live.kill()
+        try:
+            chapter.entries = entries_of(chapter)
+        finally:
+            live.kill()  # also if there is no ledger to read
     chapter.wrong += dict.fromkeys(live.wrong)
     return chapter
 
