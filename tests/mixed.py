@@ -179,7 +179,11 @@ def run_chapter(
     folder = work / f"{number}-{layout}"
     folder.mkdir(parents=True)
     chapter = Chapter(number, layout, folder / "run")
-    live = Soak.begin(folder, number, FLAGS, pace_s=PACE_S, layout=layout)
+    try:
+        live = Soak.begin(folder, number, FLAGS, pace_s=PACE_S, layout=layout)
+    except AssertionError as error:  # what the jobs before it have shown is not lost with it
+        chapter.wrong.append(f"job {number} ({layout}) did not begin: {error}")
+        return chapter
     act: Act | str = "the start"
     try:
         while (counted := attribute(live, chapter)) < wanted:
