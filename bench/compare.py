@@ -48,6 +48,7 @@ STEPS = {"gpt": 900, "small": 4500}  # under a minute undisturbed on two cores
 QUICK_SHARE, QUICK_PER_JOB = 0.35, 3.3
 CORPUS_BYTES = 16_000_000
 SETS = ("a", "b", "c")
+PATIENCE_S = 100.0  # for each fault: more than any system's own timeouts, the 90 s of NVRx among them
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -102,6 +103,11 @@ def undisturbed(setting: Setting, entry: Entry, name: str) -> tuple[Seen, Plain]
     return seen, plain
 
 
+def limit_s(setting: Setting, plain: Plain) -> float:
+    """When a system is given up: none for being set to wait long."""
+    return max(120.0, 5 * plain.jct_s) + PATIENCE_S * len(setting.schedule)
+
+
 def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int]) -> Outcome:
     """One system's figures, or why there are none."""
     more = {"every": every[entry.checkpoints]} if entry.checkpoints else {}
@@ -109,7 +115,7 @@ def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int])
     try:
         python = python_of(entry.needs, setting.rivals, said(setting, entry.name)) if entry.needs else here()
         known = packages(python) if entry.needs else []
-        seen = try_out(entry, python, setting, entry.name, more, limit_s=max(120.0, 5 * plain.jct_s))
+        seen = try_out(entry, python, setting, entry.name, more, limit_s(setting, plain))
     except (NotInstalled, OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
         progress(f"{setting.model}, {entry.name}: not run: {error}")
         return Outcome(name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=str(error))

@@ -17,7 +17,7 @@ import compare
 import compare_environments
 import compare_trial
 from compare_environments import NotInstalled, run
-from compare_figures import Line, Struck
+from compare_figures import Line, Plain, Struck
 from compare_processes import all_of, cpu_s, is_alive, is_stopped, kill_all
 from compare_schedule import Fault, What
 from compare_systems import Hung, Job, System, entries, free_ports, is_free
@@ -257,6 +257,16 @@ def test_the_results_of_one_model_outlast_the_next_and_a_signal_ends_it_in_order
     assert ended.value.code == 130
     assert written == [["gpt"]]
     capsys.readouterr()
+
+
+def test_nobody_is_given_up_for_timeouts_that_are_its_own(tmp_path: Path) -> None:
+    schedule = tuple(Fault(step, What.STOP, 1) for step in range(100, 700, 100))
+    setting = compare.Setting(
+        model="gpt", steps=700, per_job=6.6, schedule=schedule, corpus=tmp_path, work=tmp_path, rivals=tmp_path
+    )
+    plain = Plain(jct_s=42.0, step_s=0.06, cpu_a_step_s=0.1, digest="d", early_digest="e")
+    longest = 90.0  # hard timeout of NVRx as it comes
+    assert compare.limit_s(setting, plain) > 2 * plain.jct_s + longest * len(schedule)
 
 
 def test_by_default_nobody_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -180,6 +180,10 @@ class TestPage:
         assert "target 90 %: met\n" in told
         assert "^ target" in told
 
+    @pytest.mark.parametrize(("target", "text"), [(0.9, "90 %"), (0.9999, "99.99 %"), (0.855, "85.5 %")])
+    def test_a_target_is_shown_as_it_was_given(self, target: float, text: str) -> None:
+        assert f"target {text}: " in guarantee_page(guarantee(entries(line(1)), target))
+
     def test_it_says_how_many_would_show_it(self) -> None:
         told = guarantee_page(guarantee(entries(*(line(number) for number in range(10)))))
         assert "target 90 %: not shown yet, as the lower bound is 72.2 %; 25 more clean ones in a row" in told

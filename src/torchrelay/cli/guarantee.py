@@ -284,7 +284,7 @@ def head(found: Guarantee) -> str:
     if found.ratio is not None:
         lines[-1] += f": {share_text(found.ratio)}"
         lines += [picture(found.ratio, found.target)]
-    lines.append(f"target {percent(found.target)}: {found.verdict}{because(found)}")
+    lines.append(f"target {100 * found.target:.6g} %: {found.verdict}{because(found)}")
     if found.worst is not None and found.worst != found.ratio:
         besides = ", and what is missing," if found.missing else ""
         text = f"if every exclusion but moves called off{besides} were counted, and lost"
