@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -47,6 +48,7 @@ STEPS = {"gpt": 900, "small": 4500}  # under a minute undisturbed on two cores
 QUICK_SHARE, QUICK_PER_JOB = 0.35, 3.3
 CORPUS_BYTES = 16_000_000
 SETS = ("a", "b", "c")
+PATIENCE_S = 100.0  # for each fault: more than any system's own timeouts, the 90 s of NVRx among them
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -101,6 +103,11 @@ def undisturbed(setting: Setting, entry: Entry, name: str) -> tuple[Seen, Plain]
     return seen, plain
 
 
+def limit_s(setting: Setting, plain: Plain) -> float:
+    """When a system is given up: none for being set to wait long."""
+    return max(120.0, 5 * plain.jct_s) + PATIENCE_S * len(setting.schedule)
+
+
 def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int]) -> Outcome:
     """One system's figures, or why there are none."""
     more = {"every": every[entry.checkpoints]} if entry.checkpoints else {}
@@ -108,12 +115,13 @@ def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int])
     try:
         python = python_of(entry.needs, setting.rivals, said(setting, entry.name)) if entry.needs else here()
         known = packages(python) if entry.needs else []
-        seen = try_out(entry, python, setting, entry.name, more, limit_s=max(120.0, 5 * plain.jct_s))
+        seen = try_out(entry, python, setting, entry.name, more, limit_s(setting, plain))
     except (NotInstalled, OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
         progress(f"{setting.model}, {entry.name}: not run: {error}")
         return Outcome(name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=str(error))
     end = end_ns(seen)
-    told = f"{(end - begin_ns(seen)) / 1e9:.1f} s" if end is not None else f"not to the end: {seen.reason}"
+    done = end is not None and not seen.reason
+    told = f"{(end - begin_ns(seen)) / 1e9:.1f} s" if done else f"not to the end: {seen.reason}"
     said(setting, entry.name)(told)
     return Outcome(
         name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=seen.reason, order=shown,
@@ -146,16 +154,17 @@ def run_model(setting: Setting, chosen: Sequence[Entry]) -> Run:
         "tuned": tuned_interval(setting.steps, setting.per_job, plain.step_s, copy_s=copy_s, write_s=write_s),
     }
     found = [outcome(entry, setting, plain, every) for entry in chosen]
+    again: Plain | None = None
     try:
         _, again = undisturbed(setting, entries()[0], "none-again")
     except ValueError as error:
         progress(f"{setting.model}: {error}; the first run counts alone")
-        again = plain
-    outcomes = [judged(one, mean_of(plain, again)) for one in found]
+    outcomes = [judged(one, plain if again is None else mean_of(plain, again)) for one in found]
     return Run(
         model=setting.model, about=about_model(setting.model), steps=setting.steps, ranks=RANKS,
         per_job=setting.per_job, schedule=list(setting.schedule), plain=plain, again=again, none=first,
         every=every, copy_s=copy_s, write_s=write_s, outcomes=outcomes,
+        left_out=[entry.title for entry in entries()[1:] if entry.name not in {one.name for one in chosen}],
     )  # fmt: skip
 
 
@@ -177,7 +186,9 @@ def arguments() -> argparse.Namespace:
     usual = ", ".join(f"{steps} of {model}" for model, steps in STEPS.items())
     parser.add_argument("--steps", type=int, help=f"of each job (default: {usual})")
     parser.add_argument("--seed", type=int, default=7, help="of the schedule")
-    parser.add_argument("--torchft", choices=SETS, nargs="+", default=["b"], help="sets of TorchFT's timeouts (b)")
+    parser.add_argument(
+        "--torchft", choices=SETS, nargs="+", default=list(SETS), help="sets of TorchFT's timeouts (all)"
+    )
     parser.add_argument("--quick", action="store_true", help="about a third of the steps, and half of the faults")
     parser.add_argument("--rivals", type=Path, default=CACHE, help=f"where their environments are ({CACHE})")
     parser.add_argument("--out", type=Path, default=Path("compare-report"), help="the report's folder (compare-report)")
@@ -195,7 +206,7 @@ def flags_of(options: argparse.Namespace) -> str:
     """What was asked for, so that others may ask for the same."""
     words = [f"--{name} {value}" for name in ("only", "model") for value in getattr(options, name) or ()]
     words += [f"--steps {options.steps}"] if options.steps else []
-    words += [f"--torchft {' '.join(options.torchft)}"] if options.torchft != ["b"] else []
+    words += [f"--torchft {' '.join(options.torchft)}"] if options.torchft != list(SETS) else []
     return " ".join([*words, f"--seed {options.seed}", *(["--quick"] if options.quick else [])])
 
 
@@ -209,14 +220,18 @@ def chosen_of(options: argparse.Namespace) -> list[Entry]:
 
 def main() -> None:
     options = arguments()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # systems do not outlive us
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         corpus = write_corpus(work / "corpus")
         about = machine()
         settings = [setting_of(options, model, work, corpus) for model in options.model or MODELS]
-        runs = [run_model(setting, chosen_of(options)) for setting in settings]
-        flat = write(options.out, runs, about, flags_of(options))
+        runs: list[Run] = []
+        flat: dict[str, object] = {}
+        for setting in settings:
+            runs.append(run_model(setting, chosen_of(options)))
+            flat = write(options.out, runs, about, flags_of(options))  # one model's results outlast the next one's end
         finish("compare", flat, seed=options.seed, report=str(options.out / "README.md"))
     except ValueError as error:
         raise SystemExit(f"compare: {error}") from error

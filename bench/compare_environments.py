@@ -45,11 +45,15 @@ def python_of(name: str, folder: Path, say: Callable[[str], None]) -> Path:
         return python
     shutil.rmtree(home, ignore_errors=True)
     say(f"{name}: making {home} (once; some minutes)")
-    run([sys.executable, "-m", "venv", str(home)], name)
-    for words in calls:
-        run([str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q", *words], name)
-    run([str(python), "-W", "ignore", "-c", f"import {module}"], name)
-    ready.write_text(wanted)
+    try:
+        run([sys.executable, "-m", "venv", str(home)], name)
+        for words in calls:
+            run([str(python), "-m", "pip", "install", "--disable-pip-version-check", "-q", *words], name)
+        run([str(python), "-W", "ignore", "-c", f"import {module}"], name)
+        ready.write_text(wanted)
+    finally:
+        if not ready.exists():  # half of one is some GB that nobody would use
+            shutil.rmtree(home, ignore_errors=True)
     return python
 
 

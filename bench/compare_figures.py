@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_right
 from collections import Counter
+from datetime import datetime
 from itertools import pairwise
 from typing import Any
 
@@ -13,6 +15,7 @@ from msgspec import Struct
 from compare_schedule import What
 
 SKIP = 10  # steps at the beginning that nothing is judged by
+BLUR_NS = 500_000_000  # an incident may be dated so long before its fault: two clocks, read one after the other
 
 
 class Line(Struct, frozen=True, array_like=True):
@@ -45,7 +48,10 @@ class Struck(Struct, frozen=True, kw_only=True):
 
 
 class Seen(Struct, frozen=True, kw_only=True):
-    """All that was seen of one system. `reason`: why it did not come to the end; empty if it did."""
+    """All that was seen of one system. `reason`: why it did not come to the end; empty if it did.
+
+    `ledger` is None for a system that keeps none; `wall_ns`: the clock by which it is dated, less the monotonic one.
+    """
 
     ranks: int
     steps: int
@@ -56,7 +62,8 @@ class Seen(Struct, frozen=True, kw_only=True):
     missed: int = 0  # faults that found nobody before the end
     spawned_ns: int = 0
     reason: str = ""
-    ledger: list[dict[str, Any]] = []
+    ledger: list[dict[str, Any]] | None = None
+    wall_ns: int = 0
     cpu_a_step_s: float | None = None
     digests: list[str] = []
     early_digests: list[str] = []
@@ -79,7 +86,8 @@ class Figures(Struct, frozen=True, kw_only=True):
     jct_samples_s: float | None  # until as many samples are in the model as in the undisturbed run
     ettr: float | None  # what these samples take undisturbed under plain PyTorch, over what they took
     start_s: float
-    faults: int
+    faults: int  # that were made, and took effect
+    idle_faults: int  # a rank was asked to leave, and did not
     lost_steps: int  # done again, or refused
     repeated_steps: int
     refused_steps: int
@@ -161,6 +169,12 @@ def steady_s(seen: Seen) -> float:
     return statistics.median(spans) if spans else float("nan")
 
 
+def usual_s(seen: Seen, otherwise: float) -> float:
+    """A usual step of this system; if none was seen, another one. What is not known must not make a pause nothing."""
+    found = steady_s(seen)
+    return otherwise if math.isnan(found) else found
+
+
 def until_ns(seen: Seen, at: int) -> int:
     """The end of what is put down to this fault: the next one, or the end."""
     later = [one.at_ns for one in seen.struck]
@@ -205,6 +219,29 @@ def first_together_ns(seen: Seen, at: int) -> int | None:
     return next(together, None)
 
 
+def incidents(seen: Seen) -> list[list[dict[str, Any]]]:
+    """The incidents of a system's own ledger by the fault that was the last before them; none for want of a ledger."""
+    begun = [fault.at_ns - BLUR_NS for fault in seen.struck]
+    found: list[list[dict[str, Any]]] = [[] for _ in begun]
+    for line in seen.ledger or ():
+        at = datetime.fromisoformat(line["at"]).timestamp() * 1e9 - seen.wall_ns
+        if place := bisect_right(begun, at):
+            found[place - 1].append(line)
+    return found
+
+
+def is_idle(seen: Seen, at: int) -> bool:
+    """Whether a rank was asked to leave, and by the system's own ledger nothing came of it."""
+    return seen.ledger is not None and seen.struck[at].what is What.LEAVE and not incidents(seen)[at]
+
+
+def bits_equal(digests: list[str], ranks: int, digest: str) -> bool | None:
+    """Whether all ranks came to this digest; None if none differs, but not all have one."""
+    if not set(digests) <= {digest}:
+        return False
+    return True if len(digests) == ranks else None
+
+
 def progress(seen: Seen) -> list[tuple[float, int]]:
     """Seconds from the first step, and the step that rank 0 had behind it: it falls where steps are done again."""
     begin = begin_ns(seen)
@@ -228,7 +265,9 @@ def goodput(seen: Seen, step_s: float, window_s: float) -> list[tuple[float, flo
 def plain_of(seen: Seen) -> Plain:
     """Raises ValueError if plain PyTorch did not come to the end: then there is nothing to measure by."""
     end = end_ns(seen)
-    if end is None or seen.reason or len(set(seen.digests)) != 1 or len(set(seen.early_digests)) != 1:
+    whole = {len(found) for found in (seen.digests, seen.early_digests)} == {seen.ranks}
+    alike = len(set(seen.digests)) == len(set(seen.early_digests)) == 1
+    if end is None or seen.reason or not (whole and alike):
         raise ValueError(f"plain PyTorch without faults did not come to one result: {seen.reason or seen.digests}")
     return Plain(
         jct_s=(end - begin_ns(seen)) / 1e9, step_s=steady_s(seen), cpu_a_step_s=seen.cpu_a_step_s or float("nan"),
@@ -251,13 +290,18 @@ def median_of(values: list[float]) -> float | None:
 
 def figures(seen: Seen, plain: Plain) -> Figures:
     """All figures of a system."""
-    begin, end, samples = begin_ns(seen), end_ns(seen), samples_end_ns(seen)
-    step = steady_s(seen)
+    begin, step = begin_ns(seen), steady_s(seen)
+    # Who was ended, or gave up, has not done the job, whatever its fastest rank had behind it.
+    end, samples = (None, None) if seen.reason else (end_ns(seen), samples_end_ns(seen))
+    usual = usual_s(seen, plain.step_s)
+    idle = [at for at in range(len(seen.struck)) if is_idle(seen, at)]
     whole = once_and_never(seen) if end is not None else (None, None)
     pauses: dict[What, list[float]] = {what: [] for what in What}
     again = []
     for at, fault in enumerate(seen.struck):
-        if (pause := pause_s(seen, at, step)) is not None:
+        if at in idle:
+            continue
+        if (pause := pause_s(seen, at, usual)) is not None:
             pauses[fault.what].append(pause)
         if (together := first_together_ns(seen, at)) is not None:
             again.append((together - fault.at_ns) / 1e9)
@@ -268,11 +312,12 @@ def figures(seen: Seen, plain: Plain) -> Figures:
     return Figures(
         jct_s=None if end is None else (end - begin) / 1e9, jct_samples_s=samples_s,
         ettr=None if samples_s is None else plain.jct_s / samples_s, start_s=(begin - seen.spawned_ns) / 1e9,
-        faults=len(seen.struck), lost_steps=repeats + refused, repeated_steps=repeats, refused_steps=refused,
+        faults=len(seen.struck) - len(idle), idle_faults=len(idle),
+        lost_steps=repeats + refused, repeated_steps=repeats, refused_steps=refused,
         once_share=whole[0], skipped_samples_share=whole[1], unplanned_pause_p50_s=median_of(unplanned),
         unplanned_pause_max_s=max(unplanned, default=None), planned_pause_p50_s=median_of(pauses[What.LEAVE]),
         hang_pause_s=max(pauses[What.STOP], default=None), whole_again_p50_s=median_of(again), step_s=step,
         step_time_ratio=step / plain.step_s, cpu_time_ratio=None if cpu is None else cpu / plain.cpu_a_step_s,
-        bit_equal=set(seen.digests) == {plain.digest} if seen.digests else None,
-        bit_equal_early=set(seen.early_digests) == {plain.early_digest} if seen.early_digests else None,
+        bit_equal=bits_equal(seen.digests, seen.ranks, plain.digest),
+        bit_equal_early=bits_equal(seen.early_digests, seen.ranks, plain.early_digest),
     )  # fmt: skip

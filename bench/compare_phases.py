@@ -7,10 +7,9 @@ stands until timeouts are over, goes on with fewer, and is whole again. For torc
 from __future__ import annotations
 
 import statistics
-from datetime import datetime
 from typing import Any
 
-from compare_figures import Seen, first_together_ns, pause_s, steady_s, until_ns
+from compare_figures import Seen, first_together_ns, incidents, pause_s, until_ns, usual_s
 from compare_schedule import What
 
 # By mark: what the time up to it was for.
@@ -58,34 +57,30 @@ def marked(seen: Seen, at: int) -> Phases | None:
 def by_steps(seen: Seen, at: int) -> Phases | None:
     """Of a fault after which the others go on: how long they stand, and how long they are fewer."""
     fault = seen.struck[at]
-    pause, whole = pause_s(seen, at, steady_s(seen)), first_together_ns(seen, at)
+    pause, whole = pause_s(seen, at, usual_s(seen, 0.0)), first_together_ns(seen, at)
     if pause is None:
         return None
     end_s = pause if whole is None else (whole - fault.at_ns) / 1e9
     return {STAND: pause, FEWER: max(0.0, end_s - pause)}
 
 
-def told(line: dict[str, Any]) -> Phases:
-    """A line of torchrelay's ledger, in seconds."""
-    return {name: ms / 1000 for name, ms in line["phases"].items()}
-
-
-def ledger_lines(seen: Seen) -> list[dict[str, Any]]:
-    """The ledger's lines of incidents, oldest first."""
-    return sorted(seen.ledger, key=lambda line: datetime.fromisoformat(line["at"]))
+def told(lines: list[dict[str, Any]]) -> Phases | None:
+    """What torchrelay's ledger has of one fault, in seconds: summed, if it made several incidents."""
+    found = Phases()
+    for line in lines:
+        for name, ms in line["phases"].items():
+            found[name] = found.get(name, 0.0) + ms / 1000
+    return found if lines else None
 
 
 def phases(seen: Seen, what: What = What.KILL) -> list[Phases]:
     """Of each fault of this kind."""
-    if seen.ledger:
-        lines = ledger_lines(seen)
-        if len(lines) != len(seen.struck):
-            lines = []  # some fault made two incidents, or none: which is whose cannot be told
-        return [told(line) for line, fault in zip(lines, seen.struck, strict=False) if fault.what is what]
-    restarts = any(marks for marks in seen.marks.values()) and any(
-        mark.name == "loaded" for marks in seen.marks.values() for mark in marks
-    )
-    each = [(marked if restarts else by_steps)(seen, at) for at, one in enumerate(seen.struck) if one.what is what]
+    if seen.ledger is not None:
+        of_each = [told(lines) for lines in incidents(seen)]
+        each = [found for found, fault in zip(of_each, seen.struck, strict=True) if fault.what is what]
+    else:
+        restarts = any(mark.name == "loaded" for marks in seen.marks.values() for mark in marks)
+        each = [(marked if restarts else by_steps)(seen, at) for at, one in enumerate(seen.struck) if one.what is what]
     return [one for one in each if one is not None]
 
 

@@ -23,7 +23,8 @@ OURS, OTHERS, PLAIN = "#1b7837", "#4575b4", "#777777"
 
 
 def drawn(run: Run) -> list[Outcome]:
-    return [one for one in run.outcomes if one.seen is not None and one.figures is not None]
+    """Those that have done steps to draw a line of."""
+    return [one for one in run.outcomes if one.seen is not None and one.figures is not None and progress(one.seen)]
 
 
 def colour(one: Outcome) -> str:
@@ -62,7 +63,8 @@ def draw_goodput(run: Run) -> Figure:
     for one, axes in zip(rows, found[:, 0], strict=True):
         assert one.seen is not None
         points = goodput(one.seen, run.plain.step_s, window)
-        axes.fill_between(*zip(*points, strict=True), step="mid", color=colour(one), alpha=0.7)
+        if points:
+            axes.fill_between(*zip(*points, strict=True), step="mid", color=colour(one), alpha=0.7)
         for at, what, _ in faults_s(one):
             axes.axvline(at, color="#b2182b", linewidth=0.8)
             axes.text(at, 1.25, what, fontsize=6, color="#b2182b", ha="left", va="top")

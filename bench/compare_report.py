@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
-from compare_figures import Figures
+from compare_figures import Figures, once_and_never, repeated
 from compare_phases import longest, medians, phases
-from compare_results import SECOND_A_FAULT, Run, flat, over_bound, record, spent
-from compare_schedule import arithmetic
+from compare_results import SECOND_A_FAULT, Outcome, Run, flat, over_bound, record, spent
+from compare_schedule import What, arithmetic
 
 # What is better when it is less, and by how much it must differ to be said: of those in which we may lose.
 JUDGED = {
     "jct_s": ("time to the last step", "s", 1.02),
+    "jct_samples_s": ("time to as many samples", "s", 1.02),
+    "lost_steps": ("steps lost", "steps", 1.0),
+    "skipped_samples_share": ("planned samples that are never in the model, share", "", 1.0),
     "step_time_ratio": ("step before the first fault", "x plain", 1.02),
     "cpu_time_ratio": ("CPU time of a step", "x plain", 1.02),
     "unplanned_pause_p50_s": ("pause after an unplanned fault, median", "s", 1.05),
@@ -28,8 +32,11 @@ NOT_SHOWN = (
     "No GPU, no NCCL, one machine, four ranks on few cores: times are of protocols and processes, not of a cluster. A "
     "process starts here in seconds, a job of thousands of GPUs in minutes.",
     "Faults come one at a time and at steps; a second fault waits until its victim trains again. Rank 0 is never hit.",
-    "The loss of a node costs the rivals two ranks; torchrelay also loses the agent and the forkserver there. Nobody "
-    "loses a machine for longer than a process takes to start.",
+    "The loss of a node costs the rivals two ranks; torchrelay also loses the agent and the forkserver there, and as "
+    "many ranks as it has there by then. Nobody loses a machine for longer than a process takes to start.",
+    "CPU time is that of all processes of a system, those in reserve included: NVRx keeps as many as the faults will "
+    "cost, torchrelay two or none.",
+    "A step is a median: what comes with some steps only, such as a checkpoint, is not in it.",
     "The time before the first step counts for nobody.",
     "A restart that loses no state still does not come to the same bits: a DDP that is made anew sums the gradients of "
     "its first step in other buckets, and Gloo in another order with them. Nothing is wrong with the checkpoints.",
@@ -39,7 +46,7 @@ NOT_SHOWN = (
 
 
 def number(value: float | bool | None, digits: int = 2) -> str:
-    if value is None:
+    if value is None or math.isnan(value):
         return "-"
     if isinstance(value, bool):
         return "yes" if value else "no"
@@ -68,7 +75,10 @@ def results(run: Run) -> list[str]:
     head = ["system", "JCT, steps (s)", "JCT, samples (s)", "ETTR", "faults", "steps lost", "samples once", "never",
             "bit-equal"]  # fmt: skip
     jct = f"{run.undisturbed_s:.1f}"
-    rows = [["plain PyTorch, no faults", jct, jct, "100 %", "0", "0", "100 %", "0 %", "yes"]]
+    once, never = once_and_never(run.none)
+    same = "-" if run.again is None else number(run.again.digest == run.plain.digest)
+    rows = [["plain PyTorch, no faults", jct, jct, "100 %", "0", str(repeated(run.none)), percent(once, 2),
+             percent(never, 2), same]]  # fmt: skip
     for one in run.outcomes:
         if (found := one.figures) is None:
             rows.append([one.title, "not run", *["-"] * 7])
@@ -108,32 +118,69 @@ def explained(run: Run) -> list[str]:
 
 
 def of_phases(run: Run) -> list[str]:
+    """By kind of fault. Of whom less can be told than it was hit, that is said."""
+    lines = []
+    for what in What:
+        for one in run.outcomes:
+            made = 0 if one.seen is None else sum(fault.what is what for fault in one.seen.struck)
+            each = phases(one.seen, what) if one.seen is not None else []
+            if made:
+                middle, most = medians(each), longest(each)
+                told = ", ".join(f"{name} {middle[name]:.2f} ({most[name]:.2f})" for name in middle)
+                count = f"{len(each)}" if len(each) == made else f"{len(each)} of {made}"
+                lines.append(f"- {what}, {one.title}, {count}: {told or 'not known'}")
+    return [*lines, ""]
+
+
+def otherwise(run: Run) -> list[str]:
+    """Where a system did not meet the faults of the schedule as they stand there: its figures are of another trial."""
     lines = []
     for one in run.outcomes:
-        each = phases(one.seen) if one.seen is not None else []
-        if each:
-            middle, most = medians(each), longest(each)
-            told = ", ".join(f"{name} {middle[name]:.2f} ({most[name]:.2f})" for name in middle)
-            lines.append(f"- {one.title}, {len(each)} kills: {told}")
-    return [*lines, ""]
+        if one.seen is None:
+            continue
+        if one.figures is not None and one.figures.idle_faults:
+            lines.append(
+                f"- {one.title}: {one.figures.idle_faults} x a rank was asked to leave and stayed; not counted as a "
+                "fault, and its time is that of a job with fewer"
+            )
+        if one.seen.missed and not one.reason:
+            lines.append(f"- {one.title}: {one.seen.missed} of the faults came too late to be made before the end")
+        for fault, plan in zip(one.seen.struck, run.schedule, strict=False):
+            if fault.ranks != plan.ranks:
+                hit = " and ".join(map(str, fault.ranks))
+                lines.append(f"- {one.title}: the {fault.what} at step {fault.step} hit {hit}")
+    return ["Not as the schedule has it:", "", *lines, ""] if lines else []
 
 
 def losses(run: Run) -> list[str]:
     """Where another system is better than one of ours."""
     ours = [(one.title, one.figures) for one in run.outcomes if one.ours and one.figures is not None]
     others = [(one.title, one.figures) for one in run.outcomes if not one.ours and one.figures is not None]
-    lines = []
+    done = [(title, one) for title, one in others if one.jct_s is not None]
+    lines = [f"- {one.title}: {unfinished(one)}" for one in run.outcomes if one.ours and unfinished(one)]
     for name, (words, unit, margin) in JUDGED.items():
         for ours_title, figures in ours:
             mine = getattr(figures, name)
+            # Who has not done the whole job has lost few steps of it.
             better = [
-                (value, title) for title, one in others
+                (value, title) for title, one in (done if name == "lost_steps" else others)
                 if mine is not None and (value := getattr(one, name)) is not None and value * margin < mine
             ]  # fmt: skip
             if better:
                 told = "; ".join(f"{title} {number(value)}" for value, title in sorted(better))
-                lines.append(f"- {words}: {ours_title} {number(mine)} {unit}; {told}")
+                lines.append(f"- {words}: {ours_title} {number(mine)} {unit}".rstrip() + f"; {told}")
+    for ours_title, figures in ours:
+        equals = [title for title, one in others if one.bit_equal]
+        if not figures.bit_equal and equals:
+            lines.append(f"- bit-equal: {ours_title} {equal(figures)}; {', '.join(equals)} yes")
     return [*(lines or ["- in none of what is measured here"]), ""]
+
+
+def unfinished(one: Outcome) -> str:
+    """Why there is no time to the last step; empty if there is one."""
+    if one.figures is not None and one.figures.jct_s is not None:
+        return ""
+    return f"not to the end: {one.reason or 'no rank did the last step'}"
 
 
 def bounds(run: Run) -> list[str]:
@@ -141,7 +188,10 @@ def bounds(run: Run) -> list[str]:
     lines = []
     for one in run.outcomes:
         ratio = over_bound(run, one)
-        if not one.ours or ratio is None or one.figures is None:
+        if not one.ours:
+            continue
+        if ratio is None or one.figures is None:
+            lines.append(f"- {one.title}: **not held**: {unfinished(one)}")
             continue
         verdict = "held" if ratio <= 1.03 else "**not held**"
         lines.append(
@@ -165,18 +215,23 @@ def settings(run: Run) -> list[str]:
 def part(run: Run, plots: Sequence[Path]) -> list[str]:
     faults = ", ".join(f"{fault.step} {fault.what} of {' and '.join(map(str, fault.ranks))}" for fault in run.schedule)
     failed = [f"- {one.title}: {one.reason}" for one in run.outcomes if one.reason]
+    failed += [f"- {title}: left out by the flags above" for title in run.left_out]
+    second = "it did not come to its end a second time; the first"
+    if run.again is not None:
+        second = f"{run.again.jct_s:.1f} s at the end of the bench (drift {percent(run.drift)}); its mean"
     return [
         f"## Model: {run.model}", "", run.about, "", arithmetic(run.steps, run.per_job, run.plain.step_s), "",
         f"Faults, each at the step at which the first rank has done so many: {faults}.", "",
-        f"Plain PyTorch without faults: {run.plain.jct_s:.1f} s first, {run.again.jct_s:.1f} s at the end of the bench "
-        f"(drift {percent(run.drift)}); its mean is what the others are held to. A checkpoint stops the step for "
-        f"{1000 * run.copy_s + 1000 * run.write_s:.0f} ms, or {1000 * run.copy_s:.0f} ms if it is written beside.", "",
-        *results(run), *recoveries(run), "### What torchrelay is held to", "", *bounds(run),
+        f"Plain PyTorch without faults: {run.plain.jct_s:.1f} s first, {second} is what the others are held to. A "
+        f"checkpoint stops the step for {1000 * run.write_s:.0f} ms, or {1000 * run.copy_s:.0f} ms if it is written "
+        "beside.", "",
+        *otherwise(run), *results(run), *recoveries(run), "### What torchrelay is held to", "", *bounds(run),
         "### Where torchrelay loses", "", *losses(run), "### Why this order", "",
         "Seconds beyond the undisturbed time, and where they went. *Stood*: the sum of the pauses. *Longer steps*: the "
         "difference to plain PyTorch before the first fault, for all steps. *Rest*: what these do not explain, such as "
-        "processes that start beside the training on the same cores.", "",
-        *explained(run), "### Phases of a kill", "", "Seconds, median (longest).", "", *of_phases(run),
+        "processes that start beside the training on the same cores; below zero: not all survivors stood as long as "
+        "the one that stood longest, or steps became shorter. A refused step is in the pauses.", "",
+        *explained(run), "### Phases of recovery", "", "Seconds, median (longest).", "", *of_phases(run),
         *(["### Not run, or not to the end", "", *failed, ""] if failed else []),
         *(line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")),
         "### Settings", "", *settings(run),

@@ -8,14 +8,14 @@ from typing import Any
 
 from msgspec import Struct
 
-from compare_figures import Figures, Plain, Seen, mean_of, pause_s
-from compare_phases import phases
+from compare_figures import Figures, Plain, Seen, mean_of, pause_s, usual_s
+from compare_phases import longest, medians, phases
 from compare_schedule import Fault, What
 
 SECOND_A_FAULT = 1.0  # what a fault may cost torchrelay, beside the undisturbed time
-FLAT = ("jct_s", "jct_samples_s", "ettr", "lost_steps", "unplanned_pause_p50_s", "unplanned_pause_max_s",
-        "planned_pause_p50_s", "hang_pause_s", "skipped_samples_share", "once_share", "step_time_ratio",
-        "cpu_time_ratio", "bit_equal", "faults")  # fmt: skip
+FLAT = ("jct_s", "jct_samples_s", "ettr", "lost_steps", "repeated_steps", "unplanned_pause_p50_s",
+        "unplanned_pause_max_s", "planned_pause_p50_s", "hang_pause_s", "skipped_samples_share", "once_share",
+        "step_time_ratio", "cpu_time_ratio", "bit_equal", "faults", "idle_faults")  # fmt: skip
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
@@ -37,7 +37,10 @@ class Outcome(Struct, frozen=True, kw_only=True):
 
 
 class Run(Struct, frozen=True, kw_only=True):
-    """All systems with one model. `again`: plain PyTorch once more, at the end; `every`: steps between checkpoints."""
+    """All systems with one model. `every`: steps between checkpoints; `left_out`: whom nobody asked for.
+
+    `again`: plain PyTorch once more, at the end; None if that did not come to its end.
+    """
 
     model: str
     about: str
@@ -46,12 +49,13 @@ class Run(Struct, frozen=True, kw_only=True):
     per_job: float
     schedule: list[Fault]
     plain: Plain
-    again: Plain
+    again: Plain | None
     none: Seen
     every: dict[str, int]
     copy_s: float
     write_s: float
     outcomes: list[Outcome]
+    left_out: list[str] = []
 
     @property
     def undisturbed_s(self) -> float:
@@ -60,11 +64,11 @@ class Run(Struct, frozen=True, kw_only=True):
     @property
     def measure(self) -> Plain:
         """What the others are measured by."""
-        return mean_of(self.plain, self.again)
+        return self.plain if self.again is None else mean_of(self.plain, self.again)
 
     @property
-    def drift(self) -> float:
-        return self.again.jct_s / self.plain.jct_s - 1
+    def drift(self) -> float | None:
+        return None if self.again is None else self.again.jct_s / self.plain.jct_s - 1
 
 
 def over_bound(run: Run, outcome: Outcome) -> float | None:
@@ -76,15 +80,19 @@ def over_bound(run: Run, outcome: Outcome) -> float | None:
 
 
 def spent(run: Run, outcome: Outcome) -> dict[str, float] | None:
-    """Where the seconds beyond the undisturbed time went; `rest` is what the other lines do not explain."""
+    """Where the seconds beyond the undisturbed time went; `rest` is what the other lines do not explain.
+
+    A step that was refused is no step that was done: its time is in the pause, and counts there.
+    """
     found, seen = outcome.figures, outcome.seen
     if found is None or seen is None or found.jct_s is None:
         return None
-    pauses = [pause_s(seen, at, found.step_s) or 0.0 for at in range(len(seen.struck))]
+    step_s = usual_s(seen, run.measure.step_s)
+    pauses = [pause_s(seen, at, step_s) or 0.0 for at in range(len(seen.struck))]
     parts = {
         "stood": sum(pauses),
-        "steps done again": found.lost_steps * found.step_s,
-        "longer steps": (found.step_s - run.measure.step_s) * run.steps,
+        "steps done again": found.repeated_steps * step_s,
+        "longer steps": (step_s - run.measure.step_s) * run.steps,
     }
     beyond = found.jct_s - run.undisturbed_s
     return {"beyond the undisturbed": beyond, **parts, "rest": beyond - sum(parts.values())}
@@ -125,6 +133,9 @@ def record(run: Run) -> dict[str, Any]:
         told = {name: getattr(one, name) for name in Outcome.__struct_fields__ if name != "seen"}
         if one.seen is not None:
             told |= {"struck": one.seen.struck, "missed": one.seen.missed, "ledger": one.seen.ledger}
-            told |= {"phases": {what.value: phases(one.seen, what) for what in What}, "spent": spent(run, one)}
+            each = {what.value: phases(one.seen, what) for what in What}
+            told |= {"phases": each, "phases_p50": {what: medians(some) for what, some in each.items()}}
+            told |= {"phases_max": {what: longest(some) for what, some in each.items()}, "spent": spent(run, one)}
+            told["digests"] = one.seen.digests
         outcomes.append(told)
     return {**kept, "outcomes": outcomes}

@@ -93,9 +93,9 @@ class System:
     def cpu_pids(self) -> list[int]:
         return all_of(MARK, str(self.folder))
 
-    def ledger(self) -> list[dict[str, Any]]:
-        """What it has recorded itself about its recoveries, if it does."""
-        return []
+    def ledger(self) -> list[dict[str, Any]] | None:
+        """What it has recorded itself about its recoveries; None if it does not."""
+        return None
 
     def tail(self, lines: int = 15) -> str:
         """The end of what it has said."""
@@ -208,6 +208,8 @@ class Relay(System):
     def __init__(self, job: Job, python: Path, *flags: str) -> None:
         super().__init__(job, python)
         self._flags, self._run_dir = flags, self.folder / "run"
+        # Without a spare a move waits for room, and nobody would leave: the rank is ended by SIGTERM, as elsewhere.
+        self._spared = "--spare-nodes" in flags
 
     def start(self) -> None:
         words = [str(self.python), "-m", "torchrelay.cli.main", "run", "--nodes", "2", "--nproc-per-node", "2"]
@@ -227,10 +229,10 @@ class Relay(System):
     def strike(self, fault: Fault) -> tuple[int, ...]:
         if fault.what is What.NODE:
             return self._lose_node()
-        if fault.what is What.LEAVE:
-            client = Client.of(self._run_dir)
+        if fault.what is What.LEAVE and self._spared:
             body = {"ranks": [fault.rank]}
             try:
+                client = Client.of(self._run_dir)
                 client.change(f"/v1/jobs/{client.name_of(None)}/migrate", body, dry_run=False)
             except (Away, Denied) as error:
                 raise ProcessLookupError(str(error)) from error
@@ -338,7 +340,8 @@ def nvrx(tuned: bool) -> Entry:
         order={"tuned": tuned, "timeout_s": 1.0 if tuned else TIMEOUT_S},
         checkpoints="tuned",
         hang="heartbeat 3 s, soft and hard timeout 5 and 8 s" if tuned else "heartbeat 30 s, soft and hard 60 and 90 s",
-        note=f"Gloo {'1 s' if tuned else '10 s'}, which cannot be aborted; a reserve rank for each process to be lost",
+        note=f"Gloo {'1 s' if tuned else '10 s'}, which cannot be aborted; a reserve rank for each process to be lost, "
+        "whose CPU time is counted; a rank that is to leave is ended by SIGTERM, without notice",
     )
 
 
@@ -351,11 +354,14 @@ def restart(tuned: bool) -> Entry:
         checkpoints="tuned" if tuned else "naive",
         hang="collectives 10 s, "
         + ("and a watchdog, the bench in its place, 10 s" if tuned else "and 30 s until it is ended by SIGKILL"),
-        note="told that a rank is to leave, it takes a checkpoint before" if tuned else "written in the step",
+        note="told that a rank is to leave, it takes a checkpoint before"
+        if tuned
+        else "written in the step; a rank that is to leave is ended by SIGTERM, without notice",
     )
 
 
 HANG = "stopped for 5 steps, at least 1.5 s"
+NO_LIMITS = "slots are used again however often they lose a worker, and moves are not rationed"
 
 
 def entries() -> list[Entry]:
@@ -372,14 +378,16 @@ def entries() -> list[Entry]:
             title="torchrelay, two spares",
             make=lambda job, python: Relay(job, python, "--spare-nodes", "1"),
             hang=HANG,
-            note="two nodes of two ranks, the spares on a third; a node is lost with its agent and forkserver",
+            note="two nodes of two ranks, the spares on a third; a node is lost with its agent and forkserver; a rank "
+            "that is to leave moves; " + NO_LIMITS,
         ),
         Entry(
             name="torchrelay-shrink",
             title="torchrelay, no spare",
             make=lambda job, python: Relay(job, python, "--share-slots", "2"),
             hang=HANG,
-            note="two nodes of two ranks; lost ranks begin in their own slots again, or share those of others",
+            note="two nodes of two ranks; lost ranks begin in their own slots again, or share those of others; a rank "
+            "that is to leave has no place to move to, and is ended by SIGTERM; " + NO_LIMITS,
         ),
     ]
 

@@ -16,6 +16,7 @@ from compare_schedule import Fault
 from compare_systems import RANKS, System
 
 POLL_S = 0.02
+START_S = 180
 WARM_UP = 10  # steps before CPU time is counted
 T = TypeVar("T")
 
@@ -38,7 +39,7 @@ class Tail:
 
 
 class Trial:
-    """Runs a system to its end, or until `limit_s` after its first step."""
+    """Runs a system to its end, or until `limit_s` after its first step, for which it has `START_S`."""
 
     def __init__(self, system: System, faults: tuple[Fault, ...], limit_s: float, say: Callable[[str], None]) -> None:
         self._system, self._due, self._limit_s, self._say = system, list(faults), limit_s, say
@@ -53,17 +54,17 @@ class Trial:
 
     def run(self) -> Seen:
         """Raises nothing that the system is at fault for: `Seen.reason` tells why it did not come to the end."""
-        spawned, until, reason = time.monotonic(), time.monotonic() + 180, ""
-        self._system.start()
+        spawned, until, begun, reason = time.monotonic(), time.monotonic() + START_S, False, ""
         try:
+            self._system.start()
             while True:
                 over = self._system.ended()
                 self._look()
                 if over is not None:
-                    reason = "" if self._furthest >= self._steps else self._why(over)
+                    reason = "" if self._furthest >= self._steps and over == 0 else self._why(over)
                     break
-                if self._furthest and not self._struck and until < spawned + self._limit_s:
-                    until = time.monotonic() + self._limit_s
+                if self._furthest and not begun:
+                    until, begun = time.monotonic() + self._limit_s, True
                 if time.monotonic() > until:
                     reason = self._too_long(spawned)
                     break
@@ -126,12 +127,13 @@ class Trial:
         (first, before), (last, after) = self._cpu
         return sum(used - before.get(pid, 0.0) for pid, used in after.items()) / max(1, last - first)
 
-    def _seen(self, spawned: float, reason: str, ledger: list[dict[str, Any]]) -> Seen:
+    def _seen(self, spawned: float, reason: str, ledger: list[dict[str, Any]] | None) -> Seen:
         folder = self._system.folder
         marks = {rank: Tail(folder / "marks" / f"rank-{rank}.jsonl").read(Mark) for rank in range(RANKS)}
         return Seen(
             ranks=RANKS, steps=self._steps, early=self._early, lines=self._lines, marks=marks, struck=self._struck,
             missed=len(self._due), spawned_ns=round(spawned * 1e9), reason=reason, ledger=ledger,
+            wall_ns=time.time_ns() - time.monotonic_ns(),
             cpu_a_step_s=self._cpu_a_step(), digests=texts(folder / "digests"), early_digests=texts(folder / "early"),
         )  # fmt: skip
 

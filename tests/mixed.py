@@ -179,7 +179,11 @@ def run_chapter(
     folder = work / f"{number}-{layout}"
     folder.mkdir(parents=True)
     chapter = Chapter(number, layout, folder / "run")
-    live = Soak.begin(folder, number, FLAGS, pace_s=PACE_S, layout=layout)
+    try:
+        live = Soak.begin(folder, number, FLAGS, pace_s=PACE_S, layout=layout)
+    except AssertionError as error:  # what the jobs before it have shown is not lost with it
+        chapter.wrong.append(f"job {number} ({layout}) did not begin: {error}")
+        return chapter
     act: Act | str = "the start"
     try:
         while (counted := attribute(live, chapter)) < wanted:
@@ -200,8 +204,10 @@ def run_chapter(
         chapter.wrong.append(f"job {number} ({layout}), in {act}: {error}")
     finally:
         # Before it is ended: to end it is an operator's stop, and would excuse what was not resolved.
-        chapter.entries = entries_of(chapter)
-        live.kill()
+        try:
+            chapter.entries = entries_of(chapter)
+        finally:
+            live.kill()  # also if there is no ledger to read
     chapter.wrong += dict.fromkeys(live.wrong)
     return chapter
 

@@ -7,9 +7,11 @@ import random
 import statistics
 import sys
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -22,6 +24,7 @@ from compare_figures import (
     Plain,
     Seen,
     Struck,
+    bits_equal,
     end_ns,
     figures,
     first_together_ns,
@@ -270,6 +273,34 @@ def test_who_never_goes_on_has_no_pause_and_no_end() -> None:
     assert found.jct_s is found.ettr is found.once_share is None
 
 
+def test_who_was_ended_has_not_done_the_job_whatever_its_fastest_rank_did() -> None:
+    seen = msgspec.structs.replace(restarted().seen(), reason="ended with code 90 after step 40 of 40")
+    found = figures(seen, PLAIN)
+    assert found.jct_s is found.jct_samples_s is found.ettr is found.once_share is None
+    page = words_of([run_of(Outcome(name="torchrelay-spares", title="ours", reason=seen.reason, seen=seen,
+                                    figures=found))], {"cpu": "some"}, "", {"gpt": []})  # fmt: skip
+    assert "- ours: **not held**: not to the end: ended with code 90" in page
+    lost = page.partition("### Where torchrelay loses")[2].partition("###")[0]
+    assert "- ours: not to the end: ended with code 90" in lost
+
+
+def test_bits_are_equal_if_those_of_all_ranks_are() -> None:
+    assert bits_equal(["a"] * 4, 4, "a") is True
+    assert bits_equal(["a"] * 3, 4, "a") is None
+    assert bits_equal([], 4, "a") is None
+    assert bits_equal(["a", "a", "a", "b"], 4, "a") is bits_equal(["b"], 4, "a") is False
+
+
+def test_a_pause_is_there_though_no_usual_step_was_seen() -> None:
+    world = restarted()
+    world.lines = {rank: [msgspec.structs.replace(row, together=3) for row in rows]
+                   for rank, rows in world.lines.items()}  # fmt: skip
+    found = figures(world.seen(), PLAIN)
+    assert math.isnan(found.step_s)
+    assert found.unplanned_pause_p50_s == pytest.approx(3.0)
+    assert "nan" not in words_of([run_of(outcome_of("torchft-b", world))], {"cpu": "some"}, "", {"gpt": []})
+
+
 def test_the_steady_step_is_taken_before_the_first_fault() -> None:
     world = restarted()
     assert steady_s(world.seen()) == pytest.approx(0.1)
@@ -316,16 +347,54 @@ def test_who_goes_on_with_fewer_stands_and_is_whole_again() -> None:
     assert found["train with fewer"] == pytest.approx(1.1)
 
 
-def test_ours_are_told_by_the_ledger_if_each_fault_made_one_incident() -> None:
-    seen = fewer().seen()
-    line = {"at": "2026-01-01T00:00:00+00:00", "phases": {"detect": 20, "restore": 70}}
-    other = World()
-    told = Seen(ranks=RANKS, steps=40, early=12, lines=seen.lines, marks=other.marks, struck=seen.struck, ledger=[line])
-    assert phases(told) == [{"detect": 0.02, "restore": 0.07}]
-    twice = Seen(
-        ranks=RANKS, steps=40, early=12, lines=seen.lines, marks=other.marks, struck=seen.struck, ledger=[line, line]
-    )
-    assert phases(twice) == []
+def with_ledger(seen: Seen, *lines: dict[str, object]) -> Seen:
+    """The same with a ledger, dated by a clock that is so much ahead."""
+    return msgspec.structs.replace(seen, ledger=list(lines), wall_ns=10**18)
+
+
+def dated(at_ns: int, **phases_ms: int) -> dict[str, object]:
+    """A line of a ledger of that moment."""
+    at = datetime.fromtimestamp((at_ns + 10**18) / 1e9, UTC).isoformat(timespec="milliseconds")
+    return {"at": at, "phases": phases_ms}
+
+
+def left() -> World:
+    """A rank is asked to leave after step 10, and another one is killed after step 30; each costs half a second."""
+    world = World()
+    world.train(0, 10)
+    world.lose(What.LEAVE, 1)
+    world.wait(0.5)
+    world.train(10, 30)
+    world.lose(What.KILL, 2)
+    world.wait(0.5)
+    world.train(30, 40)
+    return world
+
+
+def test_ours_are_told_by_the_ledger_whatever_number_of_incidents_a_fault_made() -> None:
+    seen = left().seen()
+    leave, kill = seen.struck
+    first, again = dated(kill.at_ns + 10**7, detect=20, restore=70), dated(kill.at_ns + 10**9, detect=5)
+    assert phases(with_ledger(seen, again, first)) == [{"detect": 0.025, "restore": 0.07}]
+    assert phases(with_ledger(seen, again, first), What.LEAVE) == []
+    told = with_ledger(seen, dated(leave.at_ns, stand=10), dated(kill.at_ns - 10**6, detect=3))
+    assert (phases(told), phases(told, What.LEAVE)) == ([{"detect": 0.003}], [{"stand": 0.01}])
+
+
+def test_a_rank_that_was_asked_to_leave_and_stayed_is_no_fault_that_was_survived() -> None:
+    seen = left().seen()
+    kill = dated(seen.struck[1].at_ns, detect=3)
+    found = figures(with_ledger(seen, kill), PLAIN)
+    assert (found.faults, found.idle_faults, found.planned_pause_p50_s) == (1, 1, None)
+    both = figures(with_ledger(seen, dated(seen.struck[0].at_ns + 10**8, stand=3), kill), PLAIN)
+    assert (both.faults, both.idle_faults, both.planned_pause_p50_s) == (2, 0, pytest.approx(0.5))
+    assert figures(seen, PLAIN).idle_faults == 0, "who keeps no ledger is not judged by one"
+    ours = Outcome(name="torchrelay-shrink", title="ours", seen=with_ledger(seen, kill), figures=found)
+    run = run_of(ours)
+    assert over_bound(run, ours) == pytest.approx(found.jct_s / 5.0 if found.jct_s else 0)
+    page = words_of([run], {"cpu": "some"}, "", {"gpt": []})
+    assert "- ours: 1 x a rank was asked to leave and stayed" in page
+    assert "- leave, ours, 0 of 1: not known" in page
 
 
 def test_medians_keep_the_order_of_the_phases() -> None:
@@ -372,6 +441,35 @@ def test_the_time_beyond_is_split_without_a_remainder() -> None:
     assert parts["steps done again"] == pytest.approx(0.4)
 
 
+def test_a_refused_step_is_in_the_pause_alone() -> None:
+    one = outcome_of("torchft-b", fewer())
+    parts = spent(run_of(one), one)
+    assert parts is not None
+    assert (parts["stood"], parts["steps done again"]) == (pytest.approx(1.0), 0.0)
+
+
+def test_what_is_said_of_plain_pytorch_is_what_it_did() -> None:
+    run = run_of()
+    row = "| plain PyTorch, no faults | 4.0 | 4.0 | 100 % | 0 | 0 | 100.00 % | 0.00 % | "
+    assert run.again is not None
+    other = msgspec.structs.replace(run, again=msgspec.structs.replace(run.again, digest="other"))
+    assert f"{row}yes |" in words_of([run], {"cpu": "some"}, "", {"gpt": []})
+    assert f"{row}no |" in words_of([other], {"cpu": "some"}, "", {"gpt": []})
+    once = msgspec.structs.replace(run, again=None)
+    page = words_of([once], {"cpu": "some"}, "", {"gpt": []})
+    assert "3.9 s first, it did not come to its end a second time" in page
+    assert flat_of(once)["gpt_drift"] is None
+
+
+def test_who_was_left_out_and_who_met_other_faults_is_named() -> None:
+    world = restarted()
+    world.struck[0] = msgspec.structs.replace(world.struck[0], ranks=(3,))
+    run = msgspec.structs.replace(run_of(outcome_of("nvrx-tuned", world)), left_out=["TorchFT, timeouts C"])
+    page = words_of([run], {"cpu": "some"}, "--only nvrx-tuned", {"gpt": []})
+    assert "- TorchFT, timeouts C: left out by the flags above" in page
+    assert "- nvrx-tuned: the kill at step 20 hit 3" in page
+
+
 def test_a_rival_that_cannot_run_says_why_and_the_rest_is_reported() -> None:
     gone = Outcome(name="nvrx-tuned", title="NVRx", reason="no wheel for this Python")
     ours = outcome_of("torchrelay-spares", restarted())
@@ -387,6 +485,7 @@ def test_the_report_says_where_another_is_better() -> None:
     ours, other = outcome_of("torchrelay-spares", restarted()), outcome_of("torchft-b", fewer(), "other")
     page = words_of([run_of(other, ours)], {"cpu": "some"}, "", {"gpt": []})
     lost = page.partition("### Where torchrelay loses")[2].partition("###")[0]
+    assert "steps lost: torchrelay-spares 4 steps; torchft-b 1" in lost
     assert "time to the last step: torchrelay-spares 7.30 s; torchft-b 4.90" in lost
     assert "pause after an unplanned fault, median: torchrelay-spares 3.00 s; torchft-b 1.00" in lost
     alone = words_of([run_of(ours)], {"cpu": "some"}, "", {"gpt": []})

@@ -14,8 +14,10 @@ import pytest
 sys.path.append(str(Path(__file__).parent.parent / "bench"))  # its files import one another by their names
 
 import compare
+import compare_environments
+import compare_trial
 from compare_environments import NotInstalled, run
-from compare_figures import Line, Struck
+from compare_figures import Line, Plain, Struck
 from compare_processes import all_of, cpu_s, is_alive, is_stopped, kill_all
 from compare_schedule import Fault, What
 from compare_systems import Hung, Job, System, entries, free_ports, is_free
@@ -135,6 +137,166 @@ def struck(tmp_path: Path, faults: tuple[Fault, ...], away: dict[int, set[int]])
     assert puppet.hits == [(100 + one.ranks[0], one.what) for one in seen.struck]
     assert len(seen.lines[0]) == 60
     return seen.struck, seen.missed
+
+
+class Halted(Puppet):
+    """It ends by itself at this step, with this code; or raises as it starts."""
+
+    def __init__(self, job: Job, step: int, code: int) -> None:
+        super().__init__(job)
+        self.last, self.code, self.stopped = step, code, 0
+
+    def start(self) -> None:
+        if self.last == 0:
+            raise OSError("no such file")
+
+    def ended(self) -> int | None:
+        over = super().ended()
+        return self.code if self.step == self.last else over
+
+    def stop(self) -> None:
+        self.stopped += 1
+        super().stop()
+
+
+def test_who_ends_with_a_code_has_not_come_to_the_end_though_a_rank_did_the_last_step(tmp_path: Path) -> None:
+    order = {"steps": 3, "early": 1}
+    for code, reason in ((0, ""), (90, "ended with code 90 after step 3 of 3: ")):
+        puppet = Halted(Job(folder=tmp_path / str(code), order=order, losses=0), 3, code)
+        assert Trial(puppet, (), 60, lambda _: None).run().reason == reason
+
+
+def test_what_a_start_that_fails_has_begun_is_ended(tmp_path: Path) -> None:
+    puppet = Halted(Job(folder=tmp_path / "puppet", order=ORDER, losses=0), 0, 0)
+    with pytest.raises(OSError, match="no such file"):
+        Trial(puppet, (), 60, lambda _: None).run()
+    assert puppet.stopped == 1
+
+
+class Clock:
+    """A time in which each look takes a second, and nobody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        self.now += 1.0
+        return self.now
+
+    def monotonic_ns(self) -> int:
+        return round(self.now * 1e9)
+
+    time_ns = monotonic_ns
+
+    def sleep(self, seconds: float) -> None: ...
+
+
+@pytest.mark.parametrize("limit_s", [20.0, 150.0, 300.0])
+def test_the_limit_counts_from_the_first_step_for_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit_s: float
+) -> None:
+    clock = Clock()
+    monkeypatch.setattr(compare_trial, "time", clock)
+    puppet = Puppet(Job(folder=tmp_path / "puppet", order={"steps": 10_000, "early": 5}, losses=0))
+    begun: list[float] = []
+    usual = puppet.ended
+
+    def ended() -> int | None:
+        if clock.now < 1100:  # a slow start
+            return None
+        if not begun:
+            begun.append(clock.now)
+            usual()
+        return None
+
+    puppet.ended = ended  # type: ignore[method-assign]
+    seen = Trial(puppet, (), limit_s, lambda _: None).run()
+    assert seen.reason == f"given up after {limit_s:.0f} s, at step 1 of 10000"
+    assert clock.now - begun[0] == pytest.approx(limit_s, abs=6)
+
+
+def test_half_an_environment_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(words: list[str], name: str) -> None:
+        (tmp_path / name).mkdir(exist_ok=True)
+        if "pip" in words:
+            raise NotInstalled(f"{name}: no wheel")
+
+    monkeypatch.setattr(compare_environments, "run", fail)
+    with pytest.raises(NotInstalled, match="no wheel"):
+        compare_environments.python_of("nvrx", tmp_path, lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_results_of_one_model_outlast_the_next_and_a_signal_ends_it_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[list[str]] = []
+
+    def run_model(setting: compare.Setting, chosen: object) -> object:
+        del chosen
+        assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+        if setting.model == "small":
+            raise KeyboardInterrupt
+        return setting.model
+
+    def write(out: Path, runs: list[str], about: object, flags: str) -> dict[str, object]:
+        del out, about, flags
+        written.append(list(runs))
+        return {}
+
+    monkeypatch.setattr(compare, "run_model", run_model)
+    monkeypatch.setattr(compare, "write", write)
+    monkeypatch.setattr(compare, "write_corpus", lambda path: path)
+    monkeypatch.setattr(sys, "argv", ["compare.py", "--out", str(tmp_path / "out")])
+    known = signal.getsignal(signal.SIGTERM)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            compare.main()
+    finally:
+        signal.signal(signal.SIGTERM, known)
+    assert ended.value.code == 130
+    assert written == [["gpt"]]
+    capsys.readouterr()
+
+
+def test_nobody_is_given_up_for_timeouts_that_are_its_own(tmp_path: Path) -> None:
+    schedule = tuple(Fault(step, What.STOP, 1) for step in range(100, 700, 100))
+    setting = compare.Setting(
+        model="gpt", steps=700, per_job=6.6, schedule=schedule, corpus=tmp_path, work=tmp_path, rivals=tmp_path
+    )
+    plain = Plain(jct_s=42.0, step_s=0.06, cpu_a_step_s=0.1, digest="d", early_digest="e")
+    longest = 90.0  # hard timeout of NVRx as it comes
+    assert compare.limit_s(setting, plain) > 2 * plain.jct_s + longest * len(schedule)
+
+
+def test_by_default_nobody_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["compare.py"])
+    options = compare.arguments()
+    assert [entry.name for entry in compare.chosen_of(options)] == [entry.name for entry in entries()[1:]]
+    assert compare.flags_of(options) == "--seed 7"
+
+
+def test_a_rank_leaves_by_a_move_only_where_there_is_room_for_one(tmp_path: Path) -> None:
+    made = {
+        entry.name: entry.make(Job(folder=tmp_path / entry.name, order=ORDER, losses=0), Path(sys.executable))
+        for entry in entries()
+        if entry.name.startswith("torchrelay")
+    }
+    leave, gone = Fault(5, What.LEAVE, 1), sleeper()
+    try:
+        shrink = made["torchrelay-shrink"]
+        shrink.pid_of = lambda _: gone.pid  # type: ignore[method-assign]
+        assert shrink.strike(leave) == (1,)
+        assert gone.wait(10) == -signal.SIGTERM
+        spares = made["torchrelay-spares"]
+        spares.pid_of = lambda _: None  # type: ignore[method-assign]
+        with pytest.raises(ProcessLookupError, match="orchestrator"):  # it asks one, and there is none
+            spares.strike(leave)
+    finally:
+        gone.kill()
+        gone.wait()
+        for system in made.values():
+            system.stop()
 
 
 @pytest.mark.slow

@@ -180,6 +180,10 @@ class TestPage:
         assert "target 90 %: met\n" in told
         assert "^ target" in told
 
+    @pytest.mark.parametrize(("target", "text"), [(0.9, "90 %"), (0.9999, "99.99 %"), (0.855, "85.5 %")])
+    def test_a_target_is_shown_as_it_was_given(self, target: float, text: str) -> None:
+        assert f"target {text}: " in guarantee_page(guarantee(entries(line(1)), target))
+
     def test_it_says_how_many_would_show_it(self) -> None:
         told = guarantee_page(guarantee(entries(*(line(number) for number in range(10)))))
         assert "target 90 %: not shown yet, as the lower bound is 72.2 %; 25 more clean ones in a row" in told
@@ -196,6 +200,7 @@ class TestPage:
         told = guarantee_page(guarantee(entries(excluded(3, Exclusion.USER_BUG, evidence))))
         assert evidence in told
         assert "as nothing counts; 35 more clean ones in a row" in told
+        assert "if every exclusion but moves called off were counted, and lost: 0 % (0 % to 79.4 %)" in told
 
     def test_it_says_what_the_exclusions_would_make_of_it(self) -> None:
         told = guarantee_page(guarantee(entries(line(1), excluded(3, Exclusion.OPERATOR, "Ctrl-C"))))
@@ -269,6 +274,43 @@ def test_two_files_that_tell_of_one_interruption_differently_are_refused(ask: As
     assert "b.jsonl:1" in told
 
 
+def test_what_a_later_interruption_showed_of_one_holds_in_whichever_order_the_files_are_read(ask: Asked) -> None:
+    early, late = line(1), excluded(1, Exclusion.USER_BUG, "rank 2 raised it, too", "clean")
+    late = replace(late, steps_lost=0)
+    for files in ((early, late), (late, early)):
+        paths = [ask.file(f"{number}.jsonl", one) for number, one in enumerate(files)]
+        (one,) = json.loads(ask("--ledger", *paths, "-o", "json")[1])["findings"]
+        assert (one["standing"], one["why"]) == ("excluded", "rank 2 raised it, too")
+
+
+def test_a_line_that_was_taken_out_is_missed_and_counts_at_worst(ask: Asked) -> None:
+    path = ask.file("a.jsonl", line(1, hours_ago=50), line(2, hours_ago=3), line(4))
+    found = json.loads(ask("--ledger", path, "-o", "json")[1])
+    assert found["missing"] == [f"train/I-3, which {path} skips"]
+    assert (found["counted"], found["worst"]["share"]) == (3, 0.75)
+    page = ask("--ledger", path)[1]
+    assert f"missing, as lines were taken out of a ledger:\ntrain/I-3, which {path} skips" in page
+    assert "if every exclusion but moves called off, and what is missing, were counted, and lost: 75 %" in page
+
+
+def test_what_another_place_tells_of_or_lies_before_is_not_missing(ask: Asked) -> None:
+    path = ask.file("a.jsonl", line(1, hours_ago=90), line(3, hours_ago=60), line(5))
+    between = ask.file("b.jsonl", line(2, hours_ago=70), line(4, hours_ago=30))
+    another = ask.file("c.jsonl", line(1, hours_ago=400), line(2, hours_ago=300), line(3, hours_ago=290),
+                       line(4, hours_ago=280))  # fmt: skip
+    for words, skipped in (((between,), []), ((another,), ["I-2", "I-4"]), (("--since", "50h"), ["I-4"])):
+        found = json.loads(ask("--ledger", path, *words, "-o", "json")[1])
+        named = [text.removeprefix("train/").partition(",")[0] for text in found["missing"] if path in text]
+        assert named == skipped
+
+
+def test_an_interruption_is_dated_by_the_clock_here(ask: Asked) -> None:
+    at = "2026-01-02T03:04:05.000+14:00"
+    here = datetime.fromisoformat(at).astimezone()
+    page = ask("--ledger", ask.file("a.jsonl", line(1, "ended", at=at)))[1]
+    assert f"{here:%Y-%m-%d %H:%M:%S}" in page
+
+
 def test_a_folder_of_a_run_stands_for_its_ledger(ask: Asked) -> None:
     (ask.folder / "run").mkdir()
     ask.file("run/ledger.jsonl", line(1))
@@ -277,7 +319,8 @@ def test_a_folder_of_a_run_stands_for_its_ledger(ask: Asked) -> None:
 
 def test_a_line_that_is_none_is_named(ask: Asked) -> None:
     path = ask.file("a.jsonl", line(1))
-    for bad in ('{"id": 1}', "no json", jsonl([line(2, "burnt")]), jsonl([line(2, at="noon")])):
+    bad_times = [jsonl([line(2, at=at)]) for at in ("noon", "0001-01-01T00:00:00.000+14:00")]
+    for bad in ('{"id": 1}', "no json", jsonl([line(2, "burnt")]), *bad_times):
         Path(path).write_text(jsonl([line(1)]) + bad + "\n")
         assert "a.jsonl:2 is no line of a ledger" in ask.refused("--ledger", path)
 
@@ -306,7 +349,21 @@ def test_since_leaves_out_what_is_older(ask: Asked) -> None:
         assert json.loads(ask("--ledger", path, "--since", since, "-o", "json")[1])["counted"] == count
 
 
-@pytest.mark.parametrize("text", ["soon", "30", "30w", "2026-13-01", "-3d", "2999-01-01", "20261001"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "soon",
+        "30",
+        "30w",
+        "2026-13-01",
+        "-3d",
+        "2999-01-01",
+        "20261001",
+        "0001-01-01",
+        "0001-01-01T00:00+14:00",
+        "9999-12-31T23:59-14:00",
+    ],
+)
 def test_a_time_that_is_none_is_refused(ask: Asked, text: str) -> None:
     assert "--since" in ask.refused("--ledger", ask.file("a.jsonl", line(1)), f"--since={text}")
 

@@ -199,6 +199,10 @@ class TestTotals:
         assert found.clean_ratio.share == 0.5
         assert found.steps_unknown == 1
 
+    def test_what_is_open_in_a_run_that_is_gone_was_never_resolved(self) -> None:
+        found = total([line(), line(Resolution.OPEN)], live=False)
+        assert (found.eligible, found.clean) == (2, 1)
+
     def test_pauses_and_phases_are_summed_up(self) -> None:
         found = total([line(), line()])
         assert (found.pause_p50_ms, found.pause_max_ms) == (90, 90)

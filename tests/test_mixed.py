@@ -11,9 +11,11 @@ from pathlib import Path
 
 import pytest
 
+from tests import mixed
 from tests.jobs import Finished
 from tests.mixed import KINDS, Chapter, Kind, by_kind, compare, deal, repeated
 from tests.test_guarantee import excluded, line
+from torchrelay.cli.runs import NotPossible
 from torchrelay.goodput.guarantee import Entry
 from torchrelay.orchestrator.shown import Exclusion
 
@@ -55,6 +57,50 @@ def chapter(*entries: Entry, layout: str = "ddp", **kinds: str) -> Chapter:
     found.entries = list(entries)
     found.kinds = {name.replace("_", "-"): kind for name, kind in kinds.items()}
     return found
+
+
+class TestChapter:
+    """A job that goes wrong, by a live one that is only played."""
+
+    def test_it_is_ended_also_if_its_ledger_cannot_be_read(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        killed: list[bool] = []
+
+        class Played:
+            wrong: tuple[str, ...] = ()
+
+            @classmethod
+            def begin(cls, *_: object, **__: object) -> Played:
+                return cls()
+
+            @property
+            def client(self) -> object:
+                raise AssertionError("it does not answer")
+
+            def kill(self) -> None:
+                killed.append(True)
+
+        def torn(_: Chapter) -> list[Entry]:
+            raise NotPossible("ledger:3 is no line of a ledger", 2)
+
+        monkeypatch.setattr(mixed, "Soak", Played)
+        monkeypatch.setattr(mixed, "entries_of", torn)
+        with pytest.raises(NotPossible):
+            mixed.run_chapter(tmp_path, 0, "ddp", deal(1), 3, lambda _: None)
+        assert killed == [True]
+
+    def test_one_that_does_not_begin_is_told_and_is_not_done(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Never:
+            @classmethod
+            def begin(cls, *_: object, **__: object) -> Never:
+                raise AssertionError("training did not come")
+
+        monkeypatch.setattr(mixed, "Soak", Never)
+        found = mixed.run_chapter(tmp_path, 4, "hsdp", deal(1), 3, lambda _: None)
+        assert (found.done, found.wrong) == (None, ["job 4 (hsdp) did not begin: training did not come"])
 
 
 class TestCounting:

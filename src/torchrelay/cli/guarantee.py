@@ -11,6 +11,7 @@ from pathlib import Path
 from statistics import median
 
 import msgspec
+from msgspec import Struct
 
 from torchrelay.cli.client import Client
 from torchrelay.cli.report import FILE, ledger
@@ -32,10 +33,11 @@ def show_guarantee(given: argparse.Namespace) -> int:
         raise NotPossible("--write with --guarantee: write the ledger with `torchrelay report --write` alone", 2)
     target = share_in(given.target)
     begin = moment_in(given.since, datetime.now().astimezone())
-    entries = entries_of(given)
+    entries, missing = entries_of(given, begin)
     dated = [entry for entry in entries if begin is None or is_since(entry, begin)]
     dated = exclude(dated, given.exclude or [])
-    found = guarantee(dated, target, since="" if begin is None else begin.isoformat(timespec="seconds"))
+    since = "" if begin is None else begin.isoformat(timespec="seconds")
+    found = guarantee(dated, target, since=since, missing=missing)
     if given.output is Output.JSONL:
         for one in found.findings:
             print(msgspec.json.encode(one).decode())
@@ -67,12 +69,11 @@ def moment_in(text: str | None, now: datetime) -> datetime | None:
     if re.fullmatch(r"\d+[smhd]", text):
         return now - timedelta(milliseconds=time_in(text))
     try:
-        begin = datetime.fromisoformat(text) if re.match(r"\d{4}-\d\d-\d\d", text) else None
-    except ValueError as error:
+        begin = datetime.fromisoformat(text).astimezone() if re.match(r"\d{4}-\d\d-\d\d", text) else None
+    except (ValueError, OverflowError) as error:  # the latter: of a year that some time zone has not
         raise NotPossible(f"--since {text!r}: {error}; give a date as 2026-10-01 or 2026-10-01T14:30", 2) from error
     if begin is None:
         raise NotPossible(f"--since {text!r}: give how long ago (30d, 12h, 90m) or a date (2026-10-01)", 2)
-    begin = begin.astimezone()
     if begin > now:
         raise NotPossible(f"--since {text!r} lies in the future: it is {now:%Y-%m-%d %H:%M} here", 2)
     return begin
@@ -91,9 +92,10 @@ def time_of(line: Line) -> datetime | None:
 # ---------------------------------------------------------------- where the lines are from
 
 
-def entries_of(given: argparse.Namespace) -> list[Entry]:
-    """The interruptions of the run at hand and of the files that were named, each once."""
-    found = [entry for path in given.ledger or () for entry in read_ledger(path)]
+def entries_of(given: argparse.Namespace, begin: datetime | None) -> tuple[list[Entry], list[str]]:
+    """The interruptions of the run at hand and of the files that were named, each once; and what the files skip."""
+    files = {path: read_ledger(path) for path in given.ledger or ()}
+    found = [entry for some in files.values() for entry in some]
     try:
         source, note = look(given.run_dir)
     except NotPossible:
@@ -107,7 +109,50 @@ def entries_of(given: argparse.Namespace) -> list[Entry]:
         found += [Entry(line, "this run", isinstance(source, Client)) for line in lines]
     if given.job is not None:
         found = [entry for entry in found if entry.line.job == given.job]
-    return each_once(found)
+    skipped = [
+        f"{gap.job}/I-{gap.number}, which {path} skips"
+        for path, some in files.items()
+        for gap in gaps(some)
+        if given.job in (None, gap.job) and (begin is None or gap.until >= begin) and not gap.is_filled(found)
+    ]
+    return each_once(found), list(dict.fromkeys(skipped))
+
+
+class Gap(Struct, frozen=True):
+    """A number between 1 and the last one of a job that a ledger skips: a job numbers its incidents without one.
+
+    It lay between these two times.
+    """
+
+    job: str
+    number: int
+    since: datetime
+    until: datetime
+
+    def is_filled(self, entries: Iterable[Entry]) -> bool:
+        """Whether another place tells of it."""
+        slack = timedelta(seconds=CORRECTED_S)
+        return any(
+            (entry.line.job, entry.line.id) == (self.job, f"I-{self.number}")
+            and ((at := time_of(entry.line)) is None or self.since - slack <= at <= self.until + slack)
+            for entry in entries
+        )
+
+
+def gaps(entries: Sequence[Entry]) -> list[Gap]:
+    """What one ledger skips."""
+    known: dict[str, dict[int, datetime | None]] = {}
+    for entry in entries:
+        if numbered := re.fullmatch(r"I-(\d{1,9})", entry.line.id):
+            known.setdefault(entry.line.job, {})[int(numbered[1])] = time_of(entry.line)
+    found = []
+    for job, times in known.items():
+        before, last = datetime.min.replace(tzinfo=UTC) + timedelta(days=1), 0
+        for number, at in sorted(times.items()):
+            until = at or datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
+            found += [Gap(job, absent, before, until) for absent in range(last + 1, number)]
+            before, last = at or before, number
+    return found
 
 
 def read_ledger(path: Path) -> list[Entry]:
@@ -127,7 +172,7 @@ def read_ledger(path: Path) -> list[Entry]:
             line = msgspec.json.decode(text, type=Line)
             Resolution(line.resolution)
             time_of(line)
-        except (ValueError, msgspec.DecodeError) as error:
+        except (ValueError, OverflowError, msgspec.DecodeError) as error:
             what = f"{error}; remove the line, or write the ledger again with `torchrelay report --write`"
             raise NotPossible(f"{origin} is no line of a ledger: {what}", 2) from error
         entries.append(Entry(line, origin))
@@ -137,6 +182,7 @@ def read_ledger(path: Path) -> list[Entry]:
 def each_once(entries: Iterable[Entry]) -> list[Entry]:
     """The same interruption read twice counts once. One that was open when a file was written may be over by now.
 
+    Nor was it known, when a file was written, what a later interruption showed of this one: that it does not count.
     Raises `NotPossible` if two places tell of it differently.
     """
     kept: dict[tuple[str, str, int], list[Entry]] = {}
@@ -148,7 +194,9 @@ def each_once(entries: Iterable[Entry]) -> list[Entry]:
             known.append(entry)
         elif known[place].line.resolution == Resolution.OPEN:
             known[place] = entry
-        elif line.resolution not in (known[place].line.resolution, Resolution.OPEN):
+        elif line.resolution == known[place].line.resolution:
+            known[place] = known[place] if line.eligible else entry
+        elif line.resolution != Resolution.OPEN:
             first = known[place]
             told = f"{line.resolution!r} in {entry.origin}, {first.line.resolution!r} in {first.origin}"
             raise NotPossible(f"{line.id} of {line.job} at {line.at} is {told}: leave one of them out", 2)
@@ -206,8 +254,10 @@ def guarantee_page(found: Guarantee) -> str:
         # In full: whoever is asked to believe an exclusion must be able to read what it rests on.
         rows = [(*name_of(one), clip(one.cause, 40), one.reason, one.why or "none was kept") for one in excluded]
         blocks.append(f"not counted\n{table(('id', 'job', 'at', 'cause', 'reason', 'evidence'), rows)}")
+    if found.missing:
+        blocks.append("missing, as lines were taken out of a ledger:\n" + "\n".join(found.missing))
     if pending := found.those(Standing.PENDING):
-        names = ", ".join(one.id for one in pending)
+        names = ", ".join(f"{one.job}/{one.id}" for one in pending)
         blocks.append(f"under way, counted when {'they are' if len(pending) > 1 else 'it is'} over: {names}")
     if found.counted:
         blocks += [part_table("kind", found.kinds), part_table("cause", found.causes)]
@@ -215,7 +265,9 @@ def guarantee_page(found: Guarantee) -> str:
 
 
 def name_of(one: Finding) -> tuple[str, str, str]:
-    return one.id, one.job, one.at[:19].replace("T", " ") or "?"
+    """With its time here: ledgers of several places are dated by several clocks."""
+    at = f"{datetime.fromisoformat(one.at).astimezone():%Y-%m-%d %H:%M:%S}" if one.at else "?"
+    return one.id, one.job, at
 
 
 def part_table(name: str, parts: Iterable[Part]) -> str:
@@ -232,9 +284,11 @@ def head(found: Guarantee) -> str:
     if found.ratio is not None:
         lines[-1] += f": {share_text(found.ratio)}"
         lines += [picture(found.ratio, found.target)]
-    lines.append(f"target {percent(found.target)}: {found.verdict}{because(found)}")
-    if found.worst is not None and found.ratio is not None and found.worst != found.ratio:
-        lines.append(f"if every exclusion but moves called off were counted, and lost: {share_text(found.worst)}")
+    lines.append(f"target {100 * found.target:.6g} %: {found.verdict}{because(found)}")
+    if found.worst is not None and found.worst != found.ratio:
+        besides = ", and what is missing," if found.missing else ""
+        text = f"if every exclusion but moves called off{besides} were counted, and lost"
+        lines.append(f"{text}: {share_text(found.worst)}")
     pauses = [one.pause_ms for one in found.findings if one.pause_ms is not None]
     if pauses:
         lines.append(f"pause: median {milliseconds(median(pauses))}, longest {milliseconds(max(pauses))}")

@@ -10,6 +10,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from torchrelay.cli.client import Client
 from torchrelay.cli.runs import NotPossible, find_run, look
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
 from torchrelay.goodput.ledger import Line, Totals, line_of, total
@@ -37,9 +38,9 @@ def show_report(run_dir: Path | None, job: str | None, output: Output, *, write:
     if output is Output.JSONL:
         print(jsonl(lines), end="")
     elif output is Output.JSON:
-        print(show_json(Report(lines, total(lines))))
+        print(show_json(Report(lines, total(lines, live=isinstance(source, Client)))))
     else:
-        print(report_page(lines))
+        print(report_page(lines, live=isinstance(source, Client)))
 
 
 def refuse_flags(given: argparse.Namespace) -> None:
@@ -67,11 +68,11 @@ def write_ledger(run_dir: Path, lines: Sequence[Line]) -> Path:
     return path
 
 
-def report_page(lines: Sequence[Line]) -> str:
+def report_page(lines: Sequence[Line], *, live: bool = True) -> str:
     """The lines as a table, and the totals."""
     if not lines:
         return "no incident: nothing to report"
-    return f"{table(HEADS, [row_of(line) for line in lines])}\n\n{totals_text(total(lines))}"
+    return f"{table(HEADS, [row_of(line) for line in lines])}\n\n{totals_text(total(lines, live=live))}"
 
 
 def row_of(line: Line) -> tuple[object, ...]:

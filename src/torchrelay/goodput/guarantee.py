@@ -91,7 +91,8 @@ class Guarantee(Struct, frozen=True, kw_only=True):
     """What it comes to. Shares from 0 to 1; intervals are Wilson's, of 95 % confidence.
 
     more      clean ones in a row, from now on, after which the lower bound would reach the target; 0 if it does
-    worst     if each exclusion but a move that was called off were counted, and had not been clean
+    worst     if each exclusion but a move that was called off, and what is missing, counted and had not been clean
+    missing   interruptions whose numbers a ledger skips, each with that ledger: somebody has taken them out
     first     the time of the oldest interruption that was looked at, ISO 8601; empty if there is none
     """
 
@@ -104,6 +105,7 @@ class Guarantee(Struct, frozen=True, kw_only=True):
     worst: Interval | None
     since: str = ""
     first: str = ""
+    missing: tuple[str, ...] = ()
     kinds: tuple[Part, ...] = ()
     causes: tuple[Part, ...] = ()
     findings: tuple[Finding, ...] = ()
@@ -113,7 +115,9 @@ class Guarantee(Struct, frozen=True, kw_only=True):
         return tuple(one for one in self.findings if one.standing is standing)
 
 
-def guarantee(entries: Iterable[Entry], target: float = TARGET, *, since: str = "") -> Guarantee:
+def guarantee(
+    entries: Iterable[Entry], target: float = TARGET, *, since: str = "", missing: Sequence[str] = ()
+) -> Guarantee:
     """Judge these interruptions. Raises `ValueError` for a target that is no share between 0 and 1."""
     if not 0 < target < 1:
         raise ValueError(f"a target of {target:g}: give a share between 0 and 1, as 0.9")
@@ -129,9 +133,10 @@ def guarantee(entries: Iterable[Entry], target: float = TARGET, *, since: str = 
         clean=clean,
         ratio=ratio,
         more=clean_ones_to_come(clean, len(counted), target),
-        worst=wilson(clean, len(counted) + len(doubtful)),
+        worst=wilson(clean, len(counted) + len(doubtful) + len(missing)),
         since=since,
         first=next((one.at for one in findings if one.at), ""),
+        missing=tuple(missing),
         kinds=parts(counted, lambda one: one.kind),
         causes=parts(counted, lambda one: one.group),
         findings=findings,

@@ -163,9 +163,9 @@ def wilson(clean: int, eligible: int) -> Interval | None:
     return Interval(share, max(0.0, min(share, middle - spread)), min(1.0, max(share, middle + spread)))
 
 
-def total(lines: Sequence[Line]) -> Totals:
-    """What the lines come to."""
-    eligible = [line for line in lines if line.eligible and line.resolution != Resolution.OPEN]
+def total(lines: Sequence[Line], *, live: bool = True) -> Totals:
+    """What the lines come to. `live`: their run is, and what is open is not counted yet; else it never ended."""
+    eligible = [line for line in lines if line.eligible and not (live and line.resolution == Resolution.OPEN)]
     clean = [line for line in eligible if line.resolution == Resolution.CLEAN]
     pauses = [line.pause_ms for line in lines if line.pause_ms is not None]
     phases = {}
