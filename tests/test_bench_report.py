@@ -12,7 +12,7 @@ sys.path.append(str(Path(__file__).parent.parent / "bench"))  # its files import
 
 from compare_figures import Plain, figures
 from compare_report import words_of
-from compare_results import Outcome, Run, flat_of, over_bound, spent
+from compare_results import Outcome, Run, flat_of, over_bound, record, spent
 from compare_schedule import Fault, What
 from tests.test_bench_compare import PLAIN, RANKS, World, dated, fewer, left, restarted, with_ledger
 
@@ -140,6 +140,15 @@ def test_a_rank_that_was_asked_to_leave_and_stayed_is_no_fault_that_was_survived
     page = words_of([run], {"cpu": "some"}, "", {"gpt": []})
     assert "- ours: 1 x a rank was asked to leave and stayed" in page
     assert "- leave, ours, 0 of 1: not known" in page
+
+
+def test_the_record_has_each_pause_and_the_phases_of_each_kind_of_fault() -> None:
+    one = outcome_of("restart-naive", restarted())
+    (kept,) = msgspec.json.decode(msgspec.json.encode(record(run_of(one))))["outcomes"]
+    assert kept["pauses_s"] == [pytest.approx(3.0)]
+    assert kept["digests"] == ["same"] * RANKS
+    assert kept["phases_p50"]["kill"]["start and import"] == kept["phases_max"]["kill"]["start and import"] == 2.0
+    assert kept["phases_p50"]["stop"] == {}
 
 
 def test_what_is_not_known_is_not_shown_as_a_number() -> None:
