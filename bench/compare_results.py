@@ -136,6 +136,8 @@ def record(run: Run) -> dict[str, Any]:
             each = {what.value: phases(one.seen, what) for what in What}
             told |= {"phases": each, "phases_p50": {what: medians(some) for what, some in each.items()}}
             told |= {"phases_max": {what: longest(some) for what, some in each.items()}, "spent": spent(run, one)}
-            told["digests"] = one.seen.digests
+            step_s = usual_s(one.seen, run.measure.step_s)
+            told |= {"digests": one.seen.digests}
+            told |= {"pauses_s": [pause_s(one.seen, at, step_s) for at in range(len(one.seen.struck))]}
         outcomes.append(told)
     return {**kept, "outcomes": outcomes}
