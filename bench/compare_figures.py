@@ -292,7 +292,8 @@ def figures(seen: Seen, plain: Plain) -> Figures:
     """All figures of a system."""
     begin, step = begin_ns(seen), steady_s(seen)
     # Who was ended, or gave up, has not done the job, whatever its fastest rank had behind it.
-    end, samples = (None, None) if seen.reason else (end_ns(seen), samples_end_ns(seen))
+    end = None if seen.reason else end_ns(seen)
+    samples = None if seen.reason else samples_end_ns(seen)
     usual = usual_s(seen, plain.step_s)
     idle = [at for at in range(len(seen.struck)) if is_idle(seen, at)]
     whole = once_and_never(seen) if end is not None else (None, None)

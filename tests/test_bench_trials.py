@@ -283,13 +283,21 @@ def test_a_rank_leaves_by_a_move_only_where_there_is_room_for_one(tmp_path: Path
         if entry.name.startswith("torchrelay")
     }
     leave, gone = Fault(5, What.LEAVE, 1), sleeper()
+
+    def there(rank: int) -> int | None:
+        return gone.pid if rank == 1 else None
+
+    def nowhere(rank: int) -> int | None:
+        del rank
+        return None
+
     try:
         shrink = made["torchrelay-shrink"]
-        shrink.pid_of = lambda _: gone.pid  # type: ignore[method-assign]
+        shrink.pid_of = there  # type: ignore[method-assign]
         assert shrink.strike(leave) == (1,)
         assert gone.wait(10) == -signal.SIGTERM
         spares = made["torchrelay-spares"]
-        spares.pid_of = lambda _: None  # type: ignore[method-assign]
+        spares.pid_of = nowhere  # type: ignore[method-assign]
         with pytest.raises(ProcessLookupError, match="orchestrator"):  # it asks one, and there is none
             spares.strike(leave)
     finally:

@@ -298,7 +298,10 @@ def test_what_another_place_tells_of_or_lies_before_is_not_missing(ask: Asked) -
     between = ask.file("b.jsonl", line(2, hours_ago=70), line(4, hours_ago=30))
     another = ask.file("c.jsonl", line(1, hours_ago=400), line(2, hours_ago=300), line(3, hours_ago=290),
                        line(4, hours_ago=280))  # fmt: skip
-    for words, skipped in (((between,), []), ((another,), ["I-2", "I-4"]), (("--since", "50h"), ["I-4"])):
+    cases: list[tuple[tuple[str, ...], list[str]]] = [
+        ((between,), []), ((another,), ["I-2", "I-4"]), (("--since", "50h"), ["I-4"]),
+    ]  # fmt: skip
+    for words, skipped in cases:
         found = json.loads(ask("--ledger", path, *words, "-o", "json")[1])
         named = [text.removeprefix("train/").partition(",")[0] for text in found["missing"] if path in text]
         assert named == skipped
