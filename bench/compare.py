@@ -120,8 +120,9 @@ def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int])
         progress(f"{setting.model}, {entry.name}: not run: {error}")
         return Outcome(name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=str(error))
     end = end_ns(seen)
-    done = end is not None and not seen.reason
-    told = f"{(end - begin_ns(seen)) / 1e9:.1f} s" if done else f"not to the end: {seen.reason}"
+    told = f"not to the end: {seen.reason}"
+    if end is not None and not seen.reason:
+        told = f"{(end - begin_ns(seen)) / 1e9:.1f} s"
     said(setting, entry.name)(told)
     return Outcome(
         name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=seen.reason, order=shown,

@@ -56,7 +56,8 @@ def test_a_refused_step_is_in_the_pause_alone() -> None:
     one = outcome_of("torchft-b", fewer())
     parts = spent(run_of(one), one)
     assert parts is not None
-    assert (parts["stood"], parts["steps done again"]) == (pytest.approx(1.0), 0.0)
+    assert parts["stood"] == pytest.approx(1.0)
+    assert parts["steps done again"] == 0
 
 
 def test_what_is_said_of_plain_pytorch_is_what_it_did() -> None:
@@ -132,7 +133,8 @@ def test_a_rank_that_was_asked_to_leave_and_stayed_is_no_fault_that_was_survived
     found = figures(with_ledger(seen, kill), PLAIN)
     assert (found.faults, found.idle_faults, found.planned_pause_p50_s) == (1, 1, None)
     both = figures(with_ledger(seen, dated(seen.struck[0].at_ns + 10**8, stand=3), kill), PLAIN)
-    assert (both.faults, both.idle_faults, both.planned_pause_p50_s) == (2, 0, pytest.approx(0.5))
+    assert (both.faults, both.idle_faults) == (2, 0)
+    assert both.planned_pause_p50_s == pytest.approx(0.5)
     assert figures(seen, PLAIN).idle_faults == 0, "who keeps no ledger is not judged by one"
     ours = Outcome(name="torchrelay-shrink", title="ours", seen=with_ledger(seen, kill), figures=found)
     run = run_of(ours)
