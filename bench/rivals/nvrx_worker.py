@@ -15,8 +15,6 @@ from nvidia_resiliency_ext import inprocess  # type: ignore[import-not-found]
 from task import Log, Order, Task, read_order
 from torch.nn.parallel import DistributedDataParallel
 
-MEET_S = 10
-
 
 class Process:
     """This process: whether it has been a rank before."""
@@ -35,9 +33,8 @@ def train(order: Order, task: Task, process: Process, call: inprocess.CallWrappe
     checkpoints.first(task)
     log.mark("called")
     store = dist.TCPStore("127.0.0.1", port, order.ranks, is_master=rank == 0)  # type: ignore[attr-defined]
-    # To meet takes as long as the slowest newcomer needs; a collective is held to the short timeout only afterwards.
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=order.ranks, timeout=seconds(MEET_S))
-    dist.distributed_c10d._set_pg_timeout(seconds(order.timeout_s))
+    timeout = datetime.timedelta(seconds=order.timeout_s)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=order.ranks, timeout=timeout)
     log.mark("connected")
     first = checkpoints.load(task)
     log.mark("loaded")
