@@ -101,13 +101,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--short", action="store_true", help="each fault once: two minutes")
     parser.add_argument("--repeats", type=int, help="of all faults (3; with --short 1)")
-    parser.add_argument("--steps", type=int, help="of the job (700 for each repeat, and 400)")
+    parser.add_argument("--steps", type=int, help="of the job (1,100 for each repeat, and 400)")
     parser.add_argument("--hold", type=float, default=5.0, help="seconds that a path is lost (5)")
     parser.add_argument("--flaps", type=int, default=12, help="of a storm (12)")
     parser.add_argument("--seed", type=int, default=1, help="of the storms")
     options = parser.parse_args()
     repeats = options.repeats or (1 if options.short else 3)
-    steps = options.steps or 700 * repeats + 400
+    steps = options.steps or 1100 * repeats + 400
     if why := net.obstacle():
         raise SystemExit(f"no bench: {why}")
     with tempfile.TemporaryDirectory(prefix="torchrelay-paths-") as name:
