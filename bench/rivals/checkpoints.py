@@ -24,11 +24,6 @@ class Checkpoints:
         self._writer = ThreadPoolExecutor(1) if order.asynchronous else None
         self._under_way: Future[None] | None = None
 
-    def first(self, task: Task) -> None:
-        """The state before the first step, for whoever is called again in a process that has trained already."""
-        if self._every and not self._path.exists():
-            self._write({**task.state(), "step": 0})
-
     def load(self, task: Task) -> int:
         """Returns the step of the last checkpoint; 0 if there is none."""
         if not self._path.exists():

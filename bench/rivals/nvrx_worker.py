@@ -15,26 +15,47 @@ from nvidia_resiliency_ext import inprocess  # type: ignore[import-not-found]
 from task import Log, Order, Task, read_order
 from torch.nn.parallel import DistributedDataParallel
 
+MEET_S = 4.0  # below the soft timeout
+
 
 class Process:
-    """This process: whether it has been a rank before."""
+    """This process: what it had as a rank before, if it was one."""
 
-    fresh = True
+    checkpoints: Checkpoints | None = None
+
+
+def meet(store: dist.Store, order: Order) -> None:
+    """Connect all ranks of this try. Without the first line ranks may never meet again.
+
+    A group gets its name, and its keys in the store, by a counter in the process. Only `destroy_process_group` sets it
+    back, and not for a group that was never made: after a try to meet that failed, those who took part have counted it,
+    and whoever comes from the reserve has not.
+    """
+    dist.distributed_c10d._world.group_count = 0
+    patience = MEET_S if order.tuned else order.timeout_s
+    rank = int(os.environ["RANK"])
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=order.ranks, timeout=seconds(patience))
+    dist.distributed_c10d._set_pg_timeout(seconds(order.timeout_s))  # to meet takes as long as the last one needs
 
 
 def train(order: Order, task: Task, process: Process, call: inprocess.CallWrapper = None) -> None:
-    """One try. The wrapper has set RANK; a process that has been a rank before has its model still."""
+    """One try. The wrapper has set RANK; a process that has been a rank before has its data still, and its imports.
+
+    The model is made anew, as in the examples of NVRx: a DDP that was interrupted in its backward pass lives on in the
+    wrapper's exception, waits for gradients of the old model, and would reduce them in a group that is gone.
+    """
     rank, port = int(os.environ["RANK"]), int(os.environ["TASK_PORT"]) + 1 + call.iteration
-    log, checkpoints = Log(order, rank), Checkpoints(order, rank)
-    if process.fresh:
+    log = Log(order, rank)
+    if process.checkpoints is None:
         log.began()
-        process.fresh = False
+    else:
+        process.checkpoints.wait()  # nobody loads before rank 0 is here, and the file stays as it is from then on
+        task.build()
+    checkpoints = process.checkpoints = Checkpoints(order, rank)
     log.here()
-    checkpoints.first(task)
     log.mark("called")
     store = dist.TCPStore("127.0.0.1", port, order.ranks, is_master=rank == 0)  # type: ignore[attr-defined]
-    timeout = datetime.timedelta(seconds=order.timeout_s)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=order.ranks, timeout=timeout)
+    meet(store, order)
     log.mark("connected")
     first = checkpoints.load(task)
     log.mark("loaded")

@@ -83,14 +83,18 @@ class Task:
 
     def __init__(self, order: Order) -> None:
         torch.set_num_threads(1)
-        gpt = example()
-        torch.manual_seed(1)
-        self.model: torch.nn.Module = gpt.GPT(*gpt.SIZES[order.size], BLOCK, 0.0)
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.1)
+        self._example = gpt = example()
+        self._size, self._rows = order.size, order.batch
+        self.build()
         size = Path(order.corpus).stat().st_size
         text = torch.from_file(order.corpus, shared=False, size=size, dtype=torch.uint8)
         self._windows = gpt.Windows(text, BLOCK, min(WINDOWS, size // BLOCK - 1))
-        self._loss_of, self._rows = gpt.loss_of, order.batch
+
+    def build(self) -> None:
+        """The model and the optimizer, as before the first step."""
+        torch.manual_seed(1)
+        self.model: torch.nn.Module = self._example.GPT(*self._example.SIZES[self._size], BLOCK, 0.0)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3, weight_decay=0.1)
 
     def batch(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Tokens and what follows them, each (batch, 64) of int64."""
@@ -99,7 +103,7 @@ class Task:
         return torch.stack([row[0] for row in rows]), torch.stack([row[1] for row in rows])
 
     def loss(self, model: torch.nn.Module, batch: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        loss: torch.Tensor = self._loss_of(model(batch[0]), batch[1])
+        loss: torch.Tensor = self._example.loss_of(model(batch[0]), batch[1])
         return loss
 
     def state(self) -> dict[str, Any]:
