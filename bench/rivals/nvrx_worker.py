@@ -8,6 +8,7 @@ like: the wrapper looks for a parameter of its own type.
 import datetime
 import os
 import sys
+from typing import Any
 
 import torch.distributed as dist
 from checkpoints import Checkpoints
@@ -24,7 +25,7 @@ class Process:
     checkpoints: Checkpoints | None = None
 
 
-def meet(store: dist.Store, order: Order) -> None:
+def meet(store: Any, order: Order) -> None:
     """Connect all ranks of this try. Without the first line ranks may never meet again.
 
     A group gets its name, and its keys in the store, by a counter in the process. Only `destroy_process_group` sets it

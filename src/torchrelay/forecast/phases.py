@@ -1,7 +1,8 @@
 """Phases: how long each part of a recovery takes; drawn anew for each generation of a recovery.
 
-From a run's `ledger.jsonl` whole incidents are drawn, with replacement, so that phases that are long together stay so.
-What is given instead is log-normal. Names are those of the ledger (`orchestrator.views.ALL_PHASES`).
+From a run's `ledger.jsonl` whole incidents are drawn, with replacement, so that phases that are long together stay so:
+recoveries from failures for a recovery, moves for a move (without any, what only a move has is assumed). What is given
+instead is log-normal. Names are those of the ledger (`orchestrator.views.ALL_PHASES`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ HOUR_S = 3600.0
 ASSUMED_S = {"detect": 15.0, "interrupt": 1.0, "agree": 1.0, "acquire": 33.0, "rewire": 20.0, "restore": 40.0,
              "resume": 10.0, "stand": 5.0, "cutover": 5.0}  # fmt: skip
 ASSUMED_CV = 0.3
+MOVES_ONLY = ("stand", "cutover")
 
 
 @dataclass(frozen=True)
@@ -49,23 +51,29 @@ class Phases:
     """Where phases come from: incidents of a ledger, or given spans; a given one has precedence."""
 
     def __init__(
-        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = ""
-    ) -> None:
+        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = "",
+        moves: tuple[Mapping[str, int], ...] = (),
+    ) -> None:  # fmt: skip
         unknown = sorted(set(given) - set(ALL_PHASES))
         if unknown:
             raise Unreasonable("phase", f"phase {unknown[0]!r} is not known; there are: {', '.join(ALL_PHASES)}")
         self.given = dict(given)
         self.measured = measured
+        self.moves = moves
         self.source = source or "assumed: 120 s in all, as the reference product says of its planned moves"
 
-    def draw(self, chance: np.random.Generator) -> dict[str, float]:
-        """Seconds of each phase."""
-        line = self.measured[int(chance.integers(len(self.measured)))] if self.measured else None
+    def draw(self, chance: np.random.Generator, *, move: bool = False) -> dict[str, float]:
+        """Seconds of each phase: of a recovery, or of a move."""
+        lines = self.moves if move and self.moves else self.measured
+        line = lines[int(chance.integers(len(lines)))] if lines else None
+        own = () if self.moves else MOVES_ONLY
         spans = {name: self.given.get(name, Span(mean)) for name, mean in ASSUMED_S.items()}
         found = {}
         for name, span in spans.items():
-            known = line is not None and name not in self.given
-            found[name] = line.get(name, 0) / 1000 if known and line is not None else span.draw(chance)
+            if line is None or name in self.given or name in own:
+                found[name] = span.draw(chance)
+            else:
+                found[name] = line.get(name, 0) / 1000
         return found
 
     def pause_s(self) -> float:
@@ -78,8 +86,9 @@ class Phases:
 
 
 def phases_of_ledger(path: Path, given: Mapping[str, Span]) -> Phases:
-    """The unplanned incidents of a ledger that were resolved clean. Raises `ValueError`, naming file and line."""
-    measured = []
+    """The incidents of a ledger that were resolved clean. Raises `ValueError`, naming file and line."""
+    measured: list[Mapping[str, int]] = []
+    moves: list[Mapping[str, int]] = []
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -91,11 +100,13 @@ def phases_of_ledger(path: Path, given: Mapping[str, Span]) -> Phases:
             line = msgspec.json.decode(row, type=Line)
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: no line of a ledger: {error}") from error
-        if line.kind == "unplanned" and line.resolution == Resolution.CLEAN and line.phases:
-            measured.append(line.phases)
+        if line.resolution == Resolution.CLEAN and line.phases:
+            (measured if line.kind == "unplanned" else moves).append(line.phases)
     if not measured:
         raise ValueError(
             f"{path}: no unplanned incident that was resolved clean: there is nothing to draw from; "
             "give --phase instead, or `torchrelay report --write` in a run that has had faults"
         )
-    return Phases(given, tuple(measured), f"{path}: {len(measured)} incidents as they were measured")
+    told = f"{len(moves)} moves" if moves else "no move, so what only a move has is assumed to take 5 s and 5 s"
+    source = f"{path}: {len(measured)} incidents as they were measured, {told}"
+    return Phases(given, tuple(measured), source, tuple(moves))
