@@ -339,7 +339,7 @@ def nvrx(tuned: bool) -> Entry:
         needs="nvrx",
         order={"tuned": tuned, "timeout_s": 1.0 if tuned else TIMEOUT_S},
         checkpoints="tuned",
-        hang="heartbeat 3 s, soft and hard timeout 5 and 8 s" if tuned else "heartbeat 30 s, soft and hard 60 and 90 s",
+        hang="heartbeat 3 s, soft and hard timeout 10, 15 s" if tuned else "heartbeat 30 s, soft and hard 60, 90 s",
         note=f"Gloo {'1 s, 4 s to meet' if tuned else '10 s'}, which cannot be aborted; a reserve rank for each "
         "process to be lost, whose CPU time is counted; PyTorch's count of groups is set back before each try, as one "
         "that failed leaves it higher in those who took part, and they would not meet again; a rank that is to leave "
