@@ -147,7 +147,7 @@ def about_model(model: str) -> str:
 
 
 def run_model(setting: Setting, chosen: Sequence[Entry]) -> Run:
-    """All systems with one model; plain PyTorch first, for the others are measured by it, and last, for the drift."""
+    """All systems with one model; plain PyTorch first, for the others are measured by it, before ours, and last."""
     first, plain = undisturbed(setting, entries()[0], "none")
     costs = costs_of(setting.work / "none")
     copy_s, write_s = statistics.median(costs.copy), statistics.median(costs.write)
@@ -155,19 +155,30 @@ def run_model(setting: Setting, chosen: Sequence[Entry]) -> Run:
         "naive": naive_interval(setting.steps),
         "tuned": tuned_interval(setting.steps, setting.per_job, plain.step_s, copy_s=copy_s, write_s=write_s),
     }
-    found = [outcome(entry, setting, plain, every) for entry in chosen]
-    again: Plain | None = None
-    try:
-        _, again = undisturbed(setting, entries()[0], "none-again")
-    except ValueError as error:
-        progress(f"{setting.model}: {error}; the first run counts alone")
+    found: list[Outcome] = []
+    between: Plain | None = None
+    for entry in chosen:
+        if found and entry.name.startswith("torchrelay") and not any(one.ours for one in found):
+            between = once_more(setting, "none-between")
+        found.append(outcome(entry, setting, plain, every))
+    again = once_more(setting, "none-again")
     outcomes = [judged(one, plain if again is None else mean_of(plain, again)) for one in found]
     return Run(
         model=setting.model, about=about_model(setting.model), steps=setting.steps, ranks=RANKS,
         per_job=setting.per_job, schedule=list(setting.schedule), plain=plain, again=again, none=first,
         every=every, copy_s=copy_s, write_s=write_s, outcomes=outcomes,
         left_out=[entry.title for entry in entries()[1:] if entry.name not in {one.name for one in chosen}],
+        between=between,
     )  # fmt: skip
+
+
+def once_more(setting: Setting, name: str) -> Plain | None:
+    """Plain PyTorch again; None if it fails."""
+    try:
+        return undisturbed(setting, entries()[0], name)[1]
+    except ValueError as error:
+        progress(f"{setting.model}, {name}: {error}")
+        return None
 
 
 def setting_of(options: argparse.Namespace, model: str, work: Path, corpus: Path) -> Setting:

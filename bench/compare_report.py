@@ -186,6 +186,11 @@ def unfinished(one: Outcome) -> str:
 def bounds(run: Run) -> list[str]:
     """What torchrelay is held to, met or not."""
     lines = []
+    if run.between is not None and run.again is not None:
+        lines.append(
+            f"Plain PyTorch right before these two took {run.between.jct_s:.1f} s, right after them "
+            f"{run.again.jct_s:.1f} s; the mean is what they are held to.\n"
+        )
     for one in run.outcomes:
         ratio = over_bound(run, one)
         if not one.ours:
@@ -200,7 +205,7 @@ def bounds(run: Run) -> list[str]:
             f"{percent(one.figures.once_share, 2)}; bit-equal: {equal(one.figures)}; "
             f"steps lost: {one.figures.lost_steps}"
         )
-    return [*lines, ""] if lines else []
+    return [*lines, ""] if any(one.ours for one in run.outcomes) else []
 
 
 def settings(run: Run) -> list[str]:
