@@ -87,20 +87,6 @@ def test_a_trace_is_described_and_replayed(capsys: pytest.CaptureFixture[str], t
     assert json.loads(out)[0]["means"]["faults"]["mean"] == 3
 
 
-def test_a_trace_is_replayed_as_long_as_it_lasts_and_beyond_with_a_word(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    path = tmp_path / "faults.csv"
-    path.write_text("start,end,node,cause\n1,2,a,GPU\n1000,1001,b,NIC\n")
-    words = ("--trace", str(path), "--gpus", "64", "--strategy", "restart", "-o", "json")
-    _, out, err = said(capsys, *words)
-    found = json.loads(out)[0]
-    assert found["outcomes"][0]["wall_h"] == pytest.approx(1001)
-    assert found["means"]["faults"]["mean"] == 2
-    assert "nothing" not in err
-    assert "the trace ends after 41.71 days, and the runs last up to 60" in said(capsys, *words, "--days", "60")[2]
-
-
 def test_phases_come_from_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     slow = msgspec.structs.replace(line(Resolution.CLEAN), kind="unplanned", phases={"detect": 900_000})

@@ -19,7 +19,7 @@ from torchrelay.forecast.layouts import layout_of
 from torchrelay.forecast.phases import Phases, Span
 from torchrelay.forecast.plain import Restart
 from torchrelay.forecast.presets import benchmark_64, exact, llama3, simple
-from torchrelay.forecast.results import beyond_the_table, forecast, mean_of, simulate
+from torchrelay.forecast.results import forecast, mean_of, simulate
 from torchrelay.forecast.settings import Costs, Settings, Short, Strategy
 
 WILD = Process(
@@ -172,11 +172,6 @@ def test_a_job_that_nobody_can_save_is_stuck_and_says_so() -> None:
         world.run()
 
 
-@pytest.mark.parametrize(("freedom", "expected"), [(31, 2.0395), (60, 2.0003), (400, 1.9659)])
-def test_students_quantiles_beyond_the_table(freedom: int, expected: float) -> None:
-    assert beyond_the_table(freedom) == pytest.approx(expected, abs=1e-4)
-
-
 def test_one_run_has_no_interval_and_several_have_students() -> None:
     assert mean_of([1.0]).low is None
     three = mean_of([1.0, 2.0, 3.0])
@@ -205,28 +200,6 @@ def test_one_run_has_no_interval_and_several_have_students() -> None:
 def test_what_cannot_be_is_refused_by_name(given: dict[str, object], named: str) -> None:
     with pytest.raises(Unreasonable, match=named):
         Settings(**given)  # type: ignore[arg-type]
-
-
-def test_false_alarms_follow_the_rate_however_it_was_given() -> None:
-    faults = Process(foreseen=1, precision=0.5, repair_median_h=0.1, repair_p90_h=0.2)
-    plain = Settings(gpus=64, hours=3000, gap_h=3, faults=faults, spares=8, strategy=Strategy.COVERED)
-    for one in (plain, replace(plain, gap_h=None, faults=replace(faults, rate=24_000 / 3 / 8))):
-        got = simulate(one, 1)
-        assert got.alarms == pytest.approx(got.faults, rel=0.1), "one false alarm to each true one"
-
-
-def test_all_strategies_meet_the_same_false_alarms() -> None:
-    faults = Process(rate=200, foreseen=1, precision=0.5, repair_median_h=0.01, repair_p90_h=0.01)
-    job = Settings(gpus=64, hours=300, faults=faults, spares=8)
-    seen = {simulate(replace(job, strategy=way), 1).alarms for way in (Strategy.RESTART, Strategy.COVERED)}
-    assert len(seen) == 1
-
-
-def test_work_that_will_hardly_ever_be_done_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrelay.forecast.engine.MOST_FAULTS", 1000)
-    job = Settings(gpus=64, work_h=100, gap_h=0.1, spares=None, strategy=Strategy.RESTART, chosen=True)
-    with pytest.raises(Unreasonable, match=r"after 2,000 faults and .* it will hardly ever be"):
-        simulate(job, 1)
 
 
 def test_given_phases_are_the_pause() -> None:

@@ -92,25 +92,6 @@ def test_phases_of_a_ledger_are_drawn_together(tmp_path: Path) -> None:
     assert "2 incidents" in phases.source
 
 
-def test_a_move_has_the_phases_of_moves(tmp_path: Path) -> None:
-    lost = msgspec.structs.replace(line(Resolution.CLEAN), phases={"detect": 100, "rewire": 200})
-    moved = msgspec.structs.replace(
-        line(Resolution.CLEAN), kind="planned", phases={"stand": 7, "cutover": 8, "rewire": 9}
-    )
-    path, chance = tmp_path / "ledger.jsonl", np.random.default_rng(0)
-    path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in (lost, moved)))
-    both = phases_of_ledger(path, {})
-    of_move, of_loss = both.draw(chance, move=True), both.draw(chance)
-    assert [of_move[name] for name in ("detect", "stand", "cutover", "rewire")] == [0, 0.007, 0.008, 0.009]
-    assert [of_loss[name] for name in ("detect", "stand", "cutover", "rewire")] == [0.1, 0, 0, 0.2]
-    path.write_bytes(msgspec.json.encode(lost))
-    alone = phases_of_ledger(path, {})
-    guessed = alone.draw(chance, move=True)
-    assert guessed["rewire"] == 0.2
-    assert guessed["stand"] > 1, "no move was measured, and none takes no time at all"
-    assert "assumed" in alone.source
-
-
 @pytest.mark.parametrize(("text", "said"), [("", "nothing to draw from"), ("{}\n", "line 1"), ("x", "line 1")])
 def test_a_bad_ledger_is_refused_with_its_line(tmp_path: Path, text: str, said: str) -> None:
     path = tmp_path / "ledger.jsonl"

@@ -128,12 +128,11 @@ def measured_by(given: argparse.Namespace) -> Measured | None:
     if given.ledger is not None:
         return measure(read_ledger(given.ledger), str(given.ledger))
     if given.run_dir is not None:
-        from torchrelay.cli.client import Client
         from torchrelay.cli.report import ledger
 
         source, note = look(given.run_dir)
         remark(note)
-        return measure(ledger(source.view_incidents(given.job)), str(given.run_dir), live=isinstance(source, Client))
+        return measure(ledger(source.view_incidents(given.job)), str(given.run_dir))
     return None
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct
 
 from torchrelay.cli.runs import NotPossible
-from torchrelay.cli.show import Output, remark, show_json
+from torchrelay.cli.show import Output, show_json
 from torchrelay.cli.simulate_pages import (
     benchmark_page,
     cells_page,
@@ -29,7 +29,6 @@ from torchrelay.forecast.presets import Cell, Row, benchmark_64, cells, llama3, 
 from torchrelay.forecast.results import Forecast, Mean, forecast
 from torchrelay.forecast.settings import Settings, Strategy
 from torchrelay.forecast.sweep import sweep
-from torchrelay.forecast.trace import Trace
 
 BAD = 2
 RUNS = 5
@@ -116,19 +115,7 @@ def asked(given: argparse.Namespace) -> tuple[Any, str]:
             swept = sweep(name, values, ways, runs, given.seed, told)
         return swept, sweep_page(swept)
     forecasts = run_all(ways, runs, given.seed)
-    if settings.trace is not None:
-        tell_end(settings.trace, forecasts)
     return forecasts, forecasts_page(forecasts, settings)
-
-
-def tell_end(trace: Trace, forecasts: Sequence[Forecast]) -> None:
-    """A run that lasts longer than its trace looks better than it would be."""
-    longest = max(one.wall_h for found in forecasts for one in found.outcomes)
-    if longest > trace.span_h + 1e-6:
-        remark(
-            f"the trace ends after {trace.span_h / 24:.4g} days, and the runs last up to {longest / 24:.4g}: nothing "
-            "fails from then on"
-        )
 
 
 def possible(settings: Settings, strategy: Strategy, given: argparse.Namespace) -> bool:

@@ -199,9 +199,6 @@ def settings_of(given: argparse.Namespace) -> Settings:
         said["spares"] = None if given.spares == "unlimited" else count("--spares", given.spares)
     if given.snapshots is not None:
         said["snapshot_steps"] = given.snapshots
-    trace = trace_of(given)
-    if trace is not None and given.days is None:
-        said["hours"] = trace.span_h
     gpus, per_node = given.gpus or Settings.gpus, given.gpus_per_node or Settings.gpus_per_node
     if given.gpus is not None and given.gpus < 1:
         raise Unreasonable("gpus", f"gpus is {given.gpus}: it must be 1 or more")
@@ -211,7 +208,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
         strategy=Strategy.RESTART, layout=layout_of(given.layout or "ddp", gpus, per_node), faults=faults_of(given),
         costs=costs_of(given), during_recovery=not given.calm_recovery, failover=given.failover,
         chosen=given.interval is not None, phases=phases_of(given), policy=policy_of(given.policy),
-        trace=trace, trace_file=given.trace or Path("trace"), **said,  # type: ignore[arg-type]
+        trace=trace_of(given), trace_file=given.trace or Path("trace"), **said,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

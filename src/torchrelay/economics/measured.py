@@ -43,18 +43,15 @@ def counted(clean: int, eligible: int, source: str) -> Measured:
     )
 
 
-def measure(lines: Sequence[Line], source: str, *, live: bool = False) -> Measured:
-    """From a ledger. Pauses are those of clean recoveries. Raises `Unreasonable` if no failure is in it.
-
-    `live`: its run is, and what is open is not counted yet; else it was never seen to end, and is not clean.
-    """
-    over = [line for line in lines if not (live and line.resolution == Resolution.OPEN) and line.kind != PLANNED]
+def measure(lines: Sequence[Line], source: str) -> Measured:
+    """From a ledger. Pauses are those of clean recoveries. Raises `Unreasonable` if no failure is in it."""
+    over = [line for line in lines if line.resolution != Resolution.OPEN and line.kind != PLANNED]
     eligible = [line for line in over if line.eligible]
     if not eligible:
         raise Unreasonable(
             "ledger", f"{source}: no failure in its {len(lines)} lines that counts: nothing was measured yet"
         )
-    clean = [line for line in eligible if line.resolution == Resolution.CLEAN and not line.steps_lost]
+    clean = [line for line in eligible if line.resolution == Resolution.CLEAN]
     others = [line for line in over if not line.eligible and line.resolution != Resolution.CALLED_OFF]
     pauses = [line.pause_ms / 1000 for line in clean if line.pause_ms is not None]
     ratio = wilson(len(clean), len(eligible))

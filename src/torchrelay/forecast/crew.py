@@ -43,9 +43,7 @@ class Crew:
         """How long this phase takes in this generation, in seconds."""
         generation = self.cut.job.generation
         if self._drawn[0] != generation:
-            incident = self.cut.job.open_incident
-            move = incident is not None and incident.kind != "unplanned"
-            self._drawn = (generation, self._coming or self.settings.phases.draw(self.chance, move=move))
+            self._drawn = (generation, self._coming or self.settings.phases.draw(self.chance))
             self._coming = {}
         return self._drawn[1].get(name, 0.0)
 

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from torchrelay.economics.rates import Counting, Unreasonable
+from torchrelay.economics.rates import Counting
 from torchrelay.forecast.buckets import Account, Bucket
 from torchrelay.forecast.faults import Cause, Fault, Stream
-from torchrelay.forecast.settings import MOST_FAULTS, SECOND_H, Settings
+from torchrelay.forecast.settings import SECOND_H, Settings
 from torchrelay.forecast.spares import Usage
 from torchrelay.forecast.trace import replay
 from torchrelay.wire.launch import PathLimits
@@ -74,10 +74,9 @@ class World:
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.settings = settings
-        # Generators of their own, so that all ways of recovering meet the same faults and the same false alarms.
+        # Two generators, so that all ways of recovering meet the same faults.
         self.chance = np.random.default_rng([seed, 0])
         nature = np.random.default_rng([seed, 1])
-        self.alarming = np.random.default_rng([seed, 2])
         self.account = Account()
         self.usage = Usage()
         self.now_h = 0.0
@@ -219,12 +218,14 @@ class World:
             self.way.warned(node)
 
     def plan_alarm(self, _: int = 0) -> None:
-        """False alarms: as many to each true one as the precision says. A trace knows of no warnings at all."""
-        precision = self.settings.faults.precision
-        rate = 0.0 if self.settings.trace else self.stream.warnings_per_h() * (1 - precision) / precision
+        """False alarms: as many to each true one as the precision says."""
+        process = self.settings.faults
+        plain = 1 - process.switch - process.process - process.path
+        true = process.rate * process.foreseen * plain / 24_000 * self.every
+        rate = true * (1 - process.precision) / process.precision
         if rate > 0:
             self.after(
-                float(self.alarming.exponential(1 / rate)), self.false_alarm, int(self.alarming.integers(self.every))
+                float(self.chance.exponential(1 / rate)), self.false_alarm, int(self.chance.integers(self.every))
             )
 
     def false_alarm(self, node: int) -> None:
@@ -244,9 +245,6 @@ class World:
         if fault.node in self.down:
             return
         self.faults += 1
-        if self.faults > 2 * MOST_FAULTS:
-            done = f"{self.now_h:,.0f} h only {self.account.done_h:,.1f} h of work are done"
-            raise Unreasonable("work", f"after {2 * MOST_FAULTS:,} faults and {done}: it will hardly ever be")
         if fault.cause is Cause.PATH and settings.failover:
             self.paths[fault.node] += 1
             self.after(PATH_PATIENCE_H, self.leave, fault.node)

@@ -155,12 +155,6 @@ class Stream:
         seen = cause is Cause.NODE and self.chance.random() < self.process.foreseen
         return Fault(at_h, node, cause, self.repair_h(), self.process.lead_h if seen else 0.0)
 
-    def warnings_per_h(self) -> float:
-        """Faults that are foreseen: of nodes, those that follow in a burst included."""
-        process = self.process
-        plain = 1 - process.switch - process.process - process.path
-        return process.foreseen * plain * (1 + process.burst * followers(process, self.nodes)) / self.mean_gap_h
-
     def victim(self) -> int:
         if self.weights is None:
             return int(self.chance.integers(self.nodes))
@@ -191,17 +185,11 @@ def lemon_weights(process: Process, nodes: int) -> np.ndarray | None:
     return found
 
 
-def followers(process: Process, nodes: int) -> float:
-    """How many others begin in a burst after its first fault, on average."""
-    return min(max(1.0, process.burst_nodes), nodes - 1) if nodes > 1 else 0.0
-
-
 def each_brings(process: Process, nodes: int) -> float:
     """How many (node, fault) pairs an arrival brings on average, refailures included."""
     plain = 1 - process.switch - process.process - process.path
-    found = (
-        1 + plain * process.burst * followers(process, nodes) + process.switch * (min(process.switch_nodes, nodes) - 1)
-    )
+    others = min(max(1.0, process.burst_nodes), nodes - 1) if nodes > 1 else 0.0
+    found = 1 + plain * process.burst * others + process.switch * (min(process.switch_nodes, nodes) - 1)
     repaired = found - process.process - process.path
     # A node that fails again is repaired again.
     return found + repaired * process.refail_week / (1 - process.refail_week) if process.refail_week < 1 else math.inf

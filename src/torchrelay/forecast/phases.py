@@ -1,8 +1,7 @@
 """Phases: how long each part of a recovery takes; drawn anew for each generation of a recovery.
 
-From a run's `ledger.jsonl` whole incidents are drawn, with replacement, so that phases that are long together stay so:
-recoveries from failures for a recovery, moves for a move (without any, what only a move has is assumed). What is given
-instead is log-normal. Names are those of the ledger (`orchestrator.views.ALL_PHASES`).
+From a run's `ledger.jsonl` whole incidents are drawn, with replacement, so that phases that are long together stay so.
+What is given instead is log-normal. Names are those of the ledger (`orchestrator.views.ALL_PHASES`).
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ HOUR_S = 3600.0
 ASSUMED_S = {"detect": 15.0, "interrupt": 1.0, "agree": 1.0, "acquire": 33.0, "rewire": 20.0, "restore": 40.0,
              "resume": 10.0, "stand": 5.0, "cutover": 5.0}  # fmt: skip
 ASSUMED_CV = 0.3
-MOVES_ONLY = ("stand", "cutover")
 
 
 @dataclass(frozen=True)
@@ -51,29 +49,23 @@ class Phases:
     """Where phases come from: incidents of a ledger, or given spans; a given one has precedence."""
 
     def __init__(
-        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = "",
-        moves: tuple[Mapping[str, int], ...] = (),
-    ) -> None:  # fmt: skip
+        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = ""
+    ) -> None:
         unknown = sorted(set(given) - set(ALL_PHASES))
         if unknown:
             raise Unreasonable("phase", f"phase {unknown[0]!r} is not known; there are: {', '.join(ALL_PHASES)}")
         self.given = dict(given)
         self.measured = measured
-        self.moves = moves
         self.source = source or "assumed: 120 s in all, as the reference product says of its planned moves"
 
-    def draw(self, chance: np.random.Generator, *, move: bool = False) -> dict[str, float]:
-        """Seconds of each phase: of a recovery, or of a move."""
-        lines = self.moves if move and self.moves else self.measured
-        line = lines[int(chance.integers(len(lines)))] if lines else None
-        own = () if self.moves else MOVES_ONLY
+    def draw(self, chance: np.random.Generator) -> dict[str, float]:
+        """Seconds of each phase."""
+        line = self.measured[int(chance.integers(len(self.measured)))] if self.measured else None
         spans = {name: self.given.get(name, Span(mean)) for name, mean in ASSUMED_S.items()}
         found = {}
         for name, span in spans.items():
-            if line is None or name in self.given or name in own:
-                found[name] = span.draw(chance)
-            else:
-                found[name] = line.get(name, 0) / 1000
+            known = line is not None and name not in self.given
+            found[name] = line.get(name, 0) / 1000 if known and line is not None else span.draw(chance)
         return found
 
     def pause_s(self) -> float:
@@ -86,9 +78,8 @@ class Phases:
 
 
 def phases_of_ledger(path: Path, given: Mapping[str, Span]) -> Phases:
-    """The incidents of a ledger that were resolved clean. Raises `ValueError`, naming file and line."""
-    measured: list[Mapping[str, int]] = []
-    moves: list[Mapping[str, int]] = []
+    """The unplanned incidents of a ledger that were resolved clean. Raises `ValueError`, naming file and line."""
+    measured = []
     try:
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -100,13 +91,11 @@ def phases_of_ledger(path: Path, given: Mapping[str, Span]) -> Phases:
             line = msgspec.json.decode(row, type=Line)
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: no line of a ledger: {error}") from error
-        if line.resolution == Resolution.CLEAN and line.phases:
-            (measured if line.kind == "unplanned" else moves).append(line.phases)
+        if line.kind == "unplanned" and line.resolution == Resolution.CLEAN and line.phases:
+            measured.append(line.phases)
     if not measured:
         raise ValueError(
             f"{path}: no unplanned incident that was resolved clean: there is nothing to draw from; "
             "give --phase instead, or `torchrelay report --write` in a run that has had faults"
         )
-    told = f"{len(moves)} moves" if moves else "no move, so what only a move has is assumed to take 5 s and 5 s"
-    source = f"{path}: {len(measured)} incidents as they were measured, {told}"
-    return Phases(given, tuple(measured), source, tuple(moves))
+    return Phases(given, tuple(measured), f"{path}: {len(measured)} incidents as they were measured")
