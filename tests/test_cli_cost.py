@@ -149,6 +149,15 @@ class TestMeasured:
         measured = found(capsys, "--ledger", str(path))["answer"]["measured"]
         assert (measured["eligible"], measured["planned"], measured["recovery_p50_s"]) == (1, 1, 0.09)
 
+    def test_a_long_recovery_counts_by_its_length(self, capsys: Capsys, tmp_path: Path) -> None:
+        """What is lost adds up, so it is the mean that is reckoned with: nine of 1 s and one of 91 s are 10 s each."""
+        path = tmp_path / "ledger.jsonl"
+        plain = json.loads(jsonl([line()]))
+        rows = [{**plain, "pause_ms": 1_000}] * 9 + [{**plain, "pause_ms": 91_000}]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        views = {view["name"]: view for view in found(capsys, "--ledger", str(path))["answer"]["views"]}
+        assert views["measured"]["migration"]["downtime_h"] == pytest.approx(10 / 3600)
+
     def test_a_run_gives_the_same_as_its_ledger(self, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
         class Told:
             def view_incidents(self, job: str | None) -> Incidents:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from msgspec import Struct
 
@@ -24,6 +24,7 @@ class Measured(Struct, frozen=True, kw_only=True):
     ratio: Interval
     recovery_p50_s: float | None
     recovery_max_s: float | None
+    recovery_mean_s: float | None = None  # what costs are reckoned by: a few long ones may be most of the time
     planned: int = 0  # left out
     not_counted: int = 0  # users' errors, operators' stops: of the ratio they are no part
     not_counted_to_checkpoint: int = 0  # those among them that need the script's checkpoint all the same
@@ -63,6 +64,7 @@ def measure(lines: Sequence[Line], source: str) -> Measured:
         ratio=ratio,
         recovery_p50_s=median(pauses) if pauses else None,
         recovery_max_s=max(pauses, default=None),
+        recovery_mean_s=fmean(pauses) if pauses else None,
         planned=sum(line.kind == PLANNED for line in lines),
         not_counted=len(others),
         not_counted_to_checkpoint=sum(line.resolution in TO_A_CHECKPOINT for line in others),
