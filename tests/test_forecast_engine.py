@@ -19,7 +19,7 @@ from torchrelay.forecast.layouts import layout_of
 from torchrelay.forecast.phases import Phases, Span
 from torchrelay.forecast.plain import Restart
 from torchrelay.forecast.presets import benchmark_64, exact, llama3, simple
-from torchrelay.forecast.results import forecast, mean_of, simulate
+from torchrelay.forecast.results import forecast, mean_of, outcome_of, simulate, times_95
 from torchrelay.forecast.settings import Costs, Settings, Short, Strategy
 
 WILD = Process(
@@ -203,6 +203,21 @@ def test_one_run_has_no_interval_and_several_have_students() -> None:
     three = mean_of([1.0, 2.0, 3.0])
     assert three.mean == 2
     assert three.high == pytest.approx(2 + 4.303 / 3**0.5)
+    # Of tables of Student's t: 2.0395 with 31 degrees of freedom, 2.0003 with 60, 1.96 without end.
+    assert [times_95(freedom) for freedom in (30, 31, 60, 10**9)] == pytest.approx(
+        [2.042, 2.0395, 2.0003, 1.96], abs=1e-3
+    )
+
+
+def test_the_median_of_two_pauses_is_between_them() -> None:
+    costs = Costs(replacement_h=1.0, restore_h=0, startup_h=0)
+    job = Settings(gpus=64, hours=50.0, strategy=Strategy.RESTART, spares=2, faults=Process(rate=0.0), costs=costs)
+    world = World(job, 0)
+    world.way = Restart(world)
+    world.pauses_h = [2.0]
+    world._next = Fault(5.0, 0, Cause.PROCESS, 1.0)
+    world.run()
+    assert outcome_of(world, 0).pause_p50_s == pytest.approx(1.5 * 3600)
 
 
 @pytest.mark.parametrize(
