@@ -11,6 +11,7 @@ import pytest
 
 from tests.test_cli_views import journal_of_a_recovery, torchrelay  # noqa: F401
 from tests.test_ledger import line, view
+from torchrelay.cli.client import Client
 from torchrelay.cli.cost_words import parser
 from torchrelay.cli.report import jsonl
 from torchrelay.economics.assumptions import ASSUMPTIONS
@@ -149,6 +150,15 @@ class TestMeasured:
         measured = found(capsys, "--ledger", str(path))["answer"]["measured"]
         assert (measured["eligible"], measured["planned"], measured["recovery_p50_s"]) == (1, 1, 0.09)
 
+    def test_a_long_recovery_counts_by_its_length(self, capsys: Capsys, tmp_path: Path) -> None:
+        """What is lost adds up, so it is the mean that is reckoned with: nine of 1 s and one of 91 s are 10 s each."""
+        path = tmp_path / "ledger.jsonl"
+        plain = json.loads(jsonl([line()]))
+        rows = [{**plain, "pause_ms": 1_000}] * 9 + [{**plain, "pause_ms": 91_000}]
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        views = {view["name"]: view for view in found(capsys, "--ledger", str(path))["answer"]["views"]}
+        assert views["measured"]["migration"]["downtime_h"] == pytest.approx(10 / 3600)
+
     def test_a_run_gives_the_same_as_its_ledger(self, capsys: Capsys, monkeypatch: pytest.MonkeyPatch) -> None:
         class Told:
             def view_incidents(self, job: str | None) -> Incidents:
@@ -158,14 +168,47 @@ class TestMeasured:
         measured = found(capsys, "--run-dir", "runs/1", "--job", "a")["answer"]["measured"]
         assert (measured["clean"], measured["eligible"], measured["source"]) == (1, 2, "runs/1")
 
-    def test_a_run_without_a_closed_failure_has_measured_nothing(
+    def test_a_failure_that_a_run_has_died_in_is_held_against_it(
         self,
         capsys: Capsys,
         journal_of_a_recovery: Path,  # noqa: F811
     ) -> None:
-        code, _, err = torchrelay(capsys, "cost", "--run-dir", str(journal_of_a_recovery))
+        _, out, _ = torchrelay(capsys, "cost", "--run-dir", str(journal_of_a_recovery), "-o", "json")
+        measured = json.loads(out)["answer"]["measured"]
+        assert (measured["clean"], measured["eligible"]) == (0, 1), "as torchrelay report has it"
+
+    def test_a_run_without_a_closed_failure_has_measured_nothing(
+        self, capsys: Capsys, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Told(Client):
+            def __init__(self) -> None:
+                pass
+
+            def view_incidents(self, job: str | None = None) -> Incidents:
+                return Incidents(job=JobId(job or "job"), incidents=(view(Resolution.OPEN),))
+
+        monkeypatch.setattr("torchrelay.cli.cost.look", lambda _: (Told(), ""))
+        code, _, err = torchrelay(capsys, "cost", "--run-dir", "runs/1")
         assert code == 2
         assert "no failure in its 1 lines that counts" in err
+
+    def test_moves_are_no_failures_that_were_got_over(self, capsys: Capsys, tmp_path: Path) -> None:
+        """One failure that went back to a checkpoint, and nine moves for warnings, which may have been false."""
+        path = tmp_path / "ledger.jsonl"
+        move = {**json.loads(jsonl([line()])), "kind": "pre-emptive", "pause_ms": 1}
+        path.write_text(jsonl([line(Resolution.FELL_BACK)]) + "\n".join([json.dumps(move)] * 9))
+        measured = found(capsys, "--ledger", str(path))["answer"]["measured"]
+        assert (measured["clean"], measured["eligible"], measured["planned"]) == (0, 1, 9)
+
+    @pytest.mark.parametrize("words", [("--plot", "x.png"), ("--clean", "1", "--eligible", "2"), ("--ledger", "x")])
+    def test_what_the_assumptions_do_not_show_is_refused(self, capsys: Capsys, words: tuple[str, ...]) -> None:
+        code, _, err = torchrelay(capsys, "cost", "--assumptions", *words)
+        assert code == 2
+        assert f"{words[0]} means nothing with --assumptions" in err
+
+    def test_a_rate_of_next_to_nothing_is_no_crash(self, capsys: Capsys) -> None:
+        code, _, err = torchrelay(capsys, "cost", "--rate", "1e-323", "--gpus", "1e-300")
+        assert code == 0, err
 
     def test_the_advice_has_its_numbers_and_its_risk(self, capsys: Capsys, ledger: Path) -> None:
         page = told(capsys, "--advise", "--ledger", str(ledger))

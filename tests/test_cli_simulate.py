@@ -87,6 +87,46 @@ def test_a_trace_is_described_and_replayed(capsys: pytest.CaptureFixture[str], t
     assert json.loads(out)[0]["means"]["faults"]["mean"] == 3
 
 
+@pytest.mark.parametrize(
+    ("words", "named"),
+    [
+        (("--rate", "3"), "--rate means nothing with --trace"),
+        (("--foreseen", "0.5"), "--foreseen means nothing with --trace"),
+        (("--sweep", "rate=1,2"), "--sweep rate"),
+        (("--describe", "--sweep", "spares=1,2"), "leave --sweep"),
+    ],
+)
+def test_what_a_trace_says_itself_is_refused_beside_it(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: tuple[str, ...], named: str
+) -> None:
+    path = tmp_path / "faults.csv"
+    path.write_text("start,end,node,cause\n1,2,a,GPU\n30,40,b,NIC\n")
+    code, out, err = said(capsys, "--trace", str(path), *words)
+    assert (code, out) == (2, "")
+    assert named in err
+
+
+def test_a_trace_is_replayed_to_its_end_and_what_is_beyond_is_said(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """A trace of 100 days, whose last fault comes long after a month."""
+    path = tmp_path / "faults.csv"
+    path.write_text("start,end,node,cause\n1,2,a,GPU\n2390,2400,b,NIC\n")
+    words = ("--trace", str(path), "--gpus", "64", "--strategy", "restart")
+    (found,) = json.loads(said(capsys, *words, "-o", "json")[1])
+    assert found["outcomes"][0]["faults"] == 2
+    assert found["hours"] == pytest.approx(2400)
+    assert "nothing fails after that" not in said(capsys, *words)[1]
+    assert "the trace ends after 100 days: nothing fails after that" in said(capsys, *words, "--days", "200")[1]
+
+
+def test_json_has_what_the_table_says_of_the_job(capsys: pytest.CaptureFixture[str]) -> None:
+    (found,) = json.loads(said(capsys, *SHORT, "--strategy", "tuned", "--floating", "1", "-o", "json")[1])
+    assert (found["gpus"], found["nodes"], found["hours"], found["counting"]) == (64, 8, 120, "wall")
+    assert (found["spares"], found["floating"], found["layout"], found["copies"]) == (2, 1, "ddp", 8)
+    assert found["phases"].startswith("assumed")
+
+
 def test_phases_come_from_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     slow = msgspec.structs.replace(line(Resolution.CLEAN), kind="unplanned", phases={"detect": 900_000})
@@ -151,6 +191,20 @@ def test_llama_3_with_plain_strategies(capsys: pytest.CaptureFixture[str]) -> No
         (("--gpus-per-node", "0"), "gpus_per_node is 0"),
         (("--rate", "-1"), "rate is -1"),
         (("--rate", "nan"), "rate is nan"),
+        (("--rate", "inf"), "--rate: rate is inf"),
+        (("--shape", "0.005"), "--shape: shape is 0.005"),
+        (("--shape", "inf"), "shape is inf"),
+        (("--lemons", "0.5", "--lemon-times", "inf"), "lemon_times is inf"),
+        (("--price", "inf"), "price is inf"),
+        (("--spread", "inf"), "spread is inf"),
+        (("--floating", "99999999999"), "at most 1,000,000 are simulated"),
+        (("--refail", "0.5,1"), "--refail: refail_week is 1"),
+        (("--layout", "tp=8,cp=7"), "a group takes 56 GPUs"),
+        (("--days", "-1"), "--days: hours is -24"),
+        (("--foreseen", "0.5", "--counting", "running"), "--foreseen"),
+        (("--preset", "llama3", "--strategy", "covered"), "--strategy covered"),
+        (("--preset", "benchmark-64", "--strategy", "tuned"), "leave --strategy out"),
+        (("--preset", "ettr-table", "--plot", "x.png"), "--plot"),
         (("--rate", "3", "--mttf", "2h"), "--rate and --mttf"),
         (("--mttf", "0s"), "gap_h is 0"),
         (("--days", "0"), "hours is 0"),

@@ -375,7 +375,7 @@ class TestCalculator:
         assert tuned.net_dollars == pytest.approx(tuned.saved_dollars)
 
     def test_what_was_measured_is_shown_with_its_lower_bound(self) -> None:
-        measured = replace(counted(133, 140, "here"), recovery_p50_s=2.0, recovery_max_s=9.0)
+        measured = replace(counted(133, 140, "here"), recovery_mean_s=2.0, recovery_max_s=9.0)
         found = answer(Inputs(), measured)
         likely, low = named(found, "measured"), named(found, "measured, low")
         assert likely.migration.coverage == 0.95
@@ -444,7 +444,7 @@ class TestCalculator:
 
 class TestAdvice:
     def measured(self, clean: int = 133, eligible: int = 140, **more: int) -> Measured:
-        return replace(counted(clean, eligible, "here"), recovery_p50_s=2.0, recovery_max_s=9.0, **more)
+        return replace(counted(clean, eligible, "here"), recovery_mean_s=2.0, recovery_max_s=9.0, **more)
 
     def test_the_interval_is_the_one_for_the_lower_bound(self) -> None:
         found = advise(Inputs(), self.measured())

@@ -248,3 +248,11 @@ def test_all_strategies_meet_the_same_faults() -> None:
     settings = job(faults=OFTEN, hours=300.0, gpus=128, spares=8)
     found = {one: simulate(replace(settings, strategy=one), 4).faults for one in Strategy}
     assert len(set(found.values())) == 1, found
+
+
+@pytest.mark.parametrize("policy", [{}, {"spare_wait_ms": 100 * 3_600_000}], ids=["ended", "waits"])
+def test_a_node_of_others_is_asked_for_as_soon_as_it_is_repaired(policy: dict[str, object]) -> None:
+    """It is there again at 11 h, an hour before the job's own; until it is given up, 5 minutes pass."""
+    got, _ = struck(job(spares=0, floating=1, policy=policy), (1.0, 8), (2.0, 0))
+    assert got.preempted == 1
+    assert got.waited_h == pytest.approx(9.25, abs=0.25), "and 20 minutes of bring-up if it has ended"

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from torchrelay.economics.intervals import young_h
-from torchrelay.economics.loss import pause_share
+from torchrelay.economics.loss import Recovery, pause_share, renewal_ettr
 from torchrelay.economics.rates import Counting, Unreasonable
 from torchrelay.forecast.engine import Stuck, World
 from torchrelay.forecast.faults import Cause, Fault, Gap, Process
@@ -19,7 +19,7 @@ from torchrelay.forecast.layouts import layout_of
 from torchrelay.forecast.phases import Phases, Span
 from torchrelay.forecast.plain import Restart
 from torchrelay.forecast.presets import benchmark_64, exact, llama3, simple
-from torchrelay.forecast.results import forecast, mean_of, simulate
+from torchrelay.forecast.results import forecast, mean_of, outcome_of, simulate, times_95
 from torchrelay.forecast.settings import Costs, Settings, Short, Strategy
 
 WILD = Process(
@@ -91,6 +91,32 @@ def test_restart_and_given_coverage_are_as_renewal_theory_says(gpus: int, rate: 
     # Twice the interval: ten cells are looked at, and one in twenty is outside of its own by chance.
     assert abs(found.mean - exact(job)) <= 2 * half + 1e-4
     assert half < 0.01, "else it says nothing"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"coverage": 0.0, "retry": 0.5},  # each attempt is struck by itself
+        {"coverage": 0.9, "covered_h": 0.2},  # a pause may end in a rollback
+        {"coverage": 1.0, "covered_h": 0.2},
+    ],
+    ids=str,
+)
+def test_recoveries_that_are_struck_are_as_renewal_theory_says(given: dict[str, float]) -> None:
+    """Faults in wall time, half an hour apart: they strike bring-ups and pauses, too."""
+    costs = Costs(interval_h=0.2, **given)
+    job = Settings(gpus=64, gap_h=0.49, hours=1500.0, spares=None, strategy=Strategy.COVERED, checkpoint=False,
+                   thinned=False, step_s=1e-6, costs=costs)  # fmt: skip
+    found = forecast(job, 8).means["ettr"]
+    theory = renewal_ettr(
+        Recovery(interval_h=0.2, replacement_h=1 / 6, restore_h=1 / 12, startup_h=1 / 12, coverage=costs.coverage,
+                 downtime_h=costs.covered_h, retry_share=costs.retry), 0.49, Counting.WALL,
+    )  # fmt: skip
+    assert found.high is not None
+    half = found.high - found.mean
+    assert abs(found.mean - theory) <= 1.5 * half
+    assert half < 0.006, "else it says nothing"
 
 
 @pytest.mark.slow
@@ -177,6 +203,21 @@ def test_one_run_has_no_interval_and_several_have_students() -> None:
     three = mean_of([1.0, 2.0, 3.0])
     assert three.mean == 2
     assert three.high == pytest.approx(2 + 4.303 / 3**0.5)
+    # Of tables of Student's t: 2.0395 with 31 degrees of freedom, 2.0003 with 60, 1.96 without end.
+    assert [times_95(freedom) for freedom in (30, 31, 60, 10**9)] == pytest.approx(
+        [2.042, 2.0395, 2.0003, 1.96], abs=1e-3
+    )
+
+
+def test_the_median_of_two_pauses_is_between_them() -> None:
+    costs = Costs(replacement_h=1.0, restore_h=0, startup_h=0)
+    job = Settings(gpus=64, hours=50.0, strategy=Strategy.RESTART, spares=2, faults=Process(rate=0.0), costs=costs)
+    world = World(job, 0)
+    world.way = Restart(world)
+    world.pauses_h = [2.0]
+    world._next = Fault(5.0, 0, Cause.PROCESS, 1.0)
+    world.run()
+    assert outcome_of(world, 0).pause_p50_s == pytest.approx(1.5 * 3600)
 
 
 @pytest.mark.parametrize(

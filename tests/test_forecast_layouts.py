@@ -44,7 +44,8 @@ def test_copies_are_counted_by_node(text: str, gpus: int, replicas: int) -> None
         ("hsdp", 64, "'hsdp' is not known"),
         ("fsdp=2", 64, "'fsdp=2' is not known"),
         ("hsdp=3", 64, "cannot be split into 3"),
-        ("tp=7", 64, "one copy takes 7 GPUs"),
+        ("tp=7", 64, "a group takes 7 GPUs"),
+        ("tp=8,cp=7", 1024, "a group takes 56 GPUs"),
         ("tp=8,tp=2", 64, "tp is there twice"),
         ("ddp,fsdp", 64, "exclude one another"),
         ("pp=0", 64, "'pp=0' is not known"),
@@ -90,6 +91,27 @@ def test_phases_of_a_ledger_are_drawn_together(tmp_path: Path) -> None:
              for found in (phases.draw(chance) for _ in range(50))}  # fmt: skip
     assert drawn == {(0.1, 0.2, 3, 0), (1.0, 2.0, 3, 0)}
     assert "2 incidents" in phases.source
+
+
+def test_phases_of_moves_are_of_moves(tmp_path: Path) -> None:
+    """A failure has no cutover, so none may be drawn from it: it is assumed, until a move was measured."""
+    failed = msgspec.structs.replace(line(Resolution.CLEAN), phases={"detect": 100, "rewire": 200})
+    moved = msgspec.structs.replace(
+        line(Resolution.CLEAN), kind="planned", phases={"stand": 7_000, "cutover": 8_000, "rewire": 900}
+    )
+    path, chance = tmp_path / "ledger.jsonl", np.random.default_rng(0)
+    path.write_bytes(msgspec.json.encode(failed))
+    phases = phases_of_ledger(path, {})
+    drawn = [phases.draw(chance, move=True) for _ in range(2_000)]
+    assert np.mean([one["stand"] for one in drawn]) == pytest.approx(5, rel=0.05)
+    assert {one["rewire"] for one in drawn} == {0.2}
+    assert "moves are assumed" in phases.source
+    path.write_bytes(msgspec.json.encode(failed) + b"\n" + msgspec.json.encode(moved))
+    phases = phases_of_ledger(path, {})
+    found = phases.draw(chance, move=True)
+    assert (found["stand"], found["cutover"], found["rewire"], found["detect"]) == (7, 8, 0.9, 0)
+    assert phases.draw(chance)["rewire"] == 0.2
+    assert "1 incidents as they were measured, 1 moves" in phases.source
 
 
 @pytest.mark.parametrize(("text", "said"), [("", "nothing to draw from"), ("{}\n", "line 1"), ("x", "line 1")])

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from torchrelay.cli.client import Client
 from torchrelay.cli.cost_pages import (
     advice_page,
     answer_page,
@@ -63,9 +64,16 @@ def answered(given: argparse.Namespace) -> int:
         raise NotPossible("--rate and --mttf-h say the same thing: give one of them", BAD)
     inputs = inputs_of(given)
     if given.assumptions:
+        refuse_measured(given)
         used = used_assumptions(inputs, given_by(given))
         print(show_json(used) if as_json else assumptions_page(used))
         return 0
+    if given.plot:
+        if given.advise:
+            raise NotPossible("--plot shows the cost over the rate: leave --advise out", BAD)
+        from torchrelay.cli.simulate_plot import check_name
+
+        check_name(given.plot)
     measured = measured_by(given)
     if given.advise:
         if measured is None:
@@ -73,8 +81,6 @@ def answered(given: argparse.Namespace) -> int:
                 "--advise needs what was measured: --ledger FILE, --run-dir, or --clean and --eligible", BAD
             )
         found_advice = advise(inputs, measured)
-        if given.plot:
-            raise NotPossible("--plot shows the cost over the rate: leave --advise out", BAD)
         print(show_json(found_advice) if as_json else advice_page(found_advice, advice_line(found_advice)))
         return 0
     found_answer = answer(inputs, measured)
@@ -96,11 +102,22 @@ def inputs_of(given: argparse.Namespace) -> Inputs:
 def refuse_beside(given: argparse.Namespace) -> None:
     """A preset has its own inputs: others beside it would be ignored. Raises `NotPossible`."""
     beside = [f"--{name.replace('_', '-')}" for name in given_by(given)]
-    beside += [f"--{name.replace('_', '-')}" for name in ("ledger", "run_dir", "clean", "eligible", "plot", "job")
-               if getattr(given, name) is not None]  # fmt: skip
+    beside += measured_flags(given)
     if beside:
         asked = "--list" if given.list else "--preset"
         raise NotPossible(f"{beside[0]} means nothing with {asked}: published figures have their own inputs", BAD)
+
+
+def measured_flags(given: argparse.Namespace) -> list[str]:
+    """What was given besides the assumptions."""
+    names = ("ledger", "run_dir", "clean", "eligible", "plot", "job")
+    return [f"--{name.replace('_', '-')}" for name in names if getattr(given, name) is not None]
+
+
+def refuse_measured(given: argparse.Namespace) -> None:
+    """The assumptions are not what was measured. Raises `NotPossible`."""
+    if beside := measured_flags(given):
+        raise NotPossible(f"{beside[0]} means nothing with --assumptions, which lists the inputs only", BAD)
 
 
 def used_assumptions(inputs: Inputs, given: dict[str, object]) -> tuple[Used, ...]:
@@ -132,7 +149,8 @@ def measured_by(given: argparse.Namespace) -> Measured | None:
 
         source, note = look(given.run_dir)
         remark(note)
-        return measure(ledger(source.view_incidents(given.job)), str(given.run_dir))
+        live = isinstance(source, Client)
+        return measure(ledger(source.view_incidents(given.job)), str(given.run_dir), live=live)
     return None
 
 

@@ -22,7 +22,7 @@ from torchrelay.cli.simulate_pages import (
     sweep_page,
 )
 from torchrelay.cli.simulate_words import parser, settings_of, strategies, sweep_of
-from torchrelay.economics.rates import Unreasonable
+from torchrelay.economics.rates import Counting, Unreasonable
 from torchrelay.forecast.describe import describe
 from torchrelay.forecast.engine import Stuck
 from torchrelay.forecast.presets import Cell, Row, benchmark_64, cells, llama3, rows
@@ -35,6 +35,17 @@ RUNS = 5
 MOST_RUNS = 10_000
 RELAYED = (Strategy.MIGRATION, Strategy.COVERED)  # whose network core gets over the loss of a path
 BESIDE_PRESET = ("runs", "seed", "preset", "output", "quick", "strategy", "plot")
+# Flags that are not called as what they set.
+FLAGS = {
+    "hours": "--days", "gap_h": "--mttf", "work_h": "--work", "repair_median_h": "--repair", "repair_p90_h": "--repair",
+    "refail_day": "--refail", "refail_week": "--refail", "lead_h": "--lead", "covered_h": "--pause",
+    "interval_h": "--interval", "save_h": "--save", "hot_h": "--hot", "torchft_stall_h": "--torchft-stall",
+    "replacement_h": "--bring-up", "restore_h": "--bring-up", "startup_h": "--bring-up", "preempt_h": "--preempt",
+    "snapshot_steps": "--snapshots", "step_s": "--step", "mean_s": "--phase", "cv": "--phase", "nodes": "--trace-nodes",
+}  # fmt: skip
+# A trace says this itself.
+OF_A_TRACE = ("rate", "mttf", "gap", "shape", "burst", "switch", "switch_nodes", "lemons", "lemon_times", "process",
+              "path", "repair", "refail", "foreseen", "lead", "precision", "counting")  # fmt: skip
 
 
 class Table(Struct, frozen=True):
@@ -61,7 +72,7 @@ def simulate(words: list[str]) -> int:
         check(given)
         found, page = asked(given)
     except Unreasonable as error:
-        raise NotPossible(str(error), BAD) from None
+        raise NotPossible(f"{flag_of(error, given)}: {error}", BAD) from None
     except Stuck as error:
         raise NotPossible(
             f"{error}: give a repair time (--repair), spares, or a trace whose repairs end", BAD
@@ -72,6 +83,13 @@ def simulate(words: list[str]) -> int:
 
         plot(found, given.plot)
     return 0
+
+
+def flag_of(error: Unreasonable, given: argparse.Namespace) -> str:
+    """What was said that cannot be."""
+    if given.sweep and given.sweep.partition("=")[0] == error.name:
+        return "--sweep"
+    return FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
 
 
 def check(given: argparse.Namespace) -> None:
@@ -88,6 +106,7 @@ def check(given: argparse.Namespace) -> None:
         raise NotPossible("--describe is of a trace: give --trace FILE", BAD)
     if given.trace_nodes is not None and not given.describe:
         raise NotPossible("--trace-nodes is for --describe", BAD)
+    check_trace(given)
     if given.quick and given.preset != "ettr-table":
         raise NotPossible("--quick is for --preset ettr-table", BAD)
     if given.preset:
@@ -95,6 +114,36 @@ def check(given: argparse.Namespace) -> None:
         other = [name for name, value in vars(given).items() if value != plain[name] and name not in BESIDE_PRESET]
         if other:
             raise NotPossible(f"--preset has its own settings: leave --{other[0].replace('_', '-')} out", BAD)
+        check_preset(given)
+
+
+def check_trace(given: argparse.Namespace) -> None:
+    """What a trace says itself, or cannot say, is not to be said beside it. Raises `NotPossible`."""
+    running = given.counting is Counting.RUNNING
+    if given.foreseen and running:
+        raise NotPossible("--foreseen: faults that come in running time have no time for a warning: use wall", BAD)
+    if not given.trace:
+        return
+    beside = [name for name in OF_A_TRACE if getattr(given, name) is not None]
+    if beside:
+        raise NotPossible(f"--{beside[0].replace('_', '-')} means nothing with --trace, which has its own faults", BAD)
+    if given.sweep and given.sweep.partition("=")[0] == "rate":
+        raise NotPossible("--sweep rate: a trace has its own rate, so all rows would be the same", BAD)
+    if given.describe and (given.sweep or given.strategy or given.plot):
+        raise NotPossible("--describe runs nothing: leave --sweep, --strategy and --plot out", BAD)
+
+
+def check_preset(given: argparse.Namespace) -> None:
+    """Raises `NotPossible`."""
+    if given.preset == "llama3":
+        known = llama3()
+        other = [one for one in strategies(given.strategy) if one not in known]
+        if other:
+            raise NotPossible(f"--strategy {other[0]}: --preset llama3 has: {', '.join(known)}", BAD)
+    elif given.strategy:
+        raise NotPossible(f"--preset {given.preset} has its own strategies: leave --strategy out", BAD)
+    elif given.plot:
+        raise NotPossible(f"--plot shows forecasts and sweeps: --preset {given.preset} has neither", BAD)
 
 
 def asked(given: argparse.Namespace) -> tuple[Any, str]:

@@ -35,6 +35,8 @@ def forecasts_page(found: Sequence[Forecast], settings: Settings) -> str:
     parts = [job_line(settings, found[0].runs), table(heads, rows), buckets_table(found), spares_table(found)]
     if any(one.strategy is Strategy.MIGRATION for one in found):
         parts.append(f"migration: decided by the protocol core; phases: {settings.phases.source}")
+    if settings.trace is not None and max(one.outcomes[0].wall_h for one in found) > settings.trace.span_h + 1e-6:
+        parts.append(f"the trace ends after {settings.trace.span_h / 24:.4g} days: nothing fails after that")
     if found[0].runs == 1:
         parts.append("one run: no confidence interval (--runs)")
     return "\n\n".join(parts)

@@ -72,7 +72,9 @@ def add_job(group: argparse._ArgumentGroup) -> None:
     known = Settings()
     group.add_argument("--gpus", type=int, metavar="N", help=f"of the job ({known.gpus})")
     group.add_argument("--gpus-per-node", type=int, metavar="N", help=f"({known.gpus_per_node})")
-    group.add_argument("--days", type=float, metavar="DAYS", help=f"how long ({known.hours / 24:.1f}: a month)")
+    group.add_argument(
+        "--days", type=float, metavar="DAYS", help=f"how long ({known.hours / 24:.1f}: a month; as long as a trace)"
+    )
     group.add_argument("--work", metavar="TIME", help="instead: until so much is done, as undisturbed time (6d)")
     group.add_argument("--layout", metavar="LAYOUT", help=f"where copies of the state are: {KNOWN} (ddp)")
     group.add_argument("--step", metavar="TIME", help=f"a training step ({known.step_s:g}s)")
@@ -199,6 +201,9 @@ def settings_of(given: argparse.Namespace) -> Settings:
         said["spares"] = None if given.spares == "unlimited" else count("--spares", given.spares)
     if given.snapshots is not None:
         said["snapshot_steps"] = given.snapshots
+    trace = trace_of(given)
+    if trace is not None and given.days is None and given.work is None:
+        said["hours"] = trace.span_h  # all of it, and no time that it says nothing of
     gpus, per_node = given.gpus or Settings.gpus, given.gpus_per_node or Settings.gpus_per_node
     if given.gpus is not None and given.gpus < 1:
         raise Unreasonable("gpus", f"gpus is {given.gpus}: it must be 1 or more")
@@ -208,7 +213,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
         strategy=Strategy.RESTART, layout=layout_of(given.layout or "ddp", gpus, per_node), faults=faults_of(given),
         costs=costs_of(given), during_recovery=not given.calm_recovery, failover=given.failover,
         chosen=given.interval is not None, phases=phases_of(given), policy=policy_of(given.policy),
-        trace=trace_of(given), trace_file=given.trace or Path("trace"), **said,  # type: ignore[arg-type]
+        trace=trace, trace_file=given.trace or Path("trace"), **said,  # type: ignore[arg-type]
     )  # fmt: skip
 
 

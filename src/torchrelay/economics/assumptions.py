@@ -150,7 +150,7 @@ ASSUMPTIONS = (
          "--advise", "thinned for the lower bound"),
     made("longest_interval_h", "h", Bound.POSITIVE, "no advice is longer: a checkpoint is insurance, too",
          f"{OURS}: one a day"),
-    made("recovery_s", "s", Bound.NOT_NEGATIVE, "median pause of a recovery, measured",
+    made("recovery_s", "s", Bound.NOT_NEGATIVE, "mean pause of a recovery, measured",
          "--ledger or --run-dir", "downtime"),
     made("slowest_s", "s", Bound.NOT_NEGATIVE, "longest pause of a recovery, measured",
          "--ledger or --run-dir", "recovery"),

@@ -157,15 +157,15 @@ def likely(inputs: Inputs, between_h: float, measured: Measured | None) -> Recov
 
 
 def pause_of_s(inputs: Inputs, measured: Measured | None) -> float:
-    """The median recovery: by its flag, else of the ledger, else the published one."""
+    """The mean recovery: by its flag, else of the ledger, else the published one."""
     if inputs.recovery_s is not None:
         return inputs.recovery_s
-    found = None if measured is None else measured.recovery_p50_s
+    found = None if measured is None else measured.recovery_mean_s
     return inputs.downtime_min * 60 if found is None else found
 
 
 def slowest_s(inputs: Inputs, measured: Measured) -> float:
-    """The longest recovery, likewise; never below the median."""
+    """The longest recovery, likewise; never below the mean."""
     found = measured.recovery_max_s if inputs.slowest_s is None else inputs.slowest_s
     return max(pause_of_s(inputs, measured), found or 0.0)
 

@@ -98,22 +98,24 @@ def renewal_ettr(recovery: Recovery, mttf_h: float, counting: Counting = Countin
     An interval I of work with its save s is done when it has run I + s without an uncovered failure, which come every
     u = M/(1-c); so it runs for `u * (exp((I+s)/u) - 1)`, and is set back `exp((I+s)/u) - 1` times (Daly 2006). Each of
     these takes the bring-up b, each covered failure the downtime d. If failures come in wall time they strike a
-    recovery, too, which then begins anew: b becomes `M * (exp(b/M) - 1)`, and d likewise. Raises `Unreasonable`.
+    recovery, too: see `repeated_h` and `pause_h`. Raises `Unreasonable`.
     """
     above("mttf_h", mttf_h, 0)
     work, segment, covered = recovery.interval_h, recovery.interval_h + recovery.save_h, recovery.coverage
     useful = undisturbed(recovery)
     if math.isinf(mttf_h):
         return useful
-    bring_up, downtime = recovery.bring_up_h, recovery.downtime_h
+    bring_up, downtime, holds = recovery.bring_up_h, recovery.downtime_h, 1.0
     if counting is Counting.WALL:
-        bring_up, downtime = repeated_h(bring_up, mttf_h), repeated_h(downtime, mttf_h)
-    stretched = 1 + (
-        covered * downtime / mttf_h if covered else 0.0
-    )  # wall for an hour of running, covered failures only
+        # Attempts begin anew one by one, so it is each that is repeated, and not the mean of all.
+        attempts = 1 / (1 - recovery.retry_share)
+        bring_up = attempts * repeated_h(bring_up / attempts, mttf_h)
+        downtime, holds = pause_h(downtime, mttf_h, covered)
+    # wall for an hour of running, covered failures only
+    stretched = 1 + (covered * downtime / mttf_h if covered else 0.0)
     if covered == 1:
         return useful / stretched
-    between = mttf_h / (1 - covered)
+    between = mttf_h / (1 - covered * holds)  # a covered one whose pause does not hold goes back, too
     setbacks = grown(segment / between)
     if math.isinf(setbacks) or math.isinf(bring_up):
         return 0.0  # no interval is ever done
@@ -124,6 +126,18 @@ def renewal_ettr(recovery: Recovery, mttf_h: float, counting: Counting = Countin
 def repeated_h(span_h: float, mttf_h: float) -> float:
     """How long something takes that must go through without a failure, and begins anew at each."""
     return mttf_h * grown(span_h / mttf_h)
+
+
+def pause_h(span_h: float, mttf_h: float, covered: float) -> tuple[float, float]:
+    """How long a pause takes that failures strike, and the share of pauses that hold.
+
+    A covered failure begins it anew; one that is not covered ends it, as then all go back to the checkpoint.
+    """
+    held = math.exp(-span_h / mttf_h)
+    over = 1 - covered + covered * held  # by an end or by a fallback
+    if over == 0:  # nothing goes so long without a failure
+        return math.inf, 0.0
+    return -mttf_h * math.expm1(-span_h / mttf_h) / over, held / over
 
 
 def grown(exponent: float) -> float:

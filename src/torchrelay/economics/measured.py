@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from statistics import median
+from statistics import fmean, median
 
 from msgspec import Struct
 
@@ -11,12 +11,12 @@ from torchrelay.economics.rates import Unreasonable
 from torchrelay.goodput.ledger import Interval, Line, wilson
 from torchrelay.protocol.incident import Resolution
 
-PLANNED = "planned"
+UNPLANNED = "unplanned"
 TO_A_CHECKPOINT = (Resolution.FELL_BACK, Resolution.ENDED)
 
 
 class Measured(Struct, frozen=True, kw_only=True):
-    """Recoveries from failures; planned moves are left out, as their pause is another one."""
+    """Recoveries from failures. Moves, planned and pre-emptive, are left out: nothing had failed when they began."""
 
     source: str
     clean: int
@@ -24,7 +24,8 @@ class Measured(Struct, frozen=True, kw_only=True):
     ratio: Interval
     recovery_p50_s: float | None
     recovery_max_s: float | None
-    planned: int = 0  # left out
+    recovery_mean_s: float | None = None  # what costs are reckoned by: a few long ones may be most of the time
+    planned: int = 0  # moves that were left out, pre-emptive ones included
     not_counted: int = 0  # users' errors, operators' stops: of the ratio they are no part
     not_counted_to_checkpoint: int = 0  # those among them that need the script's checkpoint all the same
 
@@ -43,9 +44,12 @@ def counted(clean: int, eligible: int, source: str) -> Measured:
     )
 
 
-def measure(lines: Sequence[Line], source: str) -> Measured:
-    """From a ledger. Pauses are those of clean recoveries. Raises `Unreasonable` if no failure is in it."""
-    over = [line for line in lines if line.resolution != Resolution.OPEN and line.kind != PLANNED]
+def measure(lines: Sequence[Line], source: str, *, live: bool = True) -> Measured:
+    """From a ledger. Pauses are those of clean recoveries. Raises `Unreasonable` if no failure is in it.
+
+    `live`: its run may be going on, and what is open is not counted yet; else it was never resolved.
+    """
+    over = [line for line in lines if line.kind == UNPLANNED and not (live and line.resolution == Resolution.OPEN)]
     eligible = [line for line in over if line.eligible]
     if not eligible:
         raise Unreasonable(
@@ -63,7 +67,8 @@ def measure(lines: Sequence[Line], source: str) -> Measured:
         ratio=ratio,
         recovery_p50_s=median(pauses) if pauses else None,
         recovery_max_s=max(pauses, default=None),
-        planned=sum(line.kind == PLANNED for line in lines),
+        recovery_mean_s=fmean(pauses) if pauses else None,
+        planned=sum(line.kind != UNPLANNED for line in lines),
         not_counted=len(others),
         not_counted_to_checkpoint=sum(line.resolution in TO_A_CHECKPOINT for line in others),
     )

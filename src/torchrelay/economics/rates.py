@@ -37,7 +37,8 @@ def mttf_h(gpus: float, per_1000_node_days: float, gpus_per_node: int = GPUS_PER
     """
     at_least("per_1000_node_days", per_1000_node_days, 0)
     nodes = nodes_of(gpus, gpus_per_node)
-    return math.inf if per_1000_node_days == 0 else HOURS_PER_DAY * 1000 / (per_1000_node_days * nodes)
+    # Divided one after the other: the product of two tiny numbers would be 0.
+    return math.inf if per_1000_node_days == 0 else HOURS_PER_DAY * 1000 / per_1000_node_days / nodes
 
 
 def rate_per_1000_node_days(gpus: float, mttf_h: float, gpus_per_node: int = GPUS_PER_NODE) -> float:
@@ -87,6 +88,12 @@ def at_least(name: str, value: float, bound: float) -> None:
     """Raises `Unreasonable`, for NaN too."""
     if not value >= bound:
         raise Unreasonable(name, f"{name} is {value:g}: it must be {bound:g} or more")
+
+
+def finite(name: str, value: float) -> None:
+    """Raises `Unreasonable`."""
+    if not math.isfinite(value):
+        raise Unreasonable(name, f"{name} is {value:g}: it must be a finite number")
 
 
 def share(name: str, value: float) -> None:

@@ -43,9 +43,15 @@ class Crew:
         """How long this phase takes in this generation, in seconds."""
         generation = self.cut.job.generation
         if self._drawn[0] != generation:
-            self._drawn = (generation, self._coming or self.settings.phases.draw(self.chance))
+            drawn = self._coming or self.settings.phases.draw(self.chance, move=self.moves())
+            self._drawn = (generation, drawn)
             self._coming = {}
         return self._drawn[1].get(name, 0.0)
+
+    def moves(self) -> bool:
+        """Whether what is under way is a move, and no recovery from a failure."""
+        incident = self.cut.job.open_incident
+        return incident is not None and incident.kind != "unplanned"
 
     def foresee(self) -> dict[str, float]:
         """The phases of the generation to come: the time until a fault is heard of is one of them."""
@@ -154,8 +160,7 @@ class Crew:
 
     def rewiring(self) -> float:
         """A move has its cutover besides."""
-        incident = self.cut.job.open_incident
-        if incident is not None and incident.kind != "unplanned":
+        if self.moves():
             return self.phase("stand") + self.phase("cutover") + self.phase("rewire")
         return self.phase("rewire")
 

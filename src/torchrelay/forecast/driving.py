@@ -166,6 +166,10 @@ class Driving:
         if node in self.lent_down:
             self.lent_down.discard(node)
             self.lent.append(node)
+            if self.submit_ms is not None and math.isinf(self.submit_ms):
+                self.plan_submission()
+            elif self.submit_ms is None:
+                self.borrow()
         elif self.world.usage.in_use and not self.short():  # others get it for the one that they have given up
             self.world.usage.in_use -= 1
             self.lent.append(node)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
@@ -16,7 +16,7 @@ import numpy as np
 
 from torchrelay.economics.rates import Counting
 from torchrelay.forecast.buckets import Account, Bucket
-from torchrelay.forecast.faults import Cause, Fault, Stream
+from torchrelay.forecast.faults import Again, Cause, Fault, Stream
 from torchrelay.forecast.settings import SECOND_H, Settings
 from torchrelay.forecast.spares import Usage
 from torchrelay.forecast.trace import replay
@@ -24,6 +24,7 @@ from torchrelay.wire.launch import PathLimits
 
 # How long a path is lost before its node is at fault (`torchrelay run --net-down`).
 PATH_PATIENCE_H = PathLimits().down_s * SECOND_H
+MOST_AHEAD = 1_000  # faults that are drawn ahead for their warnings
 MOST_AT_ONCE = 100_000  # things that happen at one time: a burst that takes all nodes has far fewer
 
 
@@ -74,7 +75,7 @@ class World:
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.settings = settings
-        # Two generators, so that all ways of recovering meet the same faults.
+        # Generators of their own for faults and for refailures, so that all ways of recovering meet the same faults.
         self.chance = np.random.default_rng([seed, 0])
         nature = np.random.default_rng([seed, 1])
         self.account = Account()
@@ -98,10 +99,13 @@ class World:
         self._heap: list[tuple[float, int, Callable[[int], None], int]] = []
         self._number = 0
         self.every = settings.pool + settings.floating
-        self.stream = Stream(settings.faults, self.every, self.mean_gap_h(), nature)
+        self.stream = Stream(settings.faults, self.every, self.mean_gap_h(), nature,
+                             repairs=settings.spares is not None)  # fmt: skip
+        self.again = Again(settings.faults, seed)
         source = replay(settings.trace, self.every, settings.trace_file) if settings.trace else self.stream
         self._coming: Iterator[Fault] = iter(source)
         self._next: Fault | None = None
+        self._drawn: deque[Fault] = deque()  # after the next one: drawn so far, because they may be warned of
         self.draw_next()
         self.plan_alarm()
 
@@ -207,11 +211,33 @@ class World:
         return self.now_h + max(0.0, self._next.at_h - self.run_h) if self.way.speed else math.inf
 
     def draw_next(self) -> None:
-        """The next fault, and its warning. One that comes sooner than its lead is warned of at once."""
-        self._next = next(self._coming, None)
-        fault = self._next
-        if fault is not None and fault.lead_h and self.settings.counting is Counting.WALL:
+        """The next fault, and the warnings that are due before it.
+
+        What is drawn ahead reaches as far beyond the next fault as warnings do, so that one is never late because
+        another fault comes before. Only a fault nearer to the beginning than its lead is warned of at once.
+        """
+        self._next = self._drawn.popleft() if self._drawn else self.drawn()
+        ahead = self.settings.faults.lead_h if self.warns() and self.settings.faults.foreseen else 0.0
+        while self._next is not None and ahead:
+            far = self._drawn and self._drawn[-1].at_h > self._next.at_h + ahead
+            if far or len(self._drawn) >= MOST_AHEAD:
+                break
+            fault = self.drawn()
+            if fault is None:
+                break
+            self._drawn.append(fault)
+
+    def drawn(self) -> Fault | None:
+        """One more, and its warning."""
+        fault = next(self._coming, None)
+        if fault is not None and fault.lead_h and self.warns():
             self.after(max(0.0, fault.at_h - fault.lead_h - self.now_h), self.warn, fault.node)
+        return fault
+
+    def warns(self) -> bool:
+        """Whether there are warnings: a trace has none, and faults that come in running time have no time for one."""
+        settings = self.settings
+        return settings.trace is None and settings.counting is Counting.WALL
 
     def warn(self, node: int) -> None:
         if node not in self.down:
@@ -219,11 +245,9 @@ class World:
 
     def plan_alarm(self, _: int = 0) -> None:
         """False alarms: as many to each true one as the precision says."""
-        process = self.settings.faults
-        plain = 1 - process.switch - process.process - process.path
-        true = process.rate * process.foreseen * plain / 24_000 * self.every
-        rate = true * (1 - process.precision) / process.precision
-        if rate > 0:
+        precision = self.settings.faults.precision
+        rate = (1 - precision) / precision / self.stream.warned_h()
+        if rate > 0 and self.warns():
             self.after(
                 float(self.chance.exponential(1 / rate)), self.false_alarm, int(self.chance.integers(self.every))
             )
@@ -251,13 +275,16 @@ class World:
             self.after(fault.repair_h, self.path_back, fault.node)
             return
         if not settings.during_recovery and self.way.speed == 0:
+            if fault.lead_h:  # it was foreseen, and does not come: its node is as good as before
+                self.clear(fault.node)
             return
         lasting = fault.cause is not Cause.PROCESS and settings.spares is not None
         if lasting:
             self.down.add(fault.node)
             self.usage.most_down = max(self.usage.most_down, len(self.down))
             if math.isfinite(fault.repair_h):
-                self.after(fault.repair_h, self.repair, fault.node)
+                back = self.mended if fault.cause is Cause.PATH else self.repair
+                self.after(fault.repair_h, back, fault.node)
         self.interruptions += self.way.fault(fault)
 
     def leave(self, node: int) -> None:
@@ -271,15 +298,17 @@ class World:
             del self.paths[node]
             self.clear(node)
 
-    def repair(self, node: int) -> None:
+    def mended(self, node: int) -> None:
         self.down.discard(node)
         self.way.repaired(node)
-        again = None if self.settings.trace else self.stream.refail_h()
-        if again is not None:
-            self.after(again, self.refail, node)
 
-    def refail(self, node: int) -> None:
-        self.strike(Fault(self.now_h, node, Cause.NODE, self.stream.repair_h()))
+    def repair(self, node: int) -> None:
+        """A node is back, and may soon fail again."""
+        self.mended(node)
+        again = None if self.settings.trace else self.again.draw(node)
+        if again is not None:
+            hours, fault = again
+            self.after(hours, lambda _: self.strike(fault), node)
 
     # ------------------------------------------------------------ for ways of recovering
 

@@ -17,10 +17,11 @@ from enum import StrEnum
 
 import numpy as np
 
-from torchrelay.economics.rates import Unreasonable, above, at_least, mttf_h, share
+from torchrelay.economics.rates import Unreasonable, above, at_least, finite, mttf_h, share
 
 # Quantile of the standard normal distribution at 0.9.
 NORMAL_P90 = 1.2815515655446004
+LEAST_SHAPE = 0.1  # of Weibull gaps: below it, all but one in millions are no gap at all
 
 
 class Cause(StrEnum):
@@ -83,10 +84,15 @@ class Process:
             above(name, getattr(self, name), 0)
         for name in ("burst", "switch", "lemons", "process", "path", "refail_day", "refail_week", "foreseen", "spread"):
             share(name, getattr(self, name))
+        for name in ("rate", "shape", "lemon_times", "repair_median_h", "repair_p90_h"):
+            finite(name, getattr(self, name))
+        at_least("shape", self.shape, LEAST_SHAPE)
         above("precision", self.precision, 0)
         share("precision", self.precision)
         at_least("repair_p90_h", self.repair_p90_h, self.repair_median_h)
         at_least("refail_week", self.refail_week, self.refail_day)
+        if self.refail_week == 1:
+            raise Unreasonable("refail_week", "refail_week is 1: a node that always fails again is never of use")
         if self.switch + self.process + self.path > 1:
             raise Unreasonable("switch", "switch, process and path are shares of all faults: together at most 1")
 
@@ -94,26 +100,49 @@ class Process:
 class Stream:
     """The faults of one run, drawn one after another by one generator."""
 
-    def __init__(self, process: Process, nodes: int, mean_gap_h: float | None, chance: np.random.Generator) -> None:
+    def __init__(
+        self,
+        process: Process,
+        nodes: int,
+        mean_gap_h: float | None,
+        chance: np.random.Generator,
+        *,
+        repairs: bool = True,
+    ) -> None:
+        """`repairs`: whether nodes are repaired at all, and so can fail again."""
         self.process = process
         self.nodes = nodes
         self.chance = chance
         self.weights = lemon_weights(process, nodes)
         mean = mttf_h(nodes, process.rate, 1) if mean_gap_h is None else mean_gap_h
-        self.mean_gap_h = mean * each_brings(process, nodes)
-        sigma = math.log(process.repair_p90_h / process.repair_median_h) / NORMAL_P90 if process.repair_median_h else 0
-        self._sigma = sigma
+        self.mean_gap_h = mean * each_brings(process, nodes, repairs=repairs)
 
     def __iter__(self) -> Iterator[Fault]:
         """Faults by time, without end; none at all if the rate is 0."""
         now, waiting = 0.0, list[Fault]()
+        first = True
         while not math.isinf(self.mean_gap_h):
-            now += self.gap_h()
+            now += self.first_h() if first else self.gap_h()
+            first = False
             waiting += self.at(now)
             waiting.sort(key=lambda fault: fault.at_h)
             # What follows in a burst may come after the next fault of all: only what is past is given out.
             while waiting and waiting[0].at_h <= now:
                 yield waiting.pop(0)
+
+    def first_h(self) -> float:
+        """Until the first fault of a run, which begins in the middle of a gap: nodes have been failing before.
+
+        A long gap is more likely to be met, by its length. With bursty gaps a run that began with a fault would have up
+        to one fault more than its rate says. Uniform gaps are those of an injector, which begins with the run.
+        """
+        if self.process.gap is not Gap.WEIBULL:
+            return self.gap_h()
+        shape = self.process.shape
+        met: float = (
+            float(self.chance.gamma(1 + 1 / shape)) ** (1 / shape) * self.mean_gap_h / math.gamma(1 + 1 / shape)
+        )
+        return float(self.chance.random()) * met
 
     def gap_h(self) -> float:
         mean = self.mean_gap_h
@@ -161,16 +190,13 @@ class Stream:
         return int(np.searchsorted(self.weights, self.chance.random(), side="right"))
 
     def repair_h(self) -> float:
-        return float(self.process.repair_median_h * math.exp(self._sigma * self.chance.standard_normal()))
+        return repair_h(self.process, self.chance)
 
-    def refail_h(self) -> float | None:
-        """In how many hours a node that was repaired just now fails again, by itself; None: it does not."""
-        kind = self.chance.random()
-        if kind < self.process.refail_day:
-            return float(self.chance.random()) * 24
-        if kind < self.process.refail_week:
-            return 24 + float(self.chance.random()) * 144
-        return None
+    def warned_h(self) -> float:
+        """Mean time between faults with a warning: node faults that are not refailures."""
+        process = self.process
+        each = plain_share(process) * (1 + process.burst * others_of(process, self.nodes)) * process.foreseen
+        return self.mean_gap_h / each if each else math.inf
 
 
 def lemon_weights(process: Process, nodes: int) -> np.ndarray | None:
@@ -185,11 +211,68 @@ def lemon_weights(process: Process, nodes: int) -> np.ndarray | None:
     return found
 
 
-def each_brings(process: Process, nodes: int) -> float:
+class Again:
+    """Refailures: whether and when a repaired node fails again, and for how long. Each node has a generator of its own.
+
+    So what one node does between two faults takes nothing from the draws of another, nor from those of the stream.
+    """
+
+    def __init__(self, process: Process, seed: int) -> None:
+        self.process = process
+        self.seed = seed
+        self._of: dict[int, np.random.Generator] = {}
+
+    def draw(self, node: int) -> tuple[float, Fault] | None:
+        """In how many hours a node that was repaired just now fails again, by itself, and how; None: it does not."""
+        process = self.process
+        if not process.refail_week:
+            return None
+        if node not in self._of:
+            self._of[node] = np.random.default_rng([self.seed, 2, node])
+        chance = self._of[node]
+        kind, share = chance.random(), float(chance.random())
+        repair = repair_h(process, chance)
+        if kind >= process.refail_week:
+            return None
+        hours = 24 * share if kind < process.refail_day else 24 + 144 * share
+        return hours, Fault(hours, node, Cause.NODE, repair)
+
+
+def repair_h(process: Process, chance: np.random.Generator) -> float:
+    """Log-normal, by its median and its p90."""
+    if not process.repair_median_h:
+        return 0.0
+    sigma = math.log(process.repair_p90_h / process.repair_median_h) / NORMAL_P90
+    return float(process.repair_median_h * math.exp(sigma * chance.standard_normal()))
+
+
+def plain_share(process: Process) -> float:
+    """Arrivals that are of a node."""
+    return 1 - process.switch - process.process - process.path
+
+
+def others_of(process: Process, nodes: int) -> float:
+    """How many others a burst takes on average: geometric, but never more than there are."""
+    most = nodes - 1
+    if process.burst_nodes <= 1 or most < 1:
+        return float(min(1, most))
+    stop = 1 / process.burst_nodes
+    return float((1 - (1 - stop) ** most) / stop)
+
+
+def behind_a_switch(process: Process, nodes: int) -> float:
+    """How many nodes a lost switch takes on average; the last one may have fewer behind it."""
+    size = min(process.switch_nodes, nodes)
+    whole, rest = divmod(nodes, size)
+    return (whole * size**2 + rest**2) / nodes
+
+
+def each_brings(process: Process, nodes: int, *, repairs: bool = True) -> float:
     """How many (node, fault) pairs an arrival brings on average, refailures included."""
-    plain = 1 - process.switch - process.process - process.path
-    others = min(max(1.0, process.burst_nodes), nodes - 1) if nodes > 1 else 0.0
-    found = 1 + plain * process.burst * others + process.switch * (min(process.switch_nodes, nodes) - 1)
-    repaired = found - process.process - process.path
+    found = 1 + plain_share(process) * process.burst * others_of(process, nodes)
+    found += process.switch * (behind_a_switch(process, nodes) - 1)
+    if not repairs:
+        return found
+    repaired = found - process.process - process.path  # a path that is mended says nothing of its node
     # A node that fails again is repaired again.
-    return found + repaired * process.refail_week / (1 - process.refail_week) if process.refail_week < 1 else math.inf
+    return found + repaired * process.refail_week / (1 - process.refail_week)

@@ -61,10 +61,9 @@ def layout_of(text: str, gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> Layou
 def replicas_of(degrees: dict[str, int], text: str, gpus: int, nodes: int, gpus_per_node: int) -> int:
     """How many nodes hold each part. Context parallel ranks hold equal weights, but the copies are counted by node."""
     model = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("ep", 1)
-    if gpus % model:
-        raise Unreasonable(
-            "layout", f"layout {text!r}: one copy takes {model} GPUs, and {gpus} are no multiple of that"
-        )
+    ranks = model * degrees.get("cp", 1)
+    if gpus % ranks:
+        raise Unreasonable("layout", f"layout {text!r}: a group takes {ranks} GPUs, and {gpus} are no multiple of that")
     copies = gpus // model
     if "fsdp" in degrees:
         copies = 1

@@ -24,6 +24,7 @@ HOUR_S = 3600.0
 ASSUMED_S = {"detect": 15.0, "interrupt": 1.0, "agree": 1.0, "acquire": 33.0, "rewire": 20.0, "restore": 40.0,
              "resume": 10.0, "stand": 5.0, "cutover": 5.0}  # fmt: skip
 ASSUMED_CV = 0.3
+OF_MOVES = ("stand", "cutover")  # no failure has these, so a ledger of failures says nothing of them
 
 
 @dataclass(frozen=True)
@@ -49,22 +50,25 @@ class Phases:
     """Where phases come from: incidents of a ledger, or given spans; a given one has precedence."""
 
     def __init__(
-        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = ""
-    ) -> None:
+        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = "",
+        moves: tuple[Mapping[str, int], ...] = (),
+    ) -> None:  # fmt: skip
         unknown = sorted(set(given) - set(ALL_PHASES))
         if unknown:
             raise Unreasonable("phase", f"phase {unknown[0]!r} is not known; there are: {', '.join(ALL_PHASES)}")
         self.given = dict(given)
         self.measured = measured
+        self.moves = moves  # as measured: of planned and pre-emptive ones
         self.source = source or "assumed: 120 s in all, as the reference product says of its planned moves"
 
-    def draw(self, chance: np.random.Generator) -> dict[str, float]:
-        """Seconds of each phase."""
-        line = self.measured[int(chance.integers(len(self.measured)))] if self.measured else None
+    def draw(self, chance: np.random.Generator, *, move: bool = False) -> dict[str, float]:
+        """Seconds of each phase: of a failure, or of a move. Phases of moves are assumed if no move was measured."""
+        lines = self.moves if move and self.moves else self.measured
+        line = lines[int(chance.integers(len(lines)))] if lines else None
         spans = {name: self.given.get(name, Span(mean)) for name, mean in ASSUMED_S.items()}
         found = {}
         for name, span in spans.items():
-            known = line is not None and name not in self.given
+            known = name not in self.given and (lines is self.moves or name not in OF_MOVES)
             found[name] = line.get(name, 0) / 1000 if known and line is not None else span.draw(chance)
         return found
 
@@ -78,11 +82,15 @@ class Phases:
 
 
 def phases_of_ledger(path: Path, given: Mapping[str, Span]) -> Phases:
-    """The unplanned incidents of a ledger that were resolved clean. Raises `ValueError`, naming file and line."""
-    measured = []
+    """The incidents of a ledger that were resolved clean, failures and moves apart.
+
+    Raises `ValueError`, naming file and line.
+    """
+    measured: list[Mapping[str, int]] = []
+    moves: list[Mapping[str, int]] = []
     try:
-        text = path.read_text()
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_bytes()
+    except OSError as error:
         raise ValueError(f"{path}: cannot be read: {error}") from error
     for number, row in enumerate(text.splitlines(), 1):
         if not row.strip():
@@ -91,11 +99,13 @@ def phases_of_ledger(path: Path, given: Mapping[str, Span]) -> Phases:
             line = msgspec.json.decode(row, type=Line)
         except msgspec.DecodeError as error:
             raise ValueError(f"{path}, line {number}: no line of a ledger: {error}") from error
-        if line.kind == "unplanned" and line.resolution == Resolution.CLEAN and line.phases:
-            measured.append(line.phases)
+        if line.resolution == Resolution.CLEAN and line.phases:
+            (measured if line.kind == "unplanned" else moves).append(line.phases)
     if not measured:
         raise ValueError(
             f"{path}: no unplanned incident that was resolved clean: there is nothing to draw from; "
             "give --phase instead, or `torchrelay report --write` in a run that has had faults"
         )
-    return Phases(given, tuple(measured), f"{path}: {len(measured)} incidents as they were measured")
+    of_moves = f"{len(moves)} moves" if moves else "no move, so those of moves are assumed"
+    source = f"{path}: {len(measured)} incidents as they were measured, {of_moves}"
+    return Phases(given, tuple(measured), source, tuple(moves))

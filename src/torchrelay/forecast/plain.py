@@ -80,7 +80,14 @@ class Restart:
             self.lent_down.discard(node)
             self.lent.append(node)
             self.bench.floating += 1
-            return
+        else:
+            self.keep(node)
+        if self.waits:
+            self.stop_waiting()
+            self.begin(self.stages)
+
+    def keep(self, node: int) -> None:
+        """A node of ours is well again."""
         if self.waits:
             self.bench.ready += 1
         else:
@@ -89,9 +96,6 @@ class Restart:
             self.waiting_nodes.add(node)
         else:  # somebody else's job gets it for the node that it has given up
             self.lent.append(node)
-        if self.waits:
-            self.stop_waiting()
-            self.begin(self.stages)
 
     def uses(self, node: int) -> bool:
         return node in self.members
@@ -164,23 +168,32 @@ class Covered(Restart):
     def __init__(self, world: World) -> None:
         super().__init__(world)
         self.falls_back = False  # the recovery under way goes back to a checkpoint
+        self.told_clean = False  # it was counted as clean
         self.left: set[int] = set()  # nodes that were left because of a warning
 
     def suffer(self, _: Fault) -> None:
         if not self.stages:
-            self.falls_back = False
+            self.falls_back = self.told_clean = False
         if self.falls_back or self.world.chance.random() >= self.costs.coverage:
             self.falls_back = True
             super().suffer(_)
+            if self.told_clean:  # what began clean did not end so
+                self.told_clean = False
+                self.world.verdicts[Resolution.CLEAN] -= 1
+                self.world.verdicts[Resolution.FELL_BACK] += 1
         else:
             self.world.verdicts[Resolution.CLEAN] += not self.stages
+            self.told_clean = self.told_clean or not self.stages
             self.world.redo_step()
             self.begin([(Bucket.RECOVERY, self.world.about(self.costs.covered_h))])
 
     def fault(self, fault: Fault) -> bool:
         if fault.node in self.left:
-            self.left.discard(fault.node)
-            return False
+            if fault.cause is not Cause.PROCESS:
+                self.left.discard(fault.node)
+                return False
+            if not self.bench.unlimited:  # nothing of ours runs there; it stays out until its fault or the all-clear
+                return False
         return super().fault(fault)
 
     def warned(self, node: int) -> None:
@@ -188,16 +201,18 @@ class Covered(Restart):
         if node not in self.members or self.stages or not (self.bench.unlimited or self.bench.ready):
             return
         self.world.moves += 1
-        if not self.bench.unlimited:
+        self.falls_back = self.told_clean = False
+        self.left.add(node)
+        if not self.bench.unlimited:  # else its number stands for the one in its place, too
             self.members.discard(node)
             self.missing += 1
-            self.left.add(node)
         self.begin([(Bucket.RECOVERY, self.world.about(self.costs.move_h))])
 
     def cleared(self, node: int) -> None:
         if node in self.left:
             self.left.discard(node)
-            self.repaired(node)
+            if not self.bench.unlimited:
+                self.repaired(node)
 
     def repaired(self, node: int) -> None:
         self.left.discard(node)

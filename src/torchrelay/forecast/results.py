@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from statistics import fmean, stdev
+from statistics import fmean, median, stdev
 
 from msgspec import Struct
 
 from torchrelay.economics.loss import job_mfu
+from torchrelay.economics.rates import Counting
 from torchrelay.forecast.buckets import Bucket
 from torchrelay.forecast.driving import Driving
 from torchrelay.forecast.engine import Way, World
@@ -20,7 +21,8 @@ WAYS: dict[Strategy, Callable[[World], Way]] = {
     Strategy.RESTART: Restart, Strategy.TUNED: Restart, Strategy.HOT_SPARE: Restart, Strategy.TORCHFT: TorchFT,
     Strategy.COVERED: Covered, Strategy.MIGRATION: Driving,
 }  # fmt: skip
-# Student's t for 95 %, by degrees of freedom; beyond the table the normal distribution is close enough.
+Z975 = 1.959964
+# Student's t for 95 %, by degrees of freedom; beyond the table see `times_95`.
 T95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131, 2.120,
        2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042)  # fmt: skip
 
@@ -73,6 +75,15 @@ class Forecast(Struct, frozen=True, kw_only=True):
     mttf_h: float
     interval_h: float | None  # None: no checkpoint is ever needed
     runs: int
+    nodes: int
+    hours: float  # of each run, unless `work_h` was asked for
+    work_h: float | None
+    counting: Counting
+    spares: int | None  # None: without end
+    floating: int
+    layout: str
+    copies: int  # of the state
+    phases: str  # where those of migration are from
     means: dict[str, Mean]  # of pauses: over the runs that had any
     buckets: dict[str, Mean]  # share of the wall time
     outcomes: tuple[Outcome, ...]
@@ -91,7 +102,7 @@ def outcome_of(world: World, seed: int) -> Outcome:
     wall = world.now_h
     ettr = account.productive_h / wall
     slower = 1 + settings.costs.torchft_step if settings.strategy is Strategy.TORCHFT else 1.0
-    pauses = sorted(world.pauses_h)
+    pauses = world.pauses_h
     gpu_h = settings.gpus * wall
     node_price = settings.gpus_per_node * settings.price
     lent = usage.borrowed_h * settings.displaced + usage.preempted * settings.preempt_lost_h
@@ -106,8 +117,8 @@ def outcome_of(world: World, seed: int) -> Outcome:
         interruptions=world.interruptions,
         clean=world.verdicts[Resolution.CLEAN], rollbacks=world.rollbacks,
         back_to_snapshots=world.back_to_snapshots, ended=ended, alarms=world.alarms, moves=world.moves,
-        pause_p50_s=3600 * pauses[len(pauses) // 2] if pauses else None,
-        pause_max_s=3600 * pauses[-1] if pauses else None,
+        pause_p50_s=3600 * median(pauses) if pauses else None,
+        pause_max_s=3600 * max(pauses) if pauses else None,
         spares_taken=usage.taken, preempted=usage.preempted, borrowed_node_h=usage.borrowed_h, waited_h=usage.waited_h,
         most_down=usage.most_down, lost_dollars=(gpu_h - settings.gpus * account.productive_h) * settings.price,
         spare_dollars=spare_dollars, total_dollars=gpu_h * settings.price + spare_dollars,
@@ -132,6 +143,15 @@ def forecast(settings: Settings, runs: int, seed: int = 0, told: Callable[[int],
         mttf_h=settings.mttf_h,
         interval_h=None if math.isinf(interval) else interval,
         runs=runs,
+        nodes=settings.nodes,
+        hours=settings.hours,
+        work_h=settings.work_h,
+        counting=settings.counting,
+        spares=settings.spares,
+        floating=settings.floating,
+        layout=settings.placed.name,
+        copies=settings.placed.replicas,
+        phases=settings.phases.source,
         means={
             name: mean_of([value for one in outcomes if (value := getattr(one, name)) is not None]) for name in MEANS
         },
@@ -146,6 +166,13 @@ def mean_of(values: Sequence[float]) -> Mean:
     if len(values) < 2 or math.isinf(middle):
         return Mean(middle, None, None)
     freedom = len(values) - 1
-    times = T95[freedom - 1] if freedom <= len(T95) else 1.96
-    half = times * stdev(values) / math.sqrt(len(values))
+    half = times_95(freedom) * stdev(values) / math.sqrt(len(values))
     return Mean(middle, middle - half, middle + half)
+
+
+def times_95(freedom: int) -> float:
+    """Student's t for 95 %; beyond the table by its expansion around the normal distribution, good to 0.001."""
+    if freedom <= len(T95):
+        return T95[freedom - 1]
+    z = Z975
+    return z + (z**3 + z) / (4 * freedom) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * freedom**2)

@@ -7,7 +7,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from torchrelay.economics.intervals import young_h
-from torchrelay.economics.rates import GPUS_PER_NODE, Counting, Unreasonable, above, at_least, mttf_h, share
+from torchrelay.economics.rates import GPUS_PER_NODE, Counting, Unreasonable, above, at_least, finite, mttf_h, share
 from torchrelay.forecast.faults import Process
 from torchrelay.forecast.layouts import Layout, layout_of
 from torchrelay.forecast.phases import Phases
@@ -63,6 +63,7 @@ class Costs:
         for name in ("save_h", "detect_h", "replacement_h", "restore_h", "startup_h", "hot_h", "torchft_step",
                      "torchft_stall_h", "covered_h", "move_h", "warm_h", "spread"):  # fmt: skip
             at_least(name, getattr(self, name), 0)
+            finite(name, getattr(self, name))
         above("interval_h", self.interval_h, 0)
         share("coverage", self.coverage)
         at_least("retry", self.retry, 0)
@@ -107,6 +108,8 @@ class Settings:
     price: float = 3.0  # dollars per GPU-hour
 
     def __post_init__(self) -> None:
+        for name in ("hours", "price", "preempt_h", "preempt_lost_h", "check_h"):
+            finite(name, getattr(self, name))
         above("hours", self.hours, 0)
         above("step_s", self.step_s, 0)
         above("path_speed", self.path_speed, 0)
@@ -120,10 +123,9 @@ class Settings:
             above("gap_h", self.gap_h, 0)
         if self.gpus_per_node < 1:
             raise Unreasonable("gpus_per_node", f"gpus_per_node is {self.gpus_per_node}: it must be 1 or more")
-        if self.pool > MOST_NODES:
-            raise Unreasonable(
-                "gpus", f"gpus is {self.gpus}: {self.pool:,} nodes, and at most {MOST_NODES:,} are simulated"
-            )
+        if self.pool + self.floating > MOST_NODES:
+            raise Unreasonable("gpus", f"gpus is {self.gpus}: with spares and floating {self.pool + self.floating:,} "
+                               f"nodes, and at most {MOST_NODES:,} are simulated")  # fmt: skip
         if self.layout is None:
             object.__setattr__(self, "layout", layout_of("ddp", self.gpus, self.gpus_per_node))
         if self.strategy is Strategy.MIGRATION and self.spares is None:
