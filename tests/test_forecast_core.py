@@ -189,6 +189,17 @@ def test_floating_spares_come_when_the_core_waits() -> None:
     assert got.borrowed_node_h == pytest.approx(10, abs=0.2), "until the own node is repaired"
 
 
+def test_a_node_that_is_well_again_before_others_have_given_it_up_comes_once() -> None:
+    world = World(job(spares=0, floating=1), 0)
+    way = world.way = Driving(world)
+    way.preempt(1)
+    (node,) = way.under_way
+    way.repaired(node)
+    assert (way.lent, world.usage.in_use) == ([], 1)
+    way.arrive(node)
+    assert (way.lent, way.incarnations[node]) == ([], 1)
+
+
 def test_a_job_that_ended_is_submitted_again_when_there_are_nodes() -> None:
     got, _ = struck(job(spares=0), (5.0, 3))
     assert (got.ended, got.clean) == (1, 0)

@@ -243,6 +243,20 @@ def test_what_cannot_be_is_refused_by_name(given: dict[str, object], named: str)
         Settings(**given)  # type: ignore[arg-type]
 
 
+def test_all_strategies_meet_the_same_false_alarms() -> None:
+    faults = Process(rate=200, foreseen=1, precision=0.5, repair_median_h=0.01, repair_p90_h=0.01)
+    job = Settings(gpus=64, hours=300, faults=faults, spares=8)
+    seen = {simulate(replace(job, strategy=way), 1).alarms for way in (Strategy.RESTART, Strategy.COVERED)}
+    assert len(seen) == 1
+
+
+def test_work_that_will_hardly_ever_be_done_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("torchrelay.forecast.engine.MOST_FAULTS", 1000)
+    job = Settings(gpus=64, work_h=100, gap_h=0.1, spares=None, strategy=Strategy.RESTART, chosen=True)
+    with pytest.raises(Unreasonable, match=r"after 2,000 faults and .* it will hardly ever be"):
+        simulate(job, 1)
+
+
 def test_given_phases_are_the_pause() -> None:
     none = dict.fromkeys(("interrupt", "agree", "acquire", "rewire", "restore", "resume"), Span(0, 0))
     job = Settings(gpus=64, hours=300, spares=8, phases=Phases({**none, "detect": Span(30, 0)}),

@@ -159,8 +159,8 @@ def advice_page(advice: Advice, line: str) -> str:
     low, share = percent(advice.coverage_low), percent(advice.coverage)
     head = (
         f"a failure every {advice.mttf_h:.3g} h, {advice.save_s:g} s a save, recovery in "
-        f"{milliseconds(1000 * advice.recovery_s)}; back to a checkpoint: {advice.rollbacks_a_month:.3g} times over "
-        f"the horizon at the measured ratio, {advice.rollbacks_a_month_low:.3g} at the lower bound"
+        f"{milliseconds(1000 * advice.recovery_s)}; back to a checkpoint: {advice.rollbacks:.3g} times over "
+        f"the horizon at the measured ratio, {advice.rollbacks_low:.3g} at the lower bound"
     )
     choices = table(
         ("", "checkpoint", "every", "against none covered", "saves a day", f"ETTR at {share}", f"at {low}", "at 0 %",

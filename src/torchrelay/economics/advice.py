@@ -47,8 +47,8 @@ class Advice(Struct, frozen=True, kw_only=True):
     recovery_s: float
     coverage: float  # what goes into the formulas: see `covered`
     coverage_low: float
-    rollbacks_a_month: float  # at the measured share
-    rollbacks_a_month_low: float  # at the lower bound
+    rollbacks: float  # over the horizon, at the measured share
+    rollbacks_low: float  # at the lower bound
     options: tuple[Option, ...]
     saved_dollars: float  # by the advised interval against Young's without coverage, at the measured share
     saved_low_dollars: float  # the same at the lower bound
@@ -66,12 +66,12 @@ def advise(inputs: Inputs, measured: Measured) -> Advice:
     share, low = covered(measured)
     pause_s = pause_of_s(inputs, measured)
     options = options_of(inputs, cluster, share, low, pause_s / 3600)
-    each_month = cluster.horizon_h / cluster.mttf_h
+    failures = cluster.horizon_h / cluster.mttf_h
     plain, chosen = options[1], next(option for option in options if option.advised)
     whole = cluster.horizon_h * cluster.gpus * cluster.price_per_gpu_hour
     return Advice(
         measured=measured, mttf_h=cluster.mttf_h, save_s=inputs.save_s, recovery_s=pause_s, coverage=share,
-        coverage_low=low, rollbacks_a_month=each_month * (1 - share), rollbacks_a_month_low=each_month * (1 - low),
+        coverage_low=low, rollbacks=failures * (1 - share), rollbacks_low=failures * (1 - low),
         options=options, saved_dollars=whole * (chosen.ettr_measured - plain.ettr_measured),
         saved_low_dollars=whole * (chosen.ettr_low - plain.ettr_low),
         reasons=reasons(inputs, cluster, measured, low, chosen), risks=risks(measured, share, low, plain, chosen),

@@ -44,10 +44,10 @@ def counted(clean: int, eligible: int, source: str) -> Measured:
     )
 
 
-def measure(lines: Sequence[Line], source: str, *, live: bool = True) -> Measured:
+def measure(lines: Sequence[Line], source: str, *, live: bool = False) -> Measured:
     """From a ledger. Pauses are those of clean recoveries. Raises `Unreasonable` if no failure is in it.
 
-    `live`: its run may be going on, and what is open is not counted yet; else it was never resolved.
+    `live`: its run is going on, and what is open is not counted yet; else it was never seen to end, and is not clean.
     """
     over = [line for line in lines if line.kind == UNPLANNED and not (live and line.resolution == Resolution.OPEN)]
     eligible = [line for line in over if line.eligible]
@@ -55,7 +55,7 @@ def measure(lines: Sequence[Line], source: str, *, live: bool = True) -> Measure
         raise Unreasonable(
             "ledger", f"{source}: no failure in its {len(lines)} lines that counts: nothing was measured yet"
         )
-    clean = [line for line in eligible if line.resolution == Resolution.CLEAN]
+    clean = [line for line in eligible if line.resolution == Resolution.CLEAN and not line.steps_lost]
     others = [line for line in over if not line.eligible and line.resolution != Resolution.CALLED_OFF]
     pauses = [line.pause_ms / 1000 for line in clean if line.pause_ms is not None]
     ratio = wilson(len(clean), len(eligible))

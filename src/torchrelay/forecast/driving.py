@@ -170,6 +170,8 @@ class Driving:
                 self.plan_submission()
             elif self.submit_ms is None:
                 self.borrow()
+        elif node in self.under_way:
+            pass  # it failed while others gave it up, and is well again before they have: it comes as was planned
         elif self.world.usage.in_use and not self.short():  # others get it for the one that they have given up
             self.world.usage.in_use -= 1
             self.lent.append(node)

@@ -14,10 +14,10 @@ from typing import Protocol
 
 import numpy as np
 
-from torchrelay.economics.rates import Counting
+from torchrelay.economics.rates import Counting, Unreasonable
 from torchrelay.forecast.buckets import Account, Bucket
 from torchrelay.forecast.faults import Again, Cause, Fault, Stream
-from torchrelay.forecast.settings import SECOND_H, Settings
+from torchrelay.forecast.settings import MOST_FAULTS, SECOND_H, Settings
 from torchrelay.forecast.spares import Usage
 from torchrelay.forecast.trace import replay
 from torchrelay.wire.launch import PathLimits
@@ -75,9 +75,10 @@ class World:
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.settings = settings
-        # Generators of their own for faults and for refailures, so that all ways of recovering meet the same faults.
+        # Generators of their own for faults, refailures and false alarms, so that all ways of recovering meet the same.
         self.chance = np.random.default_rng([seed, 0])
         nature = np.random.default_rng([seed, 1])
+        self.alarming = np.random.default_rng([seed, 3])
         self.account = Account()
         self.usage = Usage()
         self.now_h = 0.0
@@ -249,7 +250,7 @@ class World:
         rate = (1 - precision) / precision / self.stream.warned_h()
         if rate > 0 and self.warns():
             self.after(
-                float(self.chance.exponential(1 / rate)), self.false_alarm, int(self.chance.integers(self.every))
+                float(self.alarming.exponential(1 / rate)), self.false_alarm, int(self.alarming.integers(self.every))
             )
 
     def false_alarm(self, node: int) -> None:
@@ -269,6 +270,9 @@ class World:
         if fault.node in self.down:
             return
         self.faults += 1
+        if self.faults > 2 * MOST_FAULTS:
+            done = f"{self.now_h:,.0f} h only {self.account.done_h:,.1f} h of work are done"
+            raise Unreasonable("work_h", f"after {2 * MOST_FAULTS:,} faults and {done}: it will hardly ever be")
         if fault.cause is Cause.PATH and settings.failover:
             self.paths[fault.node] += 1
             self.after(PATH_PATIENCE_H, self.leave, fault.node)
