@@ -55,7 +55,10 @@ def train(order: Order, task: Task, process: Process, call: inprocess.CallWrappe
     checkpoints = process.checkpoints = Checkpoints(order, rank)
     log.here()
     log.mark("called")
-    store = dist.TCPStore("127.0.0.1", port, order.ranks, is_master=rank == 0)  # type: ignore[attr-defined]
+    # Nobody waits for the others here: the store's host would not hear that this try is over, and be ended as hung.
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        "127.0.0.1", port, order.ranks, is_master=rank == 0, timeout=seconds(MEET_S), wait_for_workers=False
+    )
     meet(store, order)
     log.mark("connected")
     first = checkpoints.load(task)
