@@ -286,4 +286,4 @@ def test_a_plot_is_written_and_said_on_stderr(capsys: Capsys, tmp_path: Path) ->
     assert f"plotted to {path}" in err
     assert path.read_bytes().startswith(b"\x89PNG")
     nowhere = tmp_path / "nowhere" / "x.png"
-    assert f"--plot {nowhere}: No such file or directory" in refused(capsys, "--plot", str(nowhere))
+    assert f"--plot {nowhere}: there is no folder" in refused(capsys, "--plot", str(nowhere))

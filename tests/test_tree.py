@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -148,6 +149,15 @@ def test_a_tree_that_was_tampered_with_raises_nothing_but_a_value_error(value: A
         tree.decode(encoded)
     except ValueError:
         pass
+
+
+@pytest.mark.parametrize(
+    "node",
+    [["V", "float32"], ["V", "cpu:-7"], ["V", 99999], ["q", 2**63, 1], ["r", 0, 1, 0], ["D", "zeros"]],
+)
+def test_values_that_cannot_be_are_no_tree(node: list[object]) -> None:
+    with pytest.raises(ValueError, match="no state tree"):
+        tree.decode(msgspec.msgpack.encode(node))
 
 
 def test_shared_tensors_travel_once() -> None:

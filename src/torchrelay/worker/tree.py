@@ -79,8 +79,13 @@ def decode(data: bytes | bytearray | memoryview) -> Any:
     """The tree again, with `Leaf` and `ArrayLeaf` for tensors and arrays. Raises `ValueError` if `data` is no tree."""
     try:
         return _decode(msgspec.msgpack.decode(data))
-    except (msgspec.DecodeError, TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError) as error:
+    except _NO_TREE as error:
         raise ValueError(f"these {len(data)} bytes are no state tree: {error}") from error
+
+
+_NO_TREE = (
+    msgspec.DecodeError, TypeError, ValueError, KeyError, IndexError, AttributeError, RecursionError, OverflowError,
+)  # fmt: skip
 
 
 # ---------------------------------------------------------------- encoding
@@ -257,6 +262,13 @@ def _dtype(name: Any) -> torch.dtype:
     return found
 
 
+def _device(name: Any) -> torch.device:
+    try:
+        return torch.device(name)
+    except RuntimeError as error:
+        raise ValueError(f"{name!r} is no device") from error
+
+
 def _naturals(values: Any) -> tuple[int, ...]:
     if not all(type(value) is int and value >= 0 for value in values):
         raise ValueError("a shape that is none")
@@ -309,7 +321,7 @@ _BUILD: dict[str, Callable[[list[Any]], Any]] = {
     "i": lambda node: int(node[1]),
     "S": lambda node: torch.Size(_naturals(node[1:])),
     "D": lambda node: _dtype(node[1]),
-    "V": lambda node: torch.device(node[1]),
+    "V": lambda node: _device(node[1]),
     "T": _decode_leaf,
     "P": _decode_shard,
     "N": _decode_array,
