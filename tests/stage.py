@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from tests.stacks import stacks, tell_when_asked
 from torchrelay.agent.forkserver import reseed
 from torchrelay.protocol.cluster import EMPTY, advance, orders
 from torchrelay.protocol.events import (
@@ -54,6 +55,7 @@ def become_worker(env: Mapping[str, str], argv: Sequence[str], log: str) -> None
     descriptor = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     for standard in (1, 2):
         os.dup2(descriptor, standard)
+    tell_when_asked(Path(log).with_suffix(".stacks"))
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     os.environ.clear()
     os.environ.update(env)
@@ -196,7 +198,7 @@ class Stage:
             over = self.job.phase is JobPhase.ENDED
             if over or time.monotonic() > deadline:
                 why = f"the job ended: {self.job.outcome}" if over else f"not within {deadline_s} s"
-                raise AssertionError(f"{what}: {why}\n{self.job.phase}: {self.job.why}\n{self.all_logs()}")
+                raise AssertionError(f"{what}: {why}\n{self._all_there_is()}")
             self.pump(0.005)
         return found
 
@@ -204,7 +206,7 @@ class Stage:
         """Pump to the job's end; its exit code."""
         deadline = time.monotonic() + deadline_s
         while self.job.phase is not JobPhase.ENDED:
-            assert time.monotonic() < deadline, f"no end: {self.job.phase}: {self.job.why}\n{self.all_logs()}"
+            assert time.monotonic() < deadline, f"no end: {self._all_there_is()}"
             self.pump(0.05)
         assert self.job.outcome is not None
         return self.job.outcome.code
@@ -239,6 +241,11 @@ class Stage:
         self._sockets.rmdir()
 
     # ------------------------------------------------------------ the world
+
+    def _all_there_is(self) -> str:
+        """For who must find out why something did not come about."""
+        told = stacks([actor.pid for actor in self.actors.values() if not actor.ended], self.logs)
+        return f"{self.job.phase}: {self.job.why}\n{self.all_logs()}\n{told}"
 
     def _waited_for(self) -> dict[Any, Callable[[], None]]:
         waited: dict[Any, Callable[[], None]] = {self._listener: self._accept}
@@ -283,8 +290,11 @@ class Stage:
         assert actor.link is not None
         try:
             actor.link.send(message, 1.0)
-        except (Closed, TimeoutError):
+        except Closed:
             pass  # its end will be seen
+        except TimeoutError:  # half a message may be out: the worker calls again when it comes to it
+            actor.link.close()
+            actor.link = None
 
     def _start(self, order: StartWorker) -> None:
         if order.worker in self.actors:
@@ -317,7 +327,8 @@ class Stage:
         actor.link.send(encode(welcome))
 
     def _hear(self, actor: Actor) -> None:
-        assert actor.link is not None
+        if actor.link is None:  # it did not read, see `_tell`
+            return
         try:
             data = actor.link.receive(0)
             if data is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 import sys
@@ -146,6 +147,21 @@ class TestBecomingARank:
         me.assign(assign(3, newcomer=True))
         me.assign(assign(3, newcomer=False))
         assert me.wait().newcomer
+
+    def test_who_asks_writes_the_environment(self) -> None:
+        """Not who brings the rank: a variable that is set may move what another thread reads from C."""
+        me = Identity()
+        me.let_environment_wait()
+        bringing = threading.Thread(target=lambda: me.assign(assign()))
+        bringing.start()
+        bringing.join(10)
+        assert me.known
+        assert os.environ.__class__.__name__ == "_WaitingEnviron"
+        read = ctypes.CDLL(None).getenv
+        read.restype = ctypes.c_char_p
+        assert read(b"RANK") is None
+        assert os.environ["RANK"] == "5"
+        assert read(b"RANK") == b"5"
 
     def test_it_becomes_no_other_rank(self) -> None:
         me = Identity()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from collections.abc import Callable
-from typing import Generic, TypeVar
+from typing import Generic, NoReturn, TypeVar
 
 Result = TypeVar("Result")
 
@@ -39,7 +39,8 @@ class _Call(Generic[Result]):
         try:
             result = self.work()
         except BaseException as error:  # noqa: BLE001  the top of this thread: the error belongs to who waits
-            self.error = error
+            if not self.left_behind:
+                self.error = error
         else:
             if not self.left_behind:
                 self.result.append(result)
@@ -67,8 +68,22 @@ def await_unless_broken(work: Callable[[], Result], timeout_s: float, what: str)
     finally:
         _waiting.discard(call)
     if call.error is not None:
-        raise call.error
+        _raise(call)
     return call.result.pop()
+
+
+def _raise(call: _Call[Result]) -> NoReturn:
+    """Raise what the call raised, and keep nothing of it.
+
+    An error holds the frames it came through, so a call or a frame that holds the error is a circle, which keeps all
+    that those frames know, a process group among it, until garbage is collected: perhaps in a forked child.
+    """
+    error, call.error = call.error, None
+    assert error is not None, "asked for when there is one"
+    try:
+        raise error
+    finally:
+        del error
 
 
 def break_all() -> int:

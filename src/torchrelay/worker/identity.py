@@ -2,6 +2,9 @@
 
 The script asks by reading RANK or one of its kin from `os.environ`, by looking at the whole environment, or by
 `init_process_group`. There it waits for its assignment. From then on `os.environ` is as plain as ever.
+
+Whoever asks writes the environment, never the control thread that brings the rank: setting a variable may move the C
+environment while another thread reads it (torch calls getenv in many places), and that ends the process.
 """
 
 from __future__ import annotations
@@ -36,6 +39,8 @@ class Identity:
         self._logs = logs
         self._known = threading.Event()
         self._becoming = threading.Lock()
+        self._told = False  # the environment tells our rank
+        self._telling = threading.RLock()  # a signal handler may ask while we write
         self.assigned: Assign | None = None
         self.assigned_cpu_s = 0.0  # processor time of this process by then
         self.asked: Callable[[], None] = _nothing  # called once: the script asks for its rank for the first time
@@ -46,12 +51,13 @@ class Identity:
         return self._known.is_set()
 
     def wait(self) -> Assign:
-        """Wait, as long as `wait_on` allows: a spare may be one for days."""
+        """Wait, as long as `wait_on` allows: a spare may be one for days. Then the environment tells the rank, too."""
         asked, self.asked = self.asked, _nothing
         asked()
         while not self._known.wait(LOOK_S):
             self.wait_on()
         assert self.assigned is not None, "what is known is there"
+        self._tell(self.assigned)
         return self.assigned
 
     @property
@@ -62,7 +68,7 @@ class Identity:
         return known.rank
 
     def assign(self, order: Assign) -> None:
-        """Become this rank: environment and log file first, then whoever waits goes on. Twice is as good as once."""
+        """Become this rank: its log file first, then whoever waits goes on. Twice is as good as once."""
         with self._becoming:
             if self.assigned is not None:
                 if self.assigned.rank != order.rank:
@@ -71,8 +77,16 @@ class Identity:
             self.assigned, self.assigned_cpu_s = order, time.process_time()
             if not order.examples:  # the rank's log is still its holder's, which trains on
                 self.take_over_output()
-            tell_environment(environment_of(order))
             self._known.set()
+
+    def _tell(self, order: Assign) -> None:
+        """Write the environment, once, in the thread that asks."""
+        if self._told or threading.current_thread().name == CONTROL_THREAD:
+            return
+        with self._telling:
+            if not self._told:
+                tell_environment(environment_of(order))
+                self._told = True
 
     def take_over_output(self) -> None:
         """What is printed from now on belongs into the rank's log."""
@@ -86,6 +100,8 @@ class Identity:
         with self._becoming:
             if self.assigned is None:
                 make_environment_wait(self.wait)
+                return
+        self._tell(self.assigned)
 
 
 def environment_of(order: Assign) -> dict[str, str]:

@@ -21,7 +21,7 @@ from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.events import WorkerFinished, WorkerWarm
 from torchrelay.protocol.ids import Generation, WorkerPhase
 from torchrelay.protocol.orders import Leave
-from torchrelay.worker import groups, rehearsal, script, wiring
+from torchrelay.worker import forked, groups, rehearsal, script, wiring
 from torchrelay.worker.blame import kind_of, print_for_people, tell_failed, tell_raised
 from torchrelay.worker.link import EXIT_DEFECT, NotWelcome
 from torchrelay.worker.run import Joining
@@ -43,6 +43,7 @@ def run_worker() -> None:
     """Run `sys.argv` as a worker. Called once, in a fresh child of the agent's forkserver."""
     faulthandler.enable()
     logging.basicConfig(format="torchrelay: %(message)s", level=os.environ.get("TORCHRELAY_LOG", "WARNING"))
+    forked.leave_garbage_alone()
     argv = list(sys.argv)
     try:
         session = open_session(os.environ)

@@ -226,7 +226,9 @@ class Stream:
         while view:
             self._check_time()
             try:
-                count = self._socket.recv_into(view)
+                # All of it in one call: every return takes the interpreter's lock from the thread that trains. A peer
+                # that falls silent in the middle is noticed by the next call: after one to two times the limit.
+                count = self._socket.recv_into(view, 0, socket.MSG_WAITALL)
             except BlockingIOError:
                 raise StreamBroken(f"no byte came for {self._stall_s:.1f} s") from None
             except OSError as error:

@@ -1,0 +1,110 @@
+"""Children that a script forks: nothing of their parent's threads is waited for in them."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+import weakref
+from pathlib import Path
+
+import pytest
+
+from torchrelay.worker.abandon import await_unless_broken
+
+DROPPED = """
+import gc, os, signal, sys
+import torch.distributed as dist
+from torch._C._distributed_c10d import ProcessGroupGloo
+from torchrelay.worker.forked import leave_garbage_alone
+if {alone}:
+    leave_garbage_alone()
+gc.disable()
+circle = [ProcessGroupGloo(dist.HashStore(), 0, 1)]
+circle.append(circle)
+del circle
+child = os.fork()
+if child == 0:
+    signal.alarm(5)
+    gc.collect()
+    os._exit(7)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+# Others' hooks run in the child before ours, and what they make may be what the collector has waited for.
+EARLY = """
+import gc, os, weakref
+kept = []
+os.register_at_fork(after_in_child=lambda: kept.extend([] for _ in range(5000)))
+from torchrelay.worker.forked import leave_garbage_alone
+leave_garbage_alone()
+class Thing: pass
+gc.collect()
+thing = Thing(); thing.itself = thing  # young: the next collection, if any, takes it
+dropped = weakref.ref(thing)
+del thing
+child = os.fork()
+if child == 0:
+    os._exit(7 if dropped() is not None and gc.isenabled() else 1)
+code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+print(code if gc.isenabled() else "the parent collects no more")
+"""
+
+
+def child_of(alone: bool) -> int:
+    """How a child ended that collects garbage, after its parent has dropped a process group."""
+    return run(DROPPED.format(alone=alone))
+
+
+def run(program: str) -> int:
+    """What it prints."""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
+        cwd=Path(__file__).parent.parent,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return int(done.stdout)
+
+
+@pytest.mark.slow
+def test_a_forked_child_does_not_wait_for_threads_that_only_its_parent_has() -> None:
+    assert child_of(alone=True) == 7
+
+
+@pytest.mark.slow
+def test_without_that_it_would_wait_for_ever() -> None:
+    assert child_of(alone=False) == -14, "torch has mended it: leave_garbage_alone may go"
+
+
+@pytest.mark.slow
+def test_nothing_is_collected_on_the_way_into_a_child_and_afterwards_as_ever() -> None:
+    assert run(EARLY) == 7
+
+
+class Thing:
+    """Stands for a process group."""
+
+
+def test_an_error_that_has_been_raised_keeps_nothing_alive() -> None:
+    gone: list[weakref.ref[Thing]] = []
+
+    def attempt() -> None:
+        thing = Thing()
+        gone.append(weakref.ref(thing))
+
+        def work() -> None:
+            raise OSError(f"no connection for {thing}")
+
+        await_unless_broken(work, 10.0, "a test")
+
+    gc.disable()
+    try:
+        with pytest.raises(OSError, match="no connection"):
+            attempt()
+        for thread in threading.enumerate():
+            if thread.name == "torchrelay a test":
+                thread.join(10)
+        assert gone[0]() is None
+    finally:
+        gc.enable()
