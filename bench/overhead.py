@@ -24,6 +24,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -55,9 +56,9 @@ class Side:
             total += times.user + times.system
         return total
 
-    def rows(self, block: int) -> list[list[float]]:
-        """What the ranks wrote of a block: [block, ns of a step, ns of an all-reduce]."""
-        found: list[list[float]] = []
+    def rows(self, block: int) -> list[list[Any]]:
+        """What the ranks wrote of a block: [block, ns of a step, ns of an all-reduce], and what `--each` adds."""
+        found: list[list[Any]] = []
         for path in sorted(self.folder.glob("rank-*.jsonl")):
             for line in path.read_text().splitlines():
                 row = json.loads(line) if line.endswith("]") else [-1]
