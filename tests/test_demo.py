@@ -6,18 +6,21 @@ import io
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from rich.console import Console
 
+from examples.demo import __main__ as demo
 from examples.demo.bits import Trace, compare, pause_after, read, step_seconds
 from examples.demo.display import Lines, Moment, Picture, display_on, sparkline
+from examples.demo.orders import OrderRefused
 from examples.demo.picture import draw
 from examples.demo.report import IncidentLine, Struck, match, shortfalls, tables_of, write
 from examples.demo.watch import Seen, Tail
 from torchrelay.chaos.faults import Fault
-from torchrelay.chaos.story import Act, Story, Strike, parse
+from torchrelay.chaos.story import Act, Facts, Story, Strike, parse
 
 STORY = Path(__file__).parent.parent / "examples" / "demo" / "story.txt"
 RANKS, STEPS = 2, 5
@@ -280,3 +283,23 @@ def test_the_story_of_the_demonstration_has_distinct_faults_and_leaves_time_to_r
     assert any(len(strike.ranks) > 1 for strike in strikes)
     assert [strike.step for strike in strikes] == sorted(strike.step for strike in strikes)
     assert strikes[-1].step <= 440, "of 500 steps"
+
+
+@pytest.mark.parametrize("within", ["backward", ""])
+def test_a_strike_that_comes_too_early_is_due_again_and_another_refusal_is_told(
+    within: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> str:
+        raise OrderRefused("the worker has no page yet")
+
+    monkeypatch.setattr(demo, "carry_out", refuse)
+    run = demo.Run("disturbed", tmp_path, Story(()), spare_nodes=1)
+    due = Strike(Fault.KILL, (2,), within=within) if within else Strike(Act.ORCHESTRATOR, ())
+    facts = Facts(step=7, phase="running", training=True, moving=False, places={}, spares=1, pids={2: 99})
+    job: Any = SimpleNamespace(run_dir=tmp_path / "run")
+    if within:
+        assert not run.strike(due, facts, job)
+    else:
+        with pytest.raises(OrderRefused):
+            run.strike(due, facts, job)
+    assert (run.struck, run.news) == ([], [])

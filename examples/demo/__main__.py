@@ -19,7 +19,7 @@ from rich.console import Console
 
 from examples.demo.bits import Trace, compare, read, step_seconds
 from examples.demo.display import Display, Moment, display_on
-from examples.demo.orders import carry_out
+from examples.demo.orders import OrderRefused, carry_out
 from examples.demo.picture import draw
 from examples.demo.report import IncidentLine, Struck, match, shortfalls, tables_of, write
 from examples.demo.watch import Job, Seen, Tail
@@ -93,8 +93,15 @@ class Run:
     def strike(self, due: Strike, facts: Facts, job: Job) -> bool:
         """Carry it out, False if one of its victims was not there any more."""
         if isinstance(due.fault, Act) or due.within:
-            self.struck.append(Struck(due, facts.step or 0, time.time(), due.hits(facts)))
-            self.news.append(f"at step {facts.step}: $ {carry_out(due, facts, job.run_dir)}")
+            at = time.time()
+            try:
+                told = carry_out(due, facts, job.run_dir)
+            except OrderRefused:
+                if not due.within:
+                    raise
+                return False  # its victim has ended since it was seen, or has only just begun
+            self.struck.append(Struck(due, facts.step or 0, at, due.hits(facts)))
+            self.news.append(f"at step {facts.step}: $ {told}")
             return True
         try:
             victims = [observe(facts.pids[rank]) for rank in due.ranks]

@@ -13,6 +13,10 @@ ORDER_S = 60.0
 DRAINED = "torchrelay/drain"
 
 
+class OrderRefused(RuntimeError):
+    """The command did not do what it was told to."""
+
+
 def words_of(act: Strike, facts: Facts, run_dir: Path) -> list[str]:
     """The verb and its words. An undrain is about what is drained now, as the run's own list of nodes tells."""
     place = facts.places[act.of] if act.of is not None else ""
@@ -36,7 +40,7 @@ def words_of(act: Strike, facts: Facts, run_dir: Path) -> list[str]:
 
 
 def carry_out(act: Strike, facts: Facts, run_dir: Path) -> str:
-    """Give the order; returns the command line for people. Raises `RuntimeError` if it is refused."""
+    """Give the order; returns the command line for people. Raises `OrderRefused`."""
     words = words_of(act, facts, run_dir)
     done = subprocess.run(
         [*torchrelay(words[0]), *words[1:], "--yes", "--run-dir", str(run_dir)],
@@ -44,5 +48,5 @@ def carry_out(act: Strike, facts: Facts, run_dir: Path) -> str:
     )  # fmt: skip
     told = "torchrelay " + " ".join(words)
     if done.returncode != 0:
-        raise RuntimeError(f"{told} ended with {done.returncode}: {done.stdout}{done.stderr}")
+        raise OrderRefused(f"{told} ended with {done.returncode}: {done.stdout}{done.stderr}")
     return told
