@@ -324,7 +324,6 @@ async def test_news_wait_for_nobody_and_only_the_newest_counts(stage: NetStage) 
     await stage.conductor.open()
     await stage.attached(times=2)
     await stage.tainted()
-    assert {key: stage.states()[key] for key in ((NEAR, FAR), (NEAR_2, FAR_2))} == {
-        (NEAR, FAR): "down", (NEAR_2, FAR_2): "up"
-    }  # fmt: skip
+    newest = {(NEAR, FAR): "down", (NEAR_2, FAR_2): "up"}  # taints go a way of their own: either may come first
+    await until(lambda: newest.items() <= stage.states().items(), f"the newest\n{stage.agent_log()}")
     await stage.conductor.say(Ack(len(stage.conductor.frames)))
