@@ -41,7 +41,8 @@ NOT_SHOWN = (
     "A restart that loses no state still does not come to the same bits: a DDP that is made anew sums the gradients of "
     "its first step in other buckets, and Gloo in another order with them. Nothing is wrong with the checkpoints.",
     "Steps of a system before its first fault are some seconds of one run, not a paired measurement: "
-    "`make bench NAME=overhead` takes turns.",
+    "`make bench NAME=overhead` takes turns. Whole jobs come one after the other, and the machine may become slower or "
+    "faster meanwhile: `make bench NAME=turns` lets torchrelay's and plain PyTorch's take turns.",
 )
 
 

@@ -13,6 +13,7 @@ that are slow: by the clock they would meet more.
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from enum import StrEnum
 
 from msgspec import Struct
@@ -95,3 +96,16 @@ def tuned_interval(steps: int, per_job: float, step_s: float, *, copy_s: float, 
     """
     best_s = 3600 * daly_h(copy_s / 3600, steps * step_s / per_job / 3600)
     return max(1, round(max(best_s, 2 * write_s) / step_s))
+
+
+TURN, BEFORE, AFTER = 25, 10, 100  # steps of a turn; and of what a fault needs before and after it
+
+
+def turns(schedule: Sequence[Fault], steps: int) -> tuple[int, ...]:
+    """After which steps a job waits, where jobs take turns: the first, every 25th, the last.
+
+    But not around a fault: what it sets in motion, a new spare for one, is to come to its end in the same turn.
+    """
+    usual = range(TURN, steps - TURN // 2, TURN)
+    near = [range(fault.step - BEFORE, fault.step + AFTER) for fault in schedule]
+    return (1, *(at for at in usual if not any(at in one for one in near)), steps)

@@ -49,42 +49,61 @@ class Trial:
         self._tails = {rank: Tail(system.folder / "log" / f"rank-{rank}.jsonl") for rank in range(RANKS)}
         self._lines: dict[int, list[Line]] = {rank: [] for rank in range(RANKS)}
         self._struck: list[Struck] = []
-        self._furthest = 0
+        self._furthest, self._begun, self.reason = 0, False, ""
+        self._spawned = self._until = 0.0  # by the monotonic clock
         self._cpu: list[tuple[int, dict[int, float]]] = []  # the furthest step, and CPU seconds by process
 
     def run(self) -> Seen:
         """Raises nothing that the system is at fault for: `Seen.reason` tells why it did not come to the end."""
-        spawned, until, begun, reason = time.monotonic(), time.monotonic() + START_S, False, ""
         try:
-            self._system.start()
-            while True:
-                over = self._system.ended()
-                self._look()
-                if over is not None:
-                    reason = "" if self._furthest >= self._steps and over == 0 else self._why(over)
-                    break
-                if self._furthest and not begun:
-                    until, begun = time.monotonic() + self._limit_s, True
-                if time.monotonic() > until:
-                    reason = self._too_long(spawned)
-                    break
-                self._system.tend()
-                self._count_cpu()
-                self._strike()
+            self.begin()
+            while not self.over():
                 time.sleep(POLL_S)
-            self._look()
-            ledger = self._system.ledger()
+            return self.seen()
         finally:
-            self._system.stop()
-        return self._seen(spawned, reason, ledger)
+            self.end()
+
+    def begin(self) -> None:
+        self._spawned = time.monotonic()
+        self._until = self._spawned + START_S
+        self._system.start()
+
+    def over(self) -> bool:
+        """Do what is due, a look at what the ranks have written first. Whether it has ended or is given up."""
+        code = self._system.ended()
+        self._look()
+        if code is not None:
+            self.reason = "" if self._furthest >= self._steps and code == 0 else self._why(code)
+            return True
+        if self._furthest and not self._begun:
+            self._until, self._begun = time.monotonic() + self._limit_s, True
+        if time.monotonic() > self._until:
+            self.reason = self._too_long()
+            return True
+        self._system.tend()
+        self._count_cpu()
+        self._strike()
+        return False
+
+    def at(self, step: int) -> bool:
+        """Whether all ranks have done so many steps."""
+        return all(rows and rows[-1].step >= step for rows in self._lines.values())
+
+    def seen(self) -> Seen:
+        """All that was seen, when it is over."""
+        self._look()
+        return self._seen(self._spawned, self.reason, self._system.ledger())
+
+    def end(self) -> None:
+        self._system.stop()
 
     def _why(self, code: int) -> str:
         said = self._system.tail(4).replace("\n", " / ")
         return f"ended with code {code} after step {self._furthest} of {self._steps}: {said[-300:]}"
 
-    def _too_long(self, spawned: float) -> str:
+    def _too_long(self) -> str:
         if not self._furthest:
-            return f"no step within {time.monotonic() - spawned:.0f} s: {self._system.tail(2)[-200:]}"
+            return f"no step within {time.monotonic() - self._spawned:.0f} s: {self._system.tail(2)[-200:]}"
         return f"given up after {self._limit_s:.0f} s, at step {self._furthest} of {self._steps}"
 
     def _look(self) -> None:

@@ -92,7 +92,10 @@ def test_a_step_that_was_abandoned_in_backward_is_redone_to_the_same_bits(four: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "fault_at"), [*((name, 2) for name in MODELS), ("plain", 1), ("plain", 5)])
+@pytest.mark.parametrize(
+    ("name", "fault_at"),
+    [*((name, 2) for name in MODELS), *(pytest.param("plain", step, marks=pytest.mark.soak) for step in (1, 5))],
+)
 def test_a_rank_that_dies_in_backward_is_replaced_to_the_same_bits(
     four: Troupe, tmp_path: Path, name: str, fault_at: int
 ) -> None:

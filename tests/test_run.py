@@ -35,7 +35,15 @@ FEATURES = {
     "tracker": ("forward",),
     "tracker_cut": ("tracker",),
 }
-CASES = [(feature, phase) for feature, phases in FEATURES.items() for phase in phases]
+# Others go the same way: these are for `make soak`.
+SOAKED = {
+    ("scaler", "update"), ("two_optimizers", "update"), ("two_optimizers", "between"), ("accumulate", "update"),
+    ("stream", "update"), ("saved", "update"), ("loader_workers", "between"),
+}  # fmt: skip
+CASES = [
+    pytest.param(*case, marks=[pytest.mark.soak] if case in SOAKED else [], id="-".join(case))
+    for case in [(feature, phase) for feature, phases in FEATURES.items() for phase in phases]
+]
 # A step whose update is skipped, one in the middle of a loop, one after which sections follow.
 STEPS = {"scaler": 3, "sections": 6}
 
@@ -77,7 +85,7 @@ def digests(stage: Stage) -> dict[tuple[int, str], set[str]]:
     return {(rank, point): found for rank in range(WORLD) for point, found in stage.points(rank).items()}
 
 
-@pytest.mark.parametrize(("feature", "phase"), CASES, ids=[f"{feature}-{phase}" for feature, phase in CASES])
+@pytest.mark.parametrize(("feature", "phase"), CASES)
 def test_a_killed_rank_leaves_no_trace_in_the_bits(feature: str, phase: str, staged: Staged, tmp_path: Path) -> None:
     calm = undisturbed(feature)
     assert all(len(found) == 1 for found in calm.values())

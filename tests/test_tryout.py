@@ -7,7 +7,7 @@ import os
 import re
 import socket
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -36,6 +36,11 @@ FEATURES = {
 }
 
 
+def soaked(names: Iterable[str], *some: str) -> list[object]:
+    """These names, some of them for `make soak`: others go the same way."""
+    return [pytest.param(name, marks=pytest.mark.soak) if name in some else name for name in names]
+
+
 @pytest.fixture
 def targets(tmp_path: Path) -> Iterator[Make]:
     """Make stages whose newcomers are prepared as targets are."""
@@ -51,7 +56,7 @@ def targets(tmp_path: Path) -> Iterator[Make]:
         stage.close()
 
 
-@pytest.mark.parametrize("feature", FEATURES)
+@pytest.mark.parametrize("feature", soaked(FEATURES, "two_optimizers", "accumulate", "sections"))
 def test_a_rehearsal_leaves_no_trace_in_the_bits(feature: str, targets: Make, tmp_path: Path) -> None:
     calm = undisturbed(feature)
     stage = targets(script("features"), feature, "--die", "1:4:between", "--marks", str(tmp_path))
@@ -83,7 +88,7 @@ WAYS = {
 UNTRIED = ("own", "late", "counts", "unwanted")
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", soaked(WAYS, "named", "exits", "static", "unused", "wanted", "late"))
 def test_what_was_rehearsed_or_why_not_is_told(way: str, targets: Make, tmp_path: Path) -> None:
     stage = targets(script("targets"), way, "--marks", str(tmp_path))
     stage.until(lambda: stage.step() >= 3, "training")

@@ -28,6 +28,7 @@ UNUSED = (
 )  # fmt: skip
 WINDOWS = 200_000
 BLOCK = 64  # bytes in a window, as in the example
+WAIT_S = 0.03  # between looks: seldom, as those who wait must not take the cores from those who work
 NOT_MINE = -1  # the batch of a line whose rank gave nothing to the update
 
 
@@ -48,6 +49,7 @@ class Order:
     tuned: bool = False  # the system with short timeouts
     notice: bool = False  # SIGUSR1: the rank is to leave, and a checkpoint is taken before
     measure: bool = False  # at the end: what a checkpoint costs
+    turns: tuple[int, ...] = ()  # after these steps it waits for the file go-STEP, as jobs take turns
 
 
 def read_order(folder: str) -> Order:
@@ -133,7 +135,7 @@ class Log:
     def __init__(self, order: Order, rank: int) -> None:
         self._order, self._rank, self._pid = order, rank, os.getpid()
         self._folder = Path(order.folder)
-        for name in ("log", "marks", "pids", "early", "digests"):
+        for name in ("log", "marks", "pids", "early", "digests", "turns"):
             (self._folder / name).mkdir(parents=True, exist_ok=True)
         self._lines = (self._folder / "log" / f"rank-{rank}.jsonl").open("a", buffering=1)
         self._marks = (self._folder / "marks" / f"rank-{rank}.jsonl").open("a", buffering=1)
@@ -159,6 +161,17 @@ class Log:
             self._put("early", task.digest())
         if committed and step == self._order.steps:
             self._put("digests", task.digest())
+
+        if committed and step in self._order.turns:
+            self._wait(step)
+
+    def _wait(self, step: int) -> None:
+        """For this job's next turn."""
+        go = self._folder / f"go-{step}"
+        while not go.exists():
+            time.sleep(WAIT_S)
+        with (self._folder / "turns" / f"rank-{self._rank}.jsonl").open("a") as file:
+            file.write(json.dumps([step, time.monotonic_ns()]) + "\n")
 
     def _put(self, folder: str, text: str) -> None:
         draft = self._folder / folder / f".rank-{self._rank}.{self._pid}"

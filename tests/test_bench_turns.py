@@ -1,0 +1,144 @@
+"""The bench `turns`: when its jobs wait, and the figures that it makes of what they have written down."""
+
+from __future__ import annotations
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+sys.path.append(str(Path(__file__).parent.parent / "bench"))  # its files import one another by their names
+
+from compare_figures import Line, Seen, Struck
+from compare_schedule import AFTER, BEFORE, TURN, Fault, What, faults, turns
+from turns_figures import Job, Turn, calm, flat_of, interval, job_of, over_bound
+from turns_report import words_of, write
+
+RANKS, PLAN = 4, (1, 100, 200, 300)
+S = 1_000_000_000
+
+
+def job(name: str, spans: list[float], *, struck: tuple[int, ...] = (), digest: str = "d", rest_s: float = 5.0) -> Job:
+    """A job whose turns take so long, with others' turns between them."""
+    lines: dict[int, list[Line]] = {rank: [Line(1, S, 0, rank, RANKS, 1, 1)] for rank in range(RANKS)}
+    begins, now = [], S
+    for (first, last), span in zip(pairwise(PLAN), spans, strict=True):
+        now += round(rest_s * S)
+        begins += [Turn(first, now - 1000 * rank) for rank in range(RANKS)]
+        for step in range(first, last):
+            now += round(span * S / (last - first))
+            for rank in range(RANKS):
+                lines[rank].append(Line(step + 1, now - 1000 * rank, 0, step * RANKS + rank, RANKS, 1, 1))
+    hit = [
+        Struck(what=What.KILL, ranks=(2,), at_ns=next(row.at_ns for row in lines[0] if row.step == step), step=step)
+        for step in struck
+    ]
+    seen = Seen(
+        ranks=RANKS, steps=PLAN[-1], early=100, lines=lines, marks={}, struck=hit, digests=[digest] * RANKS
+    )  # fmt: skip
+    return job_of(name, name, seen, begins, PLAN)
+
+
+def jobs(**ours: Any) -> list[Job]:
+    return [job("plain", [5.0, 5.0, 5.0]), job("plain-again", [5.2, 5.2, 5.2]), job("torchrelay-spares", **ours)]
+
+
+@given(st.integers(0, 10_000), st.integers(265, 6000))
+def test_no_job_waits_around_a_fault_and_all_steps_are_in_a_turn(seed: int, steps: int) -> None:
+    schedule = faults(seed, steps)
+    plan = turns(schedule, steps)
+    assert (plan[0], plan[-1]) == (1, steps)
+    assert all(before < after for before, after in pairwise(plan))
+    for fault in schedule:
+        assert not any(-BEFORE <= at - fault.step < AFTER for at in plan[1:-1])
+
+
+def test_without_a_fault_nearby_a_turn_has_25_steps() -> None:
+    assert turns((Fault(61, What.KILL, 1),), 250) == (1, 25, 50, 175, 200, 225, 250)
+    assert turns((Fault(60, What.KILL, 1),), 250) == (1, 25, 175, 200, 225, 250)
+    assert turns((), TURN) == (1, TURN)
+
+
+def test_a_jobs_time_is_that_of_its_turns_and_not_of_others() -> None:
+    assert job("plain", [5.0, 6.0, 7.0]).took == pytest.approx([5.0, 6.0, 7.0], abs=1e-5)
+    assert job("plain", [5.0, 6.0, 7.0], rest_s=500).took == pytest.approx([5.0, 6.0, 7.0], abs=1e-5)
+
+
+def test_by_its_own_clock_a_job_has_no_gap_where_others_have_their_turns() -> None:
+    for rest_s in (0.5, 500.0):
+        found = job("torchrelay-spares", [9.9, 20.0, 10.0], struck=(99, 150), rest_s=rest_s)
+        stamps = [row.at_ns / S for row in found.seen.lines[0]]
+        gaps = [after - before for before, after in pairwise(stamps)]
+        assert gaps == pytest.approx([0.1] * 99 + [0.2] * 100 + [0.1] * 100, abs=1e-4)
+        assert [fault.at_ns / S for fault in found.seen.struck] == pytest.approx([9.8, 19.9], abs=1e-4)
+
+
+def test_a_turn_that_a_rank_did_not_begin_or_end_is_no_time() -> None:
+    found = job("plain", [5.0, 6.0, 7.0])
+    begins = [Turn(first, 0) for first in PLAN[:-1] for _ in range(RANKS)]
+    with pytest.raises(ValueError, match="3 ranks of some began after step 1"):
+        job_of("some", "", found.seen, begins[1:], PLAN)
+    found.seen.lines[3].pop()
+    with pytest.raises(ValueError, match="3 did step 300"):
+        job_of("some", "", found.seen, begins, PLAN)
+
+
+def test_the_bound_is_the_plain_time_and_a_second_for_each_fault() -> None:
+    assert over_bound([50.0, 56.0], [50.0, 50.0], 6) == 1.0
+    figures = flat_of(jobs(spans=[5.1, 7.1, 5.1], struck=(150,)), PLAN, 0.01)
+    assert figures["plain_jct_s"] == pytest.approx(15.3, abs=1e-4)
+    assert figures["plain_ratio"] == pytest.approx(1.04, abs=1e-4)
+    assert figures["torchrelay_spares_over_bound"] == pytest.approx(17.3 / 16.3, abs=1e-4)
+    assert figures["torchrelay_spares_step_ratio"] == pytest.approx(1.0, abs=1e-4)
+    assert figures["torchrelay_spares_lost_steps"] == 0
+    assert figures["torchrelay_spares_bit_equal"] is True
+    assert figures["torchrelay_spares_once_share"] == 1.0
+
+
+def test_a_turn_with_a_fault_is_not_calm_and_is_never_drawn_anew() -> None:
+    found = job("torchrelay-spares", [5.1, 9.0, 5.1], struck=(150,))
+    assert calm(found, PLAN) == [0, 2]
+    low, high = interval(found, [5.0, 5.0, 5.0], PLAN)
+    assert low == pytest.approx(high, abs=1e-5), "both calm turns are alike"
+    assert low == pytest.approx(19.2 / 16, abs=1e-4)
+    low, high = interval(job("torchrelay-spares", [5.0, 9.0, 6.0], struck=(150,)), [5.0, 5.0, 5.0], PLAN)
+    assert (low, high) == pytest.approx((19 / 16, 21 / 16), abs=1e-4)
+
+
+def test_a_job_without_a_calm_turn_has_no_ratio_of_steps() -> None:
+    figures = flat_of(jobs(spans=[6.0, 6.0, 6.0], struck=(50, 150, 250)), PLAN, 0.0)
+    assert figures["torchrelay_spares_step_ratio"] is None
+    assert figures["torchrelay_spares_over_bound_low"] == figures["torchrelay_spares_over_bound"]
+
+
+def test_other_bits_are_told_and_plain_jobs_of_two_minds_end_it() -> None:
+    figures = flat_of(jobs(spans=[5.0, 5.0, 5.0], digest="e"), PLAN, 0.0)
+    assert figures["torchrelay_spares_bit_equal"] is False
+    some = jobs(spans=[5.0, 5.0, 5.0])
+    some[1] = msgspec.structs.replace(some[1], seen=msgspec.structs.replace(some[1].seen, digests=["e"] * RANKS))
+    with pytest.raises(ValueError, match="2 results"):
+        flat_of(some, PLAN, 0.0)
+
+
+@pytest.mark.slow
+def test_the_report_tells_what_is_held_and_what_not(tmp_path: Path) -> None:
+    held = job("torchrelay-spares", [5.1, 6.0, 5.1], struck=(150,))
+    missed = job("torchrelay-shrink", [5.1, 9.0, 5.1], struck=(150,))
+    all_of_them = [*jobs(spans=[5.0] * 3)[:2], held, missed]
+    schedule = (Fault(150, What.KILL, 2),)
+    figures = flat_of(all_of_them, PLAN, 0.01)
+    page = words_of(all_of_them, PLAN, schedule, figures, {"cores": 2}, "--seed 7")
+    (first, second) = [line for line in page.splitlines() if line.startswith("| torchrelay")]
+    assert "(held)" in first
+    assert "(**not held**)" in second
+    assert 'make bench NAME=turns ARGS="--seed 7"' in page
+    write(tmp_path, all_of_them, PLAN, schedule, figures, {"cores": 2}, "--seed 7")
+    assert (tmp_path / "README.md").read_text() == page
+    assert (tmp_path / "turns.png").stat().st_size > 10_000
+    took = msgspec.json.decode((tmp_path / "results.json").read_bytes())["took_s"]
+    assert took["torchrelay-shrink"] == pytest.approx([5.1, 9.0, 5.1], abs=1e-5)
