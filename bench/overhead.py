@@ -10,19 +10,21 @@ tiny_added_over_allreduce   what a step of a tiny model takes longer, over what 
 
 Three jobs take turns: torchrelay, torchrun, and torchrun with that bare all-reduce before each update. Shown beside it:
 an all-reduce in a row of many (allreduce_in_a_row_us), which costs less than one that wakes up waiting ranks.
+
+Two jobs of the same code differ, too, for as long as they run. With `--starts` the three are started several times, and
+the differences of all their blocks are taken together; the median of each start is shown (.._by_start).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ import psutil
 
 from figures import finish, progress, upper_bound_of_median
 from spread import LAYOUTS
+from steady import environment
 from steps import wait_for
 
 HERE = Path(__file__).parent
@@ -87,9 +90,8 @@ def start(name: str, work: Path, size: str, layout: str, steps: int, blocks: int
         words += ["--run-dir", str(work / f"run-{size}")]
     else:
         words = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     log = (work / f"{name}-{size}.log").open("wb")
-    process = subprocess.Popen([sys.executable, *words, *script], env=environment, stdout=log, stderr=log)
+    process = subprocess.Popen([sys.executable, *words, *script], env=environment(), stdout=log, stderr=log)
     return Side(name, process, folder)
 
 
@@ -100,15 +102,34 @@ NAMES = ("torchrelay", "torchrun", "bare")
 class Figures:
     """What one job took: one value per block."""
 
-    step_s: list[float]
-    allreduce_s: list[float]
-    cpu_s: list[float]
+    step_s: list[float] = field(default_factory=list)
+    allreduce_s: list[float] = field(default_factory=list)
+    cpu_s: list[float] = field(default_factory=list)
+
+
+def compare_starts(
+    work: Path, options: argparse.Namespace, size: str, steps: int
+) -> tuple[dict[str, Figures], list[float]]:
+    """The jobs in turns, of all starts together; and of each start the median ratio of ours to the plain step."""
+    pooled = {name: Figures() for name in NAMES}
+    ratios: list[float] = []
+    for start in range(options.starts):
+        folder = work / f"{size}-{start}"
+        folder.mkdir()
+        found = compare(folder, size, options.layout, steps, options.blocks)
+        ratios.append(1 + middle(found, "torchrelay") / statistics.median(found["torchrun"].step_s))
+        for name, figures in found.items():
+            pooled[name].step_s += figures.step_s
+            pooled[name].allreduce_s += figures.allreduce_s
+            pooled[name].cpu_s += figures.cpu_s
+        progress(f"{options.layout} {size}: start {start + 1} of {options.starts}: {ratios[-1]:.4f} of plain")
+    return pooled, ratios
 
 
 def compare(work: Path, size: str, layout: str, steps: int, blocks: int) -> dict[str, Figures]:
     """The jobs in turns; the first block is a warm-up and left out."""
     sides = {name: start(name, work, size, layout, steps, blocks) for name in NAMES}
-    found = {name: Figures([], [], []) for name in NAMES}
+    found = {name: Figures() for name in NAMES}
     try:
         for block in range(blocks):
             # Who goes first changes from block to block, so that drift favours nobody.
@@ -171,20 +192,23 @@ def middle(found: dict[str, Figures], name: str) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layout", choices=LAYOUTS, default="ddp", help="not ddp: 4 M parameters only")
-    parser.add_argument("--blocks", type=int, default=41)
+    parser.add_argument("--blocks", type=int, default=41, help="of each start; the first is a warm-up")
+    parser.add_argument("--starts", type=int, default=1)
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--tiny-steps", type=int, default=100)
     parser.add_argument("--short", action="store_true", help="7 blocks")
     options = parser.parse_args()
-    blocks = 7 if options.short else options.blocks
+    if options.short:
+        options.blocks = 7
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
     try:
-        figures = big_figures(compare(work, "4m", options.layout, options.steps, blocks))
+        big, by_start = compare_starts(work, options, "4m", options.steps)
+        figures = big_figures(big) | {"step_time_ratio_4m_by_start": by_start}
         if options.layout == "ddp":
-            figures |= tiny_figures(compare(work, "tiny", options.layout, options.tiny_steps, blocks))
+            figures |= tiny_figures(compare_starts(work, options, "tiny", options.tiny_steps)[0])
         else:
             figures = {f"{options.layout.replace('-', '_')}_{name}": value for name, value in figures.items()}
-        finish("overhead", figures, blocks=blocks)
+        finish("overhead", figures, blocks=options.blocks, starts=options.starts)
     finally:
         shutil.rmtree(work, ignore_errors=True)
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchrelay.agent.children import ProcessGone, read_stat
+from torchrelay.agent.children import ProcessGone, read_proc, read_stat
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.vitals import Sample
@@ -144,10 +144,6 @@ def read_process(pid: int) -> tuple[str, int, int]:
 
 def descendants(pid: int) -> Iterator[int]:
     """Children and theirs (loader workers), as far as the kernel lists them: those of the main threads."""
-    try:
-        listed = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    except (FileNotFoundError, ProcessLookupError):
-        return
-    for child in listed:
+    for child in (read_proc(f"/proc/{pid}/task/{pid}/children") or "").split():
         yield int(child)
         yield from descendants(int(child))

@@ -40,7 +40,7 @@ STOPPED = 130
 STOP_S = 20.0  # how long a run may take to stop in order after Ctrl-C
 END_S = 20.0  # how long orchestrator and agents may take to end when the job is over
 LINGER_S = 20.0  # how long workers train on without their agent, which is started again at once
-LINES_S = 0.1  # how often the ranks' logs are looked at
+LINES_S = 0.25  # how often the ranks' logs are looked at
 
 
 def follow(plan: Plan) -> int:

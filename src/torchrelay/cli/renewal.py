@@ -21,6 +21,7 @@ from torchrelay.cli.keeper import Keeper
 from torchrelay.orchestrator.endpoint import RESTART, read_endpoint
 from torchrelay.protocol.ids import NodeId
 
+WANTED_S = 0.5  # between two looks for the file: people ask, and seldom
 LOOK_S = 0.2
 BACK_S = 45.0  # how long each may take to be back, before the rest is left alone
 
@@ -49,7 +50,7 @@ class Renewal:
             wanted = take(self.run_dir)
             if wanted is not None:
                 await self.renew(wanted)
-            await asyncio.sleep(LOOK_S)
+            await asyncio.sleep(WANTED_S)
 
     async def renew(self, wanted: Wanted) -> None:
         """One after the other; what does not come back ends it, so that the others stay as they are."""

@@ -43,7 +43,7 @@ ROSTER = "roster.json"
 TAINTS = "taints"
 FIRST_KEY = "first"  # the key of the grant that a run starts with
 
-LOOK_S = 0.1  # how often files are looked at
+LOOK_S = 0.25  # how often files are looked at
 AGAIN_S = 0.2  # before an agent that ended soon after its start is started again
 # Deaths in a row within this time after which a node is given up.
 QUICK_S = 5.0
