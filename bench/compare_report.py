@@ -12,6 +12,7 @@ from compare_figures import Figures, once_and_never, repeated
 from compare_phases import longest, medians, phases
 from compare_results import SECOND_A_FAULT, Outcome, Run, flat, over_bound, record, spent
 from compare_schedule import What, arithmetic
+from steady import KEPT
 
 # What is better when it is less, and by how much it must differ to be said: of those in which we may lose.
 JUDGED = {
@@ -38,6 +39,8 @@ NOT_SHOWN = (
     "cost, torchrelay two or none.",
     "A step is a median: what comes with some steps only, such as a checkpoint, is not in it.",
     "The time before the first step counts for nobody.",
+    f"All systems run one thread a rank, and glibc keeps their memory ({', '.join(sorted(KEPT))}): what a process "
+    "gives back to the kernel and takes again is luck, and differs by 2 % of a step between jobs of the same code.",
     "A restart that loses no state still does not come to the same bits: a DDP that is made anew sums the gradients of "
     "its first step in other buckets, and Gloo in another order with them. Nothing is wrong with the checkpoints.",
     "Steps of a system before its first fault are some seconds of one run, not a paired measurement: "

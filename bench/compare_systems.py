@@ -19,6 +19,7 @@ from msgspec import Struct
 
 from compare_processes import all_of, is_alive, is_stopped, kill_all, send
 from compare_schedule import Fault, What
+from steady import environment
 from torchrelay.chaos.deeds import plan_deed
 from torchrelay.chaos.faults import Gone
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
@@ -54,9 +55,9 @@ class System:
     def start(self) -> None:
         raise NotImplementedError
 
-    def begin(self, *words: str, **environment: str) -> subprocess.Popen[bytes]:
-        """Start a process of the system, in a session of its own."""
-        known = {**os.environ, "OMP_NUM_THREADS": "1", MARK: str(self.folder), **environment}
+    def begin(self, *words: str, **more: str) -> subprocess.Popen[bytes]:
+        """Start a process of the system, in a session of its own. `more`: for its environment."""
+        known = environment(**{MARK: str(self.folder), **more})
         child = subprocess.Popen(words, stdout=self._log, stderr=self._log, env=known, start_new_session=True)
         self.children.append(child)
         return child

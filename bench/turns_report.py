@@ -55,8 +55,8 @@ def words_of(
         "Torchrelay's job with faults against plain PyTorch's without, live at once and taking turns, so that both "
         "meet the same machine. To run it again:", "", f'    make bench NAME=turns ARGS="{flags}"', "",
         "Machine: " + ", ".join(f"{name} {value}" for name, value in about.items() if value is not None) + ".", "",
-        f"The GPT of `compare` (size `small`, 4 ranks of one thread, DDP over Gloo), {plan[-1]:,} steps, "
-        f"{figures['turns']} turns. Faults by step: {faults}.", "",
+        f"The GPT of `compare` (size `small`, 4 ranks of one thread that keep their memory, DDP over Gloo), "
+        f"{plan[-1]:,} steps, {figures['turns']} turns. Faults by step: {faults}.", "",
         f"The bound: what plain PyTorch takes without faults, {figures['plain_jct_s']:.1f} s, and "
         f"{SECOND_A_FAULT:g} s for each fault. Of the two plain jobs the second took {figures['plain_ratio']:.3f} of "
         "the first; what differs by less cannot be told from nothing. Jobs that wait used "
