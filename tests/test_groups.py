@@ -199,6 +199,20 @@ def test_without_the_extension_little_is_left_of_old_generations() -> None:
         assert after[1] - descriptors <= 2 * 10
 
 
+@pytest.mark.slow
+def test_a_message_that_was_half_received_does_not_keep_a_thread_busy(four: Troupe) -> None:
+    four.tell("call", acts.send_much, ranks=[1])
+    assert four.ranks[0].do("call", acts.let_go_of_what_is_half_there) > 0
+    four.ranks[1].kill()
+    assert four.ranks[0].do("call", acts.restless_loops) == 1  # what is to be mended
+    four.replace(1).do("init")
+    four.rewire()
+    assert four.do("call", acts.restless_loops) == [0] * 4
+    four.rewire()
+    assert four.do("all_reduce") == [4.0] * 4
+    assert four.do("call", acts.restless_loops) == [0] * 4
+
+
 # ---------------------------------------------------------------- breaking
 
 

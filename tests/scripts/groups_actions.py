@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import signal
 import socket
 import threading
+import time
 from datetime import timedelta
 from typing import Any
 
@@ -16,8 +18,8 @@ from torch.distributed import _functional_collectives as functional
 from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
-from tests.scripts.groups_ranks import Actions
-from torchrelay.worker import abandon, sockets
+from tests.scripts.groups_ranks import Actions, until
+from torchrelay.worker import abandon, restless, sockets
 
 
 def world() -> dist.ProcessGroup:
@@ -56,6 +58,28 @@ def receive(_actions: Actions) -> None:
 
 def send(_actions: Actions) -> None:
     dist.send(torch.zeros(8_000_000), 0)  # more than fits into the sockets' buffers
+
+
+def send_much(_actions: Actions) -> None:
+    dist.send(torch.ones(64_000_000), 0)  # 256 MB: long under way
+
+
+def let_go_of_what_is_half_there(_actions: Actions) -> int:
+    """Rank 0 gives up what rank 1 sends, in the middle of it. Returns how much of its end had not come by then."""
+    into = torch.zeros(64_000_000)
+    work = dist.irecv(into, 1)
+    until(lambda: into[0].item() == 1.0)
+    del work
+    return int((into[-1000:] == 0).sum().item())
+
+
+def restless_loops(_actions: Actions, looks: int = 20) -> int:
+    """How many of Gloo's loops have something to do at every look, though nobody communicates: they spin."""
+    busy = set(restless.epolls())
+    for _ in range(looks):
+        busy = {epoll for epoll in busy if select.select([epoll], [], [], 0)[0]}
+        time.sleep(0.005)
+    return len(busy)
 
 
 def key_of_the_store(_actions: Actions) -> None:

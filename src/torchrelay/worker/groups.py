@@ -158,6 +158,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
             raise ValueError("torch.distributed is not initialised: call init_newcomer first")
         process.backends.abort()
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
+        process.ours.silence()
         process.backends.counts.clear()
         process.backends.alone = True
         let_go = [process.backends.take(group) for group in wirings]

@@ -23,6 +23,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from torchrelay.worker import restless
+
 Address = tuple[str, int]
 
 LOOK_S = 0.01  # between two looks at what has flowed
@@ -184,6 +186,16 @@ class Ours:
 
     def _flows(self) -> dict[int, Flow | None]:
         return {sock.inode: sock.flow() for sock in open_sockets() if self.is_connection(sock.ends)}
+
+    def silence(self) -> int:
+        """What Gloo was left with of generations that are over keeps no thread of it busy any more.
+
+        To be called when nobody waits for them, and before others are connected. See `restless`.
+        """
+        return restless.silence({sock.inode for sock in open_sockets() if self._is_device(sock.ends)})
+
+    def _is_device(self, ends: Ends) -> bool:
+        return ends.listens and ends.local in self.devices
 
     def break_store(self) -> int:
         """Shut down our client of the store. Returns whether it was still connected."""
