@@ -24,7 +24,8 @@ from torchrelay.wire import trust
 from torchrelay.wire.codec import encode
 from torchrelay.wire.page import Page
 from torchrelay.worker import buddies, groups
-from torchrelay.worker.buddies import Buddies, Parted
+from torchrelay.worker.buddies import RECORDS, Buddies
+from torchrelay.worker.lanes import Lanes, Parted, limit
 from torchrelay.worker.record import decode_private
 from torchrelay.worker.transfer import StateServer
 
@@ -51,8 +52,9 @@ class Circle:
         secret = trust.new_secret()
         self.servers = [StateServer(secret) for _ in range(world)]
         self.all = [Buddies() for _ in range(world)]
-        for server, one in zip(self.servers, self.all, strict=True):
-            server.adopt = one.adopt
+        self.lanes = [Lanes() for _ in range(world)]
+        for server, lanes in zip(self.servers, self.lanes, strict=True):
+            server.adopt = lanes.adopt
         self.secret = secret
         self.pool = ThreadPoolExecutor(world)
 
@@ -74,7 +76,10 @@ class Circle:
         )  # fmt: skip
         session: Any = SimpleNamespace(server=self.servers[rank], welcome=SimpleNamespace(secret=self.secret))
         record = b"" if point is None else b"%d shares %d" % (rank, point.step)
-        self.all[rank].share(session, order, self.store, point, record, timeout_s)
+        wanted = {RECORDS: (after, before)}
+        ends, addresses = self.lanes[rank].meet(session, order, self.store, wanted, timeout_s)
+        self.all[rank].share(ends[RECORDS], [addresses[buddy] for buddy in after], point, record)
+        limit(ends[RECORDS], 0)
 
     def gate(self, step: int, size: int = 0) -> None:
         self.everybody(lambda rank: self.all[rank].at_gate(Point(step), (b"%d at " % rank, b"%d" % step, bytes(size))))
@@ -83,7 +88,7 @@ class Circle:
         return self.all[rank]._kept.get(Rank(ward), ())
 
     def close(self) -> None:
-        for one in self.all:
+        for one in self.lanes:
             one.cut()
             one.close()
         for server in self.servers:
@@ -155,7 +160,7 @@ def test_new_buddies_have_the_record_before_anybody_goes_on(make: Callable[[int]
 
 def test_a_ward_that_does_not_come_fails_the_rewire_in_time(make: Callable[[int], Circle]) -> None:
     ring = make(2)
-    ring.store.set("torchrelay/1/lane/1", ring.servers[1].address)  # told before it was lost
+    ring.store.set("torchrelay/1/lanes/1", ring.servers[1].address)  # told before it was lost
     with pytest.raises(groups.RewireError, match="rank 1 did not come"):
         ring.share_one(0, 1, Point(3), 1, 1, timeout_s=0.2)
     assert not ring.all[0].active
@@ -165,7 +170,7 @@ def test_who_waits_is_cut_from_another_thread(make: Callable[[int], Circle]) -> 
     ring = make(2)
     ring.share(Point(1))
     waiting = ring.pool.submit(ring.all[0].at_gate, Point(2), (b"mine",))
-    cutting = threading.Timer(0.05, ring.all[0].cut)
+    cutting = threading.Timer(0.05, ring.lanes[0].cut)
     cutting.start()
     with pytest.raises(Parted):
         waiting.result(DEADLINE_S)
@@ -182,10 +187,10 @@ def test_who_waits_is_cut_from_another_thread(make: Callable[[int], Circle]) -> 
 def test_who_does_not_know_the_secret_brings_no_records(make: Callable[[int], Circle]) -> None:
     ring = make(2)
     ring.secret = trust.new_secret()
-    ring.store.set("torchrelay/1/lane/1", ring.servers[1].address)
+    ring.store.set("torchrelay/1/lanes/1", ring.servers[1].address)
     with pytest.raises(groups.RewireError, match="not reached"):
         ring.share_one(0, 1, Point(3), 1, 1, timeout_s=0.3)
-    assert ring.all[1]._came == {}
+    assert ring.lanes[1]._came == {}
 
 
 # ---------------------------------------------------------------- real workers

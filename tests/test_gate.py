@@ -15,8 +15,9 @@ from torchrelay.protocol.events import CollectiveFailed, Event
 from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Verdict
 from torchrelay.wire.page import Page
-from torchrelay.worker.buddies import Buddies, Parted
-from torchrelay.worker.gate import LACKS, Gate, how_many_lack
+from torchrelay.worker.buddies import Buddies
+from torchrelay.worker.gate import LACKS, Gate, Sum, how_many_lack
+from torchrelay.worker.lanes import Parted
 from torchrelay.worker.standing import OrdersStayedAway, Standing
 
 WORLD = 4
@@ -60,7 +61,7 @@ class Stand:
             identity=SimpleNamespace(known=True),
             welcome=SimpleNamespace(patience_s=0.2), buddies=self.buddies, snapshots=None,
         )  # fmt: skip
-        self.gate = Gate(cast(Any, session), cast(Any, self.group), "cpu")
+        self.gate = Gate(cast(Any, session), Sum(cast(Any, self.group), "cpu"))
         self.then: Callable[[], None] = lambda: None  # when the worker has told of a failure
 
     def hear(self, event: Event) -> None:

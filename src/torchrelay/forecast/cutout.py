@@ -59,7 +59,7 @@ class CutOut:
         nodes, workers = [], []
         for number in spares:
             node = node_name(number)
-            nodes.append((node, Node(node, self.incarnations.get(node, "0"), 1)))
+            nodes.append((node, Node(node, self.incarnations.get(node, "0"), 1, proven=True)))
             spare = spare_worker(spec, node, self.name_for(node))
             workers.append((spare.worker, spare))
         self.cluster = Cluster(nodes=Table(nodes), workers=Table(workers), jobs=Table({spec.job: job}))
@@ -125,7 +125,8 @@ class CutOut:
             worker, seat = self.alike(rank, dense, node)
             self.shown.append(rank)
             cluster = replace(
-                self.cluster, nodes=self.cluster.nodes.put(node, Node(node, self.incarnations.get(node, "0"), 1))
+                self.cluster,
+                nodes=self.cluster.nodes.put(node, Node(node, self.incarnations.get(node, "0"), 1, proven=True)),
             )
             if worker is not None:
                 cluster = cluster.with_worker(worker)

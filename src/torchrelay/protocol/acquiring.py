@@ -10,7 +10,7 @@ from torchrelay.protocol.ids import Generation, NodeId, Rank, WorkerId
 from torchrelay.protocol.incident import Mark
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.placing import apart_from, usable_spares
+from torchrelay.protocol.placing import apart_from, is_cold, usable_spares
 from torchrelay.protocol.policy import DYING_MS, choose_spare
 from torchrelay.protocol.rollback import all_vacant, places_for, still_ending
 from torchrelay.protocol.roster import Life, Worker
@@ -37,7 +37,7 @@ def acquire(cluster: Cluster, job: Job) -> Cluster | None:
         spare, reason = choose_spare(
             usable_spares(cluster, job), rank, near=last_node(job, rank),
             last=lambda worker: taken_last(cluster, worker.node, worker.slot), apart=apart_from(cluster, job, rank),
-            host=lambda worker: shares_with(cluster, worker),
+            host=lambda worker: shares_with(cluster, worker), cold=lambda worker: is_cold(cluster, worker),
         )  # fmt: skip
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)

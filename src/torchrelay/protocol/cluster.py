@@ -41,7 +41,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 8
+RULES_VERSION = 9
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -65,7 +65,7 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
 
     What the lost ones have left in their pages comes when the agent reports their ends: they are fenced until then.
     """
-    node = Node(event.node, event.incarnation, event.slots)
+    node = Node(event.node, event.incarnation, event.slots, proven=bool(event.workers))
     before = cluster.nodes.get(event.node)
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, node))
     if before is not None and not before.alive:
@@ -112,6 +112,9 @@ def worker_started(cluster: Cluster, event: ev.WorkerStarted) -> Cluster:
         return replace(cluster, strays=cluster.strays.put(event.worker, (event.node, event.slot)))
     if known.life is not Life.STARTING:
         return cluster
+    node = cluster.nodes.get(event.node)
+    if node is not None and not node.proven:
+        cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, proven=True)))
     return cluster.with_worker(started(known, event, cluster.now_ms))
 
 

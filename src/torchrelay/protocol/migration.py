@@ -17,7 +17,7 @@ from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import KEPT_MOVES, Move, MoveKind, MoveState
-from torchrelay.protocol.placing import apart_from, free_slots
+from torchrelay.protocol.placing import apart_from, free_slots, is_cold
 from torchrelay.protocol.policy import choose_spare
 from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.sharing import shares_with, slots_to_share, uncrowded
@@ -469,6 +469,7 @@ def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
         spare, reason = choose_spare(
             spares, rank, near=None, last=lambda worker: taken_last(cluster, worker.node, worker.slot),
             apart=apart_from(cluster, job, rank), host=lambda worker: shares_with(cluster, worker),
+            cold=lambda worker: is_cold(cluster, worker),
         )  # fmt: skip
         if spare is not None:
             return appoint(cluster, job, move, rank, spare.worker, reason)

@@ -31,7 +31,10 @@ def place(cluster: Cluster, job_id: JobId) -> Cluster:
 
 
 def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
-    """Slots of living nodes without a process, that may be used, in the order in which ranks fill them."""
+    """Slots of living nodes without a process, that may be used, in the order in which ranks fill them.
+
+    During a recovery those come first on whose nodes workers have come up before.
+    """
     # Until all nodes are there, each gets no more than its share: the first would take all ranks.
     limit = job.spec.nproc_per_node if awaits_nodes(cluster, job) else None
     taken = {(worker.node, worker.slot) for worker in cluster.workers.values()} | set(cluster.strays.values())
@@ -44,7 +47,13 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
         and not cordoned(job.spec, cluster.strikes.get((node.node, slot), ()), cluster.now_ms)
         and not closed(cluster, node.node, slot)
     ]
-    return sorted(free, key=lambda place: (taken_last(cluster, *place), *slot_order(job.spec, *place)))
+    hurry = job.phase in RECOVERING
+    return sorted(
+        free,
+        key=lambda place: (
+            taken_last(cluster, *place), hurry and not cluster.nodes[place[0]].proven, *slot_order(job.spec, *place)
+        ),
+    )  # fmt: skip
 
 
 def fill_slots(cluster: Cluster, job: Job) -> Cluster:
@@ -84,7 +93,8 @@ def invite(cluster: Cluster, job: Job) -> Cluster:
     move = job.open_move
     leaving = [] if move is None or not move.shares or move.state is not MoveState.PREPARING else move.ranks
     ranks = [*vacant, *(r for r in leaving if move is not None and r not in move.targets and r not in vacant)]
-    short = len(ranks) - len(usable_spares(cluster, job)) - soon_free(cluster, job)
+    able = [spare for spare in usable_spares(cluster, job) if not is_cold(cluster, spare)]
+    short = len(ranks) - len(able) - soon_free(cluster, job)
 
     def apart(node: NodeId) -> bool:
         return all(outlives(cluster, job, rank, node) for rank in ranks)
@@ -109,6 +119,12 @@ def spares_wanted(job: Job) -> int:
 def usable_spares(cluster: Cluster, job: Job) -> list[Worker]:
     """Spares that can be given a rank where they are. Those on a closed place are of no use."""
     return [spare for spare in cluster.spares(job.spec.job) if not closed(cluster, spare.node, spare.slot)]
+
+
+def is_cold(cluster: Cluster, worker: Worker) -> bool:
+    """Whether a worker is to start where none has come up yet: nobody knows how long that takes."""
+    node = cluster.nodes.get(worker.node)
+    return worker.life is Life.STARTING and node is not None and not node.proven
 
 
 def apart_from(cluster: Cluster, job: Job, rank: Rank) -> Callable[[Worker], bool]:

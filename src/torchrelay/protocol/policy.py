@@ -26,13 +26,15 @@ ENDING_MS = 60_000
 def choose_spare(
     spares: Iterable[Worker], rank: Rank, *, near: NodeId | None, last: Callable[[Worker], bool] = lambda _: False,
     apart: Callable[[Worker], bool] = lambda _: True, host: Callable[[Worker], Worker | None] = lambda _: None,
+    cold: Callable[[Worker], bool] = lambda _: False,
 ) -> tuple[Worker | None, str]:  # fmt: skip
     """The spare for a rank: warm before started before starting, then on the node it leaves, then by name.
 
     A spare that is still starting is taken too: it has a head start over one that is not there. `last`: whether its
     place is to be used last; a warm one there still comes before one that has to start. `apart`: whether the loss of
     its node would leave a replica of what the rank holds; such a one comes before one on the node that it leaves.
-    `host`: in whose slot it is a guest; one with a slot of its own comes first, unless it has to start.
+    `host`: in whose slot it is a guest; one with a slot of its own comes first, unless it has to start. `cold`: whether
+    it starts where nothing was forked from yet; it comes after all others, also after guests.
     """
     order = (Life.WARM, Life.STARTED, Life.STARTING)
     able = [spare for spare in spares if spare.life in order]
@@ -41,7 +43,7 @@ def choose_spare(
     best = min(
         able,
         key=lambda spare: (
-            spare.life is not Life.WARM, host(spare) is not None, last(spare), order.index(spare.life),
+            spare.life is not Life.WARM, cold(spare), host(spare) is not None, last(spare), order.index(spare.life),
             not apart(spare), spare.node != near, natural(spare.worker),
         ),
     )  # fmt: skip

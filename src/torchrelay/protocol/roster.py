@@ -21,12 +21,17 @@ class Life(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node and the incarnation of its agent."""
+    """A node and the incarnation of its agent.
+
+    `proven`: a worker of this incarnation was heard of. Before that it may have to load all that a worker is forked
+    from, which takes seconds or a minute.
+    """
 
     node: NodeId
     incarnation: str
     slots: int
     alive: bool = True
+    proven: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,13 +82,14 @@ def uncrowded(cluster: Cluster, workers: Iterable[Worker]) -> list[Worker]:
 
 
 def soon_free(cluster: Cluster, job: Job) -> int:
-    """Slots that come free in a moment: all that runs there is being ended."""
+    """Slots that come free in a moment, and can be used at once: all that runs there is being ended."""
     lives: dict[Place, list[Worker]] = {}
     for worker in cluster.workers.values():
         lives.setdefault((worker.node, worker.slot), []).append(worker)
     return sum(
         all(one.life is Life.FENCING and cluster.now_ms - one.since_ms < DYING_MS for one in there)
         and usable(cluster, job, place)
+        and cluster.nodes[place[0]].proven
         for place, there in lives.items()
     )
 

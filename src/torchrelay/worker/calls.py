@@ -30,7 +30,7 @@ from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.early import Early
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
-from torchrelay.worker.gate import Gate, largest, world
+from torchrelay.worker.gate import Gate, exchange_of, largest
 from torchrelay.worker.proof import Proof
 from torchrelay.worker.record import AtGate, AtReturn, Private, encode_gate, encode_return
 from torchrelay.worker.redo import Redo
@@ -86,7 +86,7 @@ class Calls:
         )  # fmt: skip
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
-        self._gate = Gate(session, *world())
+        self._gate = Gate(session, exchange_of(session))
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = Early(state, shard)

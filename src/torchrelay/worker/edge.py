@@ -17,8 +17,10 @@ Orders come in any order and more than once, and a newer generation begins it al
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from torch._C._distributed_c10d import Store
 
 from torchrelay.protocol.events import (
     RestoreFailed,
@@ -28,11 +30,14 @@ from torchrelay.protocol.events import (
     WorkerResumed,
     WorkerRewired,
 )
-from torchrelay.protocol.ids import Generation, Point, WorkerPhase
+from torchrelay.protocol.ids import Generation, Point, Rank, WorkerPhase
 from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
 from torchrelay.worker import ddp, fsdp, groups, random_state, transfer, zero
 from torchrelay.worker.blame import tell_failed
-from torchrelay.worker.gate import await_interrupt
+from torchrelay.worker.buddies import RECORDS
+from torchrelay.worker.gate import await_interrupt, on_lanes
+from torchrelay.worker.lanes import limit
+from torchrelay.worker.rounds import GATE, partners
 from torchrelay.worker.serving import SNAPSHOT, STATE
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
@@ -149,6 +154,8 @@ class Edge:
             private = self._kept(order.point)
             self._handed = order.generation
         self._say_ready(order.generation, order.point, private)
+        if standing.poisoned:
+            groups.silence()  # it may be long before all are connected anew
 
     def _kept(self, point: Point) -> bytes:
         """Our private record of this point: what the agent would find in the page; empty if we have committed nothing.
@@ -182,7 +189,7 @@ class Edge:
             groups.rewire(store, generation=order.generation, timeout_s=WIRING_S)
             here = standing.committed or standing.caught_up
             record = b"" if here is None else self._kept(here)
-            session.buddies.share(session, order, store, here, record, WIRING_S)
+            self._connect_lanes(order, store, here, record)
         except groups.RewireError as error:
             failed = RewireFailed(
                 job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
@@ -198,6 +205,19 @@ class Edge:
             took_ms=1000 * (time.monotonic() - begin),
         )  # fmt: skip
         session.link.answer(rewired, Rewire)
+
+    def _connect_lanes(self, order: Rewire, store: Store, point: Point | None, record: bytes) -> None:
+        """Connect rank to rank, and let our buddies have the record of where we stand. Raises `RewireError`."""
+        session = self._session
+        wanted: dict[str, tuple[Sequence[Rank], Sequence[Rank]]] = {RECORDS: (order.buddies, order.wards)}
+        if on_lanes():
+            wanted[GATE] = partners(order.rank, session.identity.wait().world_size)
+        ends, addresses = session.lanes.meet(session, order, store, wanted, WIRING_S)
+        session.buddies.share(ends[RECORDS], [addresses[buddy] for buddy in order.buddies], point, record)
+        if GATE in ends:
+            session.rounds.connect(ends[GATE])
+        for each in ends.values():
+            limit(each, 0)  # in a gate nobody knows how long others take
 
     # ------------------------------------------------------------ restore
 

@@ -1,6 +1,7 @@
-"""Gate: the commit. An all-reduce of four bytes over all ranks, just before the update of a step.
+"""Gate: the commit. All ranks tell one another that they have come, just before the update of a step.
 
-Its completion on any rank means that every rank had entered it, so that every rank holds final gradients.
+Its completion on any rank means that every rank had entered it, so that every rank holds final gradients. On the CPU it
+goes over lanes (`rounds`); on a GPU it is an all-reduce of four bytes, which the device does behind all its reductions.
 
     completes, nobody has asked        passed
     completes, but we have reported    the verdict decides
@@ -12,6 +13,7 @@ With ranks on several nodes, private records go to buddies before it: see `buddi
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 import torch.distributed as dist
@@ -19,6 +21,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from torchrelay.errors import Refused, StepInterrupted
 from torchrelay.protocol.ids import Point
+from torchrelay.worker import groups
 from torchrelay.worker.blame import tell_failed
 from torchrelay.worker.session import Session
 
@@ -28,21 +31,45 @@ WORDS = 1 << 32
 _UNDONE = pow(LACKS, -1, WORDS)
 
 
+class Exchange(Protocol):
+    """How all ranks know that all have come."""
+
+    def exchange(self, point: Point, lacking: bool) -> bool | None:
+        """Returns when all ranks have entered: whether none lacks its snapshot; None if they are at different calls.
+
+        Raises `RuntimeError` if that cannot be known.
+        """
+
+
+class Sum:
+    """An all-reduce of one int32. Ranks of one job go through the same gates: a sum tells if one is elsewhere."""
+
+    def __init__(self, group: dist.ProcessGroup, device: str) -> None:
+        """`group`: of all ranks; `device`: on which it communicates."""
+        self._group = group
+        # Made once: what lies between backward and the update should be little.
+        self._flags = [torch.zeros(1, dtype=torch.int32, device=device)]
+        self._size = group.size()
+
+    def exchange(self, point: Point, lacking: bool) -> bool | None:
+        groups.count_aside(1)  # it is counted by itself
+        mark = (point.step * 31 + point.section) % MARKS + 1
+        (flag,) = self._flags
+        flag.fill_(mark + LACKS * lacking)
+        self._group.allreduce(self._flags).wait()
+        lacks = how_many_lack(int(flag.item()), mark, self._size)  # the host's wait
+        return None if lacks is None else lacks == 0
+
+
 class Gate:
     """The gate of all calls of this worker."""
 
-    def __init__(self, session: Session, group: dist.ProcessGroup, device: str) -> None:
-        """`group`: of all ranks; `device`: on which it communicates."""
+    def __init__(self, session: Session, exchange: Exchange) -> None:
         self._session = session
         self._standing = session.standing
         self._buddies = session.buddies
         self._snapshots = session.snapshots
-        self._group = group
-        # Made once: what lies between backward and the update should be little.
-        self._flag = torch.zeros(1, dtype=torch.int32, device=device)
-        self._flags = [self._flag]
-        self._cell = self._flag.numpy() if device == "cpu" else None  # the same memory: sooner read and written
-        self._size = group.size()
+        self._exchange = exchange.exchange
 
     def enter(self, pending: Point, *record: bytes | memoryview, also: Callable[[], None] | None = None) -> bool | None:
         """Commit `pending`, or raise `StepInterrupted`. `record`: the parts of the private record, which is kept first.
@@ -56,35 +83,27 @@ class Gate:
         standing = self._standing
         if not standing.enter_gate():
             raise StepInterrupted
-        # Ranks of one job go through the same gates. A sum tells if one of them has taken another way.
-        mark = (pending.step * 31 + pending.section) % MARKS + 1
-        cell = self._cell
-        lacking = 0
+        groups.count_aside(-1)  # who waits in here is waited for by nobody: it has begun as much as who has come
+        lacking = False
         try:
             if self._snapshots is not None:
                 self._snapshots.at_gate()
-                lacking = LACKS * self._snapshots.lacking
-            if cell is not None:
-                cell[0] = mark + lacking
-            else:
-                self._flag.fill_(mark + lacking)
+                lacking = self._snapshots.lacking
             if self._buddies.active:
                 self._buddies.at_gate(pending, record)
-            self._group.allreduce(self._flags).wait()
-            total = int(self._flag.item() if cell is None else cell[0])  # on a GPU this is the host's wait
-            lacks = how_many_lack(total, mark, self._size)
-            if also is not None and lacks is not None:
+            complete = self._exchange(pending, lacking)
+            if also is not None and complete is not None:
                 also()
         except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
             self.broken(error)
         else:
-            if lacks is None and not standing.poisoned:
+            if complete is None and not standing.poisoned:
                 raise Refused(
                     f"the ranks are at different calls: this one commits {pending}",
                     "let every rank make the same steps and sections, in the same order",
                 )
             if standing.pass_gate():
-                return lacks == 0
+                return complete
         # After the report: roll forward by order, or not at all.
         if not standing.await_verdict(self._session.welcome.patience_s):
             raise StepInterrupted
@@ -115,6 +134,16 @@ def world() -> tuple[dist.ProcessGroup, str]:
     """The group of all ranks, and the device on which it communicates."""
     group = c10d._get_default_group()
     return group, "cpu" if "cpu:" in repr(c10d._world.pg_backend_config[group]) else "cuda"
+
+
+def on_lanes() -> bool:
+    """Whether the gate goes over lanes."""
+    return world()[1] == "cpu"
+
+
+def exchange_of(session: Session) -> Exchange:
+    """How the ranks of this job know that all have come."""
+    return session.rounds if on_lanes() else Sum(*world())
 
 
 def largest(values: list[float]) -> list[float]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 import threading
 import time
@@ -46,7 +47,8 @@ log = logging.getLogger(__name__)
 
 RECORD, STATE, SLICES, EXAMPLE = "record", "state", "slices", "example"
 SHELVE, SNAPSHOT = "shelve ", "snapshot "  # and the rank and restarts: a snapshot is given, or asked for
-LANE = "lane "  # and the rank that asks: it stays connected, to send its private records (see `buddies`)
+LANE = "lane "  # with its purpose and the rank that asks, which stays connected (see `lanes`)
+_LANE = re.compile(rf"{LANE}[a-z]{{1,16}} [0-9]{{1,9}}")
 GREETING_S = 5.0  # how long a stranger may take to prove that it is none
 STALL_S = 10.0  # how long a client may read nothing
 SIGN_OF_LIFE_S = 0.5
@@ -79,7 +81,7 @@ class StateServer:
         self.address = f"{self.host}:{port}"
         self._changed = threading.Condition()
         self._offer: _Offer | None = None
-        self.adopt: Callable[[Generation, Rank, Stream], None] | None = None  # who takes lanes
+        self.adopt: Callable[[Generation, str, Rank, Stream], None] | None = None  # who takes lanes
         self.shelve: Callable[[Stream, Generation, Ask], None] | None = None  # who takes and hands out snapshots
         self.example: Callable[[], bytes] = bytes  # what steps are called with, told to whom it asks at any time
         self._readers: set[Stream] = set()
@@ -182,7 +184,8 @@ class StateServer:
                     return
                 if ask.want.startswith(LANE) and self.adopt is not None:
                     stream.send(Serving(generation, ask.point, 0, 0))
-                    self.adopt(generation, Rank(int(ask.want.removeprefix(LANE))), stream)
+                    _, purpose, rank = ask.want.split(" ")
+                    self.adopt(generation, purpose, Rank(int(rank)), stream)
                     lane = True
                     return
                 offer = self._await_offer(stream, generation, ask)
@@ -326,7 +329,7 @@ def _known(want: str) -> bool:
     return (
         want in (RECORD, STATE, SLICES, EXAMPLE)
         or want.startswith((SHELVE, SNAPSHOT))
-        or (want.startswith(LANE) and want.removeprefix(LANE).isdecimal())
+        or _LANE.fullmatch(want) is not None
     )
 
 

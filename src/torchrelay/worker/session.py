@@ -17,7 +17,9 @@ from torchrelay.wire.shelf import Shelf, shelf_in
 from torchrelay.worker import groups, shelving, values
 from torchrelay.worker.buddies import Buddies
 from torchrelay.worker.identity import Identity
+from torchrelay.worker.lanes import Lanes
 from torchrelay.worker.link import Link, Reach
+from torchrelay.worker.rounds import Rounds
 from torchrelay.worker.serving import SHELVE
 from torchrelay.worker.snapshots import Snapshots
 from torchrelay.worker.standing import Standing
@@ -42,7 +44,9 @@ class Session:
     store: Any  # the rendezvous store that this worker can host; kept alive here
     transfer: Cancel = field(default_factory=Cancel)  # of the fetch under way, for the control thread
     done_once: dict[str, bytes] = field(default_factory=dict)
+    lanes: Lanes = field(default_factory=Lanes)
     buddies: Buddies = field(default_factory=Buddies)
+    rounds: Rounds = field(default_factory=Rounds)
     snapshots: Snapshots | None = None  # once the script has joined
     rehearsing: bool = False  # a step is tried out that will not count
 
@@ -74,7 +78,7 @@ class Session:
     def break_connections(self) -> int:
         """Make whoever is blocked in communication fail now. From any thread; returns how many were broken."""
         snapshots = self.snapshots.cut() if self.snapshots is not None else 0
-        return groups.break_connections() + self.buddies.cut() + snapshots
+        return groups.break_connections() + self.lanes.cut() + snapshots
 
     def record_kept(self, ward: Rank, point: Point, restarts: int) -> bytes:
         """A copy of a rank's private record, from the gates or out of a snapshot; empty if there is none."""
@@ -143,6 +147,6 @@ def open_session(env: Mapping[str, str]) -> Session:
         session.break_connections, groups.collectives, groups.begun_elsewhere, lambda: session.transfer.cancel(),
         session.record_kept, session.shelf.kept,
     )  # fmt: skip
-    server.adopt, server.shelve = session.buddies.adopt, session.serve_shelf
+    server.adopt, server.shelve = session.lanes.adopt, session.serve_shelf
     link.start(reach)
     return session

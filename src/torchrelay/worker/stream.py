@@ -34,7 +34,7 @@ from msgspec import Struct
 from torchrelay.protocol.ids import Generation, Point
 from torchrelay.worker.digest import Digest
 
-VERSION = 3
+VERSION = 4
 SMALL = 4096  # bytes of a message of one who has not proved anything
 CHUNK = 1 << 20  # bytes moved and hashed at once
 SEND, READ, TAKE = b"s", b"r", b"t"  # how a state is wanted: sent, read from memory, or taken slice by slice
@@ -67,7 +67,7 @@ class Challenge(Struct, frozen=True, tag=True):
 class Ask(Struct, frozen=True, tag=True, omit_defaults=True):
     """The client proves the same of itself, and says what it wants.
 
-    `want`: "record", "state", "slices", "example" or "lane <rank>".
+    `want`: "record", "state", "slices", "example" or "lane <purpose> <rank>".
 
     Or "shelve <rank> <restarts>", to give a snapshot, and "snapshot <rank> <restarts>", to have one: see `shelving`.
 

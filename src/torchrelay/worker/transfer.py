@@ -100,9 +100,11 @@ def fetch_example(
     return request.from_any(sources, _take_bytes)
 
 
-def open_lane(address: str, secret: bytes, generation: Generation, own: Rank, deadline: float) -> Stream:
-    """A connection to a buddy, proved, over which rank `own` sends its private records. Raises `StreamBroken`."""
-    request = Request(secret, generation, START, f"{LANE}{own}", deadline, STALL_S, Cancel())
+def open_lane(
+    address: str, secret: bytes, generation: Generation, purpose: str, own: Rank, deadline: float
+) -> Stream:  # fmt: skip
+    """A connection, proved, over which rank `own` sends what this purpose asks for. Raises `StreamBroken`."""
+    request = Request(secret, generation, START, f"{LANE}{purpose} {own}", deadline, STALL_S, Cancel())
     stream = request.connect(Source(own, address))
     try:
         request.ask(stream)
