@@ -5,8 +5,9 @@
 
 The GPT and the faults of `compare`. Four jobs are live at once: plain PyTorch twice, torchrelay with two spares, and
 without. They take turns of 25 steps, and each waits while another trains; so all meet the same machine, which in the
-hour that `compare` takes becomes slower or faster by more than what is asked for. A job's time is the sum
-of its turns. All that a fault sets in motion is in the turn of its job.
+hour that `compare` takes becomes slower or faster by more than what is asked for. A job's time is the sum of its turns,
+less the share of the processors that the waiting jobs used in them: agents and an orchestrator go on while their ranks
+wait, and belong to their own job. All that a fault sets in motion is in the turn of its job.
 
 plain_jct_s     mean of both plain jobs, from the first step of the last rank to its last one
 plain_ratio     one of them over the other: what two jobs of the same code differ by; nothing below can be known better
@@ -16,7 +17,8 @@ over_bound      jct_s over (plain_jct_s and a second for each fault): to be at m
 step_ratio      turns without a fault over the plain ones (median), and the upper 95 % bound of that
 stood_s         the sum of the pauses, each how long the survivors stood, less a step
 once_share      of the samples: in the model exactly once; bit_equal: the parameters are those of plain PyTorch
-idle_cpu        of all cores, what jobs that wait used in the plain job's turns
+cpu_ratio       CPU time of turns without a fault, all processes of a job, over the plain ones (median)
+waiting_cpu     of all cores, what a job used while it waited
 
 The report, a plot, and results.json go to --out.
 """
@@ -43,7 +45,7 @@ from compare_systems import RANKS, Entry, Job, System, entries, here
 from compare_trial import POLL_S, Tail, Trial
 from figures import finish, machine, progress
 from turns_figures import Job as Taken
-from turns_figures import Turn, flat_of, job_of
+from turns_figures import Spent, Turn, flat_of, job_of
 from turns_report import write
 
 STEPS = 3000
@@ -55,14 +57,26 @@ Faults = tuple[Fault, ...]
 class Side:
     """One of the jobs: its system, how far it is, and what it has used."""
 
-    def __init__(self, entry: Entry, name: str, work: Path, order: dict[str, object], schedule: Faults) -> None:
+    def __init__(
+        self, entry: Entry, name: str, work: Path, order: dict[str, object], schedule: Faults, plan: Sequence[int]
+    ) -> None:  # fmt: skip
         self.name, self.title = name, entry.title
         self.system: System = entry.make(Job(folder=work / name, order=order, losses=0), here())
         self.trial = Trial(self.system, schedule, LIMIT_S, lambda text: progress(f"{name}: {text}"))
+        self.steps = plan[-1]
+        self.spent: list[Spent] = []
+        self._open: list[int] = []
+        for step in plan[:-1]:
+            os.mkfifo(self.system.folder / f"go-{step}")
 
     def cpu_s(self) -> dict[int, float]:
         """CPU seconds of each of its processes."""
         return {pid: cpu_s(pid) for pid in self.system.cpu_pids()}
+
+    def used_s(self, before: dict[str, dict[int, float]]) -> float:
+        """CPU seconds that it has used since; of processes that have ended meanwhile nothing is known."""
+        known = before[self.name]
+        return sum(seconds - known.get(pid, 0.0) for pid, seconds in self.cpu_s().items())
 
     def until(self, step: int) -> None:
         """Let it go on until all ranks have done so many steps. Raises ValueError if they never do."""
@@ -72,8 +86,11 @@ class Side:
             time.sleep(POLL_S)
 
     def turn(self, first: int, last: int) -> None:
-        (self.system.folder / f"go-{first}").write_text("")
+        """Raises ValueError if it does not come to its end. After its last one it is over."""
+        self._open.append(os.open(self.system.folder / f"go-{first}", os.O_RDWR))  # for whoever comes late, too
         self.until(last)
+        while last == self.steps and not self.trial.over():
+            time.sleep(POLL_S)  # what a job does at its end is nobody else's time
 
     def finish(self) -> Seen:
         """Raises ValueError if it did not end well."""
@@ -82,6 +99,11 @@ class Side:
         if self.trial.reason:
             raise ValueError(f"{self.name}: {self.trial.reason}")
         return self.trial.seen()
+
+    def end(self) -> None:
+        self.trial.end()
+        for pipe in self._open:
+            os.close(pipe)
 
     def begins(self) -> list[Turn]:
         """When each rank began each of its turns."""
@@ -98,28 +120,24 @@ def sides_of(work: Path, schedule: Faults, plan: Sequence[int]) -> list[Side]:
     known = {entry.name: entry for entry in entries()}
     plain = msgspec.structs.replace(known["none"], order={})
     return [
-        *(Side(plain, name, work, order, ()) for name in PLAIN),
-        *(Side(known[name], name, work, order, schedule) for name in OURS),
+        *(Side(plain, name, work, order, (), plan) for name in PLAIN),
+        *(Side(known[name], name, work, order, schedule, plan) for name in OURS),
     ]
 
 
-def take_turns(sides: Sequence[Side], plan: Sequence[int]) -> float:
-    """All turns of all jobs; who goes first changes. Returns the CPU share of those that waited while plain trained."""
-    used = spent = 0.0
+def take_turns(sides: Sequence[Side], plan: Sequence[int]) -> None:
+    """All turns of all jobs; who goes first changes. Each notes what it and the waiting ones have used in its turns."""
     for at, (first, last) in enumerate(pairwise(plan)):
         shift = at % len(sides)
         for side in (*sides[shift:], *sides[:shift]):
-            waiting = [other for other in sides if other is not side] if side.name in PLAIN else []
-            before, begin = [other.cpu_s() for other in waiting], time.monotonic()
+            before, begin = {other.name: other.cpu_s() for other in sides}, time.monotonic()
             side.turn(first, last)
-            spent += time.monotonic() - begin if waiting else 0.0
-            for other, known in zip(waiting, before, strict=True):
-                used += sum(seconds - known.get(pid, 0.0) for pid, seconds in other.cpu_s().items())
+            took_s = time.monotonic() - begin
+            side.spent.append(Spent(took_s=took_s, cpu_s={other.name: other.used_s(before) for other in sides}))
         progress(f"step {last} of {plan[-1]}")
-    return used / spent / (os.cpu_count() or 1)
 
 
-def run(work: Path, schedule: Faults, plan: Sequence[int]) -> tuple[list[Taken], float]:
+def run(work: Path, schedule: Faults, plan: Sequence[int]) -> list[Taken]:
     """Raises ValueError if a job did not come to its end."""
     sides = sides_of(work, schedule, plan)
     try:
@@ -127,15 +145,14 @@ def run(work: Path, schedule: Faults, plan: Sequence[int]) -> tuple[list[Taken],
             progress(f"{side.name}: starts")
             side.trial.begin()
             side.until(1)
-        idle = take_turns(sides, plan)
-        taken = []
-        for side in sides:
-            seen = side.finish()
-            taken.append(job_of(side.name, side.title, seen, side.begins(), plan))
-        return taken, idle
+        take_turns(sides, plan)
+        cores = os.cpu_count() or 1
+        return [
+            job_of(side.name, side.title, side.finish(), side.begins(), plan, side.spent, cores) for side in sides
+        ]  # fmt: skip
     finally:
         for side in sides:
-            side.trial.end()
+            side.end()
 
 
 def arguments() -> argparse.Namespace:
@@ -160,9 +177,9 @@ def main() -> None:
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
     try:
         options.out.mkdir(parents=True, exist_ok=True)
-        taken, idle = run(work, schedule, plan)
+        taken = run(work, schedule, plan)
         flags = f"--seed {options.seed}" + (f" --steps {options.steps}" if options.steps != STEPS else "")
-        figures = flat_of(taken, plan, idle)
+        figures = flat_of(taken, plan)
         write(options.out, taken, plan, schedule, figures, about, flags)
         finish("turns", figures, seed=options.seed, per_job=PER_JOB, report=str(options.out / "README.md"))
     except ValueError as error:

@@ -25,24 +25,41 @@ class Turn(Struct, frozen=True, array_like=True):
     at_ns: int
 
 
+class Spent(Struct, frozen=True, kw_only=True):
+    """What each job used in one turn of one of them, from before it began until it was seen to be over."""
+
+    took_s: float
+    cpu_s: dict[str, float]
+
+
 class Job(Struct, frozen=True, kw_only=True):
-    """One job: all that was seen of it, by its own clock (see `job_of`), and the seconds of each of its turns."""
+    """One job: all that was seen of it, by its own clock (see `job_of`), and of each of its turns:
+
+    took      seconds, less the share of the processors that the waiting jobs have used
+    cpu       CPU seconds of all its processes
+    others    of all processors, what each other job used meanwhile
+    """
 
     name: str
     title: str
     seen: Seen
     took: list[float]
+    cpu: list[float]
+    others: list[dict[str, float]]
 
     @property
     def ours(self) -> bool:
         return self.name.startswith("torchrelay")
 
 
-def job_of(name: str, title: str, seen: Seen, begins: Sequence[Turn], plan: Sequence[int]) -> Job:
+def job_of(
+    name: str, title: str, seen: Seen, begins: Sequence[Turn], plan: Sequence[int], spent: Sequence[Spent], cores: int
+) -> Job:  # fmt: skip
     """A job by a clock of its own, which stands while others have their turns.
 
     A turn lasts from the begin of the last rank to the last step of the last rank. Raises ValueError if a rank is
-    missing at a begin or an end: then the sum is no job's time.
+    missing at a begin or an end: then the sum is no job's time. What the waiting jobs use of the processors, of which
+    there are too few, the job would have used itself.
     """
     spans = []
     for first, last in pairwise(plan):
@@ -53,8 +70,16 @@ def job_of(name: str, title: str, seen: Seen, begins: Sequence[Turn], plan: Sequ
         spans.append((max(begun), max(ended)))
     lines = {rank: [replace(row, at_ns=own_ns(row.at_ns, spans)) for row in rows] for rank, rows in seen.lines.items()}
     struck = [replace(fault, at_ns=own_ns(fault.at_ns, spans)) for fault in seen.struck]
-    took = [(end - begin) / 1e9 for begin, end in spans]
-    return Job(name=name, title=title, seen=replace(seen, lines=lines, struck=struck), took=took)
+    others = [
+        {other: used / (turn.took_s * cores) for other, used in turn.cpu_s.items() if other != name} for turn in spent
+    ]
+    took = [
+        (end - begin) / 1e9 * (1 - sum(used.values())) for (begin, end), used in zip(spans, others, strict=True)
+    ]  # fmt: skip
+    return Job(
+        name=name, title=title, seen=replace(seen, lines=lines, struck=struck), took=took,
+        cpu=[turn.cpu_s[name] for turn in spent], others=others,
+    )  # fmt: skip
 
 
 def own_ns(at_ns: int, spans: Sequence[tuple[int, int]]) -> int:
@@ -65,6 +90,16 @@ def own_ns(at_ns: int, spans: Sequence[tuple[int, int]]) -> int:
 def plain_of(jobs: Sequence[Job]) -> list[float]:
     """Turn by turn, the mean of the plain jobs."""
     return [statistics.mean(each) for each in zip(*(job.took for job in jobs if not job.ours), strict=True)]
+
+
+def plain_cpu_of(jobs: Sequence[Job]) -> list[float]:
+    """The same of their CPU time."""
+    return [statistics.mean(each) for each in zip(*(job.cpu for job in jobs if not job.ours), strict=True)]
+
+
+def waiting_of(jobs: Sequence[Job], name: str) -> float:
+    """Of all processors, what this job used in a turn of another one, on average."""
+    return statistics.mean(used[name] for job in jobs if job.name != name for used in job.others)
 
 
 def calm(job: Job, plan: Sequence[int]) -> list[int]:
@@ -91,9 +126,11 @@ def interval(job: Job, plain: Sequence[float], plan: Sequence[int], seed: int = 
     return found[SAMPLES // 40], found[-SAMPLES // 40]
 
 
-def figures_of(job: Job, plain: Sequence[float], plan: Sequence[int], digest: str) -> dict[str, object]:
+def figures_of(job: Job, jobs: Sequence[Job], plan: Sequence[int], digest: str) -> dict[str, object]:
     """One of torchrelay's jobs."""
+    plain, plain_cpu = plain_of(jobs), plain_cpu_of(jobs)
     ratios = [job.took[at] / plain[at] for at in calm(job, plan)]
+    cpu_ratios = [job.cpu[at] / plain_cpu[at] for at in calm(job, plan)[:-1]]  # after the last nobody is there
     step_s = steady_s(job.seen)
     pauses = [pause_s(job.seen, at, step_s) for at in range(len(job.seen.struck))]
     once, never = once_and_never(job.seen)
@@ -105,6 +142,8 @@ def figures_of(job: Job, plain: Sequence[float], plan: Sequence[int], digest: st
         "over_bound_high": high,
         "step_ratio": statistics.median(ratios) if ratios else None,
         "step_ratio_bound": upper_bound_of_median(ratios) if ratios else None,
+        "cpu_ratio": statistics.median(cpu_ratios) if cpu_ratios else None,
+        "waiting_cpu": waiting_of(jobs, job.name),
         "stood_s": sum(pause or 0.0 for pause in pauses),
         "faults": len(job.seen.struck),
         "missed": job.seen.missed,
@@ -115,7 +154,7 @@ def figures_of(job: Job, plain: Sequence[float], plan: Sequence[int], digest: st
     }
 
 
-def flat_of(jobs: Sequence[Job], plan: Sequence[int], idle: float) -> dict[str, object]:
+def flat_of(jobs: Sequence[Job], plan: Sequence[int]) -> dict[str, object]:
     """All figures. Raises ValueError if the plain jobs did not come to one result."""
     plain, known = plain_of(jobs), [job for job in jobs if not job.ours]
     digests = {digest for job in known for digest in job.seen.digests}
@@ -126,10 +165,10 @@ def flat_of(jobs: Sequence[Job], plan: Sequence[int], idle: float) -> dict[str, 
         "plain_jct_s": sum(plain),
         "plain_ratio": sum(known[1].took) / sum(known[0].took),
         "turns": len(plain),
-        "idle_cpu": idle,
+        "plain_waiting_cpu": statistics.mean(waiting_of(jobs, job.name) for job in known),
     }
     for job in jobs:
         if job.ours:
             start = job.name.replace("-", "_")
-            found |= {f"{start}_{name}": value for name, value in figures_of(job, plain, plan, digest).items()}
+            found |= {f"{start}_{name}": value for name, value in figures_of(job, jobs, plan, digest).items()}
     return found

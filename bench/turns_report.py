@@ -29,9 +29,14 @@ def row_of(job: Job, figures: dict[str, Any]) -> list[str]:
     return [
         job.title, number(of("jct_s"), 1), verdict(of("over_bound")),
         f"{of('over_bound_low'):.3f} to {of('over_bound_high'):.3f}",
-        f"{number(of('step_ratio'), 3)} ({number(of('step_ratio_bound'), 3)})", number(of("stood_s"), 1),
+        f"{number(of('step_ratio'), 3)} ({number(of('step_ratio_bound'), 3)})", number(of("cpu_ratio"), 3),
+        number(of("stood_s"), 1),
         str(of("faults")), str(of("lost_steps")), percent(of("once_share"), 2), number(of("bit_equal")),
     ]  # fmt: skip
+
+
+def waiting(job: Job, figures: dict[str, Any]) -> float:
+    return float(figures[f"{job.name.replace('-', '_')}_waiting_cpu"])
 
 
 def pauses(job: Job) -> str:
@@ -47,7 +52,7 @@ def words_of(
 ) -> str:  # fmt: skip
     """The whole report."""
     head = ["system", "JCT (s)", f"over the bound (limit {LIMIT})", "95 % interval", "a step, over plain (bound)",
-            "stood (s)", "faults", "steps lost", "samples once", "bit-equal"]  # fmt: skip
+            "its CPU time", "stood (s)", "faults", "steps lost", "samples once", "bit-equal"]  # fmt: skip
     faults = ", ".join(f"{fault.step} {fault.what} of {' and '.join(map(str, fault.ranks))}" for fault in schedule)
     ours = [job for job in jobs if job.ours]
     lines = [
@@ -59,8 +64,10 @@ def words_of(
         f"{plan[-1]:,} steps, {figures['turns']} turns. Faults by step: {faults}.", "",
         f"The bound: what plain PyTorch takes without faults, {figures['plain_jct_s']:.1f} s, and "
         f"{SECOND_A_FAULT:g} s for each fault. Of the two plain jobs the second took {figures['plain_ratio']:.3f} of "
-        "the first; what differs by less cannot be told from nothing. Jobs that wait used "
-        f"{percent(figures['idle_cpu'], 2)} of the cores while a plain one trained. The interval comes of drawing the "
+        "the first; what differs by less cannot be told from nothing. What jobs use of the cores while they wait is "
+        "taken off the time of those whose turn it is: "
+        f"{', '.join(f'{job.title} {percent(waiting(job, figures), 2)}' for job in ours)}, plain PyTorch "
+        f"{percent(figures['plain_waiting_cpu'], 2)}. The interval comes of drawing the "
         "turns without a fault anew; what faults cost is of this one schedule.", "",
         *table(head, [row_of(job, figures) for job in ours]),
         "Pauses by fault (s): how long the survivors stood, less a step.", "", *(pauses(job) for job in ours), "",
@@ -103,7 +110,8 @@ def write(
     """Write all of it into a folder."""
     whole = {
         "machine": about, "flags": flags, "plan": list(plan), "schedule": list(schedule), "figures": figures,
-        "took_s": {job.name: job.took for job in jobs}, "struck": {job.name: job.seen.struck for job in jobs},
+        "took_s": {job.name: job.took for job in jobs}, "cpu_s": {job.name: job.cpu for job in jobs},
+        "struck": {job.name: job.seen.struck for job in jobs},
     }  # fmt: skip
     (out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
     draw(out / "turns.png", jobs, plan)

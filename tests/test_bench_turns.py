@@ -16,14 +16,25 @@ sys.path.append(str(Path(__file__).parent.parent / "bench"))  # its files import
 
 from compare_figures import Line, Seen, Struck
 from compare_schedule import AFTER, BEFORE, TURN, Fault, What, faults, turns
-from turns_figures import Job, Turn, calm, flat_of, interval, job_of, over_bound
+from turns_figures import Job, Spent, Turn, calm, flat_of, interval, job_of, over_bound
 from turns_report import words_of, write
 
 RANKS, PLAN = 4, (1, 100, 200, 300)
 S = 1_000_000_000
 
 
-def job(name: str, spans: list[float], *, struck: tuple[int, ...] = (), digest: str = "d", rest_s: float = 5.0) -> Job:
+NAMES = ("plain", "plain-again", "torchrelay-spares", "torchrelay-shrink")
+
+
+def spent(name: str, spans: list[float], waiting_s: float, cpu_s: float) -> list[Spent]:
+    """Each of the others uses so much in each turn."""
+    return [Spent(took_s=span, cpu_s={each: cpu_s if each == name else waiting_s for each in NAMES}) for span in spans]
+
+
+def job(
+    name: str, spans: list[float], *, struck: tuple[int, ...] = (), digest: str = "d", rest_s: float = 5.0,
+    waiting_s: float = 0.0, cpu_s: float = 9.0,
+) -> Job:  # fmt: skip
     """A job whose turns take so long, with others' turns between them."""
     lines: dict[int, list[Line]] = {rank: [Line(1, S, 0, rank, RANKS, 1, 1)] for rank in range(RANKS)}
     begins, now = [], S
@@ -41,7 +52,7 @@ def job(name: str, spans: list[float], *, struck: tuple[int, ...] = (), digest: 
     seen = Seen(
         ranks=RANKS, steps=PLAN[-1], early=100, lines=lines, marks={}, struck=hit, digests=[digest] * RANKS
     )  # fmt: skip
-    return job_of(name, name, seen, begins, PLAN)
+    return job_of(name, name, seen, begins, PLAN, spent(name, spans, waiting_s, cpu_s), 2)
 
 
 def jobs(**ours: Any) -> list[Job]:
@@ -69,6 +80,16 @@ def test_a_jobs_time_is_that_of_its_turns_and_not_of_others() -> None:
     assert job("plain", [5.0, 6.0, 7.0], rest_s=500).took == pytest.approx([5.0, 6.0, 7.0], abs=1e-5)
 
 
+def test_what_the_waiting_jobs_use_of_the_cores_is_taken_off() -> None:
+    found = job("plain", [5.0, 6.0, 7.0], waiting_s=0.1)
+    assert found.took == pytest.approx([5.0 - 0.15, 6.0 - 0.15, 7.0 - 0.15], abs=1e-4), "three others, two cores"
+    ours = [job(name, [5.0, 5.0, 5.0], waiting_s=0.1, cpu_s=10.0 if "relay" in name else 8.0) for name in NAMES[:3]]
+    figures = flat_of(ours, PLAN)
+    assert figures["torchrelay_spares_waiting_cpu"] == pytest.approx(0.01)
+    assert figures["plain_waiting_cpu"] == pytest.approx(0.01)
+    assert figures["torchrelay_spares_cpu_ratio"] == pytest.approx(1.25)
+
+
 def test_by_its_own_clock_a_job_has_no_gap_where_others_have_their_turns() -> None:
     for rest_s in (0.5, 500.0):
         found = job("torchrelay-spares", [9.9, 20.0, 10.0], struck=(99, 150), rest_s=rest_s)
@@ -82,15 +103,15 @@ def test_a_turn_that_a_rank_did_not_begin_or_end_is_no_time() -> None:
     found = job("plain", [5.0, 6.0, 7.0])
     begins = [Turn(first, 0) for first in PLAN[:-1] for _ in range(RANKS)]
     with pytest.raises(ValueError, match="3 ranks of some began after step 1"):
-        job_of("some", "", found.seen, begins[1:], PLAN)
+        job_of("some", "", found.seen, begins[1:], PLAN, [], 2)
     found.seen.lines[3].pop()
     with pytest.raises(ValueError, match="3 did step 300"):
-        job_of("some", "", found.seen, begins, PLAN)
+        job_of("some", "", found.seen, begins, PLAN, [], 2)
 
 
 def test_the_bound_is_the_plain_time_and_a_second_for_each_fault() -> None:
     assert over_bound([50.0, 56.0], [50.0, 50.0], 6) == 1.0
-    figures = flat_of(jobs(spans=[5.1, 7.1, 5.1], struck=(150,)), PLAN, 0.01)
+    figures = flat_of(jobs(spans=[5.1, 7.1, 5.1], struck=(150,)), PLAN)
     assert figures["plain_jct_s"] == pytest.approx(15.3, abs=1e-4)
     assert figures["plain_ratio"] == pytest.approx(1.04, abs=1e-4)
     assert figures["torchrelay_spares_over_bound"] == pytest.approx(17.3 / 16.3, abs=1e-4)
@@ -111,18 +132,18 @@ def test_a_turn_with_a_fault_is_not_calm_and_is_never_drawn_anew() -> None:
 
 
 def test_a_job_without_a_calm_turn_has_no_ratio_of_steps() -> None:
-    figures = flat_of(jobs(spans=[6.0, 6.0, 6.0], struck=(50, 150, 250)), PLAN, 0.0)
+    figures = flat_of(jobs(spans=[6.0, 6.0, 6.0], struck=(50, 150, 250)), PLAN)
     assert figures["torchrelay_spares_step_ratio"] is None
     assert figures["torchrelay_spares_over_bound_low"] == figures["torchrelay_spares_over_bound"]
 
 
 def test_other_bits_are_told_and_plain_jobs_of_two_minds_end_it() -> None:
-    figures = flat_of(jobs(spans=[5.0, 5.0, 5.0], digest="e"), PLAN, 0.0)
+    figures = flat_of(jobs(spans=[5.0, 5.0, 5.0], digest="e"), PLAN)
     assert figures["torchrelay_spares_bit_equal"] is False
     some = jobs(spans=[5.0, 5.0, 5.0])
     some[1] = msgspec.structs.replace(some[1], seen=msgspec.structs.replace(some[1].seen, digests=["e"] * RANKS))
     with pytest.raises(ValueError, match="2 results"):
-        flat_of(some, PLAN, 0.0)
+        flat_of(some, PLAN)
 
 
 @pytest.mark.slow
@@ -131,7 +152,7 @@ def test_the_report_tells_what_is_held_and_what_not(tmp_path: Path) -> None:
     missed = job("torchrelay-shrink", [5.1, 9.0, 5.1], struck=(150,))
     all_of_them = [*jobs(spans=[5.0] * 3)[:2], held, missed]
     schedule = (Fault(150, What.KILL, 2),)
-    figures = flat_of(all_of_them, PLAN, 0.01)
+    figures = flat_of(all_of_them, PLAN)
     page = words_of(all_of_them, PLAN, schedule, figures, {"cores": 2}, "--seed 7")
     (first, second) = [line for line in page.splitlines() if line.startswith("| torchrelay")]
     assert "(held)" in first

@@ -28,7 +28,6 @@ UNUSED = (
 )  # fmt: skip
 WINDOWS = 200_000
 BLOCK = 64  # bytes in a window, as in the example
-WAIT_S = 0.03  # between looks: seldom, as those who wait must not take the cores from those who work
 NOT_MINE = -1  # the batch of a line whose rank gave nothing to the update
 
 
@@ -49,7 +48,7 @@ class Order:
     tuned: bool = False  # the system with short timeouts
     notice: bool = False  # SIGUSR1: the rank is to leave, and a checkpoint is taken before
     measure: bool = False  # at the end: what a checkpoint costs
-    turns: tuple[int, ...] = ()  # after these steps it waits for the file go-STEP, as jobs take turns
+    turns: tuple[int, ...] = ()  # after these steps it waits at the pipe go-STEP, as jobs take turns
 
 
 def read_order(folder: str) -> Order:
@@ -166,10 +165,8 @@ class Log:
             self._wait(step)
 
     def _wait(self, step: int) -> None:
-        """For this job's next turn."""
-        go = self._folder / f"go-{step}"
-        while not go.exists():
-            time.sleep(WAIT_S)
+        """For this job's next turn: until somebody opens this pipe to write. Who waits so uses no processor."""
+        os.close(os.open(self._folder / f"go-{step}", os.O_RDONLY))
         with (self._folder / "turns" / f"rank-{self._rank}.jsonl").open("a") as file:
             file.write(json.dumps([step, time.monotonic_ns()]) + "\n")
 
