@@ -13,6 +13,8 @@ unplanned_pause_p50_s  how long the survivors of a kill, a hang, a lost node sto
 step_time_ratio        a step before the first fault over one of plain PyTorch; see `overhead` for a paired measurement
 bit_equal              the parameters after the last step against those of the undisturbed run, to the last bit
 over_bound             (torchrelay) JCT over the undisturbed one plus a second for each fault
+turns_over_bound       the same, of jobs that are live at once and take turns (see `turns`): one after the other they
+                       meet another machine, which becomes slower or faster by more than the 3 % that are asked for
 
 The report, plots, and results.json go to --out.
 """
@@ -25,31 +27,32 @@ import signal
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import msgspec
 from msgspec import Struct
 
+import turns
 from compare_environments import CACHE, NotInstalled, packages, python_of
 from compare_figures import Plain, Seen, begin_ns, end_ns, figures, mean_of, plain_of
 from compare_report import write
 from compare_results import Outcome, Run
 from compare_schedule import PER_JOB, Fault, faults, naive_interval, tuned_interval
 from compare_systems import RANKS, Entry, Job, entries, here
+from compare_task import MODELS, STEPS, write_corpus
 from compare_trial import Trial, costs_of
 from figures import finish, machine, progress
 
-MODELS = {"gpt": ("small", 4), "small": ("tiny", 2)}  # size in examples/train_gpt.py, windows in a batch
-# As many as a job of the field test that the rate of faults is scaled to; one of `small` takes a sixth of the time.
-STEPS = {"gpt": 3000, "small": 6000}
 QUICK_SHARE, QUICK_PER_JOB = 0.1, 3.3
-CORPUS_BYTES = 16_000_000
 SETS = ("a", "b", "c")
 PATIENCE_S = 100.0  # for each fault: more than any system's own timeouts, the 90 s of NVRx among them
+
+
+Held = Callable[["Setting"], dict[str, Any]]
 
 
 class Setting(Struct, frozen=True, kw_only=True):
@@ -68,16 +71,6 @@ class Setting(Struct, frozen=True, kw_only=True):
         early = self.schedule[0].step * 9 // 10
         job = {"corpus": str(self.corpus), "size": size, "batch": batch, "steps": self.steps}
         return {**job, "ranks": RANKS, "early": early}
-
-
-def write_corpus(path: Path) -> Path:
-    """The source text of the standard library, as in the example, up to 16 MB: the same for all environments."""
-    root, size = Path(sysconfig.get_paths()["stdlib"]), 0
-    with path.open("wb") as file:
-        for source in sorted(root.rglob("*.py")):
-            if {"site-packages", "dist-packages"}.isdisjoint(source.parts) and size < CORPUS_BYTES:
-                size += file.write(source.read_bytes())
-    return path
 
 
 def try_out(entry: Entry, python: Path, setting: Setting, name: str, more: dict[str, Any], limit_s: float) -> Seen:
@@ -146,8 +139,11 @@ def about_model(model: str) -> str:
     )
 
 
-def run_model(setting: Setting, chosen: Sequence[Entry]) -> Run:
-    """All systems with one model; plain PyTorch first, for the others are measured by it, before ours, and last."""
+def run_model(setting: Setting, chosen: Sequence[Entry], held: Held) -> Run:
+    """All systems with one model; plain PyTorch first, for the others are measured by it, before ours, and last.
+
+    `held`: the figures of torchrelay's and plain PyTorch's jobs in turns, if torchrelay is chosen.
+    """
     first, plain = undisturbed(setting, entries()[0], "none")
     costs = costs_of(setting.work / "none")
     copy_s, write_s = statistics.median(costs.copy), statistics.median(costs.write)
@@ -168,8 +164,20 @@ def run_model(setting: Setting, chosen: Sequence[Entry]) -> Run:
         per_job=setting.per_job, schedule=list(setting.schedule), plain=plain, again=again, none=first,
         every=every, copy_s=copy_s, write_s=write_s, outcomes=outcomes,
         left_out=[entry.title for entry in entries()[1:] if entry.name not in {one.name for one in chosen}],
-        between=between,
+        between=between, turns=held(setting) if any(one.ours for one in found) else {},
     )  # fmt: skip
+
+
+def in_turns(out: Path, about: dict[str, object], flags: str, setting: Setting) -> dict[str, Any]:
+    """Torchrelay's jobs and plain PyTorch's, live at once; the report has a folder of its own. Empty if it fails."""
+    progress(f"{setting.model}: in turns")
+    folder, work = out / f"{setting.model}-turns", setting.work / "turns"
+    work.mkdir()
+    try:
+        return turns.measure(work, folder, setting.corpus, setting.model, setting.schedule, setting.steps, about, flags)
+    except ValueError as error:
+        progress(f"{setting.model}, in turns: {error}")
+        return {}
 
 
 def once_more(setting: Setting, name: str) -> Plain | None:
@@ -203,6 +211,9 @@ def arguments() -> argparse.Namespace:
         "--torchft", choices=SETS, nargs="+", default=list(SETS), help="sets of TorchFT's timeouts (all)"
     )
     parser.add_argument("--quick", action="store_true", help="a tenth of the steps, and half of the faults")
+    parser.add_argument(
+        "--turns", action=argparse.BooleanOptionalAction, default=True, help="torchrelay beside plain PyTorch (yes)"
+    )
     parser.add_argument("--rivals", type=Path, default=CACHE, help=f"where their environments are ({CACHE})")
     parser.add_argument("--out", type=Path, default=Path("compare-report"), help="the report's folder (compare-report)")
     parser.add_argument("--keep", action="store_true", help="keep what the systems wrote, and say where")
@@ -220,7 +231,14 @@ def flags_of(options: argparse.Namespace) -> str:
     words = [f"--{name} {value}" for name in ("only", "model") for value in getattr(options, name) or ()]
     words += [f"--steps {options.steps}"] if options.steps else []
     words += [f"--torchft {' '.join(options.torchft)}"] if options.torchft != list(SETS) else []
-    return " ".join([*words, f"--seed {options.seed}", *(["--quick"] if options.quick else [])])
+    return " ".join(
+        [
+            *words,
+            f"--seed {options.seed}",
+            *(["--quick"] if options.quick else []),
+            *([] if options.turns else ["--no-turns"]),
+        ]
+    )
 
 
 def chosen_of(options: argparse.Namespace) -> list[Entry]:
@@ -243,7 +261,9 @@ def main() -> None:
         runs: list[Run] = []
         flat: dict[str, object] = {}
         for setting in settings:
-            runs.append(run_model(setting, chosen_of(options)))
+            flags = f"--model {setting.model} --seed {options.seed} --steps {setting.steps}"
+            held: Held = partial(in_turns, options.out, about, flags) if options.turns else lambda _: {}
+            runs.append(run_model(setting, chosen_of(options), held))
             flat = write(options.out, runs, about, flags_of(options))  # one model's results outlast the next one's end
         finish("compare", flat, seed=options.seed, report=str(options.out / "README.md"))
     except ValueError as error:

@@ -29,6 +29,7 @@ JUDGED = {
     "whole_again_p50_s": ("until all ranks train again, median", "s", 1.05),
     "start_s": ("from the command to the first step", "s", 1.05),
 }
+LIMIT = 1.03  # of the JCT over the undisturbed one and a second for each fault
 NOT_SHOWN = (
     "No GPU, no NCCL, one machine, four ranks on few cores: times are of protocols and processes, not of a cluster. A "
     "process starts here in seconds, a job of thousands of GPUs in minutes.",
@@ -202,14 +203,34 @@ def bounds(run: Run) -> list[str]:
         if ratio is None or one.figures is None:
             lines.append(f"- {one.title}: **not held**: {unfinished(one)}")
             continue
-        verdict = "held" if ratio <= 1.03 else "**not held**"
         lines.append(
             f"- {one.title}: JCT over the undisturbed one plus {SECOND_A_FAULT:g} s for each of "
-            f"{one.figures.faults} faults: {ratio:.3f} (limit 1.03: {verdict}); samples exactly once: "
+            f"{one.figures.faults} faults: {verdict(ratio)}; samples exactly once: "
             f"{percent(one.figures.once_share, 2)}; bit-equal: {equal(one.figures)}; "
             f"steps lost: {one.figures.lost_steps}"
         )
-    return [*lines, ""] if any(one.ours for one in run.outcomes) else []
+    return [*lines, "", *beside(run)] if any(one.ours for one in run.outcomes) else []
+
+
+def verdict(ratio: float) -> str:
+    return f"{ratio:.3f} (limit {LIMIT}: {'held' if ratio <= LIMIT else '**not held**'})"
+
+
+def beside(run: Run) -> list[str]:
+    """The same of jobs that were live at once."""
+    if not run.turns:
+        return []
+    lines = [
+        "Jobs one after the other meet a machine that becomes slower or faster. The same, live at once and in turns "
+        f"([report]({run.model}-turns/README.md)), where two plain ones differ by "
+        f"{percent(abs(run.turns['plain_ratio'] - 1))}:", "",
+    ]  # fmt: skip
+    for one in run.outcomes:
+        if one.ours:
+            name = one.name.replace("-", "_")
+            ratio, low, high = (run.turns[f"{name}_over_bound{end}"] for end in ("", "_low", "_high"))
+            lines.append(f"- {one.title}: {verdict(ratio)}, 95 % interval {low:.3f} to {high:.3f}")
+    return [*lines, ""]
 
 
 def settings(run: Run) -> list[str]:

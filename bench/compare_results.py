@@ -57,6 +57,7 @@ class Run(Struct, frozen=True, kw_only=True):
     outcomes: list[Outcome]
     left_out: list[str] = []
     between: Plain | None = None  # plain PyTorch right before torchrelay, if others ran before
+    turns: dict[str, Any] = {}  # figures of torchrelay's and plain PyTorch's jobs in turns; empty: not measured
 
     @property
     def undisturbed_s(self) -> float:
@@ -127,6 +128,7 @@ def flat_of(run: Run) -> dict[str, object]:
             found |= {f"{start}_{name}": known(getattr(one.figures, name)) for name in FLAT}
         if one.ours:
             found[f"{start}_over_bound"] = over_bound(run, one)
+            found[f"{start}_turns_over_bound"] = run.turns.get(f"{one.name.replace('-', '_')}_over_bound")
     return found
 
 

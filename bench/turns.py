@@ -1,9 +1,9 @@
 """Turns: what torchrelay's job with faults takes, against plain PyTorch's without, measured at the same time.
 
     make bench NAME=turns
-    make bench NAME=turns ARGS="--steps 1000"
+    make bench NAME=turns ARGS="--model small --steps 1000"
 
-The GPT and the faults of `compare`. Four jobs are live at once: plain PyTorch twice, torchrelay with two spares, and
+A model and the faults of `compare`. Four jobs are live at once: plain PyTorch twice, torchrelay with two spares, and
 without. They take turns of 25 steps, and each waits while another trains; so all meet the same machine, which in the
 hour that `compare` takes becomes slower or faster by more than what is asked for. A job's time is the sum of its turns,
 less the share of the processors that the waiting jobs used in them: agents and an orchestrator go on while their ranks
@@ -37,18 +37,17 @@ from pathlib import Path
 
 import msgspec
 
-from compare import MODELS, write_corpus
 from compare_figures import Seen
 from compare_processes import cpu_s
 from compare_schedule import PER_JOB, Fault, faults, turns
 from compare_systems import RANKS, Entry, Job, System, entries, here
+from compare_task import MODELS, STEPS, write_corpus
 from compare_trial import POLL_S, Tail, Trial
 from figures import finish, machine, progress
 from turns_figures import Job as Taken
 from turns_figures import Spent, Turn, flat_of, job_of
 from turns_report import write
 
-STEPS = 3000
 LIMIT_S = 3600.0  # of all jobs together
 PLAIN, OURS = ("plain", "plain-again"), ("torchrelay-spares", "torchrelay-shrink")
 Faults = tuple[Fault, ...]
@@ -111,11 +110,11 @@ class Side:
         return [turn for rank in range(RANKS) for turn in Tail(folder / f"rank-{rank}.jsonl").read(Turn)]
 
 
-def sides_of(work: Path, schedule: Faults, plan: Sequence[int]) -> list[Side]:
-    size, batch = MODELS["gpt"]
+def sides_of(work: Path, corpus: Path, model: str, schedule: Faults, plan: Sequence[int]) -> list[Side]:
+    size, batch = MODELS[model]
     order: dict[str, object] = {
-        "corpus": str(write_corpus(work / "corpus")), "size": size, "batch": batch, "steps": plan[-1],
-        "ranks": RANKS, "early": plan[1], "turns": plan[:-1],
+        "corpus": str(corpus), "size": size, "batch": batch, "steps": plan[-1], "ranks": RANKS, "early": plan[1],
+        "turns": plan[:-1],
     }  # fmt: skip
     known = {entry.name: entry for entry in entries()}
     plain = msgspec.structs.replace(known["none"], order={})
@@ -137,9 +136,9 @@ def take_turns(sides: Sequence[Side], plan: Sequence[int]) -> None:
         progress(f"step {last} of {plan[-1]}")
 
 
-def run(work: Path, schedule: Faults, plan: Sequence[int]) -> list[Taken]:
+def run(work: Path, corpus: Path, model: str, schedule: Faults, plan: Sequence[int]) -> list[Taken]:
     """Raises ValueError if a job did not come to its end."""
-    sides = sides_of(work, schedule, plan)
+    sides = sides_of(work, corpus, model, schedule, plan)
     try:
         for side in sides:
             progress(f"{side.name}: starts")
@@ -155,13 +154,28 @@ def run(work: Path, schedule: Faults, plan: Sequence[int]) -> list[Taken]:
             side.end()
 
 
+def measure(
+    work: Path, out: Path, corpus: Path, model: str, schedule: Faults, steps: int, about: dict[str, object], flags: str
+) -> dict[str, object]:  # fmt: skip
+    """The flat figures; the report goes to `out`. Raises ValueError if a job did not come to its end."""
+    plan = turns(schedule, steps)
+    out.mkdir(parents=True, exist_ok=True)
+    taken = run(work, corpus, model, schedule, plan)
+    figures = flat_of(taken, plan)
+    write(out, taken, plan, schedule, figures, about, flags, model)
+    return figures
+
+
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=STEPS, help=f"of each job ({STEPS})")
+    parser.add_argument("--model", choices=MODELS, default="gpt", help="of `compare` (gpt)")
+    usual = ", ".join(f"{steps} of {model}" for model, steps in STEPS.items())
+    parser.add_argument("--steps", type=int, help=f"of each job (default: {usual})")
     parser.add_argument("--seed", type=int, default=7, help="of the schedule")
     parser.add_argument("--out", type=Path, default=Path("turns-report"), help="the report's folder (turns-report)")
     parser.add_argument("--keep", action="store_true", help="keep what the jobs wrote, and say where")
     options = parser.parse_args()
+    options.steps = options.steps or STEPS[options.model]
     try:
         faults(options.seed, options.steps)
     except ValueError as error:
@@ -172,15 +186,13 @@ def arguments() -> argparse.Namespace:
 def main() -> None:
     options = arguments()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # jobs do not outlive us
-    schedule = faults(options.seed, options.steps)
-    plan, about = turns(schedule, options.steps), machine()
     work = Path(tempfile.mkdtemp(prefix="torchrelay-bench-"))
+    flags = f"--model {options.model} --seed {options.seed} --steps {options.steps}"
     try:
-        options.out.mkdir(parents=True, exist_ok=True)
-        taken = run(work, schedule, plan)
-        flags = f"--seed {options.seed}" + (f" --steps {options.steps}" if options.steps != STEPS else "")
-        figures = flat_of(taken, plan)
-        write(options.out, taken, plan, schedule, figures, about, flags)
+        figures = measure(
+            work, options.out, write_corpus(work / "corpus"), options.model, faults(options.seed, options.steps),
+            options.steps, machine(), flags,
+        )  # fmt: skip
         finish("turns", figures, seed=options.seed, per_job=PER_JOB, report=str(options.out / "README.md"))
     except ValueError as error:
         raise SystemExit(f"turns: {error}") from error

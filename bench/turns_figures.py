@@ -14,7 +14,6 @@ from compare_figures import Seen, bits_equal, once_and_never, pause_s, repeated,
 from compare_results import SECOND_A_FAULT
 from figures import upper_bound_of_median
 
-LIMIT = 1.03  # of the JCT over the undisturbed one and a second for each fault
 SAMPLES = 2000
 
 

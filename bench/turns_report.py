@@ -10,10 +10,10 @@ from typing import Any
 import msgspec
 
 from compare_figures import pause_s, steady_s
-from compare_report import number, percent, table
+from compare_report import LIMIT, number, percent, table
 from compare_results import SECOND_A_FAULT
 from compare_schedule import Fault
-from turns_figures import LIMIT, Job, plain_of
+from turns_figures import Job, plain_of
 
 COLOURS = ("#1b7837", "#762a83")
 
@@ -48,7 +48,7 @@ def pauses(job: Job) -> str:
 
 def words_of(
     jobs: Sequence[Job], plan: Sequence[int], schedule: Sequence[Fault], figures: dict[str, Any],
-    about: dict[str, object], flags: str,
+    about: dict[str, object], flags: str, model: str,
 ) -> str:  # fmt: skip
     """The whole report."""
     head = ["system", "JCT (s)", f"over the bound (limit {LIMIT})", "95 % interval", "a step, over plain (bound)",
@@ -60,7 +60,7 @@ def words_of(
         "Torchrelay's job with faults against plain PyTorch's without, live at once and taking turns, so that both "
         "meet the same machine. To run it again:", "", f'    make bench NAME=turns ARGS="{flags}"', "",
         "Machine: " + ", ".join(f"{name} {value}" for name, value in about.items() if value is not None) + ".", "",
-        f"The GPT of `compare` (size `small`, 4 ranks of one thread that keep their memory, DDP over Gloo), "
+        f"Model `{model}` of `compare`, 4 ranks of one thread that keep their memory, DDP over Gloo, "
         f"{plan[-1]:,} steps, {figures['turns']} turns. Faults by step: {faults}.", "",
         f"The bound: what plain PyTorch takes without faults, {figures['plain_jct_s']:.1f} s, and "
         f"{SECOND_A_FAULT:g} s for each fault. Of the two plain jobs the second took {figures['plain_ratio']:.3f} of "
@@ -105,7 +105,7 @@ def draw(path: Path, jobs: Sequence[Job], plan: Sequence[int]) -> None:
 
 def write(
     out: Path, jobs: Sequence[Job], plan: Sequence[int], schedule: Sequence[Fault], figures: dict[str, Any],
-    about: dict[str, object], flags: str,
+    about: dict[str, object], flags: str, model: str,
 ) -> None:  # fmt: skip
     """Write all of it into a folder."""
     whole = {
@@ -115,4 +115,4 @@ def write(
     }  # fmt: skip
     (out / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(whole), indent=1) + b"\n")
     draw(out / "turns.png", jobs, plan)
-    (out / "README.md").write_text(words_of(jobs, plan, schedule, figures, about, flags))
+    (out / "README.md").write_text(words_of(jobs, plan, schedule, figures, about, flags, model))

@@ -153,12 +153,12 @@ def test_the_report_tells_what_is_held_and_what_not(tmp_path: Path) -> None:
     all_of_them = [*jobs(spans=[5.0] * 3)[:2], held, missed]
     schedule = (Fault(150, What.KILL, 2),)
     figures = flat_of(all_of_them, PLAN)
-    page = words_of(all_of_them, PLAN, schedule, figures, {"cores": 2}, "--seed 7")
+    page = words_of(all_of_them, PLAN, schedule, figures, {"cores": 2}, "--seed 7", "gpt")
     (first, second) = [line for line in page.splitlines() if line.startswith("| torchrelay")]
     assert "(held)" in first
     assert "(**not held**)" in second
     assert 'make bench NAME=turns ARGS="--seed 7"' in page
-    write(tmp_path, all_of_them, PLAN, schedule, figures, {"cores": 2}, "--seed 7")
+    write(tmp_path, all_of_them, PLAN, schedule, figures, {"cores": 2}, "--seed 7", "gpt")
     assert (tmp_path / "README.md").read_text() == page
     assert (tmp_path / "turns.png").stat().st_size > 10_000
     took = msgspec.json.decode((tmp_path / "results.json").read_bytes())["took_s"]

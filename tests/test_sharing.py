@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.telling import JOB, Story, answers, running, say, training
+from tests.telling import JOB, Story, running, say, training
 from tests.test_migration import HERE, SIGKILL, asked, cleared, on_nodes, tainted
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
@@ -96,71 +96,6 @@ def test_the_agent_is_told_that_others_run_in_the_slot() -> None:
     story.hear(lost())
     started = [order for order in story.orders() if isinstance(order, od.StartWorker)]
     assert [(order.node, order.slot, order.guest) for order in started] == [("node-0", 0, True)]
-
-
-def settle_but(story: Story, node: str) -> None:
-    """All is done that is ordered, but no worker comes up on this node: it loads."""
-    for _ in range(50):
-        before = story.cluster
-        for order in story.orders():
-            if not (isinstance(order, od.StartWorker) and order.node == node):
-                story.hear(*answers(order, story.stands))
-        if story.cluster == before:
-            return
-    raise AssertionError("it never comes to rest")
-
-
-def test_a_node_that_begins_anew_is_not_waited_for_while_it_loads() -> None:
-    story = spread()
-    story.hear(back())  # its agent was ended with all that ran there
-    settle_but(story, "node-1")
-    assert (story.job.phase, crowded(story), place(story, 1)) == (JobPhase.RUNNING, [1], "node-0/0")
-    story.train(HERE.after_step())
-    story.settle()
-    assert (story.move.state, crowded(story), place(story, 1)) == (MoveState.DONE, [], "node-1/0")
-
-
-def test_a_node_on_which_workers_have_come_up_is_waited_for() -> None:
-    story = spread(slots=2, ranks=4)
-    story.lose(story.holder(3), signal=SIGKILL)
-    settle_but(story, "node-1")
-    assert (story.job.phase, holder_of(story, 3).place) == (JobPhase.PREPARING, "node-1/1")
-    assert not any(worker.guest for worker in story.cluster.workers.values())
-
-
-def test_an_agent_that_begins_anew_beside_its_workers_has_loaded() -> None:
-    story = spread(slots=2, ranks=4)
-    seen = [
-        ev.WorkerSeen(worker=w.worker, slot=w.slot, pid=w.pid)
-        for w in story.cluster.workers.values()
-        if w.node == "node-1"
-    ]
-    story.hear(ev.NodeJoined(node=NodeId("node-1"), incarnation="b", slots=2, workers=tuple(seen)))
-    story.lose(story.holder(3), signal=SIGKILL)
-    settle_but(story, "node-1")
-    assert not any(worker.guest for worker in story.cluster.workers.values())
-
-
-def test_without_leave_to_share_a_node_that_loads_is_waited_for() -> None:
-    story = spread(ranks_per_slot=1)
-    story.hear(back())
-    settle_but(story, "node-1")
-    assert (story.job.phase, holder_of(story, 1).node) == (JobPhase.PREPARING, "node-1")
-
-
-def test_a_spare_starts_where_others_have_come_up_rather_than_where_none_has() -> None:
-    story = spread(ranks=3, ranks_per_slot=1)
-    story.hear(ev.NodeJoined(node=NodeId("node-9"), incarnation="a", slots=1), lost("node-2"))
-    assert holder_of(story, 2).node == "node-9", "the only one"
-    story = spread(ranks=3, ranks_per_slot=1)
-    for node in ("node-8", "node-9"):
-        story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=1))
-    story.cluster = replace(
-        story.cluster,
-        nodes=story.cluster.nodes.put(NodeId("node-9"), replace(story.cluster.nodes[NodeId("node-9")], proven=True)),
-    )
-    story.hear(lost("node-1"), lost("node-2"))
-    assert [holder_of(story, rank).node for rank in (1, 2)] == ["node-9", "node-8"]
 
 
 def test_guests_are_spread_over_nodes_and_slots() -> None:

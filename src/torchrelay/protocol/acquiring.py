@@ -10,14 +10,13 @@ from torchrelay.protocol.ids import Generation, NodeId, Rank, WorkerId
 from torchrelay.protocol.incident import Mark
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.placing import apart_from, is_cold, usable_spares
-from torchrelay.protocol.policy import DYING_MS, choose_spare
+from torchrelay.protocol.placing import spare_for, usable_spares
+from torchrelay.protocol.policy import DYING_MS
 from torchrelay.protocol.rollback import all_vacant, places_for, still_ending
 from torchrelay.protocol.roster import Life, Worker
-from torchrelay.protocol.sharing import shares_with
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
-from torchrelay.protocol.taints import closed, taken_last
+from torchrelay.protocol.taints import closed
 
 
 def acquire(cluster: Cluster, job: Job) -> Cluster | None:
@@ -34,11 +33,7 @@ def acquire(cluster: Cluster, job: Job) -> Cluster | None:
         heir = heir_of(cluster, job, rank)
         if heir is not None:
             return inherit(cluster, job, rank, heir)
-        spare, reason = choose_spare(
-            usable_spares(cluster, job), rank, near=last_node(job, rank),
-            last=lambda worker: taken_last(cluster, worker.node, worker.slot), apart=apart_from(cluster, job, rank),
-            host=lambda worker: shares_with(cluster, worker), cold=lambda worker: is_cold(cluster, worker),
-        )  # fmt: skip
+        spare, reason = spare_for(cluster, job, rank, usable_spares(cluster, job), near=last_node(job, rank))
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
         room = give_way(cluster, job, rank) or dismiss_leavers(cluster, job)

@@ -17,13 +17,12 @@ from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import KEPT_MOVES, Move, MoveKind, MoveState
-from torchrelay.protocol.placing import apart_from, free_slots, is_cold
-from torchrelay.protocol.policy import choose_spare
+from torchrelay.protocol.placing import free_slots, spare_for
 from torchrelay.protocol.roster import Life, Seat, Worker
 from torchrelay.protocol.sharing import shares_with, slots_to_share, uncrowded
 from torchrelay.protocol.state import Cluster, over
 from torchrelay.protocol.table import Table
-from torchrelay.protocol.taints import closed, on_slot, taken_last
+from torchrelay.protocol.taints import closed, on_slot
 
 # How long a rank is away from home at least, or for its probation if that is shorter.
 AWAY_MS = 600_000
@@ -466,11 +465,7 @@ def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
         if rank in move.targets:
             continue
         spares = able_spares(cluster, job, wanted[rank].to, guests=move.shares)
-        spare, reason = choose_spare(
-            spares, rank, near=None, last=lambda worker: taken_last(cluster, worker.node, worker.slot),
-            apart=apart_from(cluster, job, rank), host=lambda worker: shares_with(cluster, worker),
-            cold=lambda worker: is_cold(cluster, worker),
-        )  # fmt: skip
+        spare, reason = spare_for(cluster, job, rank, spares)
         if spare is not None:
             return appoint(cluster, job, move, rank, spare.worker, reason)
         if not fit(cluster, job, [rank], wanted):  # others have taken the room meanwhile

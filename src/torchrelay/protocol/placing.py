@@ -10,7 +10,7 @@ from torchrelay.protocol.events import Effect
 from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.policy import cordoned, slot_order
+from torchrelay.protocol.policy import choose_spare, cordoned, slot_order
 from torchrelay.protocol.rollback import all_vacant, in_order, still_ending
 from torchrelay.protocol.roster import Life, Worker, natural
 from torchrelay.protocol.sharing import may_share, shares_with, slots_to_share, soon_free, usable
@@ -119,6 +119,17 @@ def spares_wanted(job: Job) -> int:
 def usable_spares(cluster: Cluster, job: Job) -> list[Worker]:
     """Spares that can be given a rank where they are. Those on a closed place are of no use."""
     return [spare for spare in cluster.spares(job.spec.job) if not closed(cluster, spare.node, spare.slot)]
+
+
+def spare_for(
+    cluster: Cluster, job: Job, rank: Rank, spares: list[Worker], near: NodeId | None = None
+) -> tuple[Worker | None, str]:
+    """The best of these spares for a rank, and why it is that one, or none. `near`: the node that the rank leaves."""
+    return choose_spare(
+        spares, rank, near=near, last=lambda worker: taken_last(cluster, worker.node, worker.slot),
+        apart=apart_from(cluster, job, rank), host=lambda worker: shares_with(cluster, worker),
+        cold=lambda worker: is_cold(cluster, worker),
+    )  # fmt: skip
 
 
 def is_cold(cluster: Cluster, worker: Worker) -> bool:
