@@ -232,8 +232,8 @@ def test_the_results_of_one_model_outlast_the_next_and_a_signal_ends_it_in_order
 ) -> None:
     written: list[list[str]] = []
 
-    def run_model(setting: compare.Setting, chosen: object) -> object:
-        del chosen
+    def run_model(setting: compare.Setting, chosen: object, held: object) -> object:
+        del chosen, held
         assert signal.getsignal(signal.SIGTERM) is signal.default_int_handler
         if setting.model == "small":
             raise KeyboardInterrupt

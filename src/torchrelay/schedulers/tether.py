@@ -21,6 +21,9 @@ def tethered(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
     parent = os.getpid()
 
     def tie() -> None:
+        if number != signal.SIGKILL:
+            # Until exec the child has its parent's handlers: they would swallow the signal, and the program would run on.
+            signal.signal(number, signal.SIG_DFL)
         if _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
         if os.getppid() != parent:  # it ended before the tether held
