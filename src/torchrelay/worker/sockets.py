@@ -69,10 +69,10 @@ class OpenSocket:
             return None
         return Flow(sent, received, unread)
 
-    def shut_down(self, how: int = socket.SHUT_RDWR) -> bool:
-        """Shut it down, in both directions if not told otherwise. False if it was not connected any more."""
+    def shut_down(self) -> bool:
+        """Shut it down in both directions. False if it was not connected any more."""
         try:
-            self.handle.shutdown(how)
+            self.handle.shutdown(socket.SHUT_RDWR)
         except OSError:
             return False
         return True
@@ -140,7 +140,6 @@ class Ours:
         self.store: Address | None = None
         self.hosted: frozenset[Address] = frozenset()
         self._first_s = self._last_s = float("-inf")  # of the attempts to break what flows
-        self._deaf: set[int] = set()  # inodes of connections at which nothing is heard any more
 
     def add_devices(self, addresses: Iterable[Address]) -> None:
         self.devices |= frozenset(addresses)
@@ -165,8 +164,6 @@ class Ours:
     def break_still(self) -> int:
         """Shut down those of our backends' connections that are at rest; after `FLOW_S` of attempts, all of them.
 
-        First they only hear nothing any more: Gloo reads the end, and closes. A message that asks for data may have
-        come just before, and the answer must still go out: what cannot be written is in none of Gloo's lists, either.
         Takes `LOOK_S` if there are any. Returns how many were still connected, and are not any more.
         """
         now = time.monotonic()
@@ -176,7 +173,6 @@ class Ours:
         if now - self._first_s > FLOW_S:
             return self.break_backends()
         before = self._flows()
-        self._deaf &= before.keys()
         if not before:
             return 0
         time.sleep(LOOK_S)
@@ -185,16 +181,8 @@ class Ours:
             if self.is_connection(sock.ends):
                 flow = sock.flow()
                 rests = flow is None or (flow.unread == 0 and before.get(sock.inode) == flow)
-                broken += rests and self._deafen(sock)
+                broken += rests and sock.shut_down()
         return broken
-
-    def _deafen(self, sock: OpenSocket) -> bool:
-        """The second time it is shut down."""
-        if sock.inode in self._deaf:
-            self._deaf.discard(sock.inode)
-            return sock.shut_down()
-        self._deaf.add(sock.inode)
-        return sock.shut_down(socket.SHUT_RD)
 
     def _flows(self) -> dict[int, Flow | None]:
         return {sock.inode: sock.flow() for sock in open_sockets() if self.is_connection(sock.ends)}
