@@ -22,7 +22,7 @@ def tethered(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
 
     def tie() -> None:
         if number != signal.SIGKILL:
-            # Until exec the child has its parent's handlers: they would swallow the signal, and the program would run on.
+            # Until exec the child has its parent's handlers: they would swallow the signal, and it would run on.
             signal.signal(number, signal.SIG_DFL)
         if _libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
             raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
