@@ -79,7 +79,7 @@ class Circle:
         wanted = {RECORDS: (after, before)}
         ends, addresses = self.lanes[rank].meet(session, order, self.store, wanted, timeout_s)
         self.all[rank].share(ends[RECORDS], [addresses[buddy] for buddy in after], point, record)
-        limit(ends[RECORDS], 0)
+        limit(ends[RECORDS], DEADLINE_S)
 
     def gate(self, step: int, size: int = 0) -> None:
         self.everybody(lambda rank: self.all[rank].at_gate(Point(step), (b"%d at " % rank, b"%d" % step, bytes(size))))

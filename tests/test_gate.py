@@ -15,9 +15,11 @@ from torchrelay.protocol.events import CollectiveFailed, Event
 from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Verdict
 from torchrelay.wire.page import Page
+from torchrelay.worker import gate, groups
 from torchrelay.worker.buddies import Buddies
 from torchrelay.worker.gate import LACKS, Gate, Sum, how_many_lack
 from torchrelay.worker.lanes import Parted
+from torchrelay.worker.snapshots import Snapshots
 from torchrelay.worker.standing import OrdersStayedAway, Standing
 
 WORLD = 4
@@ -108,6 +110,32 @@ def test_the_phase_is_gate_while_others_are_awaited(stand: Stand) -> None:
     stand.group.meanwhile = lambda: phases.append(stand.page.status().phase)
     stand.enter()
     assert phases == [WorkerPhase.GATE]
+
+
+def test_who_waits_for_a_snapshot_counts_as_who_waits_for_others(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
+    aside: list[int] = []
+    seen: list[int] = []
+    monkeypatch.setattr(groups, "count_aside", aside.append)
+    sender = SimpleNamespace(finished=SimpleNamespace(wait=lambda: seen.append(sum(aside))))
+    snapshots: Any = SimpleNamespace(_senders=[sender], _judge=lambda _: None, lacking=False)
+    snapshots.at_gate = lambda: Snapshots.at_gate(snapshots)
+    stand.gate._snapshots = snapshots
+    stand.enter()
+    assert seen == [-1], "one more has begun, and not two"
+    assert sum(aside) == 0, "the all-reduce counts itself"
+
+
+@pytest.mark.parametrize(("device", "gradients", "lanes"), [
+    ("cpu", {"cpu"}, True), ("cpu", set(), True), ("cpu", {"cuda", "cpu"}, False), ("cuda", {"cuda"}, False),
+    ("cuda", {"cpu"}, False),
+])  # fmt: skip
+def test_the_gate_comes_after_what_the_device_has_to_do(
+    monkeypatch: pytest.MonkeyPatch, device: str, gradients: set[str], lanes: bool
+) -> None:
+    monkeypatch.setattr(gate, "world", lambda: ("group", device))
+    monkeypatch.setattr(gate, "Sum", lambda group, where: (group, where))
+    session: Any = SimpleNamespace(rounds="lanes")
+    assert gate.exchange_of(session, gradients) == ("lanes" if lanes else ("group", "cuda"))
 
 
 class TestWhatIsDoneTogetherInTheGate:

@@ -213,6 +213,13 @@ def test_a_message_that_was_half_received_does_not_keep_a_thread_busy(four: Trou
     assert four.do("call", acts.restless_loops) == [0] * 4
 
 
+@pytest.mark.slow
+def test_a_message_that_is_under_way_between_survivors_is_left_alone(two: Troupe) -> None:
+    two.tell("call", acts.send_while_silenced, ranks=[1])
+    assert two.ranks[0].do("call", acts.receive_while_silenced)
+    two.ranks[1].result()
+
+
 # ---------------------------------------------------------------- breaking
 
 

@@ -12,6 +12,7 @@ from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import MoveState
+from torchrelay.protocol.sharing import slots_to_share
 
 
 def settle_but(story: Story, node: str) -> None:
@@ -55,6 +56,14 @@ def test_an_agent_that_begins_anew_beside_its_workers_has_loaded() -> None:
     story.lose(story.holder(3), signal=SIGKILL)
     settle_but(story, "node-1")
     assert not any(worker.guest for worker in story.cluster.workers.values())
+
+
+def test_guests_are_rather_invited_where_workers_have_come_up_than_where_a_replica_is_apart() -> None:
+    story = spread()
+    story.hear(back())
+    assert any(worker.node == "node-1" for worker in story.cluster.workers.values())
+    found = slots_to_share(story.cluster, story.job, 1, apart=lambda node: node == "node-1")
+    assert [node for node, _ in found] == ["node-0"]
 
 
 def test_without_leave_to_share_a_node_that_loads_is_waited_for() -> None:

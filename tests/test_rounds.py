@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from types import SimpleNamespace
@@ -14,7 +16,8 @@ from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, Work
 from torchrelay.protocol.orders import Rewire
 from torchrelay.wire import trust
 from torchrelay.worker import groups
-from torchrelay.worker.lanes import Lanes, Parted, limit
+from torchrelay.worker.lanes import Ends, Lanes, Parted, limit, watch_over
+from torchrelay.worker.request import STALL_S
 from torchrelay.worker.rounds import GATE, Rounds, partners
 from torchrelay.worker.transfer import StateServer
 
@@ -29,6 +32,7 @@ class Circle:
         self.servers = [StateServer(self.secret) for _ in range(world)]
         self.lanes = [Lanes() for _ in range(world)]
         self.rounds = [Rounds() for _ in range(world)]
+        self.ends: dict[int, Ends] = {}
         for server, lanes in zip(self.servers, self.lanes, strict=True):
             server.adopt = lanes.adopt
         self.pool = ThreadPoolExecutor(world)
@@ -47,8 +51,9 @@ class Circle:
         session: Any = SimpleNamespace(server=self.servers[rank], welcome=SimpleNamespace(secret=self.secret))
         wanted = {GATE: partners(Rank(rank), self.world)}
         ends, _ = self.lanes[rank].meet(session, order, self.store, wanted, timeout_s)
-        self.rounds[rank].connect(ends[GATE])
-        limit(ends[GATE], 0)
+        self.ends[rank] = ends[GATE]
+        self.rounds[rank].connect(Rank(rank), self.world, ends[GATE])
+        limit(ends[GATE], DEADLINE_S)
 
     def enter(self, points: dict[int, Point] | None = None, lacking: frozenset[int] = frozenset()) -> list[bool | None]:
         told = points or {}
@@ -141,7 +146,7 @@ def test_who_waits_for_one_that_ends_fails_at_once(make: Callable[[int], Circle]
     ring = make(4)
     waiting = ring.pool.submit(ring.rounds[0].exchange, Point(1), False)
     ring.lanes[3].close()
-    with pytest.raises(Parted, match="is not heard in the gate"):
+    with pytest.raises(Parted, match="rank 3 is not heard in the gate"):
         waiting.result(DEADLINE_S)
 
 
@@ -162,3 +167,59 @@ def test_a_rank_that_does_not_come_fails_the_rewire_in_time(make: Callable[[int]
     ring.store.set("torchrelay/2/lanes/1", ring.servers[1].address)  # told before it was lost
     with pytest.raises(groups.RewireError, match="rank 1 did not come"):
         ring.connect_one(0, 2, timeout_s=0.2)
+
+
+def test_who_is_cut_while_it_reaches_out_for_one_that_is_stopped_does_not_wait_for_it(
+    make: Callable[[int], Circle],
+) -> None:
+    ring = make(2)
+    with socket.create_server(("127.0.0.1", 0)) as stopped:
+        ring.store.set("torchrelay/2/lanes/1", f"127.0.0.1:{stopped.getsockname()[1]}")
+        reaching = ring.pool.submit(ring.connect_one, 0, 2)
+        connection, _ = stopped.accept()
+        with connection:
+            ring.lanes[0].cut()
+            with pytest.raises(groups.RewireError, match="is not reached"):
+                reaching.result(STALL_S / 2)
+
+
+def test_who_waits_for_too_long_says_for_whom(make: Callable[[int], Circle]) -> None:
+    ring = make(3)
+    limit(ring.ends[0], 0.05)
+    with pytest.raises(Parted, match="rank 2 is not heard in the gate: nothing has moved"):
+        ring.rounds[0].exchange(Point(1), False)
+
+
+def test_the_other_machine_is_looked_after_while_nothing_is_said(make: Callable[[int], Circle]) -> None:
+    ends = make(4).ends[0]
+    watch_over(ends)
+    assert [lane.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for lane in ends.lanes()] == [1] * 4
+
+
+def test_an_exception_of_the_scripts_own_stays_what_it_is_and_leaves_nobody_in_between(
+    make: Callable[[int], Circle],
+) -> None:
+    def handler(*_: object) -> None:
+        raise TimeoutError("the script's")
+
+    ring = make(2)
+    known = signal.signal(signal.SIGALRM, handler)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.05)
+        with pytest.raises(TimeoutError, match="the script's"):
+            ring.rounds[0].exchange(Point(5), False)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, known)
+    assert ring.rounds[1].exchange(Point(5), False) is True, "it had been told"
+    with pytest.raises(Parted):
+        ring.rounds[1].exchange(Point(6), False)
+    with pytest.raises(Parted):
+        ring.rounds[0].exchange(Point(5), False)
+
+
+def test_rounds_without_lanes_let_nobody_pass() -> None:
+    with pytest.raises(Parted, match="not connected"):
+        Rounds().exchange(Point(1), False)
+    with pytest.raises(ValueError, match="rank 1 of 4 has 0 lanes"):
+        Rounds().connect(Rank(1), 4, Ends())

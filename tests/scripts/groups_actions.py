@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.scripts.groups_ranks import Actions, until
-from torchrelay.worker import abandon, restless, sockets
+from torchrelay.worker import abandon, groups, restless, sockets
 
 
 def world() -> dist.ProcessGroup:
@@ -71,6 +71,27 @@ def let_go_of_what_is_half_there(_actions: Actions) -> int:
     until(lambda: into[0].item() == 1.0)
     del work
     return int((into[-1000:] == 0).sum().item())
+
+
+def send_while_silenced(_actions: Actions) -> None:
+    """Of two ranks, rank 1: sends much, while what has ended is silenced again and again."""
+    work = dist.isend(torch.ones(64_000_000), 0)
+    assert work is not None
+    waiting = threading.Thread(target=work.wait)
+    waiting.start()
+    while waiting.is_alive():
+        groups.silence()
+
+
+def receive_while_silenced(_actions: Actions) -> bool:
+    """Of two ranks, rank 0: whether all has come although what has ended was silenced in the middle of it."""
+    into = torch.zeros(64_000_000)
+    work = dist.irecv(into, 1)
+    assert work is not None
+    until(lambda: into[0].item() == 1.0)
+    groups.silence()
+    work.wait()
+    return bool((into == 1).all())
 
 
 def restless_loops(_actions: Actions, looks: int = 20) -> int:

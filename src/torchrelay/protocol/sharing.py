@@ -109,7 +109,8 @@ def usable(cluster: Cluster, job: Job, place: Place) -> bool:
 def slots_to_share(
     cluster: Cluster, job: Job, count: int, apart: Callable[[NodeId], bool] = lambda _: True
 ) -> list[Place]:
-    """Up to so many places for guests, the best first: those with the fewest workers, spread over the nodes.
+    """Up to so many places for guests, the best first: where workers have come up before, with the
+    fewest workers, spread over the nodes.
 
     `apart`: whether what would be on this node has a replica on another one.
     """
@@ -126,8 +127,8 @@ def slots_to_share(
         best = min(
             able,
             key=lambda place: (
-                load[place], taken_last(cluster, *place), not apart(place[0]), guests[place[0]],
-                natural(place[0]), place[1],
+                not cluster.nodes[place[0]].proven, load[place], taken_last(cluster, *place), not apart(place[0]),
+                guests[place[0]], natural(place[0]), place[1],
             ),
         )  # fmt: skip
         chosen.append(best)

@@ -195,6 +195,10 @@ class Backends:
         wiring = self._wirings[group] = self._equip(wiring)
         return wiring
 
+    def timeout_s(self, group: ProcessGroup) -> float:
+        """How long a collective of this group may take, as of the last survey."""
+        return self._wirings[group].timeout.total_seconds()
+
     def _live_options(self, group: ProcessGroup, wiring: Wiring) -> Any:
         """The options of the group's real backend; None if it has none now."""
         try:

@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Point, Rank
 from torchrelay.worker import groups
-from torchrelay.worker.lanes import Ends, Parted, receive
+from torchrelay.worker.lanes import Ends, Parted, parted, receive
 
 RECORDS = "records"  # the purpose of these lanes
 _HEAD = struct.Struct("<qqq")  # point, and bytes of the record
@@ -36,8 +36,7 @@ class Buddies:
     def __init__(self) -> None:
         self.addresses: list[str] = []  # of the state servers of our buddies
         self.active = False  # whether anybody is one of ours: asked in every gate
-        self._to: list[socket.socket] = []
-        self._from: dict[Rank, socket.socket] = {}
+        self._ends = Ends()
         self._kept: dict[Rank, tuple[PrivateRecord, ...]] = {}  # of each ward the last two points, older first
         self._memory = bytearray(AT_ONCE)
 
@@ -50,9 +49,9 @@ class Buddies:
         buddies may fail to get it. Raises `RewireError`.
         """
         self.addresses = list(addresses)
-        self._to, self._from = ends.to, ends.by
+        self._ends = ends
         self.active = False
-        if not self._to and not self._from:
+        if not ends.to and not ends.by:
             return
         try:
             self._exchange(point, (record,))
@@ -63,22 +62,36 @@ class Buddies:
     def at_gate(self, point: Point, record: Parts) -> None:
         """Send our record of the point about to be committed, take in those of our wards. Raises `Parted`."""
         self._exchange(point, record)
-        if len(self._kept) > len(self._from):
+        wards = self._ends.by
+        if len(self._kept) > len(wards):
             # The others have long had their first exchange of this generation: they are not ours any more.
-            self._kept = {ward: kept for ward, kept in self._kept.items() if ward in self._from}
+            self._kept = {ward: kept for ward, kept in self._kept.items() if ward in wards}
 
     def _exchange(self, point: Point | None, record: Parts) -> None:
         head = _HEAD.pack(*((point.step, point.section) if point is not None else (0, 0)), sum(map(len, record)))
         message = [head, *record]
         size = len(head) + sum(map(len, record))
         try:
-            late = [sender for lane in self._to if (sender := _send(lane, message, size)) is not None]
-            for ward, lane in self._from.items():
-                self._take(ward, lane)
+            late = self._send(message, size)
+            self._receive()
+            for sender in late:
+                sender.finish()
+        except BaseException:
+            self._ends.part()  # a record may be half sent, or half received
+            raise
+
+    def _send(self, message: Parts, size: int) -> list[_Sender]:
+        try:
+            return [sender for lane in self._ends.to if (sender := _send(lane, message, size)) is not None]
         except OSError as error:
-            raise Parted(f"a private record could not be sent to a buddy or taken from a ward: {error}") from error
-        for sender in late:
-            sender.finish()
+            raise parted("a private record cannot be sent to a buddy", error) from error
+
+    def _receive(self) -> None:
+        for ward, lane in self._ends.by.items():
+            try:
+                self._take(ward, lane)
+            except OSError as error:
+                raise parted(f"the private record of rank {ward} does not come", error) from error
 
     def _take(self, ward: Rank, lane: socket.socket) -> None:
         memory = self._memory
@@ -125,7 +138,7 @@ class _Sender(threading.Thread):
         """Wait until it is sent. Raises `Parted`."""
         self.join()
         if self._error is not None:
-            raise Parted(f"a private record could not be sent: {self._error}") from self._error
+            raise parted("a private record cannot be sent to a buddy", self._error) from self._error
 
 
 def _send(lane: socket.socket, message: Parts, size: int) -> _Sender | None:

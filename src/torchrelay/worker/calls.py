@@ -86,7 +86,7 @@ class Calls:
         )  # fmt: skip
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
-        self._gate = Gate(session, exchange_of(session))
+        self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = Early(state, shard)

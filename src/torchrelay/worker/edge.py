@@ -36,7 +36,7 @@ from torchrelay.worker import ddp, fsdp, groups, random_state, transfer, zero
 from torchrelay.worker.blame import tell_failed
 from torchrelay.worker.buddies import RECORDS
 from torchrelay.worker.gate import await_interrupt, on_lanes
-from torchrelay.worker.lanes import limit
+from torchrelay.worker.lanes import Ends, Parted, limit, watch_over
 from torchrelay.worker.rounds import GATE, partners
 from torchrelay.worker.serving import SNAPSHOT, STATE
 from torchrelay.worker.session import Session
@@ -155,7 +155,7 @@ class Edge:
             self._handed = order.generation
         self._say_ready(order.generation, order.point, private)
         if standing.poisoned:
-            groups.silence()  # it may be long before all are connected anew
+            groups.silence()  # it may be long before all are connected anew, and of who is lost nothing more comes
 
     def _kept(self, point: Point) -> bytes:
         """Our private record of this point: what the agent would find in the page; empty if we have committed nothing.
@@ -215,9 +215,21 @@ class Edge:
         ends, addresses = session.lanes.meet(session, order, store, wanted, WIRING_S)
         session.buddies.share(ends[RECORDS], [addresses[buddy] for buddy in order.buddies], point, record)
         if GATE in ends:
-            session.rounds.connect(ends[GATE])
+            self._prove_rounds(order, ends[GATE])
         for each in ends.values():
-            limit(each, 0)  # in a gate nobody knows how long others take
+            limit(each, groups.timeout_s())  # as a collective of torch
+            watch_over(each)
+
+    def _prove_rounds(self, order: Rewire, ends: Ends) -> None:
+        """A first exchange: everybody is connected for gates and knows it. Raises `RewireError`."""
+        rounds, world_size = self._session.rounds, self._session.identity.wait().world_size
+        rounds.connect(order.rank, world_size, ends)
+        try:
+            alike = rounds.exchange(Point(order.generation), lacking=False)
+        except Parted as error:
+            raise groups.RewireError(f"generation {order.generation}, connecting for gates: {error}") from error
+        if not alike:
+            raise groups.RewireError(f"generation {order.generation}, connecting for gates: others are in another one")
 
     # ------------------------------------------------------------ restore
 

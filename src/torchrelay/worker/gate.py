@@ -12,7 +12,7 @@ With ranks on several nodes, private records go to buddies before it: see `buddi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Protocol
 
 import torch
@@ -137,13 +137,20 @@ def world() -> tuple[dist.ProcessGroup, str]:
 
 
 def on_lanes() -> bool:
-    """Whether the gate goes over lanes."""
+    """Whether there are lanes for gates: not where nothing can be trained on the CPU."""
     return world()[1] == "cpu"
 
 
-def exchange_of(session: Session) -> Exchange:
-    """How the ranks of this job know that all have come."""
-    return session.rounds if on_lanes() else Sum(*world())
+def exchange_of(session: Session, devices: Collection[str]) -> Exchange:
+    """How the ranks of this job know that all have come. `devices`: types of those on which gradients are.
+
+    With gradients on a GPU the host runs ahead of it, also where the group has a backend for the CPU beside: only what
+    the GPU does itself comes after its reductions.
+    """
+    group, device = world()
+    if "cuda" in devices:
+        return Sum(group, "cuda")
+    return session.rounds if on_lanes() else Sum(group, device)
 
 
 def largest(values: list[float]) -> list[float]:

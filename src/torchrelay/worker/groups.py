@@ -44,6 +44,7 @@ __all__ = [
     "method",
     "rewire",
     "silence",
+    "timeout_s",
 ]
 
 log = logging.getLogger(__name__)
@@ -159,7 +160,6 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
             raise ValueError("torch.distributed is not initialised: call init_newcomer first")
         process.backends.abort()
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
-        process.ours.silence()
         process.backends.counts.clear()
         process.backends.alone = True
         let_go = [process.backends.take(group) for group in wirings]
@@ -175,6 +175,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
                 proof = [types[0] for types in wiring.kinds.values()]
         for device in proof:
             _prove(device, deadline - time.monotonic())
+        process.ours.silence()  # Gloo has had the time to close what it can close
         process.backends.alone = False
     except (Abandoned, ValueError, RuntimeError) as error:
         # RuntimeError: Gloo raises nothing more precise, and torch's own errors derive from it
@@ -276,6 +277,11 @@ def break_connections() -> int:
 def silence() -> None:
     """What was cut short keeps no thread of Gloo busy. By the main thread, when nobody waits in a collective."""
     _process.ours.silence()
+
+
+def timeout_s() -> float:
+    """How long a collective of the default group may take, as of the last `rewire`."""
+    return _process.backends.timeout_s(c10d._get_default_group())
 
 
 def collectives() -> int:

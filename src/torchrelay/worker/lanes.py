@@ -7,11 +7,12 @@ belong to no group: nothing is counted for them, and a fault breaks them from an
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -20,6 +21,7 @@ from torch._C._distributed_c10d import Store
 from torchrelay.protocol.ids import Generation, Rank
 from torchrelay.protocol.orders import Rewire
 from torchrelay.worker import groups
+from torchrelay.worker.request import Cancel
 from torchrelay.worker.stream import Stream, StreamBroken
 from torchrelay.worker.transfer import open_lane
 
@@ -27,6 +29,7 @@ if TYPE_CHECKING:
     from torchrelay.worker.session import Session
 
 AGAIN_S = 0.05  # between attempts to reach a rank, to which several others come at once
+ALIVE_S = 60  # a machine that has not answered for so long, or a path to it, is gone
 
 Wanted = Mapping[str, tuple[Sequence[Rank], Sequence[Rank]]]  # by purpose: to whom we send, and from whom we receive
 
@@ -42,6 +45,16 @@ class Ends:
     to: list[socket.socket] = field(default_factory=list)
     by: dict[Rank, socket.socket] = field(default_factory=dict)
 
+    def lanes(self) -> Iterator[socket.socket]:
+        """All of them."""
+        yield from self.to
+        yield from self.by.values()
+
+    def part(self) -> None:
+        """They are of no use any more, to us and to those at their other ends."""
+        for lane in self.lanes():
+            _shut_down(lane)
+
 
 class Lanes:
     """All lanes of one rank.
@@ -53,7 +66,7 @@ class Lanes:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._generation = Generation(0)
-        self._cut_off = False  # for whoever waits for others
+        self._cancel = Cancel()  # of whoever reaches out for others, or waits for them
         self._came: dict[tuple[Generation, str, Rank], socket.socket] = {}  # not taken up yet
         self._ends: list[socket.socket] = []  # of this generation
 
@@ -70,7 +83,7 @@ class Lanes:
         deadline = time.monotonic() + timeout_s
         self.part()
         with self._changed:
-            self._generation, self._cut_off = order.generation, False
+            self._generation, self._cancel = order.generation, Cancel()
         found = {purpose: Ends() for purpose in wanted}
         addresses: dict[Rank, str] = {}
         try:
@@ -94,16 +107,17 @@ class Lanes:
     def _keep(self, lane: socket.socket) -> socket.socket:
         with self._changed:
             self._ends.append(lane)
-            if self._cut_off:
+            if self._cancel.cancelled:
                 _shut_down(lane)
         return lane
 
     def _reach(self, address: str, secret: bytes, order: Rewire, purpose: str, deadline: float) -> socket.socket:
+        cancel = self._cancel
         while True:
             try:
-                return open_lane(address, secret, order.generation, purpose, order.rank, deadline).release()
+                return open_lane(address, secret, order.generation, purpose, order.rank, deadline, cancel).release()
             except StreamBroken as error:
-                if self._cut_off or time.monotonic() + AGAIN_S > deadline:
+                if cancel.cancelled or time.monotonic() + AGAIN_S > deadline:
                     raise Parted(f"the rank at {address} is not reached: {error}") from error
                 time.sleep(AGAIN_S)
 
@@ -111,7 +125,7 @@ class Lanes:
         with self._changed:
             while (lane := self._came.pop((self._generation, purpose, other), None)) is None:
                 left = deadline - time.monotonic()
-                if self._cut_off or left <= 0:
+                if self._cancel.cancelled or left <= 0:
                     raise Parted(f"rank {other} did not come")
                 self._changed.wait(left)
         return lane
@@ -144,17 +158,42 @@ class Lanes:
     def cut(self) -> int:
         """Whoever waits at a lane, or for one, fails at once. Returns how many were cut."""
         with self._changed:
-            self._cut_off = True
+            self._cancel.cancel()
             self._changed.notify_all()
             return sum(map(_shut_down, self._ends))
 
 
 def limit(ends: Ends, seconds: float) -> None:
-    """How long one system call on these lanes may wait; 0: for ever."""
+    """How long one system call on these lanes may wait."""
     packed = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
-    for lane in (*ends.to, *ends.by.values()):
+    for lane in ends.lanes():
         lane.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, packed)
         lane.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
+
+
+def watch_over(ends: Ends) -> None:
+    """Who waits at one of these lanes fails after about `ALIVE_S` if the machine at its other end does not answer.
+
+    The machine and not the process, which may be at its step, or stopped: that is for others to find out.
+    """
+    for lane in ends.lanes():
+        lane.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ALIVE_S // 2)
+        lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ALIVE_S // 6)
+        lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
+        lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * ALIVE_S)  # of what is sent
+
+
+def parted(what: str, error: OSError) -> Parted:
+    """What to raise for a system call that has failed.
+
+    Raises the error itself if no system call has: then it is the script's, from a handler of a signal that came while
+    we waited (`TimeoutError` is an `OSError`).
+    """
+    if error.errno is None:
+        raise error
+    waited = isinstance(error, BlockingIOError)
+    return Parted(f"{what}: {'nothing has moved for as long as it may take' if waited else error}")
 
 
 def receive(lane: socket.socket, memory: memoryview, least: int) -> int:
@@ -163,7 +202,7 @@ def receive(lane: socket.socket, memory: memoryview, least: int) -> int:
     while came < least:
         count = lane.recv_into(memory[came:])
         if count == 0:
-            raise ConnectionError("the other side has closed the connection")
+            raise ConnectionResetError(errno.ECONNRESET, "the other side has closed the connection")
         came += count
     return came
 

@@ -5,8 +5,10 @@ neither reads nor writes, nor closes it (`Pair::prepareRead` and `Pair::write` i
 epoll reports it again at once. So a survivor of a fault, whose call was cut short in the middle of a transfer, would
 have a thread at full load as long as the old backend is kept, which may be for the life of the process.
 
-What is left of a generation that is over is therefore reported once more at most (EPOLLONESHOT). It is not taken out of
-the loop: Gloo ends the process if it finds a connection missing there when it closes it.
+What has ended is therefore reported once more at most (EPOLLONESHOT). It is not taken out of the loop: Gloo ends the
+process if it finds a connection missing there when it closes it. Nor may Gloo be told that it can write: it ends the
+process if it has nothing left to write by then. A connection that still is one is left alone, as a message may be under
+way on it.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import os
 import platform
 import re
 import select
-import stat
+import socket
 import struct
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
@@ -24,6 +26,7 @@ from typing import NamedTuple
 _EPOLL_CTL_MOD = 3  # of sys/epoll.h, as is the layout of an event: packed on x86-64 alone
 _EVENT = struct.Struct("=IQ" if platform.machine() == "x86_64" else "=I4xQ")
 _ENTRY = re.compile(r"tfd:\s*(\d+)\s+events:\s*([0-9a-f]+)\s+data:\s*([0-9a-f]+).*?\sino:([0-9a-f]+)")
+_UNDER_WAY = (1, 2, 3, 10)  # of net/tcp_states.h: established, two while connecting, and listening
 _LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -60,10 +63,10 @@ def watched(epoll: int) -> Iterator[Watched]:
 
 
 def silence(listeners: Collection[int]) -> int:
-    """Let each connection be reported once more at most, in the loops that one of these listening sockets is in.
+    """Let each connection that has ended be reported once more at most, in the loops of these listening sockets.
 
-    `listeners`: inodes of Gloo's own devices, by which their loops are known. To be called when all connections there
-    are of a generation that is over, and nobody waits in one of them. Returns how many could still be reported.
+    `listeners`: inodes of Gloo's own devices, by which their loops are known. To be called when nobody waits for what
+    was on these connections. Returns how many could still be reported.
     """
     silenced = 0
     for epoll in epolls():
@@ -74,14 +77,28 @@ def silence(listeners: Collection[int]) -> int:
 
 
 def _once_more(epoll: int, entry: Watched) -> bool:
-    """False if it has been closed since, will not be reported, or is the pipe by which Gloo wakes its own thread."""
-    if not entry.events & (select.EPOLLIN | select.EPOLLOUT):
+    """False if it has been closed since, is still connected, will not be reported, or is the pipe that wakes Gloo."""
+    if not entry.events & (select.EPOLLIN | select.EPOLLOUT) or not _has_ended(entry):
+        return False
+    event = _EVENT.pack(select.EPOLLIN | select.EPOLLONESHOT, entry.data)
+    return bool(_LIBC.epoll_ctl(epoll, _EPOLL_CTL_MOD, entry.descriptor, event) == 0)
+
+
+def _has_ended(entry: Watched) -> bool:
+    """Whether it is a TCP socket that was connected, and that one of both sides has shut down."""
+    try:
+        copy = os.dup(entry.descriptor)
+    except OSError:  # closed since
         return False
     try:
-        found = os.fstat(entry.descriptor)
-    except OSError:
+        handle = socket.socket(fileno=copy)
+    except OSError:  # a pipe
+        os.close(copy)
         return False
-    if found.st_ino != entry.inode or not stat.S_ISSOCK(found.st_mode):
-        return False
-    event = _EVENT.pack(entry.events | select.EPOLLONESHOT, entry.data)
-    return bool(_LIBC.epoll_ctl(epoll, _EPOLL_CTL_MOD, entry.descriptor, event) == 0)
+    with handle:
+        if os.fstat(copy).st_ino != entry.inode:
+            return False
+        try:
+            return handle.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] not in _UNDER_WAY
+        except OSError:  # no TCP
+            return False

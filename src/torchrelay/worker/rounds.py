@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 
 from torchrelay.protocol.ids import Point, Rank
-from torchrelay.worker.lanes import Ends, Parted, receive
+from torchrelay.worker.lanes import Ends, Parted, parted, receive
 
 GATE = "gate"  # the purpose of these lanes
 _TOLD = struct.Struct("<qqqq?")  # the least and the greatest point, and whether anybody lacks something
@@ -41,27 +41,47 @@ class Rounds:
     """The rounds of one rank."""
 
     def __init__(self) -> None:
-        self._ends = Ends()
+        self._ends: Ends | None = None  # not connected yet
+        self._partners: list[tuple[Rank, Rank]] = []
         self._memory = memoryview(bytearray(_TOLD.size))
 
-    def connect(self, ends: Ends) -> None:
-        """All are connected anew: these are the lanes from now on, in the order of `partners`."""
+    def connect(self, rank: Rank, world_size: int, ends: Ends) -> None:
+        """All are connected anew: these are the lanes from now on, in the order of `partners`. Raises `ValueError`."""
+        told, heard = partners(rank, world_size)
+        if len(ends.to) != len(told) or list(ends.by) != heard:
+            raise ValueError(
+                f"rank {rank} of {world_size} has {len(ends.to)} lanes out, and lanes from {list(ends.by)}"
+            )
+        self._partners = list(zip(told, heard, strict=True))
         self._ends = ends
 
     def exchange(self, point: Point, lacking: bool) -> bool | None:
         """Returns when all ranks have entered: whether none of them lacks anything; None if they are at other points.
 
-        Raises `Parted`.
+        Raises `Parted`. After any exception these lanes are of no use: others may have heard half of what we know.
         """
+        ends = self._ends
+        if ends is None:
+            raise Parted("the ranks are not connected for gates")
+        try:
+            return self._exchange(ends, point, lacking)
+        except BaseException:
+            ends.part()
+            raise
+
+    def _exchange(self, ends: Ends, point: Point, lacking: bool) -> bool | None:
         least = greatest = (point.step, point.section)
         memory = self._memory
-        try:
-            for to, by in zip(self._ends.to, self._ends.by.values(), strict=True):
+        for (told, heard), to, by in zip(self._partners, ends.to, ends.by.values(), strict=True):
+            try:
                 to.sendall(_TOLD.pack(*least, *greatest, lacking))
+            except OSError as error:
+                raise parted(f"rank {told} cannot be told in the gate", error) from error
+            try:
                 receive(by, memory, _TOLD.size)
-                step, section, last_step, last_section, lacks = _TOLD.unpack(memory)
-                least, greatest = min(least, (step, section)), max(greatest, (last_step, last_section))
-                lacking = lacking or lacks
-        except OSError as error:
-            raise Parted(f"a rank is not heard in the gate: {error}") from error
+            except OSError as error:
+                raise parted(f"rank {heard} is not heard in the gate", error) from error
+            step, section, last_step, last_section, lacks = _TOLD.unpack(memory)
+            least, greatest = min(least, (step, section)), max(greatest, (last_step, last_section))
+            lacking = lacking or lacks
         return not lacking if least == greatest else None

@@ -27,7 +27,7 @@ from torchrelay.protocol.buddies import COPIES
 from torchrelay.protocol.events import Snapshot, WorkerJoined
 from torchrelay.protocol.ids import Generation, Point, Rank
 from torchrelay.wire.shelf import DIGEST, NoRoom, Shelf, Sizes
-from torchrelay.worker import groups, memory
+from torchrelay.worker import memory
 from torchrelay.worker.cadence import Cadence
 from torchrelay.worker.shelving import give
 from torchrelay.worker.stream import StreamBroken
@@ -142,11 +142,8 @@ class Snapshots:
         senders = self._senders
         if not senders:
             return
-        # Who waits here counts as in the gate: the rank that is waited for has fewer collectives.
-        groups.count_aside(-1)
         for sender in senders:
             sender.finished.wait()
-        groups.count_aside(1)
         self._senders = []
         for sender in senders:
             self._judge(sender)

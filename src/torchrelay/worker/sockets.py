@@ -190,7 +190,7 @@ class Ours:
     def silence(self) -> int:
         """What Gloo was left with of generations that are over keeps no thread of it busy any more.
 
-        To be called when nobody waits for them, and before others are connected. See `restless`.
+        To be called when nobody waits for them. Connections that still are ones are left alone. See `restless`.
         """
         return restless.silence({sock.inode for sock in open_sockets() if self._is_device(sock.ends)})
 

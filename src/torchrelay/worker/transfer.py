@@ -101,16 +101,19 @@ def fetch_example(
 
 
 def open_lane(
-    address: str, secret: bytes, generation: Generation, purpose: str, own: Rank, deadline: float
-) -> Stream:  # fmt: skip
+    address: str, secret: bytes, generation: Generation, purpose: str, own: Rank, deadline: float, cancel: Cancel
+) -> Stream:
     """A connection, proved, over which rank `own` sends what this purpose asks for. Raises `StreamBroken`."""
-    request = Request(secret, generation, START, f"{LANE}{purpose} {own}", deadline, STALL_S, Cancel())
+    request = Request(secret, generation, START, f"{LANE}{purpose} {own}", deadline, STALL_S, cancel)
     stream = request.connect(Source(own, address))
     try:
+        cancel.attach(stream)
         request.ask(stream)
     except BaseException:
         stream.close()
         raise
+    finally:
+        cancel.detach(stream)
     return stream
 
 
