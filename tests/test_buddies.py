@@ -184,6 +184,25 @@ def test_who_waits_is_cut_from_another_thread(make: Callable[[int], Circle]) -> 
         go_on()
 
 
+def test_what_ends_an_exchange_in_the_middle_is_no_record_of_the_next_one(
+    make: Callable[[int], Circle], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> int:
+        raise KeyboardInterrupt
+
+    ring = make(2)
+    ring.share(Point(1))
+    with monkeypatch.context() as patched:
+        patched.setattr(buddies, "receive", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            ring.all[0].at_gate(Point(2), (b"told",))
+    ring.all[1].at_gate(Point(2), (b"",))
+    with pytest.raises(Parted):
+        ring.all[1].at_gate(Point(3), (b"",))
+    with pytest.raises(Parted):
+        ring.all[0].at_gate(Point(2), (b"",))
+
+
 def test_who_does_not_know_the_secret_brings_no_records(make: Callable[[int], Circle]) -> None:
     ring = make(2)
     ring.secret = trust.new_secret()

@@ -125,17 +125,31 @@ def test_who_waits_for_a_snapshot_counts_as_who_waits_for_others(stand: Stand, m
     assert sum(aside) == 0, "the all-reduce counts itself"
 
 
-@pytest.mark.parametrize(("device", "gradients", "lanes"), [
-    ("cpu", {"cpu"}, True), ("cpu", set(), True), ("cpu", {"cuda", "cpu"}, False), ("cuda", {"cuda"}, False),
-    ("cuda", {"cpu"}, False),
+@pytest.mark.parametrize(("backends", "gradients", "gpus", "found"), [
+    ("cpu:gloo", {"cpu"}, False, "lanes"),
+    ("cpu:gloo", {"cuda"}, True, "lanes"),
+    ("cpu:torchrelay", {"cuda"}, True, "lanes"),
+    ("cpu:gloo,cuda:gloo", {"cuda"}, True, "lanes"),
+    ("cpu:gloo,cuda:nccl", {"cpu"}, True, "lanes"),
+    ("cpu:gloo,cuda:nccl", {"cuda", "cpu"}, True, "cuda"),
+    ("cpu:gloo,cuda:nccl", set(), True, "cuda"),
+    ("cpu:gloo,cuda:nccl", set(), False, "lanes"),
+    ("cuda:nccl", {"cuda"}, True, "cuda"),
+    ("cuda:nccl", {"cpu"}, True, "cuda"),
 ])  # fmt: skip
 def test_the_gate_comes_after_what_the_device_has_to_do(
-    monkeypatch: pytest.MonkeyPatch, device: str, gradients: set[str], lanes: bool
+    monkeypatch: pytest.MonkeyPatch, backends: str, gradients: set[str], gpus: bool, found: str
 ) -> None:
-    monkeypatch.setattr(gate, "world", lambda: ("group", device))
-    monkeypatch.setattr(gate, "Sum", lambda group, where: (group, where))
+    class Config:
+        def __repr__(self) -> str:
+            return backends
+
+    monkeypatch.setattr(gate.c10d, "_get_default_group", lambda: "group")
+    monkeypatch.setattr(gate.c10d, "_world", SimpleNamespace(pg_backend_config={"group": Config()}))
+    monkeypatch.setattr(gate.torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(gate, "Sum", lambda _, where: where)
     session: Any = SimpleNamespace(rounds="lanes")
-    assert gate.exchange_of(session, gradients) == ("lanes" if lanes else ("group", "cuda"))
+    assert gate.exchange_of(session, gradients) == found
 
 
 class TestWhatIsDoneTogetherInTheGate:

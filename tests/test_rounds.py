@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import signal
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +19,7 @@ from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, Work
 from torchrelay.protocol.orders import Rewire
 from torchrelay.wire import trust
 from torchrelay.worker import groups
-from torchrelay.worker.lanes import Ends, Lanes, Parted, limit, watch_over
+from torchrelay.worker.lanes import ALIVE_S, Ends, Lanes, Parted, limit, watch_over
 from torchrelay.worker.request import STALL_S
 from torchrelay.worker.rounds import GATE, Rounds, partners
 from torchrelay.worker.transfer import StateServer
@@ -192,25 +195,37 @@ def test_who_waits_for_too_long_says_for_whom(make: Callable[[int], Circle]) -> 
 
 def test_the_other_machine_is_looked_after_while_nothing_is_said(make: Callable[[int], Circle]) -> None:
     ends = make(4).ends[0]
-    watch_over(ends)
-    assert [lane.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) for lane in ends.lanes()] == [1] * 4
+    for short in (False, True):
+        watch_over(ends, short=short)
+        for lane in ends.lanes():
+            told = partial(lane.getsockopt, socket.IPPROTO_TCP)
+            silence = told(socket.TCP_KEEPIDLE) + told(socket.TCP_KEEPINTVL) * told(socket.TCP_KEEPCNT)
+            assert lane.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+            assert silence == ALIVE_S
+            assert told(socket.TCP_USER_TIMEOUT) == 1000 * ALIVE_S * short, "a record may wait until it is read"
 
 
 def test_an_exception_of_the_scripts_own_stays_what_it_is_and_leaves_nobody_in_between(
     make: Callable[[int], Circle],
 ) -> None:
     def handler(*_: object) -> None:
-        raise TimeoutError("the script's")
+        raise FileNotFoundError(errno.ENOENT, "the script's")
 
     ring = make(2)
-    known = signal.signal(signal.SIGALRM, handler)
+    main = threading.get_ident()
+
+    def when_it_waits() -> None:
+        ring.ends[1].by[Rank(0)].recv(1, socket.MSG_PEEK)  # it has told us, and hears nothing
+        signal.pthread_kill(main, signal.SIGUSR2)
+
+    known = signal.signal(signal.SIGUSR2, handler)
     try:
-        signal.setitimer(signal.ITIMER_REAL, 0.05)
-        with pytest.raises(TimeoutError, match="the script's"):
+        interrupting = ring.pool.submit(when_it_waits)
+        with pytest.raises(FileNotFoundError, match="the script's"):
             ring.rounds[0].exchange(Point(5), False)
+        interrupting.result(DEADLINE_S)
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, known)
+        signal.signal(signal.SIGUSR2, known)
     assert ring.rounds[1].exchange(Point(5), False) is True, "it had been told"
     with pytest.raises(Parted):
         ring.rounds[1].exchange(Point(6), False)

@@ -155,7 +155,7 @@ class Edge:
             self._handed = order.generation
         self._say_ready(order.generation, order.point, private)
         if standing.poisoned:
-            groups.silence()  # it may be long before all are connected anew, and of who is lost nothing more comes
+            groups.silence()  # all may have to wait for long; what has not ended yet has to wait for the rewire
 
     def _kept(self, point: Point) -> bytes:
         """Our private record of this point: what the agent would find in the page; empty if we have committed nothing.
@@ -216,9 +216,9 @@ class Edge:
         session.buddies.share(ends[RECORDS], [addresses[buddy] for buddy in order.buddies], point, record)
         if GATE in ends:
             self._prove_rounds(order, ends[GATE])
-        for each in ends.values():
+        for purpose, each in ends.items():
             limit(each, groups.timeout_s())  # as a collective of torch
-            watch_over(each)
+            watch_over(each, short=purpose == GATE)
 
     def _prove_rounds(self, order: Rewire, ends: Ends) -> None:
         """A first exchange: everybody is connected for gates and knows it. Raises `RewireError`."""

@@ -144,11 +144,12 @@ def on_lanes() -> bool:
 def exchange_of(session: Session, devices: Collection[str]) -> Exchange:
     """How the ranks of this job know that all have come. `devices`: types of those on which gradients are.
 
-    With gradients on a GPU the host runs ahead of it, also where the group has a backend for the CPU beside: only what
-    the GPU does itself comes after its reductions.
+    With NCCL the host runs ahead of the GPU, also where the group has Gloo for the CPU beside: only what the GPU does
+    itself comes after its reductions. A rank that trains nothing goes with those that have a GPU.
     """
     group, device = world()
-    if "cuda" in devices:
+    on_gpu = "cuda" in devices or (not devices and torch.cuda.is_available())
+    if on_gpu and "cuda:nccl" in repr(c10d._world.pg_backend_config[group]):
         return Sum(group, "cuda")
     return session.rounds if on_lanes() else Sum(group, device)
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from torchrelay.worker.session import Session
 
 AGAIN_S = 0.05  # between attempts to reach a rank, to which several others come at once
+_OURS = __name__.rpartition(".")[0]
 ALIVE_S = 60  # a machine that has not answered for so long, or a path to it, is gone
 
 Wanted = Mapping[str, tuple[Sequence[Rank], Sequence[Rank]]]  # by purpose: to whom we send, and from whom we receive
@@ -171,17 +172,19 @@ def limit(ends: Ends, seconds: float) -> None:
         lane.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, packed)
 
 
-def watch_over(ends: Ends) -> None:
+def watch_over(ends: Ends, *, short: bool) -> None:
     """Who waits at one of these lanes fails after about `ALIVE_S` if the machine at its other end does not answer.
 
-    The machine and not the process, which may be at its step, or stopped: that is for others to find out.
+    The machine and not the process, which may be at its step, or stopped: that is for others to find out. `short`: all
+    that is ever sent has room in the other machine's memory. Else a process that does not read would count as gone.
     """
     for lane in ends.lanes():
         lane.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, ALIVE_S // 2)
         lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, ALIVE_S // 6)
         lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 3)
-        lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * ALIVE_S)  # of what is sent
+        if short:
+            lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * ALIVE_S)  # of what is sent
 
 
 def parted(what: str, error: OSError) -> Parted:
@@ -190,7 +193,10 @@ def parted(what: str, error: OSError) -> Parted:
     Raises the error itself if no system call has: then it is the script's, from a handler of a signal that came while
     we waited (`TimeoutError` is an `OSError`).
     """
-    if error.errno is None:
+    where = error.__traceback__
+    while where is not None and where.tb_next is not None:
+        where = where.tb_next
+    if where is not None and not str(where.tb_frame.f_globals.get("__name__")).startswith(_OURS):
         raise error
     waited = isinstance(error, BlockingIOError)
     return Parted(f"{what}: {'nothing has moved for as long as it may take' if waited else error}")

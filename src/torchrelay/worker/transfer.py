@@ -110,10 +110,10 @@ def open_lane(
         cancel.attach(stream)
         request.ask(stream)
     except BaseException:
+        cancel.detach(stream)
         stream.close()
         raise
-    finally:
-        cancel.detach(stream)
+    cancel.detach(stream)
     return stream
 
 
