@@ -8,6 +8,8 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+import torch
+from torch.distributed import distributed_c10d as c10d
 
 from tests.test_standing import FIRST, decide, rewire
 from torchrelay.errors import Refused, StateMismatch, StepInterrupted
@@ -144,12 +146,13 @@ def test_the_gate_comes_after_what_the_device_has_to_do(
         def __repr__(self) -> str:
             return backends
 
-    monkeypatch.setattr(gate.c10d, "_get_default_group", lambda: "group")
-    monkeypatch.setattr(gate.c10d, "_world", SimpleNamespace(pg_backend_config={"group": Config()}))
-    monkeypatch.setattr(gate.torch.cuda, "is_available", lambda: gpus)
+    monkeypatch.setattr(c10d, "_get_default_group", lambda: "group")
+    monkeypatch.setattr(c10d, "_world", SimpleNamespace(pg_backend_config={"group": Config()}))
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
     monkeypatch.setattr(gate, "Sum", lambda _, where: where)
     session: Any = SimpleNamespace(rounds="lanes")
-    assert gate.exchange_of(session, gradients) == found
+    exchange: object = gate.exchange_of(session, gradients)
+    assert exchange == found
 
 
 class TestWhatIsDoneTogetherInTheGate:
