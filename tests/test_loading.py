@@ -59,11 +59,14 @@ def test_an_agent_that_begins_anew_beside_its_workers_has_loaded() -> None:
 
 
 def test_guests_are_rather_invited_where_workers_have_come_up_than_where_a_replica_is_apart() -> None:
-    story = spread()
-    story.hear(back())
-    assert any(worker.node == "node-1" for worker in story.cluster.workers.values())
-    found = slots_to_share(story.cluster, story.job, 1, apart=lambda node: node == "node-1")
-    assert [node for node, _ in found if node != "node-1"], "node-1 loads"
+    cluster, node = (story := spread()).cluster, NodeId("node-1")
+
+    def invited(*, proven: bool) -> list[NodeId]:
+        nodes = cluster.nodes.put(node, replace(cluster.nodes[node], proven=proven))
+        return [at for at, _ in slots_to_share(replace(cluster, nodes=nodes), story.job, 1, lambda at: at == node)]
+
+    assert invited(proven=True) == [node]
+    assert node not in invited(proven=False) != []
 
 
 def test_without_leave_to_share_a_node_that_loads_is_waited_for() -> None:
