@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
 
-from torchrelay.schedulers.tether import tethered
+import pytest
+
+from torchrelay.schedulers.tether import signal_child, tethered
 
 HANDLED = """
 import os, signal, subprocess
@@ -46,6 +50,26 @@ def test_a_child_ends_with_its_parent() -> None:
 
 def test_a_child_runs_while_its_parent_does() -> None:
     assert subprocess.call(["true"], preexec_fn=tethered(signal.SIGKILL)) == 0
+
+
+def test_a_child_that_is_signalled_as_it_ends_keeps_its_exit_status(monkeypatch: pytest.MonkeyPatch) -> None:
+    signalled, wait = threading.Event(), os.waitpid
+
+    def slow(pid: int, options: int) -> tuple[int, int]:
+        """What asyncio waits with: here it comes last, as it may on a busy machine."""
+        assert signalled.wait(30)
+        return wait(pid, options)
+
+    async def end() -> int:
+        monkeypatch.setattr(os, "waitpid", slow)
+        child = await asyncio.create_subprocess_exec("sleep", "60")
+        os.kill(child.pid, signal.SIGTERM)
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        signal_child(child, signal.SIGKILL)
+        signalled.set()
+        return await child.wait()
+
+    assert asyncio.run(end()) == -signal.SIGTERM
 
 
 def ended_within(watched: int, deadline_s: float) -> bool:

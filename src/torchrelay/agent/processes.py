@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 import socket
 import sys
 import time
@@ -15,6 +16,7 @@ from pathlib import Path
 from torchrelay.agent.children import ProcessGone, read_stat, send_group, send_signal
 from torchrelay.agent.forks import Child, Ended, Forget, Fork, Inventory, Kill, Stop, from_forkserver
 from torchrelay.protocol.ids import WorkerId
+from torchrelay.schedulers.tether import signal_child
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, frame, read_frame
 
@@ -146,8 +148,8 @@ class Processes:
                     pass
         except TimeoutError:
             logger.error("the forkserver does not end: killing it")
-        if self._server is not None and self._server.returncode is None:
-            self._server.kill()  # its workers go with it
+        if self._server is not None:
+            signal_child(self._server, signal.SIGKILL)  # its workers go with it
             await self._server.wait()
         self._disconnect()
         self._path.unlink(missing_ok=True)
@@ -205,8 +207,8 @@ class Processes:
         if self._served and await self._connect():
             logger.warning("connected to the forkserver again (%s)", reason)
             return
-        if self._server is not None and self._server.returncode is None:
-            self._server.kill()  # alive, yet not to be reached: its workers cannot be watched any more
+        if self._server is not None:
+            signal_child(self._server, signal.SIGKILL)  # alive, yet not to be reached: who watches its workers?
         code = await self._server.wait() if self._server is not None else None
         if not self._served:
             raise CannotFork(

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import http.client
+import signal
 import sys
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from torchrelay.cli.runs import NotPossible
 from torchrelay.orchestrator.endpoint import Endpoint, read_endpoint
-from torchrelay.schedulers.tether import tethered
+from torchrelay.schedulers.tether import signal_child, tethered
 
 START_S = 30.0
 AGAIN_S = 0.2
@@ -86,7 +87,7 @@ class Keeper:
         """End it in order; `keep` starts it again, with whatever code is installed now."""
         if self._process is not None and self._process.returncode is None:
             self._asked = True
-            self._process.terminate()
+            signal_child(self._process, signal.SIGTERM)
 
     async def _end(self) -> int | None:
         """Wait for its end; one that listens no more although it lives is killed. None: it cannot be."""
@@ -105,7 +106,7 @@ class Keeper:
                 answered = loop.time()
             if loop.time() - answered < STUCK_S:
                 continue
-            process.kill()
+            signal_child(process, signal.SIGKILL)
             try:
                 async with asyncio.timeout(KILL_S):
                     return await process.wait()
@@ -130,7 +131,7 @@ class Keeper:
             async with asyncio.timeout(grace_s):
                 await self._process.wait()
         except TimeoutError:
-            self._process.kill()
+            signal_child(self._process, signal.SIGKILL)
             await self._process.wait()
 
     def expect_end(self) -> None:

@@ -36,7 +36,7 @@ from torchrelay.schedulers.port import (
     SchedulerEvent,
     SpareRequest,
 )
-from torchrelay.schedulers.tether import tethered
+from torchrelay.schedulers.tether import signal_child, tethered
 
 NODES = "nodes.json"
 ROSTER = "roster.json"
@@ -237,13 +237,12 @@ class LocalScheduler:
 
     async def _stop(self, agent: Agent, *, grace_s: float) -> None:
         agent.wanted = False
-        if agent.process.returncode is None:
-            agent.process.terminate()
+        signal_child(agent.process, signal.SIGTERM)
         try:
             async with asyncio.timeout(grace_s):
                 await agent.process.wait()
         except TimeoutError:
-            agent.process.kill()
+            signal_child(agent.process, signal.SIGKILL)
             await agent.process.wait()
         if agent.keeper is not None:
             agent.keeper.cancel()

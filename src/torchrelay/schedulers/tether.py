@@ -1,11 +1,13 @@
-"""Tether: processes that end when the one that started them ends, however that happens (Linux)."""
+"""Tether: processes that end when the one that started them ends, however that happens (Linux); how to end them."""
 
 from __future__ import annotations
 
+import asyncio.subprocess
 import ctypes
 import os
 import signal
 from collections.abc import Callable
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
@@ -30,6 +32,17 @@ def tethered(number: signal.Signals = signal.SIGTERM) -> Callable[[], None]:
             os.kill(os.getpid(), number)
 
     return tie
+
+
+def signal_child(process: asyncio.subprocess.Process, number: signal.Signals) -> None:
+    """Send a child a signal; one that has ended is let be.
+
+    In place of `process.kill()` and its like: before Python 3.13 those ask first whether it has ended (through
+    `Popen.poll`), which takes its exit status away from asyncio if it has this moment: the end is then told as 255.
+    """
+    if process.returncode is None:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, number)
 
 
 def adopt_orphans() -> None:
