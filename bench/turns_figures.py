@@ -128,8 +128,10 @@ def interval(job: Job, plain: Sequence[float], plan: Sequence[int], seed: int = 
 def figures_of(job: Job, jobs: Sequence[Job], plan: Sequence[int], digest: str) -> dict[str, object]:
     """One of torchrelay's jobs."""
     plain, plain_cpu = plain_of(jobs), plain_cpu_of(jobs)
-    ratios = [job.took[at] / plain[at] for at in calm(job, plan)]
-    cpu_ratios = [job.cpu[at] / plain_cpu[at] for at in calm(job, plan)[:-1]]  # after the last nobody is there
+    quiet, steps = calm(job, plan), [last - first for first, last in pairwise(plan)]
+    ratios = [job.took[at] / plain[at] for at in quiet]
+    longer = [1000 * (job.took[at] - plain[at]) / steps[at] for at in quiet]
+    cpu_ratios = [job.cpu[at] / plain_cpu[at] for at in quiet[:-1]]  # after the last nobody is there
     step_s = steady_s(job.seen)
     pauses = [pause_s(job.seen, at, step_s) for at in range(len(job.seen.struck))]
     once, never = once_and_never(job.seen)
@@ -140,6 +142,7 @@ def figures_of(job: Job, jobs: Sequence[Job], plan: Sequence[int], digest: str) 
         "over_bound_low": low,
         "over_bound_high": high,
         "step_ratio": statistics.median(ratios) if ratios else None,
+        "step_longer_ms": statistics.median(longer) if longer else None,
         "step_ratio_bound": upper_bound_of_median(ratios) if ratios else None,
         "cpu_ratio": statistics.median(cpu_ratios) if cpu_ratios else None,
         "waiting_cpu": waiting_of(jobs, job.name),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from torchrelay.protocol.ids import Rank
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 # Read at most so much of one file before the others have their turn, and take so long a line as one.
 CHUNK = 1 << 20
+SETTLED_NS = 1_000_000_000  # two changes of a folder within a tick of its clock look like one
 
 
 @dataclass
@@ -56,6 +58,7 @@ class LogTail:
     def __init__(self, folder: Path, *, from_start: bool = True) -> None:
         self._folder = folder
         self._tails: dict[Rank, Tail] = {}
+        self._listed_ns = 0  # when the folder had changed last as its files were listed; 0: list them again
         self._stopped = asyncio.Event()
         if not from_start:
             for rank, path in rank_logs(folder).items():
@@ -63,9 +66,21 @@ class LogTail:
 
     def read(self, last: bool = False) -> list[tuple[Rank, str]]:
         """All lines since the last call, rank by rank; with `last` also unfinished ones."""
+        self._find_new()
+        return [(rank, line) for rank in sorted(self._tails) for line in self._tails[rank].read(last)]
+
+    def _find_new(self) -> None:
+        """Files that have come since. Most looks find a folder that has not changed, and need not list it."""
+        try:
+            changed_ns = self._folder.stat().st_mtime_ns
+        except FileNotFoundError:
+            return
+        if changed_ns == self._listed_ns:
+            return
         for rank, path in rank_logs(self._folder).items():
             self._tails.setdefault(rank, Tail(path))
-        return [(rank, line) for rank in sorted(self._tails) for line in self._tails[rank].read(last)]
+        settled = time.time_ns() - changed_ns > SETTLED_NS
+        self._listed_ns = changed_ns if settled else 0
 
     async def follow(self, every_s: float = 0.1) -> AsyncIterator[tuple[Rank, str]]:
         """Lines as they are written, until `stop()`; then what is left."""

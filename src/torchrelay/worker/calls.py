@@ -47,10 +47,11 @@ MAX_RESULT = 256 << 10  # bytes of a call's result
 class Attempt:
     """One run of a call's function."""
 
-    __slots__ = ("call", "gathered", "kind", "passed", "private", "rng", "rng_at_gate")
+    __slots__ = ("call", "gathered", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
 
-    def __init__(self, kind: str, rng: random_state.Seen) -> None:
+    def __init__(self, kind: str, pending: Point, rng: random_state.Seen) -> None:
         self.kind = kind
+        self.pending = pending  # the point that it is to commit
         self.rng = rng  # at the entry
         self.rng_at_gate: random_state.Seen | None = None
         self.private = b""  # the private state at the gate, as it was kept
@@ -128,7 +129,7 @@ class Calls:
 
     def _try(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
         """A step that does not count. It is cut at its gate, and whoever calls it puts everything back."""
-        self._attempt = Attempt("step", random_state.look())
+        self._attempt = Attempt("step", self._pending("step"), random_state.look())
         try:
             function(*args, **kwargs)
         finally:
@@ -188,17 +189,18 @@ class Calls:
     def _begin(self, kind: str) -> Attempt | None:
         """The entry: what follows can be undone. None if we have to stand still before."""
         phase = WorkerPhase.COMPUTING if kind == "step" else WorkerPhase.SECTION
-        if not self._standing.begin_call(phase, self._pending(kind)):
+        pending = self._pending(kind)
+        if not self._standing.begin_call(phase, pending):
             return None
         self._snapshots.entry(self._cursor.point)
-        if kind == "step" and self._comparison.due(self._pending(kind)):
+        if kind == "step" and self._comparison.due(pending):
             self._comparison.begin()
         redo = self._redo[kind]
         redo.mark()
         redo.probe_entry()
         for wrapper in self._wrappers:
             ddp.mark(wrapper)
-        attempt = self._attempt = Attempt(kind, random_state.look())
+        attempt = self._attempt = Attempt(kind, pending, random_state.look())
         if self._proof is not None:
             self._proof.note(random_state.pack(attempt.rng))
         return attempt
@@ -250,8 +252,9 @@ class Calls:
             raise StepInterrupted  # scripts catch what unwinds them: again at every gate of the attempt
         self._redo[attempt.kind].probe_gate(optimizer)
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
-        self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
-        pending = self._pending(attempt.kind)
+        if self._unsettled:
+            self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
+        pending = attempt.pending
         attempt.rng_at_gate = random_state.look()
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending)
@@ -276,8 +279,10 @@ class Calls:
             looks = partial(self._comparison.exchange, pending)
         elif attempt.kind == "step":
             looks = self._early.look(pending)
-        due = [each for each in (looks, self._snapshots.agree()) if each is not None]
-        return (lambda: _do_all(due)) if due else None
+        agrees = self._snapshots.agree()
+        if looks is None or agrees is None:
+            return looks or agrees
+        return partial(_do_all, (looks, agrees))
 
     def _stand_for(self, found: Differing) -> NoReturn:
         """Replicas differ: nobody goes on from here. One says so, and all wait until that has led to something."""

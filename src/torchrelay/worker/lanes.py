@@ -204,12 +204,12 @@ def parted(what: str, error: OSError) -> Parted:
 
 def receive(lane: socket.socket, memory: memoryview, least: int) -> int:
     """Fill memory with `least` bytes, or more if they are there; returns how many. Raises `OSError`."""
-    came = 0
-    while came < least:
+    came = count = lane.recv_into(memory)
+    while count and came < least:
         count = lane.recv_into(memory[came:])
-        if count == 0:
-            raise ConnectionResetError(errno.ECONNRESET, "the other side has closed the connection")
         came += count
+    if not count:
+        raise ConnectionResetError(errno.ECONNRESET, "the other side has closed the connection")
     return came
 
 

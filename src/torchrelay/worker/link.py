@@ -43,7 +43,7 @@ from torchrelay.worker.standing import Report, Standing
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 0.1  # between signs of life in the page
+BEAT_S = 0.2  # between signs of life in the page
 BREAK_S = 0.02  # between two breaks while the main thread may still be blocked
 BREAKS = 50  # after so many in a row it computes rather than waits, and one beat in so many is enough:
 BEATS = 10

@@ -25,6 +25,7 @@ import torch
 from torchrelay.errors import Refused
 from torchrelay.worker import tracker
 
+_CUDA = torch.backends.cuda.is_built()  # else there is nothing of it to look at, at every gate
 _MAGIC = b"RNG1"
 # magic, bytes of torch's state, CUDA devices, Python has a gauss, NumPy is there, NumPy has a gauss, DTensor's tracker
 # is there, NumPy's position, and the two kept gauss values.
@@ -130,7 +131,7 @@ def _as_tensor(state: bytes) -> torch.Tensor:
 
 def _cuda_states() -> list[bytes]:
     """Length and state of each CUDA device's generator; nothing before CUDA is initialised, and it never does that."""
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not _CUDA or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     states = [generator.get_state().numpy().tobytes() for generator in torch.cuda.default_generators]
     return [_LENGTH.pack(len(state)) + state for state in states]
@@ -198,6 +199,8 @@ class _NumpyWatch:
         self._seen = b""
         self._gauss = (False, 0.0)
         self._words = _window(_words_at(generator), _NUMPY_WORDS.size)
+        self._words_seen = b""
+        self._state: _NumpyState = (b"", 0, False, 0.0)
         self._memory_tells = _check_numpy_memory(type(generator))
 
     def state(self) -> _NumpyState:
@@ -208,9 +211,12 @@ class _NumpyWatch:
             # The bit generator may be another one by now.
             self._words = _window(_words_at(self._generator), _NUMPY_WORDS.size)
             self._gauss = _asked(self._generator)[2:]
-            self._seen = body
-        key, position = _NUMPY_WORDS.unpack(self._words.raw)
-        return key, position, *self._gauss
+            self._seen, self._words_seen = body, b""
+        words: bytes = self._words.raw
+        if words != self._words_seen:
+            self._state = *_NUMPY_WORDS.unpack(words), *self._gauss
+            self._words_seen = words
+        return self._state
 
 
 def _asked(generator: Any) -> _NumpyState:

@@ -14,7 +14,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from operator import attrgetter
+from itertools import repeat
+from operator import attrgetter, is_not
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -34,8 +35,9 @@ from torchrelay.worker.shards import is_shard, version
 from torchrelay.worker.state import State, put_gradients
 
 FIRST = 3  # calls that are looked at from the start
-EVERY = 256  # and one of so many after that; at what is large less often, as to look takes the longer
+EVERY = 1024  # and one of so many after that; at what is large less often, as to look takes the longer
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
+_grad = attrgetter("grad")
 
 
 class Redo:
@@ -80,7 +82,7 @@ class Redo:
             self._prepare()
         for mark in self._marks:
             mark.mark()
-        self._has_gradient = [parameter.grad is not None for parameter in self._parameters]
+        self._has_gradient = list(map(is_not, map(_grad, self._parameters), repeat(None)))
         self._versions = list(map(self._version, self._parameters))
         self._rewound = False
 

@@ -53,7 +53,8 @@ class Standing:
     def __init__(self, page: Page, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._page = page
         self._clock_ns = clock_ns
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()  # that of `_changed`, whose own `with` is Python: every step takes it five times
+        self._changed = threading.Condition(self._lock)
         self._orders: dict[type[WorkerOrder], WorkerOrder] = {}
         self._report: Report | None = None
         self._halt: Generation | None = None  # in which we were halted last, until that is lifted
@@ -107,12 +108,12 @@ class Standing:
 
     def enter(self, phase: WorkerPhase, pending: Point | None = None) -> None:
         """Say what the main thread does from now on, and which point it is on the way to commit, if any."""
-        with self._changed:
+        with self._lock:
             self._enter(phase, pending)
 
     def begin_call(self, phase: WorkerPhase, pending: Point) -> bool:
         """Enter a call, on the way to commit `pending`; False if that is forbidden by now."""
-        with self._changed:
+        with self._lock:
             if self.barred:
                 return False
             self._enter(phase, pending)
@@ -128,7 +129,7 @@ class Standing:
 
     def enter_gate(self) -> bool:
         """Go into the gate of the pending point; False if that is forbidden by now."""
-        with self._changed:
+        with self._lock:
             if self.poisoned:
                 return False
             self.phase = WorkerPhase.GATE
@@ -137,7 +138,7 @@ class Standing:
 
     def pass_gate(self) -> bool:
         """The gate has completed: commit the pending point. False if the worker has reported before: it must wait."""
-        with self._changed:
+        with self._lock:
             if self.poisoned:
                 return False
             self._commit()
@@ -181,7 +182,7 @@ class Standing:
 
     def stop(self) -> bool:
         """Stand still at the entry of a call, if a promise asks for it: then orders are for the main thread alone."""
-        with self._changed:
+        with self._lock:
             if not self.barred:
                 return False
             self._enter(WorkerPhase.STOPPED)

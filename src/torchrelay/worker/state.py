@@ -74,7 +74,7 @@ class State:
         self._parts: dict[str, Part] = {part.path: part for part in parts}
         self._watched: list[Optimizer] = []
         self.known = 0  # how many optimizers were found by their step, so far
-        self._ours: tuple[int, tuple[Optimizer, ...]] = (-1, ())  # optimizers(), and how many were found then
+        self._ours: tuple[int, frozenset[int]] = (-1, frozenset())  # how many are known, and their ids: all are held
         self._found = _living_ddps() if save is not None and model is None else []
         self._landing: Landing | None = None
         self._arrived: dict[str, Any] = {}
@@ -110,8 +110,8 @@ class State:
     def has_optimizer(self, optimizer: Optimizer) -> bool:
         """Whether it is one of `optimizers()`; asked in every step."""
         if self._ours[0] != self.known:
-            self._ours = (self.known, tuple(self.optimizers()))
-        return any(optimizer is known for known in self._ours[1])
+            self._ours = (self.known, frozenset(map(id, self.optimizers())))
+        return id(optimizer) in self._ours[1]
 
     def watch(self, optimizer: Optimizer) -> None:
         """With save() and load(): an optimizer that is known by its step only. Its parameters' gradients count."""
