@@ -25,7 +25,8 @@ import torch
 from torchrelay.errors import Refused
 from torchrelay.worker import tracker
 
-_CUDA = torch.backends.cuda.is_built()  # else there is nothing of it to look at, at every gate
+# Else there is nothing of it to look at, at every gate.
+_CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
 _MAGIC = b"RNG1"
 # magic, bytes of torch's state, CUDA devices, Python has a gauss, NumPy is there, NumPy has a gauss, DTensor's tracker
 # is there, NumPy's position, and the two kept gauss values.
