@@ -46,7 +46,7 @@ from compare_task import MODELS, STEPS, write_corpus
 from compare_trial import POLL_S, Tail, Trial
 from figures import finish, machine, progress
 from turns_figures import Job as Taken
-from turns_figures import Spent, Turn, flat_of, job_of
+from turns_figures import Spent, Turn, firsts, flat_of, job_of
 from turns_report import write
 
 LIMIT_S = 3600.0  # of all jobs together
@@ -108,7 +108,8 @@ class Side:
     def begins(self) -> list[Turn]:
         """When each rank began each of its turns."""
         folder = self.system.folder / "turns"
-        return [turn for rank in range(RANKS) for turn in Tail(folder / f"rank-{rank}.jsonl").read(Turn)]
+        told = (Tail(folder / f"rank-{rank}.jsonl").read(Turn) for rank in range(RANKS))
+        return [turn for turns in told for turn in firsts(turns)]
 
 
 def sides_of(work: Path, corpus: Path, model: str, schedule: Faults, plan: Sequence[int]) -> list[Side]:

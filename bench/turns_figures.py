@@ -24,6 +24,14 @@ class Turn(Struct, frozen=True, array_like=True):
     at_ns: int
 
 
+def firsts(told: Sequence[Turn]) -> list[Turn]:
+    """Of what one rank has told, the first of each turn: whoever takes the rank over right there tells it again."""
+    found: dict[int, Turn] = {}
+    for turn in told:
+        found.setdefault(turn.step, turn)
+    return list(found.values())
+
+
 class Spent(Struct, frozen=True, kw_only=True):
     """What each job used in one turn of one of them, from before it began until it was seen to be over."""
 

@@ -16,7 +16,7 @@ sys.path.append(str(Path(__file__).parent.parent / "bench"))  # its files import
 
 from compare_figures import Line, Seen, Struck
 from compare_schedule import AFTER, BEFORE, TURN, Fault, What, faults, turns
-from turns_figures import Job, Spent, Turn, calm, flat_of, interval, job_of, over_bound
+from turns_figures import Job, Spent, Turn, calm, firsts, flat_of, interval, job_of, over_bound
 from turns_report import words_of, write
 
 RANKS, PLAN = 4, (1, 100, 200, 300)
@@ -107,6 +107,11 @@ def test_a_turn_that_a_rank_did_not_begin_or_end_is_no_time() -> None:
     found.seen.lines[3].pop()
     with pytest.raises(ValueError, match="3 did step 300"):
         job_of("some", "", found.seen, begins, PLAN, [], 2)
+
+
+def test_a_turn_that_a_ranks_next_holder_tells_again_has_begun_once() -> None:
+    told = [Turn(1, 5), Turn(25, 50), Turn(25, 70), Turn(50, 90)]
+    assert firsts(told) == [Turn(1, 5), Turn(25, 50), Turn(50, 90)]
 
 
 def test_the_bound_is_the_plain_time_and_a_second_for_each_fault() -> None:
