@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -85,7 +86,8 @@ class Circle:
         self.everybody(lambda rank: self.all[rank].at_gate(Point(step), (b"%d at " % rank, b"%d" % step, bytes(size))))
 
     def kept(self, rank: int, ward: int) -> tuple[PrivateRecord, ...]:
-        return self.all[rank]._kept.get(Rank(ward), ())
+        copies = self.all[rank]._copies.get(Rank(ward))
+        return tuple(PrivateRecord(point, copies.of(point)) for point in copies.points()) if copies else ()
 
     def close(self) -> None:
         for one in self.lanes:
@@ -123,7 +125,7 @@ def test_the_last_two_points_are_kept(make: Callable[[int], Circle], copies: int
             assert ring.all[rank].kept(ward, Point(1)) == b""
 
 
-@pytest.mark.parametrize("size", [buddies.AT_ONCE - 50, buddies.AT_ONCE, 200_000, 4 << 20])
+@pytest.mark.parametrize("size", [buddies.ROOM - 50, buddies.ROOM, 200_000, 4 << 20])
 def test_large_records_arrive_whole(make: Callable[[int], Circle], size: int) -> None:
     ring = make(2)
     ring.share(Point(4))
@@ -131,6 +133,35 @@ def test_large_records_arrive_whole(make: Callable[[int], Circle], size: int) ->
     ring.gate(6)
     assert ring.all[0].kept(Rank(1), Point(5)) == b"1 at 5" + bytes(size)
     assert ring.all[1].kept(Rank(0), Point(6)) == b"0 at 6"
+
+
+def test_who_reads_while_records_come_reads_a_whole_one_or_none(make: Callable[[int], Circle]) -> None:
+    ring = make(2)
+    ring.share(Point(4))
+    ring.gate(5)
+    over, keeper = threading.Event(), ring.all[0]
+
+    def said(rank: int, step: int) -> bytes:
+        return b"%d at %d" % (rank, step) + bytes([step % 256]) * 8000
+
+    def read() -> int:
+        found = 0
+        while not over.is_set():
+            for point in keeper._copies[Rank(1)].points():
+                data = keeper.kept(Rank(1), point)
+                assert point.step <= 5 or data in (b"", said(1, point.step))
+                found += bool(data)
+        return found
+
+    def gate(rank: int, step: int) -> None:
+        ring.all[rank].at_gate(Point(step), (said(rank, step),))
+
+    with ThreadPoolExecutor(1) as pool:
+        reader = pool.submit(read)
+        for step in range(6, 300):
+            ring.everybody(partial(gate, step=step))
+        over.set()
+        assert reader.result(DEADLINE_S) > 10
 
 
 def test_a_call_that_is_redone_takes_its_records_place(make: Callable[[int], Circle]) -> None:

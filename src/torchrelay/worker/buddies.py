@@ -15,14 +15,13 @@ import struct
 import threading
 from collections.abc import Sequence
 
-from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Point, Rank
 from torchrelay.worker import groups
 from torchrelay.worker.lanes import Ends, Parted, parted, receive
 
 RECORDS = "records"  # the purpose of these lanes
 _HEAD = struct.Struct("<qqq")  # point, and bytes of the record
-AT_ONCE = 64 << 10  # bytes taken in with one system call: a record is 11 KB or so, and more with BatchNorm
+ROOM = 16 << 10  # bytes for a record at first: it is 11 KB or so, and more with BatchNorm
 
 Parts = Sequence[bytes | memoryview]
 
@@ -37,8 +36,7 @@ class Buddies:
         self.addresses: list[str] = []  # of the state servers of our buddies
         self.active = False  # whether anybody is one of ours: asked in every gate
         self._ends = Ends()
-        self._kept: dict[Rank, tuple[PrivateRecord, ...]] = {}  # of each ward the last two points, older first
-        self._memory = bytearray(AT_ONCE)
+        self._copies: dict[Rank, _Copies] = {}  # by ward
 
     # ------------------------------------------------------------ the main thread
 
@@ -63,9 +61,9 @@ class Buddies:
         """Send our record of the point about to be committed, take in those of our wards. Raises `Parted`."""
         self._exchange(point, record)
         wards = self._ends.by
-        if len(self._kept) > len(wards):
+        if len(self._copies) > len(wards):
             # The others have long had their first exchange of this generation: they are not ours any more.
-            self._kept = {ward: kept for ward, kept in self._kept.items() if ward in wards}
+            self._copies = {ward: copies for ward, copies in self._copies.items() if ward in wards}
 
     def _exchange(self, point: Point | None, record: Parts) -> None:
         head = _HEAD.pack(*((point.step, point.section) if point is not None else (0, 0)), sum(map(len, record)))
@@ -94,25 +92,67 @@ class Buddies:
                 raise parted(f"the private record of rank {ward} does not come", error) from error
 
     def _take(self, ward: Rank, lane: socket.socket) -> None:
-        memory = self._memory
-        came = receive(lane, memoryview(memory), _HEAD.size)
+        copies = self._copies.get(ward)
+        if copies is None:
+            copies = self._copies[ward] = _Copies()
+        memory = copies.spare
+        came = receive(lane, memory, _HEAD.size)
         step, section, size = _HEAD.unpack_from(memory)
         whole = _HEAD.size + size
         if whole > len(memory):
-            self._memory = memory = memory + bytes(whole - len(memory))
+            memory = copies.grow(whole, came)
         if came < whole:
-            receive(lane, memoryview(memory)[came:whole], whole - came)
+            receive(lane, memory[came:whole], whole - came)
         if size:
-            # What is not older was never committed, and its call is redone.
-            older = [kept for kept in self._kept.get(ward, ()) if kept.point < Point(step, section)]
-            data = bytes(memoryview(memory)[_HEAD.size : whole])
-            self._kept[ward] = (*older[-1:], PrivateRecord(Point(step, section), data))
+            copies.keep(Point(step, section), whole)
 
     # ------------------------------------------------------------ other threads
 
     def kept(self, ward: Rank, point: Point) -> bytes:
         """The record of this rank at this point; empty if there is none."""
-        return next((record.data for record in self._kept.get(ward, ()) if record.point == point), b"")
+        copies = self._copies.get(ward)
+        return b"" if copies is None else copies.of(point)
+
+
+class _Copies:
+    """The records of one ward: of its last two points, and room for the next one, which is taken in where it stays."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()  # nobody reads what is about to be written over
+        self._memories = [memoryview(bytearray(ROOM)) for _ in range(3)]
+        self._kept: list[tuple[Point, int, int]] = []  # older first: in which memory, and how much of it
+        self._spare = 0
+
+    @property
+    def spare(self) -> memoryview:
+        """Where the next one is to come."""
+        return self._memories[self._spare]
+
+    def grow(self, size: int, came: int) -> memoryview:
+        """Room for so many bytes, of which the first have come already."""
+        larger = memoryview(bytearray(size))
+        larger[:came] = self.spare[:came]
+        self._memories[self._spare] = larger
+        return larger
+
+    def keep(self, point: Point, size: int) -> None:
+        """What has come into the spare memory is the record of this point."""
+        with self._lock:
+            # What is not older was never committed, and its call is redone.
+            older = [kept for kept in self._kept if kept[0] < point]
+            self._kept = [*older[-1:], (point, self._spare, size)]
+            taken = [at for _, at, _ in self._kept]
+            self._spare = next(at for at in range(len(self._memories)) if at not in taken)
+
+    def points(self) -> list[Point]:
+        """Whose records are there, older first."""
+        return [point for point, _, _ in self._kept]
+
+    def of(self, point: Point) -> bytes:
+        """The record of this point; empty if there is none. From any thread."""
+        with self._lock:
+            found = (bytes(self._memories[at][_HEAD.size : size]) for kept, at, size in self._kept if kept == point)
+            return next(found, b"")
 
 
 # ---------------------------------------------------------------- one connection
