@@ -72,6 +72,9 @@ def test_what_is_no_time_or_makes_no_sense_is_refused(capsys: pytest.CaptureFixt
     assert "'soon' is no time" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         parser().parse_args(["kill", "--phase", "sleep"])
+    for count in ("0", "-3"):
+        with pytest.raises(SystemExit):
+            parser().parse_args(["kill", "--repeat", count])
     assert "'sleep' is no phase: any, backward" in capsys.readouterr().err
     for words, complaint in ((["exit", "--code", "300"], "0 to 255"), (["slow", "--factor", "1"], "more than 1")):
         with pytest.raises(NotPossible, match=complaint):

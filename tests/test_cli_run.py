@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import stat
 from pathlib import Path
 
 import pytest
 
 from torchrelay.cli import main as command
-from torchrelay.cli.run import IGNORED_FLAGS, IGNORED_VALUES, Plan, plan
+from torchrelay.cli.run import IGNORED_FLAGS, IGNORED_VALUES, Plan, is_here, plan
 from torchrelay.cli.runs import NotPossible
-from torchrelay.cli.voice import Voice, summary, words_of
+from torchrelay.cli.voice import Voice, remedy, summary, words_of
 from torchrelay.orchestrator.shown import IncidentTally, JobStatus, OutcomeView, SpareTally
 from torchrelay.orchestrator.story import Kind, Note
 from torchrelay.protocol.ids import Generation, JobId
@@ -67,10 +68,19 @@ class TestWords:
 
     @pytest.mark.parametrize("name", [*IGNORED_VALUES, *IGNORED_FLAGS])
     def test_torchrun_flags_without_meaning_here_are_named_and_ignored(self, name: str) -> None:
-        value = [] if name in IGNORED_FLAGS else ["x"]
+        value = [] if name in IGNORED_FLAGS else ["0" if name == "node-rank" else "x"]
         found = plan([f"--{name}", *value, "train.py", "an-argument"])
         assert found.launch.args == ("an-argument",)
         assert f"--{name}" in found.remarks[0]
+
+    @pytest.mark.parametrize("flag", ["--node-rank=1", "--master-addr=192.0.2.7", "--rdzv-endpoint=192.0.2.7:29500"])
+    def test_a_line_for_one_of_several_machines_is_refused(self, flag: str) -> None:
+        assert f"{flag.replace('=', ' ')}" in refused("--nnodes", "2", flag, "train.py")
+
+    @pytest.mark.parametrize("where", ["localhost", "localhost:0", "127.0.0.1:29500", "::1", socket.gethostname()])
+    def test_an_address_of_this_machine_is_none_of_another(self, where: str) -> None:
+        assert is_here(where)
+        assert plan(["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", where, "train.py"]).spec.nodes == 2
 
     def test_nothing_is_remarked_without_reason(self) -> None:
         assert plan(["train.py"]).remarks == ()
@@ -92,6 +102,7 @@ class TestRefusals:
             (["--nodes", "none", "train.py"], "--nodes none"),
             (["--spares", "-1", "train.py"], "cannot be negative"),
             (["--spare-wait", "-0.5", "train.py"], "cannot be negative"),
+            (["--port", "99999", "train.py"], "from 0 (any) to 65535"),
             (["--no-python", "train.py"], "--no-python is not possible here"),
             (["--run-path", "train.py"], "give the script's path"),
             (["--job", "../../etc", "train.py"], "use letters"),
@@ -193,3 +204,8 @@ class TestVoice:
         )  # fmt: skip
         told = "train ended with 0 after 120 steps; 2 incidents, 2 resolved clean; ledger: torchrelay report --run-dir"
         assert summary(job, "runs/train") == f"{told} runs/train"
+
+    @pytest.mark.parametrize(("code", "told"), [(0, ""), (1, ""), (90, "--share-slots 2"), (91, "--max-restarts N")])
+    def test_an_end_that_can_be_avoided_names_how(self, code: int, told: str) -> None:
+        assert told in remedy(code)
+        assert bool(remedy(code)) is bool(told)

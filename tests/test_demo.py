@@ -110,14 +110,20 @@ def test_a_torn_line_is_not_passed_over(tmp_path: Path) -> None:
 
 def test_a_pause_is_the_longest_time_without_a_commit() -> None:
     at = {(0, 1): 10.0, (1, 1): 10.0, (0, 2): 12.1, (1, 2): 12.3, (0, 3): 12.2, (1, 3): 12.4}
-    assert pause_after(Trace(at=at), 10.05, 0.1) == pytest.approx(2.15)
-    assert pause_after(Trace(at=at), 12.35, 0.1) is None, "rank 0 never had another step"
-    assert pause_after(Trace(), 1.0, 0.1) is None
+    assert pause_after(Trace(at=at), 10.05, 12.0, 0.1) == pytest.approx(2.15)
+    assert pause_after(Trace(at=at), 12.35, 12.5, 0.1) is None, "rank 0 never had another step"
+    assert pause_after(Trace(), 1.0, 2.0, 0.1) is None
 
 
 def test_a_step_that_was_rolled_forward_does_not_end_the_pause() -> None:
     at = {(0, step): 10.0 + step for step in range(5)} | {(0, 5): 14.05, (0, 6): 17.0, (0, 7): 18.0}
-    assert pause_after(Trace(at=at), 14.01, 0.1) == pytest.approx(2.85)
+    assert pause_after(Trace(at=at), 14.01, 16.9, 0.1) == pytest.approx(2.85)
+
+
+def test_a_pause_may_begin_steps_after_the_strike_and_ends_with_its_incident() -> None:
+    times = [10.0, 10.1, 10.2, 10.3, 10.4, 10.5, 12.0, 12.1, 19.0]  # a node's processes are killed one after the other
+    at = {(0, step): moment for step, moment in enumerate(times)}
+    assert pause_after(Trace(at=at), 10.01, 11.9, 0.1) == pytest.approx(1.4)
 
 
 def test_the_time_of_a_step_is_the_median() -> None:

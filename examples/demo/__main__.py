@@ -186,6 +186,8 @@ def main() -> int:
     console.print(f"{told}: {'equal to the last bit' if comparison.bit_equal else 'NOT equal'} ({seconds:.0f} s)")
     for line in failed:
         console.print(f"failed: {line}", style="red", markup=False)
+    ledger = f"{Path(sys.executable).parent / 'torchrelay'} report --run-dir {rough.folder / 'run'}"
+    console.print(f"its ledger: {ledger}", markup=False, highlight=False, soft_wrap=True)
     return 1 if failed else 0
 
 

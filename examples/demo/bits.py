@@ -11,9 +11,6 @@ from typing import Any
 
 Digests = dict[tuple[int, str], set[str]]
 
-# Steps after a strike in which its pause begins: the one under way, which may be committed yet, and the next.
-REACH = 3
-
 
 @dataclass(frozen=True, slots=True)
 class Trace:
@@ -90,16 +87,17 @@ def differences(what: str, undisturbed: dict[Any, set[str]], disturbed: dict[Any
             yield f"{what}: {where} " + ("differs" if before and after else "is known to one run only")
 
 
-def pause_after(trace: Trace, struck: float, step_s: float) -> float | None:
+def pause_after(trace: Trace, struck: float, until: float, step_s: float) -> float | None:
     """The longest that a rank went without committing after a strike, less one undisturbed step, in seconds.
 
-    A step that was in its gate may still be committed after the strike, so the pause may begin a little later.
+    `until`: when it was over. Steps may be committed between the strike and the pause: the one that is in its gate, and
+    more where the strike itself takes a while.
     """
     longest: dict[int, float] = {}
     for rank in {rank for rank, _ in trace.at}:
         times = sorted(at for (who, _), at in trace.at.items() if who == rank)
-        spans = [later - max(earlier, struck) for earlier, later in pairwise(times) if later > struck]
-        longest[rank] = max(spans[:REACH], default=0.0)
+        steps = [(earlier, later) for earlier, later in pairwise(times) if earlier < until and later > struck]
+        longest[rank] = max((later - max(earlier, struck) for earlier, later in steps), default=0.0)
     if not longest or 0.0 in longest.values():
         return None
     return max(0.0, max(longest.values()) - step_s)

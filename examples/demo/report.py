@@ -76,12 +76,17 @@ def match(
                 resolution=line["resolution"],
                 steps_lost=line["steps_lost"] or 0,
                 phases_ms=line["phases"],
-                pause_s=pause_after(trace, cause.at, step_s) if cause else None,
+                pause_s=pause_after(trace, cause.at, max(at, cause.at) + spent_s(line), step_s) if cause else None,
                 step=cause.step if cause else 0,
                 struck=cause.at if cause else None,
             )
         )
     return found
+
+
+def spent_s(line: dict[str, Any]) -> float:
+    """How long the ledger says that it took, from when it was noticed."""
+    return float(sum(line["phases"].values())) / 1000
 
 
 def explains(struck: Struck, ranks: Sequence[int], at: float) -> bool:

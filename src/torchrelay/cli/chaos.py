@@ -30,6 +30,7 @@ from torchrelay.chaos.wishes import MIX, OF_NODES, Cut, Deed, Facts, How, Outloo
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.runs import NotPossible, find_run
 from torchrelay.cli.show import Output, milliseconds, table
+from torchrelay.cli.words import positive
 from torchrelay.orchestrator.shown import IncidentView
 from torchrelay.protocol.ids import NodeId, Rank
 from torchrelay.schedulers.port import SchedulerError
@@ -125,7 +126,7 @@ def add_common(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("-y", "--yes", action="store_true", help="do not ask")
     verb.add_argument("--dry-run", action="store_true", help="say what would be done, and what should follow; no more")
     verb.add_argument("--no-wait", action="store_true", help="do not wait for the outcome")
-    verb.add_argument("--repeat", type=int, default=1, metavar="N", help="so many times (1)")
+    verb.add_argument("--repeat", type=positive, default=1, metavar="N", help="so many times (1)")
     verb.add_argument("--every", type=seconds, default=30.0, metavar="TIME", help="from one to the next (30s)")
     verb.add_argument("--seed", type=int, help="of what is drawn by chance")
     verb.add_argument("-o", "--output", type=Output, choices=[Output.TABLE, Output.JSON], default=Output.TABLE,

@@ -18,7 +18,7 @@ from torchrelay.cli.runs import NotPossible, look
 from torchrelay.cli.show import Output, remark, show_json, table
 from torchrelay.orchestrator.shown import RankStatus
 
-RESTART = "none: the job begins again, from the checkpoint that its script loads"
+RESTART = "none: from the checkpoint that the script loads, with --max-restarts; without it the job ends with 91"
 
 
 class Origin(Struct, frozen=True, kw_only=True):

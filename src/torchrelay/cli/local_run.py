@@ -20,7 +20,7 @@ from torchrelay.cli.report import ledger, write_ledger
 from torchrelay.cli.run import Plan
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.sweep import PrivateFolder, sweep
-from torchrelay.cli.voice import NEVER_JOINED, Voice, summary
+from torchrelay.cli.voice import NEVER_JOINED, Voice, remedy, summary
 from torchrelay.orchestrator.endpoint import ENDPOINT, LOGS, TOKEN
 from torchrelay.orchestrator.shown import Incidents
 from torchrelay.protocol.ids import NodeId
@@ -277,6 +277,8 @@ class LocalRun:
         if not job.joined and code == 0:
             self.voice.say(NEVER_JOINED)
         self.voice.say(summary(job, str(self.plan.run_dir)))
+        if helps := remedy(code):
+            self.voice.say(helps)
 
     def quote(self, incidents: Incidents) -> None:
         """What a failed worker said before it had a rank: it stands in no rank's log."""

@@ -23,6 +23,7 @@ from torchrelay.wire.launch import Launch
 
 BAD_ARGUMENTS = 2
 CANNOT_START = 94
+MOST_PORT = 65_535
 MOST_LINKS = 4  # paths that the network core can use
 
 DESCRIPTION = """
@@ -38,6 +39,10 @@ IGNORED_VALUES = (
     "logs-specs", "numa-binding", "signals-to-handle",
 )  # fmt: skip
 IGNORED_FLAGS = ("standalone",)
+ONE_MACHINE = (
+    "all nodes of a run are started here, as virtual ones; a run over several machines is not possible yet. Start it "
+    "once, and leave this flag out"
+)
 REFUSED_FLAGS = {
     "no-python": "workers are forked from a process that has torch imported: give a Python script, or -m MODULE",
     "run-path": "give the script's path itself",
@@ -156,10 +161,13 @@ def plan(words: list[str]) -> Plan:
     if given.links and not given.isolate:
         raise NotPossible(f"--links {given.links} means nothing without --isolate", BAD_ARGUMENTS)
     nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
+    check_machines(given, nodes)
     for name in ("spares", "spare_nodes", "max_restarts", "slot_faults", "spare_wait", "port"):
         if getattr(given, name) < 0:
             flag = f"--{name.replace('_', '-')}"
             raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
+    if given.port > MOST_PORT:
+        raise NotPossible(f"--port {given.port}: give a number from 0 (any) to {MOST_PORT}", BAD_ARGUMENTS)
     if not 0 <= given.links <= MOST_LINKS:
         raise NotPossible(f"--links {given.links}: give a number from 0 to {MOST_LINKS}", BAD_ARGUMENTS)
     if given.share_slots < 1:
@@ -193,6 +201,30 @@ def remarks(given: argparse.Namespace) -> tuple[str, ...]:
     """What is said before the start."""
     ignored = [name for name in IGNORED_VALUES + IGNORED_FLAGS if getattr(given, f"ignored_{name}") is not None]
     return (f"ignored, as it means nothing here: {', '.join('--' + name for name in ignored)}",) if ignored else ()
+
+
+def check_machines(given: argparse.Namespace, nodes: int) -> None:
+    """Raises `NotPossible` for a line that torchrun is given on each of several machines: each would train by itself."""
+    found = vars(given)
+    rank = found["ignored_node-rank"]
+    if rank not in (None, "0"):
+        raise NotPossible(f"--node-rank {rank}: {ONE_MACHINE}", BAD_ARGUMENTS)
+    for name in ("master-addr", "rdzv-endpoint"):
+        value = found[f"ignored_{name}"]
+        if nodes > 1 and value is not None and not is_here(value):
+            raise NotPossible(f"--{name} {value} with --nnodes {nodes}: {ONE_MACHINE}", BAD_ARGUMENTS)
+
+
+def is_here(endpoint: str) -> bool:
+    """Whether a host, or a host and port, is this machine. False for a name that nobody knows."""
+    host = re.sub(r":\d*$", "", endpoint) if endpoint.count(":") == 1 else endpoint
+    try:
+        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with socket.socket(family, kind, protocol) as probe:
+                probe.bind(address)  # only an address of our own can be had
+    except OSError:
+        return False
+    return True
 
 
 def check_script(script: str, *, module: bool) -> None:

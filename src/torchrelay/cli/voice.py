@@ -13,6 +13,11 @@ from torchrelay.orchestrator.story import Kind, Moment, Note
 # Colours that are told apart on light and on dark ground.
 RANK_COLOURS = (36, 32, 33, 35, 34, 31, 96, 92)
 
+REMEDIES = {
+    90: "next time: more --spares, or --share-slots 2 to go on in fewer places",
+    91: "next time: with --max-restarts N all ranks start again from the checkpoint that the script loads; "
+    "`torchrelay doctor --layout` says before which losses lead there",
+}
 NEVER_JOINED = """the script never called torchrelay.join(): it ran unprotected. To protect it, add
 
     run = torchrelay.join(model=model, optimizer=optimizer)     # after both are built
@@ -84,6 +89,11 @@ def words_of(note: Note) -> str:
             return note.text if "lost" in note.text else ""
         case Kind.SUBMITTED | Kind.PHASE | Kind.DECIDED | Kind.SYMPTOM | Kind.ENDED:
             return ""
+
+
+def remedy(code: int) -> str:
+    """What helps the next time, if a run has ended with this code; empty if nothing is to be said."""
+    return REMEDIES.get(code, "")
 
 
 def summary(job: JobStatus, run_dir: str) -> str:
