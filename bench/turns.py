@@ -15,9 +15,9 @@ jct_s           the same of torchrelay's
 over_bound      jct_s over (plain_jct_s and a second for each fault): to be at most 1.03; and its 95 % interval, by
                 resampling the turns without a fault
 step_ratio      turns without a fault over the plain ones (median), and the upper 95 % bound of that
+step_longer_ms  the same as a difference, for each step
 stood_s         the sum of the pauses, each how long the survivors stood, less a step
 once_share      of the samples: in the model exactly once; bit_equal: the parameters are those of plain PyTorch
-step_longer_ms  the same as a difference, for each step
 cpu_ratio       CPU time of turns without a fault, all processes of a job, over the plain ones (median)
 waiting_cpu     of all cores, what a job used while it waited
 

@@ -77,9 +77,13 @@ class TestWords:
     def test_a_line_for_one_of_several_machines_is_refused(self, flag: str) -> None:
         assert f"{flag.replace('=', ' ')}" in refused("--nnodes", "2", flag, "train.py")
 
-    @pytest.mark.parametrize("where", ["localhost", "localhost:0", "127.0.0.1:29500", "::1", socket.gethostname()])
+    @pytest.mark.parametrize(
+        "where", ["localhost", "localhost:0", "127.0.0.1:29500", "", "[127.0.0.1]:0", socket.gethostname()]
+    )
     def test_an_address_of_this_machine_is_none_of_another(self, where: str) -> None:
         assert is_here(where)
+        told = plan(["--nnodes", "2", "--master-addr", where, "--job", "told", "train.py"]).remarks
+        assert told == ("ignored, as it means nothing here: --master-addr; all 2 nodes are started on this machine",)
         assert plan(["--nnodes", "2", "--node-rank", "0", "--rdzv-endpoint", where, "train.py"]).spec.nodes == 2
 
     def test_nothing_is_remarked_without_reason(self) -> None:
@@ -207,5 +211,8 @@ class TestVoice:
 
     @pytest.mark.parametrize(("code", "told"), [(0, ""), (1, ""), (90, "--share-slots 2"), (91, "--max-restarts N")])
     def test_an_end_that_can_be_avoided_names_how(self, code: int, told: str) -> None:
-        assert told in remedy(code)
-        assert bool(remedy(code)) is bool(told)
+        found = remedy(code, plan(["train.py"]).spec)
+        assert told in found
+        assert bool(found) is bool(told)
+        tried = plan(["--share-slots", "2", "--max-restarts", "1", "--job", "tried", "train.py"]).spec
+        assert remedy(code, tried) == ""

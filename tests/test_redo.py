@@ -138,6 +138,26 @@ def test_a_buffer_that_begins_to_move_late_is_found_by_a_later_look() -> None:
     assert script.model.get_buffer("mask").tolist() == [5.0] * 4
 
 
+def trained_late(cuts: dict[int, str]) -> list[str]:
+    """BatchNorm only evaluates until all first looks are over, and there are no others."""
+    script = Script()
+    script.redo = Redo(script.state, every=1000)
+    script.model[1].eval()
+    digests(script, {}, 4)
+    script.model[1].train()
+    return digests(script, cuts, 3)
+
+
+@pytest.mark.parametrize("place", ["forward", "backward", "gate"])
+def test_buffers_that_begin_to_move_in_a_call_that_nobody_looks_at_are_put_back_from_then_on(place: str) -> None:
+    assert trained_late({1: place, 2: place}) == trained_late({})
+
+
+def test_a_fault_in_the_very_call_in_which_buffers_begin_to_move_is_refused() -> None:
+    with pytest.raises(Refused, match=r"model\.0\.1\.num_batches_tracked was changed before the gate"):
+        trained_late({0: "backward"})
+
+
 def test_only_buffers_that_move_are_copied_and_kept_in_the_end() -> None:
     script = Script()
     assert b"mask" in script.state.private.record()

@@ -14,7 +14,7 @@ from torchrelay.protocol.ids import Rank
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 # Read at most so much of one file before the others have their turn, and take so long a line as one.
 CHUNK = 1 << 20
-SETTLED_NS = 1_000_000_000  # two changes of a folder within a tick of its clock look like one
+LISTED_S = 1.0  # after which a folder is listed again, also if it does not seem to have changed
 
 
 @dataclass
@@ -58,7 +58,7 @@ class LogTail:
     def __init__(self, folder: Path, *, from_start: bool = True) -> None:
         self._folder = folder
         self._tails: dict[Rank, Tail] = {}
-        self._listed_ns = 0  # when the folder had changed last as its files were listed; 0: list them again
+        self._listed: tuple[int, float] | None = None  # when the folder had changed last, and when we listed it
         self._stopped = asyncio.Event()
         if not from_start:
             for rank, path in rank_logs(folder).items():
@@ -66,21 +66,26 @@ class LogTail:
 
     def read(self, last: bool = False) -> list[tuple[Rank, str]]:
         """All lines since the last call, rank by rank; with `last` also unfinished ones."""
-        self._find_new()
+        self._find_new(last)
         return [(rank, line) for rank in sorted(self._tails) for line in self._tails[rank].read(last)]
 
-    def _find_new(self) -> None:
-        """Files that have come since. Most looks find a folder that has not changed, and need not list it."""
+    def _find_new(self, last: bool) -> None:
+        """Files that have come since. Most looks find a folder that has not changed, and need not list it.
+
+        Once in a while it is listed all the same: not every file system says that it has changed, or at once.
+        """
+        now_s = time.monotonic()
         try:
             changed_ns = self._folder.stat().st_mtime_ns
         except FileNotFoundError:
             return
-        if changed_ns == self._listed_ns:
-            return
+        if not last and self._listed is not None:
+            before_ns, listed_s = self._listed
+            if changed_ns == before_ns and now_s - listed_s < LISTED_S:
+                return
+        self._listed = changed_ns, now_s
         for rank, path in rank_logs(self._folder).items():
             self._tails.setdefault(rank, Tail(path))
-        settled = time.time_ns() - changed_ns > SETTLED_NS
-        self._listed_ns = changed_ns if settled else 0
 
     async def follow(self, every_s: float = 0.1) -> AsyncIterator[tuple[Rank, str]]:
         """Lines as they are written, until `stop()`; then what is left."""

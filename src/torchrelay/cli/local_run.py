@@ -277,7 +277,7 @@ class LocalRun:
         if not job.joined and code == 0:
             self.voice.say(NEVER_JOINED)
         self.voice.say(summary(job, str(self.plan.run_dir)))
-        if helps := remedy(code):
+        if helps := remedy(code, self.plan.spec):
             self.voice.say(helps)
 
     def quote(self, incidents: Incidents) -> None:

@@ -11,6 +11,7 @@ import sys
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from torchrelay.cli.net_flags import add_network, network_environment, path_limits
 from torchrelay.cli.runs import FOLDER, NotPossible, time_in
@@ -200,11 +201,14 @@ def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> Jo
 def remarks(given: argparse.Namespace) -> tuple[str, ...]:
     """What is said before the start."""
     ignored = [name for name in IGNORED_VALUES + IGNORED_FLAGS if getattr(given, f"ignored_{name}") is not None]
-    return (f"ignored, as it means nothing here: {', '.join('--' + name for name in ignored)}",) if ignored else ()
+    if not ignored:
+        return ()
+    here = "" if given.nodes == "1" else f"; all {given.nodes} nodes are started on this machine"
+    return (f"ignored, as it means nothing here: {', '.join('--' + name for name in ignored)}{here}",)
 
 
 def check_machines(given: argparse.Namespace, nodes: int) -> None:
-    """Raises `NotPossible` for a line that torchrun is given on each of several machines: each would train by itself."""
+    """Raises `NotPossible` for a line that torchrun is given on each of several machines: each would train alone."""
     found = vars(given)
     rank = found["ignored_node-rank"]
     if rank not in (None, "0"):
@@ -217,11 +221,20 @@ def check_machines(given: argparse.Namespace, nodes: int) -> None:
 
 def is_here(endpoint: str) -> bool:
     """Whether a host, or a host and port, is this machine. False for a name that nobody knows."""
-    host = re.sub(r":\d*$", "", endpoint) if endpoint.count(":") == 1 else endpoint
+    found = re.fullmatch(r"\[(?P<bare>[^\]]*)\](:\d*)?|(?P<name>[^:]*)(:\d*)?|(?P<six>.*)", endpoint)
+    host = next((part for part in found.group("bare", "name", "six") if part is not None), "") if found else endpoint
     try:
-        for family, kind, protocol, _, address in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
-            with socket.socket(family, kind, protocol) as probe:
-                probe.bind(address)  # only an address of our own can be had
+        known = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM) if host else []
+    except OSError:
+        return False
+    return not host or any(is_ours(family, address) for family, _, _, _, address in known)
+
+
+def is_ours(family: int, address: Any) -> bool:
+    """Whether this machine has an address: only one's own can be bound."""
+    try:
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.bind(address)
     except OSError:
         return False
     return True

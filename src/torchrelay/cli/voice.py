@@ -9,15 +9,12 @@ from collections.abc import Callable
 from torchrelay.cli.show import milliseconds
 from torchrelay.orchestrator.shown import JobStatus
 from torchrelay.orchestrator.story import Kind, Moment, Note
+from torchrelay.protocol.ending import NO_SPARE, NO_STATE
+from torchrelay.protocol.events import JobSpec
 
 # Colours that are told apart on light and on dark ground.
 RANK_COLOURS = (36, 32, 33, 35, 34, 31, 96, 92)
 
-REMEDIES = {
-    90: "next time: more --spares, or --share-slots 2 to go on in fewer places",
-    91: "next time: with --max-restarts N all ranks start again from the checkpoint that the script loads; "
-    "`torchrelay doctor --layout` says before which losses lead there",
-}
 NEVER_JOINED = """the script never called torchrelay.join(): it ran unprotected. To protect it, add
 
     run = torchrelay.join(model=model, optimizer=optimizer)     # after both are built
@@ -91,9 +88,16 @@ def words_of(note: Note) -> str:
             return ""
 
 
-def remedy(code: int) -> str:
+def remedy(code: int, spec: JobSpec) -> str:
     """What helps the next time, if a run has ended with this code; empty if nothing is to be said."""
-    return REMEDIES.get(code, "")
+    if code == NO_SPARE and spec.ranks_per_slot == 1:
+        return "next time: more --spares, or --share-slots 2 to go on in fewer places"
+    if code == NO_STATE and not spec.max_restarts:
+        return (
+            "next time: with --max-restarts N all ranks start again from the checkpoint that the script loads; "
+            "`torchrelay doctor --layout` says before which losses lead there"
+        )
+    return ""
 
 
 def summary(job: JobStatus, run_dir: str) -> str:

@@ -130,7 +130,7 @@ class _Copies:
 
     def grow(self, size: int, came: int) -> memoryview:
         """Room for so many bytes, of which the first have come already."""
-        larger = memoryview(bytearray(size))
+        larger = memoryview(bytearray(max(size, 2 * len(self.spare))))
         larger[:came] = self.spare[:came]
         self._memories[self._spare] = larger
         return larger

@@ -35,9 +35,9 @@ from torchrelay.worker.shards import is_shard, version
 from torchrelay.worker.state import State, put_gradients
 
 FIRST = 3  # calls that are looked at from the start
-EVERY = 1024  # and one of so many after that; at what is large less often, as to look takes the longer
+EVERY = 256  # and one of so many after that; at what is large less often, as to look takes the longer
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
-_grad = attrgetter("grad")
+_grad, _changes = attrgetter("grad"), attrgetter("_version")
 
 
 class Redo:
@@ -59,6 +59,8 @@ class Redo:
         self._tried_buffers: list[Mark] = []
         self._before: dict[str, str] = {}  # digests at the entry of a call that is probed
         self._carried: CarriedGradients | None = None
+        self._still: dict[str, torch.Tensor] = {}  # buffers that no call was seen to change: not copied
+        self._still_versions: list[int] = []
         self._has_gradient: list[bool] = []
         self._versions: list[int] = []
         self._rewound = False
@@ -84,6 +86,8 @@ class Redo:
             mark.mark()
         self._has_gradient = list(map(is_not, map(_grad, self._parameters), repeat(None)))
         self._versions = list(map(self._version, self._parameters))
+        if self._still:
+            self._still_versions = list(map(_changes, self._still.values()))
         self._rewound = False
 
     def rewind(self) -> None:
@@ -91,7 +95,7 @@ class Redo:
 
         Raises `Refused` if something has changed of which there is no copy.
         """
-        written = [] if self._rewound else self._written()
+        written = [] if self._rewound else [*self._written(), *self._stirred()]
         with torch.no_grad():
             for mark in (*self._marks, *self._tried_buffers, *self._tried.values()):
                 mark.rewind()
@@ -141,6 +145,8 @@ class Redo:
         `optimizer`: the one that is about to step, if one is.
         """
         if self._carried is None:
+            if stirred := self._stirred():
+                self._learn_of(stirred)
             return
         groups = optimizer.param_groups if optimizer is not None else []
         carried = self._carried.close(parameter for group in groups for parameter in group["params"])
@@ -171,6 +177,16 @@ class Redo:
             # The first probes are over: only what has been seen to move is copied and kept from now on.
             self._settle()
         self._stale = self._stale or bool(changed)
+        self._note()
+
+    def _learn_of(self, stirred: list[str]) -> None:
+        """Buffers have begun to move in a call that is not looked at: an evaluation's BatchNorm trains now.
+
+        What else their modules hold may move with them, and not every operation counts what it writes.
+        """
+        modules = {name.rpartition(".")[0] for name in stirred}
+        self._seen_moving |= {name for name in self._still if name.rpartition(".")[0] in modules}
+        self._settle()
         self._note()
 
     def _settle(self) -> None:
@@ -237,8 +253,17 @@ class Redo:
         self._marks = [*self._usual_marks(), *self._copied.values()]
         self._parameters = [parameter for _, parameter in self._state.parameters()]
         self._names = [name for name, _ in self._state.parameters()]
+        self._still = self._unmoved()
+        self._still_versions = list(map(_changes, self._still.values()))
         # Asked of each parameter in every step: where there are no shards, without a look whether it is one.
         self._version = version if any(map(is_shard, self._parameters)) else attrgetter("_version")
+
+    def _unmoved(self) -> dict[str, torch.Tensor]:
+        """Buffers that are not copied, and whose writes are counted. None before the first looks are over."""
+        if self._moving is None:
+            return {}
+        named = self._probe.buffers.items()
+        return {name: buffer for name, buffer in named if name not in self._moving and not buffer.is_inference()}
 
     def _usual_marks(self) -> list[Mark]:
         buffers = self._probe.buffers
@@ -256,6 +281,11 @@ class Redo:
             elif isinstance(part, StatefulPart) and isinstance(part.value, GradScaler):
                 marks.append(Scale(part.value))
         return marks
+
+    def _stirred(self) -> list[str]:
+        """Buffers that were written to since the mark although no call was seen to change them before."""
+        pairs = zip(self._still.items(), self._still_versions, strict=True)
+        return [name for (name, buffer), before in pairs if _changes(buffer) != before]
 
     def _written(self) -> list[str]:
         """Parameters that were written to since the mark, as their version counters tell, unless they are copied."""
