@@ -101,6 +101,14 @@ class TestAnswer:
     def test_a_rate_can_be_named(self, capsys: Capsys) -> None:
         assert found(capsys, "--rate", "meta")["answer"]["cluster"]["mttf_h"] == pytest.approx(28.85, abs=0.005)
 
+    def test_it_is_said_that_nobody_gave_the_rate_and_that_simulate_has_another(self, capsys: Capsys) -> None:
+        told_of = "no rate was given: it is 23.73 per 1,000 node-days"
+        page = " ".join(told(capsys).split())
+        assert told_of in page
+        assert "torchrelay simulate starts from Meta's, 6.5: give both your own --rate" in page
+        for words in (("--rate", "meta"), ("--mttf-h", "5")):
+            assert told_of not in " ".join(told(capsys, *words).split())
+
     def test_assumptions_as_a_table_and_as_json(self, capsys: Capsys) -> None:
         page = told(capsys, "--assumptions", "--mttf-h", "5")
         assert re.search(r"--mttf-h +5 h +24,000 / \(rate \* nodes\) +you", page)
@@ -123,7 +131,8 @@ class TestAnswer:
         """Each flag alters the answer; those of what was measured do so with a measurement."""
         measured = ("--clean", "9", "--eligible", "10")
         plain = {"": found(capsys)["answer"]["views"], "m": found(capsys, *measured)["answer"]["views"]}
-        values = {"counting": "running", "gpus_per_node": "4", "longest_interval_h": "0.5", "mttf_h": "5"}
+        values = {"counting": "running", "gpus_per_node": "4", "longest_interval_h": "0.5", "mttf_h": "5",
+                  "gpus": "512"}  # fmt: skip
         for each in ASSUMPTIONS:
             needs = "m" if each.field in ("slowest_s", "new_interval_h") else ""
             value = values.get(each.field, "0.5" if "share" in each.unit else "999")
@@ -207,7 +216,7 @@ class TestMeasured:
         assert f"{words[0]} means nothing with --assumptions" in err
 
     def test_a_rate_of_next_to_nothing_is_no_crash(self, capsys: Capsys) -> None:
-        code, _, err = torchrelay(capsys, "cost", "--rate", "1e-323", "--gpus", "1e-300")
+        code, _, err = torchrelay(capsys, "cost", "--rate", "1e-323", "--gpus", "8")
         assert code == 0, err
 
     def test_the_advice_has_its_numbers_and_its_risk(self, capsys: Capsys, ledger: Path) -> None:
@@ -219,6 +228,14 @@ class TestMeasured:
         assert "risk\n- a failure that does go back loses" in page
         (advised,) = (row for row in page.splitlines() if row.startswith(">"))
         assert "best at the lower bound" in advised
+
+    def test_bounds_are_rounded_as_in_the_report(self, capsys: Capsys, tmp_path: Path) -> None:
+        path = tmp_path / "ledger.jsonl"
+        path.write_text(jsonl([line()]))
+        assert "20.6 % covered" in told(capsys, "--ledger", str(path))
+        advice = told(capsys, "--advise", "--ledger", str(path))
+        assert "100 %, with 95 % confidence 20.6 % to 100 %" in advice
+        assert "20.7 %" not in advice
 
     def test_the_advice_as_json(self, capsys: Capsys, ledger: Path) -> None:
         advice = found(capsys, "--advise", "--ledger", str(ledger))
@@ -250,7 +267,13 @@ class TestRefused:
             (["--job", "a"], "--job means nothing without --run-dir"),
             (["--ledger", "no-such-file"], "--ledger no-such-file: No such file or directory"),
             (["--run-dir", "no-such-folder"], "no-such-folder is not a run's folder"),
-            (["--gpus", "many"], "argument --gpus: invalid float value: 'many'"),
+            (["--gpus", "many"], "argument --gpus: 'many' is no whole number"),
+            (["--gpus", "10.5"], "argument --gpus: '10.5' is no whole number"),
+            (["--gpus", "12"], "--gpus 12: nodes have 8 GPUs and are replaced as a whole, so give a multiple"),
+            (["--gpus-per-node", "3"], "--gpus 1024 (the default): nodes have 3 GPUs"),
+            (["--mttf-h", "-5"], "--mttf-h -5: it must be above 0"),
+            (["--mttf-h", "-5h"], "argument --mttf-h: '-5h' is no number: give hours, as in 1.5"),
+            (["--horizon-h", "-7.50"], "--horizon-h -7.50: it must be above 0"),
             (["--plot", "x.txt"], "the name must end in .png, .svg, .pdf"),
         ],
     )

@@ -12,7 +12,7 @@ from torchrelay.economics.advice import advise
 from torchrelay.economics.assumptions import ASSUMPTIONS, Inputs
 from torchrelay.economics.bill import Cluster, bill
 from torchrelay.economics.calculator import Answer, View, answer
-from torchrelay.economics.claims import Claim, Unit, dollars, percent, written
+from torchrelay.economics.claims import Claim, Unit, dollars, percent, proven, written
 from torchrelay.economics.field import RATES, published_rate
 from torchrelay.economics.intervals import daly_h, thinned_h, young_h
 from torchrelay.economics.loss import (
@@ -293,7 +293,7 @@ class TestPublished:
             ("year-2048", ["$12.94 M", "$14.08 M", "$9.37 M", "$3.55 M", "$2.07 M"]),
             ("minutes-a-day", ["27.95 min", "25.22 min", "97.8 %", "99.5 %", "3.29 min"]),
             ("95-percent-less", ["87.2 %", "85.8 %"]),
-            ("promise-90", ["89.8 %", "72.2 %", "83.5 %", "90.0 %", "89.7 %"]),
+            ("promise-90", ["89.8 %", "72.2 %", "83.4 %", "90 %", "89.6 %"]),
             ("no-spares", ["$17,520", "$44,851", "$249,173", "$280,320", "$174,920"]),
             ("two-rates", ["28.85 h", "$84,221", "0.49 h", "219.4 %", "92.2 %", "3.09 h", "3.79"]),
             ("gpu-hours-a-year", ["166,667 GPU-h a month"]),
@@ -344,6 +344,7 @@ class TestPublished:
     def test_figures_are_written_as_people_write_them(self) -> None:
         assert (dollars(307_524.05), dollars(6.354e6), dollars(-1_200)) == ("$307,524", "$6.35 M", "-$1,200")
         assert (percent(0.95), percent(0.0007)) == ("95.0 %", "0.07 %")
+        assert (proven(0.20655), proven(0.9789, up=True), written(0.8997, Unit.BOUND)) == ("20.6 %", "97.9 %", "89.9 %")
         assert written(2.12e6, Unit.GPU_HOURS) == "2.12 M GPU-h"
 
 
@@ -424,6 +425,8 @@ class TestCalculator:
         [
             ({"rate": -1.0}, "--rate -1: it must be above 0"),
             ({"gpus": 0}, "--gpus 0"),
+            ({"gpus": 10.5}, "--gpus 10.5: nodes have 8 GPUs and are replaced as a whole"),
+            ({"gpus": 12}, "--gpus 12: nodes have 8 GPUs"),
             ({"coverage": 1.01}, "--coverage 1.01: it must be a share, from 0 to 1"),
             ({"retry_share": 1.0}, "--retry-share 1: it must be from 0 to less than 1"),
             ({"downtime_min": -3.0}, "--downtime-min -3"),

@@ -14,6 +14,7 @@ from torchrelay.forecast.driving import Driving
 from torchrelay.forecast.engine import World
 from torchrelay.forecast.faults import Cause, Fault, Process
 from torchrelay.forecast.layouts import layout_of
+from torchrelay.forecast.phases import Phases, Span
 from torchrelay.forecast.results import Outcome, forecast, outcome_of, simulate
 from torchrelay.forecast.settings import Settings, Strategy
 from torchrelay.protocol import policy, rollback
@@ -105,6 +106,19 @@ def test_a_lost_node_is_replaced_by_a_spare_and_nothing_is_lost() -> None:
     assert (got.interruptions, got.clean, got.rollbacks, got.spares_taken) == (1, 1, 0, 1)
     assert way.cut.places()[3] == 8
     assert longest(got) == pytest.approx(120, rel=0.5)
+
+
+@pytest.mark.parametrize("cause", [Cause.NODE, Cause.PROCESS], ids=str)
+@pytest.mark.parametrize("acquire", [0.0, 0.03, 33.0])
+def test_a_pause_is_as_long_as_its_phases(acquire: float, cause: Cause) -> None:
+    """Also if a buddy is asked for the record of a node that is lost: `acquire` begins before that."""
+    spans = {"detect": 0.02, "interrupt": 0.003, "agree": 0.001, "acquire": acquire, "rewire": 0.01, "restore": 0.012,
+             "resume": 0.005}  # fmt: skip
+    phases = Phases({name: Span(span, 0.0) for name, span in spans.items()})
+    for nodes in ((3,), (3, 4)):
+        got, _ = struck(job(phases=phases), *((5.0, node, cause) for node in nodes))
+        assert got.clean == 1
+        assert longest(got) == pytest.approx(sum(spans.values()), abs=0.002)
 
 
 @pytest.mark.parametrize(

@@ -55,6 +55,9 @@ def test_dates_count_from_the_first_fault_and_columns_have_any_order(tmp_path: P
         (HEAD + "2026-01-01,2026-01-01,a,x\n", "line 2: this and all other faults"),
         (HEAD + "1,9,a,x\n2,3,b,x\n4,5,a,x\n", "line 4: a fails while the repair that began in line 2"),
         (HEAD + "1,,a,x\n4,5,a,x\n", "line 3: a fails while the repair that began in line 2"),
+        (HEAD + "-5,4,a,x\n", "line 2: start '-5' lies before the beginning"),
+        (HEAD + "1,2,a,x\n1,-2,b,x\n", "line 3: end '-2' lies before the beginning"),
+        ("start;end;node;cause\n1;2;a;x\n", "line 1: 'start;end;node;cause' is one column: commas must be"),
         (HEAD + "1,2,a,x\n2026-01-01,2026-01-02,a,x\n", "line 2: counts hours, and line 3 has a date"),
     ],
 )
@@ -65,11 +68,12 @@ def test_a_bad_trace_is_refused_with_its_line(tmp_path: Path, text: str, said: s
 
 
 def test_a_trace_that_is_not_there_or_no_text_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadTrace, match="cannot be read"):
+    with pytest.raises(BadTrace, match=r"none\.csv: No such file or directory$"):
         read_trace(tmp_path / "none.csv")
-    (tmp_path / "faults.csv").write_bytes(b"\xff\xfe\x00start")
-    with pytest.raises(BadTrace, match="cannot be read"):
-        read_trace(tmp_path / "faults.csv")
+    for binary in (b"\xff\xfe\x00start", b"start,end\x00\x01"):
+        (tmp_path / "faults.csv").write_bytes(binary)
+        with pytest.raises(BadTrace, match=r"faults\.csv: is no text file: give a CSV"):
+            read_trace(tmp_path / "faults.csv")
 
 
 def test_what_a_trace_says_is_counted(tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.test_cli_views import torchrelay
-from torchrelay.cli.guarantee import guarantee_page, moment_in, percent
-from torchrelay.cli.report import jsonl
+from torchrelay.cli.guarantee import each_once, guarantee_page, moment_in
+from torchrelay.cli.report import jsonl, report_page
 from torchrelay.cli.runs import NotPossible
+from torchrelay.economics.claims import proven
 from torchrelay.goodput.guarantee import Entry, Standing, Verdict, clean_ones_to_come, group_of, guarantee
 from torchrelay.goodput.ledger import Line, wilson
 from torchrelay.orchestrator.shown import Exclusion
@@ -208,7 +209,11 @@ class TestPage:
 
     @pytest.mark.parametrize(("share", "text"), [(0.8997, "89.9 %"), (0.9, "90 %"), (0.90045, "90 %"), (1.0, "100 %")])
     def test_a_share_is_not_rounded_to_what_it_does_not_reach(self, share: float, text: str) -> None:
-        assert percent(share) == text
+        assert proven(share) == text
+
+    def test_the_ledger_shows_the_same_bounds(self) -> None:
+        assert "1 resolved clean: 100 % (20.6 % to 100 %), with 95 % confidence" in report_page([line(1)])
+        assert "100 % (20.6 % to 100 %)" in guarantee_page(guarantee(entries(line(1))))
 
 
 # ---------------------------------------------------------------- the command line
@@ -270,8 +275,41 @@ def test_jobs_of_one_name_at_other_times_are_others(ask: Asked) -> None:
 
 def test_two_files_that_tell_of_one_interruption_differently_are_refused(ask: Asked) -> None:
     told = ask.refused("--ledger", ask.file("a.jsonl", line(1)), ask.file("b.jsonl", line(1, "ended")))
-    assert "'ended' in " in told
-    assert "b.jsonl:1" in told
+    assert "resolution is ended in " in told
+    assert "b.jsonl:1, clean in " in told
+
+
+@pytest.mark.parametrize(
+    ("more", "told"),
+    [
+        ({"pause_ms": 81}, "pause_ms is 81 in "), ({"ranks": (Rank(2),)}, "ranks is [2] in "),
+        ({"phases": {"detect": 3}}, 'phases is {"detect":3} in '), ({"kind": "planned"}, "kind is planned in "),
+        ({"steps_lost": 2}, "steps_lost is 2 in "), ({"cause": "SIGTERM"}, "cause is SIGTERM in "),
+        ({"story": ("rank 3 moves",)}, 'story is ["rank 3 moves"] in '),
+    ],
+)  # fmt: skip
+def test_all_that_two_files_tell_of_one_is_compared(ask: Asked, more: dict[str, object], told: str) -> None:
+    other: Line = replace(line(1), **more)
+    refused = ask.refused("--ledger", ask.file("a.jsonl", line(1)), ask.file("b.jsonl", other))
+    assert told in refused
+    assert "b.jsonl:1" in refused
+
+
+def test_a_run_at_hand_tells_in_the_words_of_a_file() -> None:
+    told = [Entry(line(1, Resolution.CLEAN), "this run"), Entry(line(1, "ended"), "a.jsonl:1")]
+    with pytest.raises(NotPossible, match=r": resolution is ended in a\.jsonl:1, clean in this run: leave one"):
+        each_once(told)
+
+
+def test_two_reasons_for_not_counting_one_are_refused_and_the_one_that_is_told_is_kept(ask: Asked) -> None:
+    stop = excluded(1, Exclusion.OPERATOR, "Ctrl-C")
+    bug, old = replace(stop, excluded=Exclusion.USER_BUG), replace(stop, excluded=Exclusion.UNTOLD, evidence="")
+    assert "excluded is user bug in " in ask.refused(
+        "--ledger", ask.file("a.jsonl", stop), ask.file("b.jsonl", bug))  # fmt: skip
+    for files in ((stop, old), (old, stop)):
+        paths = [ask.file(f"{number}.jsonl", one) for number, one in enumerate(files)]
+        (one,) = json.loads(ask("--ledger", *paths, "-o", "json")[1])["findings"]
+        assert (one["reason"], one["why"]) == ("operator stop", "Ctrl-C")
 
 
 def test_what_a_later_interruption_showed_of_one_holds_in_whichever_order_the_files_are_read(ask: Asked) -> None:
@@ -369,6 +407,11 @@ def test_since_leaves_out_what_is_older(ask: Asked) -> None:
 )
 def test_a_time_that_is_none_is_refused(ask: Asked, text: str) -> None:
     assert "--since" in ask.refused("--ledger", ask.file("a.jsonl", line(1)), f"--since={text}")
+
+
+@pytest.mark.parametrize("words", [["--since", "-3d"], ["--since=-3d"], ["--since", "0d"]])
+def test_so_long_ago_is_above_nothing(ask: Asked, words: list[str]) -> None:
+    assert f"--since {words[-1][-3:].lstrip('=')}: it must be above 0" in ask.refused("--ledger", "x", *words)
 
 
 def test_times_are_read() -> None:

@@ -20,6 +20,7 @@ from torchrelay.cli.cost_pages import (
 from torchrelay.cli.cost_words import default_text, given_by, parser
 from torchrelay.cli.runs import NotPossible, look
 from torchrelay.cli.show import Output, remark, show_json
+from torchrelay.cli.typed import blame, joined
 from torchrelay.economics.advice import advice_line, advise
 from torchrelay.economics.assumptions import ASSUMPTIONS, Inputs
 from torchrelay.economics.calculator import answer
@@ -45,11 +46,12 @@ class Used(Struct, frozen=True, kw_only=True):
 
 def cost(words: list[str]) -> int:
     """Answer. Returns the exit code. Raises `NotPossible`."""
+    words = joined(words)
     given = parser().parse_args(words)
     try:
         return answered(given)
     except Unreasonable as error:
-        raise NotPossible(str(error), BAD) from None
+        raise NotPossible(blame(error, f"--{error.name.replace('_', '-')}", words), BAD) from None
 
 
 def answered(given: argparse.Namespace) -> int:

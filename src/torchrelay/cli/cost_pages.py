@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from torchrelay.cli.show import clip, milliseconds, table
 from torchrelay.economics.advice import Advice, Option
 from torchrelay.economics.calculator import Answer, AtRate, View
-from torchrelay.economics.claims import Claim, Figure, dollars, percent
+from torchrelay.economics.claims import Claim, Figure, dollars, proven
 
 if TYPE_CHECKING:
     from torchrelay.cli.cost import Used
@@ -156,7 +156,7 @@ def worked_lines(figures: Sequence[Figure]) -> list[str]:
 
 def advice_page(advice: Advice, line: str) -> str:
     """The advice, the choices beside it, the numbers behind it, the risk."""
-    low, share = percent(advice.coverage_low), percent(advice.coverage)
+    low, share = proven(advice.coverage_low), proven(advice.coverage)
     head = (
         f"a failure every {advice.mttf_h:.3g} h, {advice.save_s:g} s a save, recovery in "
         f"{milliseconds(1000 * advice.recovery_s)}; back to a checkpoint: {advice.rollbacks:.3g} times over "

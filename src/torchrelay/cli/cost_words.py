@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from torchrelay.cli.show import Output
+from torchrelay.cli.typed import amount, whole
 from torchrelay.economics.assumptions import ASSUMPTIONS, Assumption, Inputs
 from torchrelay.economics.field import RATES, published_rate
 from torchrelay.economics.published import nearest
@@ -71,7 +72,8 @@ def add_assumption(group: argparse._ArgumentGroup, each: Assumption) -> None:
     elif each.field == "counting":
         group.add_argument(each.flag, type=Counting, choices=list(Counting), metavar="{wall,running}", help=text)
     else:
-        group.add_argument(each.flag, type=int if each.field == "gpus_per_node" else float, metavar=sign, help=text)
+        counts = each.field in ("gpus", "gpus_per_node")
+        group.add_argument(each.flag, type=whole if counts else amount(each.unit), metavar=sign, help=text)
 
 
 def default_text(each: Assumption) -> str:

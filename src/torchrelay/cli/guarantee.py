@@ -14,15 +14,20 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.cli.client import Client
-from torchrelay.cli.report import FILE, ledger
+from torchrelay.cli.report import FILE, ledger, share_text
 from torchrelay.cli.runs import NotPossible, look, time_in
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
+from torchrelay.economics.claims import proven
 from torchrelay.goodput.guarantee import TARGET, Entry, Finding, Guarantee, Part, Standing, Verdict, guarantee
 from torchrelay.goodput.ledger import Interval, Line
 from torchrelay.orchestrator.shown import Exclusion
 from torchrelay.protocol.incident import Resolution
 
 DECLARED = {"user-bug": Exclusion.USER_BUG, "operator-stop": Exclusion.OPERATOR, "storage-outage": Exclusion.STORAGE}
+UNTOLD = ("", Exclusion.UNTOLD)  # by an older version, or while the job had not ended
+# What is told of one that is over may still change in these only: clocks are corrected, and that it does not count may
+# show later. All else is settled when it is resolved.
+UNSETTLED = ("at", "eligible", "excluded", "evidence")
 CORRECTED_S = 5.0  # by how much clocks may have been corrected since a line was written
 WIDTH = 50  # of the picture of the interval, in characters
 
@@ -66,6 +71,8 @@ def moment_in(text: str | None, now: datetime) -> datetime | None:
     """From when on: so long ago (30d, 12h, 90m), or a date (2026-10-01), local time. Raises `NotPossible`."""
     if text is None:
         return None
+    if re.fullmatch(r"-.*|0+[smhd]", text):
+        raise NotPossible(f"--since {text}: it must be above 0, as in 30d, 12h, 90m, or a date (2026-10-01)", 2)
     if re.fullmatch(r"\d+[smhd]", text):
         return now - timedelta(milliseconds=time_in(text))
     try:
@@ -194,13 +201,30 @@ def each_once(entries: Iterable[Entry]) -> list[Entry]:
             known.append(entry)
         elif known[place].line.resolution == Resolution.OPEN:
             known[place] = entry
-        elif line.resolution == known[place].line.resolution:
-            known[place] = known[place] if line.eligible else entry
         elif line.resolution != Resolution.OPEN:
             first = known[place]
-            told = f"{line.resolution!r} in {entry.origin}, {first.line.resolution!r} in {first.origin}"
-            raise NotPossible(f"{line.id} of {line.job} at {line.at} is {told}: leave one of them out", 2)
+            check_same(first, entry)
+            later = not line.eligible and (first.line.eligible or first.line.excluded in UNTOLD)
+            known[place] = entry if later else first
     return [entry for some in kept.values() for entry in some]
+
+
+def check_same(first: Entry, second: Entry) -> None:
+    """Whether two places tell the same of one that is over. Raises `NotPossible`, naming what differs."""
+    one, other = first.line, second.line
+    named = ["resolution", *(name for name in Line.__struct_fields__ if name not in UNSETTLED)]
+    if not any(line.eligible or line.excluded in UNTOLD for line in (one, other)):
+        named += ["excluded", "evidence"]
+    for name in named:
+        here, there = getattr(one, name), getattr(other, name)
+        if here != there:
+            told = f"{name} is {shown(there)} in {second.origin}, {shown(here)} in {first.origin}"
+            raise NotPossible(f"{other.id} of {other.job} at {other.at}: {told}: leave one of them out", 2)
+
+
+def shown(value: object) -> str:
+    """A value of a line as the ledger has it."""
+    return clip(str(value) if isinstance(value, str) else msgspec.json.encode(value).decode(), 80)
 
 
 def is_same(one: Line, other: Line) -> bool:
@@ -303,20 +327,9 @@ def because(found: Guarantee) -> str:
     if found.ratio is None:
         return f", as nothing counts; {ahead}"
     if found.verdict is Verdict.NOT_YET:
-        return f", as the lower bound is {percent(found.ratio.low)}; {ahead}"
+        return f", as the lower bound is {proven(found.ratio.low)}; {ahead}"
     sure = "and the whole interval below it" if found.ratio.high < found.target else "though by too few to be sure"
     return f", with a share below it, {sure}; {ahead}"
-
-
-def share_text(ratio: Interval | None) -> str:
-    return "-" if ratio is None else f"{percent(ratio.share)} ({percent(ratio.low)} to {percent(ratio.high, up=True)})"
-
-
-def percent(share: float, *, up: bool = False) -> str:
-    """To a tenth, rounded away from what it would have to prove: 89.97 % is not to be read as 90.0."""
-    tenths = share * 1000
-    rounded = math.ceil(tenths - 1e-9) if up else math.floor(tenths + 1e-9)
-    return f"{rounded / 10:g} %" if rounded % 10 == 0 else f"{rounded / 10:.1f} %"
 
 
 def picture(ratio: Interval, target: float) -> str:
@@ -331,5 +344,5 @@ def picture(ratio: Interval, target: float) -> str:
     marks[place(ratio.low) : place(ratio.high) + 1] = "-" * (place(ratio.high) + 1 - place(ratio.low))
     marks[place(ratio.low)], marks[place(ratio.high)] = "[", "]"
     marks[place(ratio.share)] = "o"
-    left = f"{percent(begin):>6} |"
+    left = f"{proven(begin):>6} |"
     return f"{left}{''.join(marks)}| 100 %\n{' ' * (len(left) + place(target))}^ target"

@@ -32,6 +32,10 @@ def carry_out(words: list[str]) -> int:
         return simulate(words[1:])
     from torchrelay.cli.words import CHANGING, parser
 
+    if words[:1] == ["report"]:
+        from torchrelay.cli.typed import joined
+
+        words = joined(words)
     given = parser().parse_args(words)
     if given.verb in CHANGING:
         change(given)

@@ -13,7 +13,8 @@ from msgspec import Struct
 from torchrelay.cli.client import Client
 from torchrelay.cli.runs import NotPossible, find_run, look
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
-from torchrelay.goodput.ledger import Line, Totals, line_of, total
+from torchrelay.economics.claims import proven
+from torchrelay.goodput.ledger import Interval, Line, Totals, line_of, total
 from torchrelay.orchestrator.shown import Incidents
 
 FILE = "ledger.jsonl"
@@ -92,12 +93,18 @@ def row_of(line: Line) -> tuple[object, ...]:
     )
 
 
+def share_text(ratio: Interval | None) -> str:
+    """A share and its interval: 97.1 % (85.4 % to 99.5 %)."""
+    if ratio is None:
+        return "-"
+    return f"{proven(ratio.share)} ({proven(ratio.low)} to {proven(ratio.high, up=True)})"
+
+
 def totals_text(found: Totals) -> str:
     """What it came to, in a few lines; phases in ms."""
     counted = f"{found.incidents} incidents, {found.eligible} of them eligible, {found.clean} resolved clean"
     if found.clean_ratio is not None:
-        ratio = found.clean_ratio
-        counted += f": {ratio.share:.0%} (95 % confidence {ratio.low:.0%} to {ratio.high:.0%})"
+        counted += f": {share_text(found.clean_ratio)}, with 95 % confidence"
     unknown = f", and those since the script's own checkpoint in {found.steps_unknown}" if found.steps_unknown else ""
     text = [counted, f"steps lost: {found.steps_lost}{unknown}"]
     if found.pause_p50_ms is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -11,6 +12,8 @@ from typing import Any
 import msgspec
 
 WATCH_S = 1.0
+# Long spans, in ms: up to where, rounded to what, how many of those make the unit before it, and their names.
+LONG = ((3_599_500, 1_000, 60, "min", "s"), (86_370_000, 60_000, 60, "h", "min"), (math.inf, 3_600_000, 24, "d", "h"))
 _HOME_AND_CLEAR = "\x1b[H\x1b[J"
 
 
@@ -52,13 +55,16 @@ def is_number(value: object) -> bool:
 
 
 def milliseconds(value: float | None) -> str:
-    """A span for people: 0.4 ms, 35 ms, 1.24 s, 3 min 5 s."""
+    """A span for people: 0.4 ms, 35 ms, 1.24 s, 3 min 5 s, 4 h 54 min, 5 d 3 h."""
     if value is None:
         return "-"
     if value < 1_000:
         return f"{value:.1f} ms" if value < 10 else f"{value:.0f} ms"
-    seconds = value / 1_000
-    return f"{seconds:.2f} s" if seconds < 120 else f"{int(seconds // 60)} min {int(seconds % 60)} s"
+    if value < 59_995:  # from here on it would be rounded to 60.00 s
+        return f"{value / 1_000:.2f} s"
+    _, least, many, unit, below = next(one for one in LONG if value < one[0])
+    larger, smaller = divmod(round(value / least), many)
+    return " ".join(f"{count} {name}" for count, name in ((larger, unit), (smaller, below)) if count)
 
 
 def show(page: Callable[[], str], *, watch: bool) -> None:

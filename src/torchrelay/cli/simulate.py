@@ -21,8 +21,11 @@ from torchrelay.cli.simulate_pages import (
     rows_page,
     sweep_page,
 )
+from torchrelay.cli.simulate_remarks import MOST_RUNS, spares_remark, sure_remarks
 from torchrelay.cli.simulate_words import parser, settings_of, strategies, sweep_of
-from torchrelay.economics.rates import Counting, Unreasonable
+from torchrelay.cli.typed import blame, joined
+from torchrelay.economics.field import META_RATE, VENDOR_GPUS, VENDOR_MTTF_H
+from torchrelay.economics.rates import Counting, Unreasonable, rate_per_1000_node_days
 from torchrelay.forecast.describe import describe
 from torchrelay.forecast.engine import Stuck
 from torchrelay.forecast.presets import Cell, Row, benchmark_64, cells, llama3, rows
@@ -32,9 +35,13 @@ from torchrelay.forecast.sweep import sweep
 
 BAD = 2
 RUNS = 5
-MOST_RUNS = 10_000
 RELAYED = (Strategy.MIGRATION, Strategy.COVERED)  # whose network core gets over the loss of a path
 BESIDE_PRESET = ("runs", "seed", "preset", "output", "quick", "strategy", "plot")
+RATE = (
+    f"No --rate was given: it is {META_RATE:g} failures per 1,000 node-days, Meta's. `torchrelay cost` starts from "
+    f"{rate_per_1000_node_days(VENDOR_GPUS, VENDOR_MTTF_H):.4g}, of the published case ({VENDOR_MTTF_H:g} h on "
+    f"{VENDOR_GPUS:,} GPUs): give both your own."
+)
 # Flags that are not called as what they set.
 FLAGS = {
     "hours": "--days", "gap_h": "--mttf", "work_h": "--work", "repair_median_h": "--repair", "repair_p90_h": "--repair",
@@ -67,12 +74,14 @@ class Benchmark(Struct, frozen=True):
 
 def simulate(words: list[str]) -> int:
     """Answer. Returns the exit code. Raises `NotPossible`, `ValueError` (a file)."""
+    words = joined(words)
     given = parser().parse_args(words)
     try:
         check(given)
         found, page = asked(given)
     except Unreasonable as error:
-        raise NotPossible(f"{flag_of(error, given)}: {error}", BAD) from None
+        flag = FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
+        raise NotPossible(blame(error, flag, words), BAD) from None
     except Stuck as error:
         raise NotPossible(
             f"{error}: give a repair time (--repair), spares, or a trace whose repairs end", BAD
@@ -83,13 +92,6 @@ def simulate(words: list[str]) -> int:
 
         plot(found, given.plot)
     return 0
-
-
-def flag_of(error: Unreasonable, given: argparse.Namespace) -> str:
-    """What was said that cannot be."""
-    if given.sweep and given.sweep.partition("=")[0] == error.name:
-        return "--sweep"
-    return FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
 
 
 def check(given: argparse.Namespace) -> None:
@@ -158,13 +160,23 @@ def asked(given: argparse.Namespace) -> tuple[Any, str]:
     wanted = [one for one in strategies(given.strategy) if possible(settings, one, given)]
     ways = [replace(settings, strategy=one, failover=given.failover and one in RELAYED) for one in wanted]
     runs = given.runs or (1 if given.trace else RUNS)
-    if given.sweep:
+    if given.sweep is not None:
         name, values = sweep_of(given.sweep)
         with progress() as told:
             swept = sweep(name, values, ways, runs, given.seed, told)
-        return swept, sweep_page(swept)
+        return swept, "\n\n".join([sweep_page(swept), *rate_remark(given)])
     forecasts = run_all(ways, runs, given.seed)
-    return forecasts, forecasts_page(forecasts, settings)
+    remarks = [*spares_remark(forecasts), *sure_remarks(forecasts), *rate_remark(given)]
+    return forecasts, "\n\n".join([forecasts_page(forecasts, settings), *remarks])
+
+
+def rate_remark(given: argparse.Namespace) -> list[str]:
+    """That the rate is nobody's own, and that another command starts from another one."""
+    if given.rate is not None or given.mttf is not None or given.trace is not None:
+        return []
+    if given.sweep is not None and given.sweep.startswith("rate="):
+        return []
+    return [RATE]
 
 
 def possible(settings: Settings, strategy: Strategy, given: argparse.Namespace) -> bool:
@@ -193,7 +205,8 @@ def preset(given: argparse.Namespace) -> tuple[Any, str]:
     settings = llama3()
     wanted = [one for one in settings if given.strategy is None or one in strategies(given.strategy)]
     found_all = run_all([settings[one] for one in wanted], given.runs or 3, given.seed)
-    return found_all, forecasts_page(found_all, next(iter(settings.values())))
+    page = forecasts_page(found_all, next(iter(settings.values())))
+    return found_all, "\n\n".join([page, *sure_remarks(found_all)])
 
 
 def run_all(ways: list[Settings], runs: int, seed: int) -> tuple[Forecast, ...]:

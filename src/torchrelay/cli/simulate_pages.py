@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -45,25 +46,47 @@ def forecasts_page(found: Sequence[Forecast], settings: Settings) -> str:
 def row_of(one: Forecast) -> tuple[object, ...]:
     means = one.means
     return (
-        one.strategy, with_interval(means["ettr"]), with_interval(means["goodput"]), f"{means['jct_h'].mean:,.1f} h",
+        one.strategy, with_interval(means["ettr"]), with_interval(means["goodput"]), work_text(means["jct_h"].mean),
         f"{means['step_mfu'].mean:.1%}", f"{means['job_mfu'].mean:.1%}", f"{means['interruptions'].mean:,.1f}",
         f"{means['clean'].mean:,.1f}", f"{means['rollbacks'].mean + means['back_to_snapshots'].mean:,.1f}",
-        f"{means['ended'].mean:,.1f}", milliseconds(1000 * means["pause_p50_s"].mean),
-        milliseconds(1000 * means["pause_max_s"].mean),
+        f"{means['ended'].mean:,.1f}", *(pause_text(one, name) for name in ("pause_p50_s", "pause_max_s")),
         "-" if one.interval_h is None else milliseconds(3.6e6 * one.interval_h),
         dollars(means["lost_dollars"].mean), dollars(means["spare_dollars"].mean),
     )  # fmt: skip
 
 
+def work_text(hours: float) -> str:
+    return "never" if math.isinf(hours) else f"{hours:,.1f} h"
+
+
+def days_text(hours: float) -> str:
+    return milliseconds(3.6e6 * hours) if hours < 24 else f"{round(hours / 24, 2):,.10g} days"
+
+
+def pause_text(one: Forecast, name: str) -> str:
+    """A pause; of runs that never stood there is none."""
+    stood = any(getattr(outcome, name) is not None for outcome in one.outcomes)
+    return milliseconds(1000 * one.means[name].mean) if stood else "-"
+
+
 def job_line(settings: Settings, runs: int) -> str:
-    span = f"{settings.hours / 24:g} days" if settings.work_h is None else f"{settings.work_h:,.1f} h of work"
+    span = days_text(settings.hours) if settings.work_h is None else f"{settings.work_h:,.1f} h of work"
     spares = "unlimited spares" if settings.spares is None else f"{settings.spares} dedicated spares"
-    faults = f"trace {settings.trace_file}" if settings.trace else f"a fault every {settings.mttf_h:,.2f} h"
     return (
-        f"{settings.gpus:,} GPUs ({settings.nodes:,} nodes), {span}, {faults} ({settings.counting} time), {spares}, "
+        f"{settings.gpus:,} GPUs ({settings.nodes:,} nodes), {span}, {faults_text(settings)}, {spares}, "
         f"{settings.floating} floating; layout {settings.placed.name}: {settings.placed.replicas} copies of the state; "
         f"{runs} runs, ± is the 95 % confidence interval"
     )
+
+
+def faults_text(settings: Settings) -> str:
+    """How often something fails, and which time that counts."""
+    if settings.trace is not None:
+        return f"trace {settings.trace_file} ({settings.counting} time)"
+    if math.isinf(settings.mttf_h):
+        return "no faults"
+    between = f"{settings.mttf_h:,.2f} h" if settings.mttf_h >= 1 else milliseconds(3.6e6 * settings.mttf_h)
+    return f"a fault every {between} ({settings.counting} time)"
 
 
 def buckets_table(found: Sequence[Forecast]) -> str:

@@ -7,13 +7,16 @@ import re
 from dataclasses import replace
 from pathlib import Path
 
+from torchrelay.cli.cost_words import rate
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.show import Output
-from torchrelay.economics.rates import Counting, Unreasonable
+from torchrelay.cli.typed import amount, whole
+from torchrelay.economics.field import META_RATE, RATES, VENDOR_GPUS, VENDOR_MTTF_H
+from torchrelay.economics.rates import Counting, Unreasonable, impossible
 from torchrelay.forecast.faults import Gap, Process
 from torchrelay.forecast.layouts import KNOWN, layout_of
 from torchrelay.forecast.phases import Phases, Span, phases_of_ledger
-from torchrelay.forecast.settings import DEFAULT_POLICY, Costs, Settings, Short, Strategy
+from torchrelay.forecast.settings import DEFAULT_POLICY, Costs, Settings, Short, Strategy, check_policy
 from torchrelay.forecast.sweep import SWEEPS
 from torchrelay.forecast.trace import Trace, read_trace
 
@@ -26,13 +29,14 @@ another policy (--policy, another version) gives another forecast. Every figure 
 runs with different seeds; all strategies meet the same faults.
 """
 EXAMPLES = """
-torchrelay simulate --gpus 1024 --rate 6.5 --spares 8 --days 54
+torchrelay simulate --gpus 1024 --rate llama3 --spares 8 --days 54
 torchrelay simulate --gpus 16384 --strategy migration --layout hsdp=4 --ledger ledger.jsonl
 torchrelay simulate --sweep spares=0,2,4,8,16 --plot spares.png
 torchrelay simulate --policy ranks_per_slot=2 --spares 0
 torchrelay simulate --trace faults.csv --describe
 torchrelay simulate --preset ettr-table                  a published table beside ours; also benchmark-64, llama3
 
+A TIME has its unit: 90s, 10m, 1.5h, 54d.
 Exit code: 0: done; 2: an input cannot be, and which.
 """
 
@@ -70,11 +74,12 @@ def add_asked(group: argparse._ArgumentGroup) -> None:
 
 def add_job(group: argparse._ArgumentGroup) -> None:
     known = Settings()
-    group.add_argument("--gpus", type=int, metavar="N", help=f"of the job ({known.gpus})")
-    group.add_argument("--gpus-per-node", type=int, metavar="N", help=f"({known.gpus_per_node})")
+    group.add_argument("--gpus", type=whole, metavar="N", help=f"of the job ({known.gpus})")
+    group.add_argument("--gpus-per-node", type=whole, metavar="N", help=f"({known.gpus_per_node})")
     group.add_argument(
-        "--days", type=float, metavar="DAYS", help=f"how long ({known.hours / 24:.1f}: a month; as long as a trace)"
-    )
+        "--days", type=amount("days"), metavar="DAYS",
+        help=f"how long ({known.hours / 24:.1f}: a month; as long as a trace)",
+    )  # fmt: skip
     group.add_argument("--work", metavar="TIME", help="instead: until so much is done, as undisturbed time (6d)")
     group.add_argument("--layout", metavar="LAYOUT", help=f"where copies of the state are: {KNOWN} (ddp)")
     group.add_argument("--step", metavar="TIME", help=f"a training step ({known.step_s:g}s)")
@@ -84,7 +89,12 @@ def add_job(group: argparse._ArgumentGroup) -> None:
 
 def add_faults(group: argparse._ArgumentGroup) -> None:
     known = Process()
-    group.add_argument("--rate", type=float, metavar="RATE", help=f"failures per 1,000 node-days ({known.rate})")
+    group.add_argument(
+        "--rate", type=rate, metavar="RATE",
+        help="failures per 1,000 node-days: a number, or a published rate by its name: "
+        f"{', '.join(known.name for known in RATES)} ({META_RATE}: meta; torchrelay cost takes headline, "
+        f"{VENDOR_MTTF_H:g} h on {VENDOR_GPUS:,} GPUs: use your own)",
+    )  # fmt: skip
     group.add_argument("--mttf", metavar="TIME", help="instead: mean time to failure of the whole job")
     group.add_argument("--counting", type=Counting, choices=list(Counting), metavar="{wall,running}",
                        help="which time faults come in (wall)")  # fmt: skip
@@ -152,11 +162,19 @@ def add_costs(group: argparse._ArgumentGroup) -> None:
 # ---------------------------------------------------------------- what was said, as settings
 
 
-def hours(flag: str, text: str) -> float:
-    """A time in hours: 90s, 1.5m, 2h, 54d; a bare number is seconds. Raises `NotPossible`."""
-    found = re.fullmatch(r"(\d{1,12}(?:\.\d{1,9})?)([smhd]?)", text.strip())
+def hours(flag: str, text: str, part: str | None = None) -> float:
+    """A time in hours: 90s, 1.5m, 2h, 54d; of a list, of one `part` of it. Raises `NotPossible`.
+
+    A bare number could be of any unit: it is refused, but for 0. Whether it may be negative is for others to say.
+    """
+    one = text if part is None else part
+    which = "" if part is None else f"{part} is "
+    found = re.fullmatch(r"(-?\d{1,12}(?:\.\d{1,9})?)([smhd]?)", one.strip())
     if found is None:
-        raise NotPossible(f"{flag} {text}: no time; give 90s, 10m, 1.5h or 54d", 2)
+        raise NotPossible(f"{flag} {text}: {which}no time; give 90s, 10m, 1.5h or 54d", 2)
+    if not found[2] and float(found[1]):
+        bare = found[1].removeprefix("-")
+        raise NotPossible(f"{flag} {text}: {which}without a unit; give {bare}s, {bare}m, {bare}h or {bare}d", 2)
     return float(found[1]) * HOURS[found[2] or "s"]
 
 
@@ -169,14 +187,14 @@ def parts(flag: str, text: str, least: int, most: int) -> list[str]:
     return found
 
 
-def number(flag: str, text: str) -> float:
-    """Raises `NotPossible`."""
+def number(flag: str, text: str, part: str) -> float:
+    """A part of a list, as a number. Raises `NotPossible`."""
     try:
-        found = float(text)
+        found = float(part)
     except ValueError:
         found = float("nan")
     if not abs(found) < float("inf"):
-        raise NotPossible(f"{flag} {text}: no number", 2)
+        raise NotPossible(f"{flag} {text}: {part!r} is no number", 2)
     return found
 
 
@@ -205,12 +223,12 @@ def settings_of(given: argparse.Namespace) -> Settings:
     if trace is not None and given.days is None and given.work is None:
         said["hours"] = trace.span_h  # all of it, and no time that it says nothing of
     gpus, per_node = given.gpus or Settings.gpus, given.gpus_per_node or Settings.gpus_per_node
-    if given.gpus is not None and given.gpus < 1:
-        raise Unreasonable("gpus", f"gpus is {given.gpus}: it must be 1 or more")
-    if given.gpus_per_node is not None and given.gpus_per_node < 1:
-        raise Unreasonable("gpus_per_node", f"gpus_per_node is {given.gpus_per_node}: it must be 1 or more")
+    for name in ("gpus", "gpus_per_node"):
+        if getattr(given, name) is not None and getattr(given, name) < 1:
+            raise impossible(name, getattr(given, name), "it must be 1 or more")
+    layout = layout_of("ddp" if given.layout is None else given.layout, gpus, per_node)
     return Settings(
-        strategy=Strategy.RESTART, layout=layout_of(given.layout or "ddp", gpus, per_node), faults=faults_of(given),
+        strategy=Strategy.RESTART, layout=layout, faults=faults_of(given),
         costs=costs_of(given), during_recovery=not given.calm_recovery, failover=given.failover,
         chosen=given.interval is not None, phases=phases_of(given), policy=policy_of(given.policy),
         trace=trace, trace_file=given.trace or Path("trace"), **said,  # type: ignore[arg-type]
@@ -238,10 +256,10 @@ def faults_of(given: argparse.Namespace) -> Process:
     if given.lead is not None:
         said["lead_h"] = hours("--lead", given.lead)
     if given.repair is not None:
-        median, *p90 = (hours("--repair", text) for text in parts("--repair", given.repair, 1, 2))
+        median, *p90 = (hours("--repair", given.repair, text) for text in parts("--repair", given.repair, 1, 2))
         said |= {"repair_median_h": median, "repair_p90_h": p90[0] if p90 else median}
     if given.refail is not None:
-        day, *week = (number("--refail", text) for text in parts("--refail", given.refail, 1, 2))
+        day, *week = (number("--refail", given.refail, text) for text in parts("--refail", given.refail, 1, 2))
         said |= {"refail_day": day, "refail_week": week[0] if week else day}
     return replace(Process(), **said)  # type: ignore[arg-type]
 
@@ -254,7 +272,7 @@ def costs_of(given: argparse.Namespace) -> Costs:
         if text is not None:
             said[field] = hours(f"--{name.replace('_', '-')}", text)
     if given.bring_up is not None:
-        values = [hours("--bring-up", text) for text in parts("--bring-up", given.bring_up, 3, 3)]
+        values = [hours("--bring-up", given.bring_up, text) for text in parts("--bring-up", given.bring_up, 3, 3)]
         said |= dict(zip(("replacement_h", "restore_h", "startup_h"), values, strict=True))
     return replace(Costs(), **said)  # type: ignore[arg-type]
 
@@ -263,12 +281,21 @@ def phases_of(given: argparse.Namespace) -> Phases:
     """Phases as measured, as given, or assumed."""
     spans = {}
     for text in given.phase:
-        found = re.fullmatch(r"([a-z]+)=([\d.]+[smhd]?)(?::([\d.]+))?", text)
+        found = re.fullmatch(r"([a-z]+)=([^:]+)(?::([\d.]+))?", text)
         if found is None:
             raise NotPossible(f"--phase {text}: give NAME=TIME, or NAME=TIME:CV as in restore=40s:0.3", 2)
-        cv = {} if found[3] is None else {"cv": number("--phase", found[3])}
-        spans[found[1]] = Span(3600 * hours("--phase", found[2]), **cv)
-    return phases_of_ledger(given.ledger, spans) if given.ledger else Phases(spans)
+        cv = {} if found[3] is None else {"cv": number("--phase", text, found[3])}
+        try:
+            spans[found[1]] = Span(3600 * hours("--phase", text, found[2]), **cv)
+            Phases(spans)
+        except Unreasonable as error:
+            raise NotPossible(f"--phase {text}: {error.why}", 2) from None
+    if given.ledger is None:
+        return Phases(spans)
+    try:
+        return phases_of_ledger(given.ledger, spans)
+    except ValueError as error:
+        raise NotPossible(f"--ledger {error}", 2) from None
 
 
 def policy_of(said: list[str]) -> dict[str, object]:
@@ -287,11 +314,18 @@ def policy_of(said: list[str]) -> dict[str, object]:
             raise NotPossible(f"--policy {text}: a whole number", 2)
         else:
             found[key] = int(value) if known is not None else value
+        try:
+            check_policy(key, found[key])
+        except Unreasonable as error:
+            raise NotPossible(f"--policy {text}: {error.why}", 2) from None
     return found
 
 
 def trace_of(given: argparse.Namespace) -> Trace | None:
-    return read_trace(given.trace) if given.trace else None
+    try:
+        return read_trace(given.trace) if given.trace else None
+    except ValueError as error:
+        raise NotPossible(f"--trace {error}", 2) from None
 
 
 def strategies(text: str | None) -> list[Strategy]:
@@ -300,7 +334,7 @@ def strategies(text: str | None) -> list[Strategy]:
         return [one for one in Strategy if one is not Strategy.COVERED]
     unknown = [word for word in text.split(",") if word not in tuple(Strategy)]
     if unknown:
-        raise NotPossible(f"--strategy {unknown[0]}: there are: {', '.join(Strategy)}", 2)
+        raise NotPossible(f"--strategy {unknown[0] or repr(text)}: there are: {', '.join(Strategy)}", 2)
     return list(dict.fromkeys(Strategy(word) for word in text.split(",")))
 
 
@@ -308,5 +342,6 @@ def sweep_of(text: str) -> tuple[str, list[float]]:
     """What is changed, and its values. Raises `NotPossible`."""
     name, sign, values = text.partition("=")
     if name not in SWEEPS or not sign:
-        raise NotPossible(f"--sweep {text}: give NAME=V,V,... with a name of: {', '.join(SWEEPS)}", 2)
-    return name, [number("--sweep", value) for value in values.split(",")]
+        raise NotPossible(f"--sweep {text or repr(text)}: give NAME=V,V,... with a name of: {', '.join(SWEEPS)}", 2)
+    known = {each.name: each.per_1000_node_days for each in RATES} if name == "rate" else {}
+    return name, [known[one] if one in known else number("--sweep", text, one) for one in values.split(",")]

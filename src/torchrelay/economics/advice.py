@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from torchrelay.economics.assumptions import Inputs
 from torchrelay.economics.bill import Cluster
 from torchrelay.economics.calculator import cluster_of, migration, pause_of_s
-from torchrelay.economics.claims import dollars, percent
+from torchrelay.economics.claims import dollars, proven
 from torchrelay.economics.intervals import daly_h, young_h
 from torchrelay.economics.loss import renewal_ettr
 from torchrelay.economics.measured import Measured
@@ -119,14 +119,14 @@ def reasons(inputs: Inputs, cluster: Cluster, measured: Measured, low: float, ch
     young, daly = young_h(save_h, cluster.mttf_h, low), daly_h(save_h, cluster.mttf_h, low)
     found = [
         f"{measured.clean} of {measured.eligible} failures were resolved clean ({measured.source}): "
-        f"{percent(ratio.share)}, with 95 % confidence {percent(ratio.low)} to {percent(ratio.high)}",
+        f"{proven(ratio.share)}, with 95 % confidence {proven(ratio.low)} to {proven(ratio.high, up=True)}",
         f"I = sqrt(2 * s * M / (1 - c)) = sqrt(2 x {inputs.save_s:g} s x {cluster.mttf_h:.4g} h / {1 - low:.4g}) "
         f"= {young:.3g} h",
     ]
     if measured.not_counted_to_checkpoint:
         found.append(
             f"{measured.not_counted_to_checkpoint} interruptions that the ratio leaves out needed a checkpoint, too: "
-            f"with them it is {percent(covered(measured)[0])}, at least {percent(low)}"
+            f"with them it is {proven(covered(measured)[0])}, at least {proven(low)}"
         )
     if chosen.interval_h < young:
         found.append(f"cut to {chosen.interval_h:g} h (--longest-interval-h): a checkpoint is insurance, too")
@@ -141,13 +141,13 @@ def risks(measured: Measured, share: float, low: float, plain: Option, chosen: O
         f"a failure that does go back loses {chosen.rollback_mean_h:.3g} h on average and "
         f"{chosen.rollback_worst_h:.3g} h at worst, in place of {plain.rollback_mean_h:.3g} and "
         f"{plain.rollback_worst_h:.3g} h",
-        f"if only {percent(low)} are covered, ETTR is {chosen.ettr_low:.4f} (with checkpoints as dense as without "
+        f"if only {proven(low)} are covered, ETTR is {chosen.ettr_low:.4f} (with checkpoints as dense as without "
         f"coverage: {plain.ettr_low:.4f})",
         f"if nothing is covered any more, ETTR falls to {chosen.ettr_none:.4f} (dense: {plain.ettr_none:.4f}): watch "
         "the clean ratio, and make checkpoints dense again when it falls",
     ]
     if low < 0.5:
-        found.append(f"{measured.eligible} failures say little: the lower bound is {percent(low)}; break the job on "
+        found.append(f"{measured.eligible} failures say little: the lower bound is {proven(low)}; break the job on "
                      "purpose (torchrelay chaos any --repeat 35) to know more")  # fmt: skip
     elif share == 1:
         found.append("no failure went back so far, so the measured ratio alone would advise no checkpoints at all")

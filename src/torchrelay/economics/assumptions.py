@@ -41,7 +41,7 @@ class Assumption(Struct, frozen=True, kw_only=True):
 class Inputs(Struct, frozen=True, kw_only=True):
     """What the calculator works with. Units in the names; for the meaning of each see `ASSUMPTIONS`."""
 
-    gpus: float = 1024
+    gpus: int = 1024
     gpus_per_node: int = GPUS_PER_NODE
     price_per_gpu_hour: float = 3.0
     rate: float = RATES[0].per_1000_node_days
@@ -70,6 +70,9 @@ class Inputs(Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for each in ASSUMPTIONS:
             check(each, getattr(self, each.field))
+        if self.gpus % self.gpus_per_node:
+            why = f"nodes have {self.gpus_per_node} GPUs and are replaced as a whole, so give a multiple of that"
+            raise Unreasonable("gpus", f"--gpus {self.gpus:g}: {why}", why, f"{self.gpus:g}")
 
     @property
     def job_mttf_h(self) -> float:
@@ -92,7 +95,7 @@ def check(assumption: Assumption, value: object) -> None:
         return
     assert isinstance(value, int | float)
     if not math.isfinite(value):
-        raise Unreasonable(assumption.field, f"{assumption.flag} {value:g}: it must be a finite number")
+        raise refusal(assumption, value, "it must be a finite number")
     match assumption.bound:
         case Bound.POSITIVE:
             good = value > 0
@@ -105,7 +108,12 @@ def check(assumption: Assumption, value: object) -> None:
         case Bound.COUNTING:
             good = True
     if not good:
-        raise Unreasonable(assumption.field, f"{assumption.flag} {value:g}: it must be {assumption.bound}")
+        raise refusal(assumption, value, f"it must be {assumption.bound}")
+
+
+def refusal(assumption: Assumption, value: float, why: str) -> Unreasonable:
+    """In the words of the flag."""
+    return Unreasonable(assumption.field, f"{assumption.flag} {value:g}: {why}", why, f"{value:g}")
 
 
 def made(field: str, unit: str, bound: Bound, what: str, source: str, unset: str = "") -> Assumption:
@@ -115,7 +123,8 @@ def made(field: str, unit: str, bound: Bound, what: str, source: str, unset: str
 ASSUMPTIONS = (
     made("rate", "failures per 1,000 node-days", Bound.POSITIVE,
          f"how often nodes fail: a number, or a published rate by its name ({', '.join(r.name for r in RATES)})",
-         f"{VENDOR}: 7.9 h on 1,024 GPUs; Meta's is {META_RATE:g}, Llama 3's 3.79: use your own"),
+         f"{VENDOR}: 7.9 h on 1,024 GPUs; Meta's is {META_RATE:g} (which torchrelay simulate takes), Llama 3's 3.79: "
+         "use your own"),
     made("mttf_h", "h", Bound.POSITIVE, "time between failures of the whole job on these GPUs, in place of --rate",
          "--rate and --gpus", "24,000 / (rate * nodes)"),
     made("counting", "", Bound.COUNTING, "what that time counts: wall (all time), or running (recoveries left out)",

@@ -11,8 +11,8 @@ from msgspec.structs import replace
 
 from torchrelay.economics.assumptions import Inputs
 from torchrelay.economics.bill import Bill, Cluster, Form, bill, spares_dollars
-from torchrelay.economics.claims import dollars, percent
-from torchrelay.economics.field import RATES, Rate
+from torchrelay.economics.claims import dollars, percent, proven
+from torchrelay.economics.field import META_RATE, RATES, VENDOR_GPUS, VENDOR_MTTF_H, Rate
 from torchrelay.economics.intervals import thinned_h, young_h
 from torchrelay.economics.loss import Recovery, is_linear, linear_loss
 from torchrelay.economics.measured import Measured
@@ -139,10 +139,10 @@ def expected(inputs: Inputs, between_h: float, measured: Measured | None) -> lis
     return [
         (
             "measured",
-            f"tuned baseline, {percent(ratio.share)} covered ({measured.clean} of {measured.eligible})",
+            f"tuned baseline, {proven(ratio.share)} covered ({measured.clean} of {measured.eligible})",
             after,
         ),
-        ("measured, low", f"the same, {percent(ratio.low)} covered, every pause the longest", worst),
+        ("measured, low", f"the same, {proven(ratio.low)} covered, every pause the longest", worst),
     ]
 
 
@@ -252,6 +252,12 @@ def remarks(inputs: Inputs, cluster: Cluster, measured: Measured | None, views: 
     if inputs.mttf_h is not None and inputs.gpus != Inputs().gpus:
         found.append(
             f"{inputs.mttf_h:g} h is taken to be of a job on {inputs.gpus:,.0f} GPUs; --rate would follow --gpus"
+        )
+    if inputs.mttf_h is None and inputs.rate == Inputs().rate:
+        found.append(
+            f"no rate was given: it is {inputs.rate:.4g} per 1,000 node-days, of the published case "
+            f"({VENDOR_MTTF_H:g} h on {VENDOR_GPUS:,} GPUs); torchrelay simulate starts from Meta's, {META_RATE:g}: "
+            "give both your own --rate"
         )
     if measured is None:
         found.append(

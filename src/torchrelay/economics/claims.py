@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 from msgspec import Struct
@@ -33,6 +34,7 @@ class Unit(StrEnum):
     MINUTES = "min"
     MINUTES_A_DAY = "min a day"
     SHARE = "%"
+    BOUND = "%, at least"  # the lower end of an interval
     GPU_HOURS = "GPU-h"
     GPU_HOURS_A_YEAR = "GPU-h a year"
     GPU_HOURS_A_MONTH = "GPU-h a month"
@@ -83,6 +85,8 @@ def written(value: float, unit: Unit) -> str:
             return f"{dollars(value)} {unit.removeprefix('$ ')}"
         case Unit.SHARE:
             return percent(value)
+        case Unit.BOUND:
+            return proven(value)
         case Unit.GPU_HOURS | Unit.GPU_HOURS_A_MONTH | Unit.GPU_HOURS_A_YEAR:
             return f"{value / 1e6:.2f} M {unit}" if value >= 1e6 else f"{value:,.0f} {unit}"
         case Unit.HOURS | Unit.HOURS_A_DAY | Unit.MINUTES | Unit.MINUTES_A_DAY | Unit.RATE:
@@ -95,6 +99,16 @@ def dollars(value: float) -> str:
     return f"{sign}${size / 1e6:,.2f} M" if size >= 1e6 else f"{sign}${size:,.0f}"
 
 
+def proven(share: float, *, up: bool = False) -> str:
+    """A share that was counted, or an end of its interval: to a tenth, away from what it would have to prove.
+
+    So 89.97 % is not to be read as 90; the upper end goes `up`.
+    """
+    tenths = share * 1000
+    rounded = math.ceil(tenths - 1e-9) if up else math.floor(tenths + 1e-9)
+    return f"{rounded / 10:g} %" if rounded % 10 == 0 else f"{rounded / 10:.1f} %"
+
+
 def percent(share: float) -> str:
-    """95.0 %; two figures below one percent."""
+    """95.0 %; two figures below one percent. For what was worked out; of what was counted see `proven`."""
     return f"{share:.2%}".replace("%", " %") if 0 < abs(share) < 0.01 else f"{share:.1%}".replace("%", " %")

@@ -121,7 +121,7 @@ def promise_claim() -> Claim:
     def low(clean: int, of: int) -> Figure:
         found = wilson(clean, of)
         assert found is not None
-        return figure(found.low, Unit.SHARE, "lower bound of Wilson's 95 % interval", f"{clean} clean of {of}")
+        return figure(found.low, Unit.BOUND, "lower bound of Wilson's 95 % interval", f"{clean} clean of {of}")
 
     return Claim(
         name="promise-90", known=Known.PUBLISHED, verdict=Verdict.ONLY_IF, source=f"{VENDOR} (else a credit of 25 %)",

@@ -16,11 +16,23 @@ HOURS_PER_YEAR = 8760.0
 
 
 class Unreasonable(ValueError):
-    """A figure that cannot be. `name` is the parameter (and so the flag) that it was given for."""
+    """A figure that cannot be. `name` is the parameter (and so the flag) that it was given for.
 
-    def __init__(self, name: str, message: str) -> None:
+    `why` is what the value must be, in words that name neither: whoever knows the flag says `--flag VALUE: why`. Empty
+    if the message can stand by itself only.
+    """
+
+    def __init__(self, name: str, message: str, why: str = "", value: str = "") -> None:
         super().__init__(message)
         self.name = name
+        self.why = why
+        self.value = value
+
+
+def impossible(name: str, value: float, why: str) -> Unreasonable:
+    """The refusal of one value."""
+    shown = f"{value:g}" if isinstance(value, float) else str(value)
+    return Unreasonable(name, f"{name} is {shown}: {why}", why, shown)
 
 
 class Counting(StrEnum):
@@ -81,22 +93,22 @@ def first_of(links: int, each_mttf: float) -> float:
 def above(name: str, value: float, bound: float) -> None:
     """Raises `Unreasonable`, for NaN too."""
     if not value > bound:
-        raise Unreasonable(name, f"{name} is {value:g}: it must be above {bound:g}")
+        raise impossible(name, value, f"it must be above {bound:g}")
 
 
 def at_least(name: str, value: float, bound: float) -> None:
     """Raises `Unreasonable`, for NaN too."""
     if not value >= bound:
-        raise Unreasonable(name, f"{name} is {value:g}: it must be {bound:g} or more")
+        raise impossible(name, value, f"it must be {bound:g} or more")
 
 
 def finite(name: str, value: float) -> None:
     """Raises `Unreasonable`."""
     if not math.isfinite(value):
-        raise Unreasonable(name, f"{name} is {value:g}: it must be a finite number")
+        raise impossible(name, value, "it must be a finite number")
 
 
 def share(name: str, value: float) -> None:
     """Raises `Unreasonable` unless within 0 to 1."""
     if not 0 <= value <= 1:
-        raise Unreasonable(name, f"{name} is {value:g}: it is a share, from 0 to 1")
+        raise impossible(name, value, "it is a share, from 0 to 1")

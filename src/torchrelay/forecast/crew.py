@@ -21,7 +21,7 @@ from torchrelay.protocol.job import MOVING
 
 Later = tuple[float, ev.Event]  # seconds from now, and what is said then
 EXIT_S = 0.1  # until the end of a killed process is seen
-RECALL_S = 0.05
+RECALL_S = 0.05  # until a buddy has handed out a record: the beginning of `acquire`, if that takes as long
 
 
 class Crew:
@@ -38,6 +38,7 @@ class Crew:
         self.since: dict[NodeId, int] = {}  # the step from which a node has had its rank
         self._drawn: tuple[Generation, dict[str, float]] = (Generation(-1), {})
         self._coming: dict[str, float] = {}
+        self._recalled: tuple[Generation, dict[Rank, float]] = (Generation(-1), {})
 
     def phase(self, name: str) -> float:
         """How long this phase takes in this generation, in seconds."""
@@ -120,10 +121,10 @@ class Crew:
                 yield took, ev.WorkerReady(**who, point=point, private=private)
             case od.Recall(ward=ward, point=point):
                 private = b"private" if self.has_record(order.rank, ward) else b""
-                yield RECALL_S, ev.RecordKept(**who, ward=ward, point=point, private=private)
+                yield self.recalling(ward), ev.RecordKept(**who, ward=ward, point=point, private=private)
             case od.CatchUp(point=point):
                 self.new[order.worker] = (None, point)
-                yield self.phase("acquire"), ev.WorkerReady(**who, point=point)
+                yield self.acquiring(order.rank), ev.WorkerReady(**who, point=point)
             case od.Rewire():
                 yield self.rewiring(), ev.WorkerRewired(**who)
             case od.Restore(point=point, sources=sources):
@@ -157,6 +158,23 @@ class Crew:
         """The first survivor ends `interrupt`; the last one ends `agree`."""
         first = min((dense for dense, seat in self.cut.job.seats.items() if seat.worker is not None), default=rank)
         return self.phase("interrupt") + (0.0 if rank == first else self.phase("agree"))
+
+    def recalling(self, ward: Rank) -> float:
+        """`acquire` is measured from the verdict on, and so holds the search for the record of a lost rank."""
+        spent = (self.cut.cluster.now_ms - self.cut.job.phase_ms) / 1000
+        took = max(0.0, min(RECALL_S, self.phase("acquire") - spent))
+        self.recalled()[ward] = spent + took
+        return took
+
+    def acquiring(self, rank: Rank) -> float:
+        """What is left of the phase when the record is there."""
+        return max(0.0, self.phase("acquire") - self.recalled().get(rank, 0.0))
+
+    def recalled(self) -> dict[Rank, float]:
+        """For how long after the verdict the record of a rank was looked for, in this generation, in seconds."""
+        if self._recalled[0] != self.cut.job.generation:
+            self._recalled = (self.cut.job.generation, {})
+        return self._recalled[1]
 
     def rewiring(self) -> float:
         """A move has its cutover besides."""

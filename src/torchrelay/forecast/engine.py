@@ -272,7 +272,8 @@ class World:
         self.faults += 1
         if self.faults > 2 * MOST_FAULTS:
             done = f"{self.now_h:,.0f} h only {self.account.done_h:,.1f} h of work are done"
-            raise Unreasonable("work_h", f"after {2 * MOST_FAULTS:,} faults and {done}: it will hardly ever be")
+            why = f"after {2 * MOST_FAULTS:,} faults and {done}: it will hardly ever be"
+            raise Unreasonable("work_h", why, why)
         if fault.cause is Cause.PATH and settings.failover:
             self.paths[fault.node] += 1
             self.after(PATH_PATIENCE_H, self.leave, fault.node)

@@ -17,7 +17,8 @@ from enum import StrEnum
 
 import numpy as np
 
-from torchrelay.economics.rates import Unreasonable, above, at_least, finite, mttf_h, share
+from torchrelay.economics.field import META_RATE
+from torchrelay.economics.rates import Unreasonable, above, at_least, finite, impossible, mttf_h, share
 
 # Quantile of the standard normal distribution at 0.9.
 NORMAL_P90 = 1.2815515655446004
@@ -56,7 +57,7 @@ class Gap(StrEnum):
 class Process:
     """What is known of faults. Rates per 1,000 node-days, times in hours, shares from 0 to 1."""
 
-    rate: float = 6.5
+    rate: float = META_RATE
     gap: Gap = Gap.EXPONENTIAL
     shape: float = 1.0  # Weibull's
     spread: float = 0.25  # of uniform gaps: the mean, more or less by this share of it
@@ -89,12 +90,17 @@ class Process:
         at_least("shape", self.shape, LEAST_SHAPE)
         above("precision", self.precision, 0)
         share("precision", self.precision)
-        at_least("repair_p90_h", self.repair_p90_h, self.repair_median_h)
-        at_least("refail_week", self.refail_week, self.refail_day)
+        if not self.repair_p90_h >= self.repair_median_h:
+            why = "the p90 comes second, and it cannot be below the median"
+            raise impossible("repair_p90_h", self.repair_p90_h, why)
+        if not self.refail_week >= self.refail_day:
+            why = "the share within a week comes second, and it holds that within a day"
+            raise impossible("refail_week", self.refail_week, why)
         if self.refail_week == 1:
-            raise Unreasonable("refail_week", "refail_week is 1: a node that always fails again is never of use")
+            raise impossible("refail_week", self.refail_week, "a node that always fails again is never of use")
         if self.switch + self.process + self.path > 1:
-            raise Unreasonable("switch", "switch, process and path are shares of all faults: together at most 1")
+            what = "--switch, --process and --path are shares of all faults"
+            raise Unreasonable("switch", f"{what}: together they can be 1 at most")
 
 
 class Stream:

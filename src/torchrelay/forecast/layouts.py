@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torchrelay.economics.rates import GPUS_PER_NODE, Unreasonable
+from torchrelay.economics.rates import GPUS_PER_NODE, Unreasonable, impossible
 
 KNOWN = "ddp, fsdp, hsdp=REPLICAS, or degrees as in tp=8,pp=4 (the rest is data parallel, or fsdp)"
 
@@ -43,18 +43,18 @@ class Layout:
 def layout_of(text: str, gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> Layout:
     """A layout as it is written. Raises `Unreasonable`, naming what does not fit."""
     if gpus < 1 or gpus % gpus_per_node:
-        raise Unreasonable("gpus", f"gpus is {gpus}: nodes have {gpus_per_node}, so give a multiple of that")
+        raise impossible("gpus", gpus, f"nodes have {gpus_per_node} GPUs, so give a multiple of that")
     nodes = gpus // gpus_per_node
     degrees: dict[str, int] = {}
     for word in text.split(","):
         found = re.fullmatch(r"(ddp|fsdp|hsdp|tp|pp|cp|ep)(?:=([1-9]\d{0,6}))?", word.strip())
         if found is None or (found[1] in ("ddp", "fsdp")) != (found[2] is None):
-            raise Unreasonable("layout", f"layout {text!r}: {word.strip()!r} is not known; give {KNOWN}")
+            raise unfit(text, f"{word.strip()!r} is not known; give {KNOWN}")
         if found[1] in degrees:
-            raise Unreasonable("layout", f"layout {text!r}: {found[1]} is there twice")
+            raise unfit(text, f"{found[1]} is there twice")
         degrees[found[1]] = int(found[2] or 1)
     if sum(name in degrees for name in ("ddp", "fsdp", "hsdp")) > 1:
-        raise Unreasonable("layout", f"layout {text!r}: ddp, fsdp and hsdp exclude one another")
+        raise unfit(text, "ddp, fsdp and hsdp exclude one another")
     return Layout(text, nodes, replicas_of(degrees, text, gpus, nodes, gpus_per_node))
 
 
@@ -63,20 +63,21 @@ def replicas_of(degrees: dict[str, int], text: str, gpus: int, nodes: int, gpus_
     model = degrees.get("tp", 1) * degrees.get("pp", 1) * degrees.get("ep", 1)
     ranks = model * degrees.get("cp", 1)
     if gpus % ranks:
-        raise Unreasonable("layout", f"layout {text!r}: a group takes {ranks} GPUs, and {gpus} are no multiple of that")
+        raise unfit(text, f"a group takes {ranks} GPUs, and {gpus} are no multiple of that")
     copies = gpus // model
     if "fsdp" in degrees:
         copies = 1
     elif "hsdp" in degrees:
         if copies % degrees["hsdp"]:
-            raise Unreasonable(
-                "layout", f"layout {text!r}: {copies} ranks cannot be split into {degrees['hsdp']} replicas"
-            )
+            raise unfit(text, f"{copies} ranks cannot be split into {degrees['hsdp']} replicas")
         copies = degrees["hsdp"]
     # A copy smaller than a node is on each node; one that takes several is on one in so many.
     per_copy = max(1, -(-gpus // copies // gpus_per_node))
     if nodes % per_copy:
-        raise Unreasonable(
-            "layout", f"layout {text!r}: one copy takes {per_copy} nodes, and {nodes} are no multiple of that"
-        )
+        raise unfit(text, f"one copy takes {per_copy} nodes, and {nodes} are no multiple of that")
     return nodes // per_copy
+
+
+def unfit(text: str, why: str) -> Unreasonable:
+    """The refusal of a layout."""
+    return Unreasonable("layout", f"layout {text!r}: {why}", why)

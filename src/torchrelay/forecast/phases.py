@@ -55,7 +55,8 @@ class Phases:
     ) -> None:  # fmt: skip
         unknown = sorted(set(given) - set(ALL_PHASES))
         if unknown:
-            raise Unreasonable("phase", f"phase {unknown[0]!r} is not known; there are: {', '.join(ALL_PHASES)}")
+            why = f"{unknown[0]!r} is not known; there are: {', '.join(ALL_PHASES)}"
+            raise Unreasonable("phase", f"phase {why}", why)
         self.given = dict(given)
         self.measured = measured
         self.moves = moves  # as measured: of planned and pre-emptive ones
@@ -91,7 +92,7 @@ def phases_of_ledger(path: Path, given: Mapping[str, Span]) -> Phases:
     try:
         text = path.read_bytes()
     except OSError as error:
-        raise ValueError(f"{path}: cannot be read: {error}") from error
+        raise ValueError(f"{path}: {error.strerror or error}") from error
     for number, row in enumerate(text.splitlines(), 1):
         if not row.strip():
             continue

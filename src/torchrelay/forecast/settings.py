@@ -7,7 +7,17 @@ from enum import StrEnum
 from pathlib import Path
 
 from torchrelay.economics.intervals import young_h
-from torchrelay.economics.rates import GPUS_PER_NODE, Counting, Unreasonable, above, at_least, finite, mttf_h, share
+from torchrelay.economics.rates import (
+    GPUS_PER_NODE,
+    Counting,
+    Unreasonable,
+    above,
+    at_least,
+    finite,
+    impossible,
+    mttf_h,
+    share,
+)
 from torchrelay.forecast.faults import Process
 from torchrelay.forecast.layouts import Layout, layout_of
 from torchrelay.forecast.phases import Phases
@@ -68,7 +78,7 @@ class Costs:
         share("coverage", self.coverage)
         at_least("retry", self.retry, 0)
         if not self.retry < 1:
-            raise Unreasonable("retry", f"retry is {self.retry:g}: from 0 to less than 1, or no bring-up ever succeeds")
+            raise impossible("retry", self.retry, "from 0 to less than 1, or no bring-up ever succeeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,14 +132,15 @@ class Settings:
         if self.gap_h is not None:
             above("gap_h", self.gap_h, 0)
         if self.gpus_per_node < 1:
-            raise Unreasonable("gpus_per_node", f"gpus_per_node is {self.gpus_per_node}: it must be 1 or more")
+            raise impossible("gpus_per_node", self.gpus_per_node, "it must be 1 or more")
         if self.pool + self.floating > MOST_NODES:
-            raise Unreasonable("gpus", f"gpus is {self.gpus}: with spares and floating {self.pool + self.floating:,} "
-                               f"nodes, and at most {MOST_NODES:,} are simulated")  # fmt: skip
+            what = f"the job, --spares and --floating come to {self.pool + self.floating:,} nodes"
+            raise Unreasonable("gpus", f"{what}, and at most {MOST_NODES:,} are simulated")
         if self.layout is None:
             object.__setattr__(self, "layout", layout_of("ddp", self.gpus, self.gpus_per_node))
         if self.strategy is Strategy.MIGRATION and self.spares is None:
-            raise Unreasonable("spares", "the protocol core knows no unlimited spares: give a number")
+            why = "the protocol core, which migration asks, knows no unlimited spares: give a number"
+            raise Unreasonable("spares", why, why)
         self.spec(1)
         self._check_length()
 
@@ -137,7 +148,9 @@ class Settings:
         expected = self.faults_expected()
         if expected > MOST_FAULTS:
             what = f"{expected:,.0f} faults or warnings are to be expected, and at most {MOST_FAULTS:,} are simulated"
-            raise Unreasonable("days", f"{what}: give fewer days, fewer GPUs, or a lower rate")
+            every = f"{self.mttf_h:.3g} h" if self.mttf_h >= 0.1 else f"{3600 * self.mttf_h:.3g} s"
+            how = f"one every {every}, for {self.work_h or self.hours:,.0f} h"
+            raise Unreasonable("days", f"{what} ({how}): give fewer --days or --gpus, a lower --rate, a longer --mttf")
 
     @property
     def nodes(self) -> int:
@@ -186,17 +199,31 @@ class Settings:
 
     def spec(self, ranks: int) -> JobSpec:
         """The job as the core sees it: a rank stands for a node. Raises `Unreasonable` if `policy` is not its own."""
-        own = ("job", "world_size", "nproc_per_node", "nodes", "spares")
-        known = {name: value for name, value in DEFAULT_POLICY.items() if name not in own}
         for name, value in self.policy.items():
-            if name not in known:
-                raise Unreasonable("policy", f"policy {name!r} is not known; there are: {', '.join(sorted(known))}")
-            if type(value) is not type(known[name]):
-                raise Unreasonable("policy", f"policy {name}={value!r}: it is to be like {known[name]!r}")
+            check_policy(name, value)
         given = {"max_restarts": 1_000_000, **self.policy}
         return JobSpec(job=JOB, world_size=ranks, nproc_per_node=1, spares=self.spares or 0, **given)  # type: ignore[arg-type]
 
 
 JOB = JobId("forecast")
 _PLAIN = JobSpec(job=JOB, world_size=1, nproc_per_node=1)
-DEFAULT_POLICY = {name: getattr(_PLAIN, name) for name in JobSpec.__struct_fields__}
+# The fields that a forecast has no other word for.
+_OF_THE_JOB = ("job", "world_size", "nproc_per_node", "nodes", "spares")
+DEFAULT_POLICY = {name: getattr(_PLAIN, name) for name in JobSpec.__struct_fields__ if name not in _OF_THE_JOB}
+# What is not here can be 0, but not less. A deadline of 0 would leave nobody the time to answer.
+LEAST = {"ranks_per_slot": 1, "report_ms": 1, "ready_ms": 1, "rewire_ms": 1, "restore_ms": 1}
+NO_LIMIT = ("moves_per_hour",)  # less than 0: any number
+
+
+def check_policy(name: str, value: object) -> None:
+    """Whether the core can be told so. Raises `Unreasonable`."""
+    known = DEFAULT_POLICY.get(name)
+    why = ""
+    if known is None:
+        why = f"{name!r} is not known; there are: {', '.join(sorted(DEFAULT_POLICY))}"
+    elif type(value) is not type(known):
+        why = f"it is to be like {known!r}"
+    elif isinstance(value, int) and name not in NO_LIMIT and value < LEAST.get(name, 0):
+        why = f"it must be {LEAST.get(name, 0)} or more"
+    if why:
+        raise Unreasonable("policy", f"policy {name}={value!r}: {why}", why)

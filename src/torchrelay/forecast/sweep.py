@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec import Struct
 
-from torchrelay.economics.rates import Unreasonable
+from torchrelay.economics.rates import Unreasonable, impossible
 from torchrelay.forecast.layouts import layout_of
 from torchrelay.forecast.results import Forecast, forecast
 from torchrelay.forecast.settings import Settings
@@ -51,7 +51,7 @@ def floating(settings: Settings, value: float) -> Settings:
 def whole(name: str, value: float) -> int:
     """Raises `Unreasonable`."""
     if value != int(value) or value < 0:
-        raise Unreasonable(name, f"{name} is {value:g}: give a whole number from 0 on")
+        raise impossible(name, value, "give a whole number from 0 on")
     return int(value)
 
 
@@ -60,12 +60,21 @@ SWEEPS: dict[str, Callable[[Settings, float], Settings]] = {
 }  # fmt: skip
 
 
+def changed_to(name: str, value: float, settings: Settings) -> Settings:
+    """The settings with one thing changed. Raises `Unreasonable`, saying which value of the sweep it was."""
+    try:
+        return SWEEPS[name](settings, value)
+    except Unreasonable as error:
+        why = f"{name}={value:g}: {error.why or error}"
+        raise Unreasonable("sweep", why, why) from error
+
+
 def sweep(
     name: str, values: list[float], ways: list[Settings], runs: int, seed: int,
     told: Callable[[int, int], None] = lambda _, __: None,
 ) -> tuple[Swept, ...]:  # fmt: skip
     """Each value for each way. `told` hears how many runs of how many are done. Raises as `forecast`."""
-    changed = [[SWEEPS[name](settings, value) for settings in ways] for value in values]  # all are checked before
+    changed = [[changed_to(name, value, settings) for settings in ways] for value in values]  # all are checked before
     every, done, found = len(values) * len(ways) * runs, 0, []
     for value, row in zip(values, changed, strict=True):
         forecasts = []

@@ -4,15 +4,17 @@
     3.8955,27.5,node-17,GPU
     2026-03-01T12:00:00,2026-03-02T08:00:00,node-4,NIC
 
-Times are hours since the beginning, or dates (ISO 8601); `end` may be empty where the repair was not over. `cause` is
-free text; `path`, `process` and `switch` mean what they mean in `faults`, anything else is a node's. Columns may be in
-any order.
+Times are hours since the beginning, from 0 on, or dates (ISO 8601); `end` may be empty where the repair was not over.
+`cause` is free text; `path`, `process` and `switch` mean what they mean in `faults`, anything else is a node's. Columns
+may be in any order.
 """
 
 from __future__ import annotations
 
 import csv
+import io
 import math
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -52,16 +54,40 @@ class Trace:
 
 def read_trace(path: Path) -> Trace:
     """Read and check a trace. Raises `BadTrace`."""
-    try:
-        with path.open(newline="", encoding="utf-8-sig") as file:
-            rows = list(csv.reader(file))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadTrace(path, 0, f"cannot be read: {error}") from error
+    rows = rows_of(path)
     if not rows:
         raise BadTrace(path, 0, f"is empty; its first line is to be: {','.join(COLUMNS)}")
     heads = [head.strip() for head in rows[0]]
+    check_heads(path, heads)
+    found = [entry_of(path, number, dict(zip(heads, row, strict=True)))
+             for number, row in checked(path, rows, len(heads))]  # fmt: skip
+    if not found:
+        raise BadTrace(path, 0, "has no fault in it: nothing to describe or replay")
+    return trace_of(path, found)
+
+
+def rows_of(path: Path) -> list[list[str]]:
+    """The cells. Raises `BadTrace` if it is no CSV file."""
+    remedy = f"give a CSV with the columns {','.join(COLUMNS)}"
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+        if "\0" in text:
+            raise BadTrace(path, 0, f"is no text file: {remedy}")
+        return list(csv.reader(io.StringIO(text, newline="")))
+    except OSError as error:
+        raise BadTrace(path, 0, error.strerror or str(error)) from error
+    except UnicodeDecodeError as error:
+        raise BadTrace(path, 0, f"is no text file: {remedy}") from error
+    except csv.Error as error:
+        raise BadTrace(path, 0, f"is no CSV file ({error}): {remedy}") from error
+
+
+def check_heads(path: Path, heads: list[str]) -> None:
+    """Whether the first line names each column once. Raises `BadTrace`."""
     unknown = [head for head in heads if head not in COLUMNS]
     missing = [name for name in COLUMNS if name not in heads]
+    if len(heads) == 1 and re.search(r"[;\t|]", heads[0]):  # as spreadsheets write it where 1,5 is a number
+        raise BadTrace(path, 1, f"{heads[0]!r} is one column: commas must be between them: {','.join(COLUMNS)}")
     if unknown or missing or len(heads) != len(COLUMNS):
         what = (
             f"unknown column {unknown[0]!r}"
@@ -71,11 +97,6 @@ def read_trace(path: Path) -> Trace:
             else "a column twice"
         )
         raise BadTrace(path, 1, f"{what}; columns are: {', '.join(COLUMNS)}")
-    found = [entry_of(path, number, dict(zip(heads, row, strict=True)))
-             for number, row in checked(path, rows, len(heads))]  # fmt: skip
-    if not found:
-        raise BadTrace(path, 0, "has no fault in it: nothing to describe or replay")
-    return trace_of(path, found)
 
 
 def checked(path: Path, rows: list[list[str]], width: int) -> Iterator[tuple[int, list[str]]]:
@@ -112,6 +133,9 @@ def time_of(path: Path, line: int, column: str, text: str) -> float:
             pass
     if not math.isfinite(hours):
         raise BadTrace(path, line, f"{column} {text!r} is no time: give hours (3.25), or a date (2026-03-01T12:00:00)")
+    if hours < 0:
+        raise BadTrace(path, line, f"{column} {text!r} lies before the beginning, from which hours are counted: give "
+                       "hours from 0 on, or dates from 1970 on")  # fmt: skip
     return hours
 
 
@@ -131,7 +155,7 @@ def trace_of(path: Path, found: list[Entry]) -> Trace:
             )
         last[entry.node] = entry
     # A trace in hours has its own beginning, before its first fault.
-    first = ordered[0].start_h if dated else min(0.0, ordered[0].start_h)
+    first = ordered[0].start_h if dated else 0.0
     entries = tuple(Entry(one.start_h - first, one.end_h - first, one.node, one.cause, one.line) for one in ordered)
     known = [end for one in entries for end in (one.start_h, one.end_h) if math.isfinite(end)]
     if max(known) == 0:
