@@ -39,12 +39,6 @@ def waiting(job: Job, figures: dict[str, Any]) -> float:
     return float(figures[f"{job.name.replace('-', '_')}_waiting_cpu"])
 
 
-def reach(job: Job, figures: dict[str, Any]) -> str:
-    """How long a step must be for what it takes longer to be within the limit."""
-    longer = figures[f"{job.name.replace('-', '_')}_step_longer_ms"]
-    return "any length" if longer is None or longer <= 0 else f"{longer / (LIMIT - 1):.0f} ms"
-
-
 def pauses(job: Job) -> str:
     """Each fault's, in the order of the schedule."""
     step_s = steady_s(job.seen)
@@ -77,9 +71,7 @@ def words_of(
         f"{percent(figures['plain_waiting_cpu'], 2)}. The interval comes of drawing the "
         "turns without a fault anew; what faults cost is of this one schedule.", "",
         *table(head, [row_of(job, figures) for job in ours]),
-        f"What a step takes longer it takes whatever it computes; by itself that is {LIMIT - 1:.0%} of a step of "
-        + ", ".join(f"{reach(job, figures)} ({job.title})" for job in ours)
-        + ". With more ranks than cores, as here, what one rank computes all others wait for.", "",
+        "With more ranks than cores, as here, what one rank computes beside its step others wait for.", "",
         "Pauses by fault (s): how long the survivors stood, less a step.", "", *(pauses(job) for job in ours), "",
         "![turns](turns.png)", "",
     ]  # fmt: skip
