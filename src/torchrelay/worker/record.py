@@ -24,7 +24,7 @@ class Learned(Struct, array_like=True, frozen=True):
     calls: int
     looks: int  # at calls, from their entry to their gate
     names: bytes = b""  # a digest of the names that the others are about, those of buffers and those of parts
-    moving: bytes = b""  # for each buffer, by name, 1 if a call changes it
+    moving: bytes = b""  # for each buffer, by name, 1 if a call changes it, 2 if it is only written to
     copied: bytes = b""  # for each part that is looked at, by name, 1 if a call changes it before its gate
 
 

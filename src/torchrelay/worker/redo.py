@@ -61,6 +61,8 @@ class Redo:
         self._carried: CarriedGradients | None = None
         self._still: dict[str, torch.Tensor] = {}  # buffers that no call was seen to change: not copied
         self._still_versions: list[int] = []
+        self._rewritten: set[str] = set()  # buffers that are written to and stay what they are: no look is due for them
+        self._look_next = False  # others were written to in a call that was not looked at
         self._has_gradient: list[bool] = []
         self._versions: list[int] = []
         self._rewound = False
@@ -95,7 +97,7 @@ class Redo:
 
         Raises `Refused` if something has changed of which there is no copy.
         """
-        written = [] if self._rewound else [*self._written(), *self._stirred()]
+        written = [] if self._rewound else [*self._written(), *self._unsaved()]
         with torch.no_grad():
             for mark in (*self._marks, *self._tried_buffers, *self._tried.values()):
                 mark.rewind()
@@ -120,7 +122,7 @@ class Redo:
             self._drop_carried()
             self._before, self._tried, self._tried_buffers = {}, {}, []
         first = self._looks < self._first
-        if not first and self._calls % self._every:
+        if not first and not self._look_next and self._calls % self._every:
             return
         if self._moving is not None:
             still = [buffer for name, buffer in self._probe.buffers.items() if name not in self._moving]
@@ -145,8 +147,7 @@ class Redo:
         `optimizer`: the one that is about to step, if one is.
         """
         if self._carried is None:
-            if stirred := self._stirred():
-                self._learn_of(stirred)
+            self._look_next = self._look_next or bool(self._stirred())  # digests will tell
             return
         groups = optimizer.param_groups if optimizer is not None else []
         carried = self._carried.close(parameter for group in groups for parameter in group["params"])
@@ -161,7 +162,12 @@ class Redo:
         with self._as_at_entry():
             now = self._probe.look(self._before)
         self._looks += 1
-        self._learn([path for path, digest in self._before.items() if now[path] != digest])
+        self._look_next = False
+        changed = [path for path, digest in self._before.items() if now[path] != digest]
+        if rewritten := set(self._stirred()).difference(changed):
+            self._rewritten |= rewritten
+            self._stale = True
+        self._learn(changed)
 
     def _learn(self, changed: list[str]) -> None:
         for path in changed:
@@ -177,16 +183,6 @@ class Redo:
             # The first probes are over: only what has been seen to move is copied and kept from now on.
             self._settle()
         self._stale = self._stale or bool(changed)
-        self._note()
-
-    def _learn_of(self, stirred: list[str]) -> None:
-        """Buffers have begun to move in a call that is not looked at: an evaluation's BatchNorm trains now.
-
-        What else their modules hold may move with them, and not every operation counts what it writes.
-        """
-        modules = {name.rpartition(".")[0] for name in stirred}
-        self._seen_moving |= {name for name in self._still if name.rpartition(".")[0] in modules}
-        self._settle()
         self._note()
 
     def _settle(self) -> None:
@@ -225,7 +221,7 @@ class Redo:
     def _note(self) -> None:
         # By name: the order of a set in the script may be another one in another process.
         buffers, parts = sorted(self._probe.buffers), sorted(self._probe.parts)
-        moving = bytes(name in self._seen_moving for name in buffers)
+        moving = bytes(1 if name in self._seen_moving else 2 * (name in self._rewritten) for name in buffers)
         self._noted = _digest(buffers, parts), moving, bytes(path in self._copied for path in parts)
 
     def take_over(self, learned: Learned) -> None:
@@ -236,7 +232,8 @@ class Redo:
         if self._state.saves:
             return  # its optimizers are known by their step only: until then a look must tell that all was put back
         self._calls, self._looks = learned.calls, learned.looks
-        self._seen_moving = {name for name, moves in zip(buffers, learned.moving, strict=True) if moves}
+        self._seen_moving = {name for name, moves in zip(buffers, learned.moving, strict=True) if moves == 1}
+        self._rewritten = {name for name, moves in zip(buffers, learned.moving, strict=True) if moves == 2}
         changed = [path for path, changes in zip(parts, learned.copied, strict=True) if changes]
         self._copied = {path: Copied(self._probe.parts[path]) for path in changed}
         self._note()
@@ -259,11 +256,10 @@ class Redo:
         self._version = version if any(map(is_shard, self._parameters)) else attrgetter("_version")
 
     def _unmoved(self) -> dict[str, torch.Tensor]:
-        """Buffers that are not copied, and whose writes are counted. None before the first looks are over."""
-        if self._moving is None:
-            return {}
+        """Buffers that are not known to move, and whose writes are counted and tell something."""
+        known = self._rewritten | (self._moving or set())
         named = self._probe.buffers.items()
-        return {name: buffer for name, buffer in named if name not in self._moving and not buffer.is_inference()}
+        return {name: buffer for name, buffer in named if name not in known and not buffer.is_inference()}
 
     def _usual_marks(self) -> list[Mark]:
         buffers = self._probe.buffers
@@ -286,6 +282,10 @@ class Redo:
         """Buffers that were written to since the mark although no call was seen to change them before."""
         pairs = zip(self._still.items(), self._still_versions, strict=True)
         return [name for (name, buffer), before in pairs if _changes(buffer) != before]
+
+    def _unsaved(self) -> list[str]:
+        """Those of them of which there is no copy: after the first looks, in a call that is not looked at."""
+        return [] if self._moving is None or self._tried_buffers else self._stirred()
 
     def _written(self) -> list[str]:
         """Parameters that were written to since the mark, as their version counters tell, unless they are copied."""
