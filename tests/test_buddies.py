@@ -224,7 +224,7 @@ def test_what_ends_an_exchange_in_the_middle_is_no_record_of_the_next_one(
     ring = make(2)
     ring.share(Point(1))
     with monkeypatch.context() as patched:
-        patched.setattr(buddies, "receive", interrupted)
+        patched.setattr(buddies.Buddies, "_take", interrupted)
         with pytest.raises(KeyboardInterrupt):
             ring.all[0].at_gate(Point(2), (b"told",))
     ring.all[1].at_gate(Point(2), (b"",))

@@ -119,7 +119,7 @@ def test_who_waits_for_a_snapshot_counts_as_who_waits_for_others(stand: Stand, m
     seen: list[int] = []
     monkeypatch.setattr(groups, "count_aside", aside.append)
     sender = SimpleNamespace(finished=SimpleNamespace(wait=lambda: seen.append(sum(aside))))
-    snapshots: Any = SimpleNamespace(_senders=[sender], _judge=lambda _: None, lacking=False)
+    snapshots: Any = SimpleNamespace(_senders=[sender], _judge=lambda _: None, lacking=False, idle=False)
     snapshots.at_gate = lambda: Snapshots.at_gate(snapshots)
     stand.gate._snapshots = snapshots
     stand.enter()

@@ -128,6 +128,14 @@ def test_a_small_extra_that_begins_to_change_late_is_found_by_a_later_look() -> 
     assert script.log["seen"] == [4, 5, 6, 7]
 
 
+def test_looks_become_rarer() -> None:
+    script = Script()
+    looked = []
+    script.before_gate = lambda: looked.append(script.redo.probing)
+    digests(script, {}, 80)
+    assert [call for call, looks in enumerate(looked, 1) if looks] == [1, 2, 3, 6, 12, 24, 48, 72]
+
+
 def test_a_buffer_that_begins_to_move_late_is_found_by_a_later_look() -> None:
     script = Script()
     digests(script, {}, 4)

@@ -27,6 +27,7 @@ from torchrelay.protocol.vitals import (
     Sample,
     Silence,
     Vitals,
+    all_silent,
     hear,
     judge,
     silence_of,
@@ -147,10 +148,10 @@ def test_a_node_that_beats_with_gaps_has_four_of_them() -> None:
     cast.live(60_000, A, B, C)
     for _ in range(3):
         cast.live(2_000, A, B)
-        cast.live(250, A, B, C)
+        cast.live(BEAT_MS, A, B, C)
     begin = cast.now_ms
     assert cast.live(60_000, A, B) == [C]
-    assert cast.lost == [(begin + 4 * 2_250, C)]
+    assert cast.lost == [(begin + 4 * (2_000 + BEAT_MS), C)]
 
 
 def test_the_time_without_an_agent_is_no_gap_between_its_beats() -> None:
@@ -302,9 +303,8 @@ def test_who_is_heard_and_who_is_gone_is_not_called_silent() -> None:
 def test_all_are_silent_from_two_seconds_on() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
-    for ms, deaf in ((1_750, False), (250, True)):
-        cast.live(ms)
-        assert cast.silent(B).all_silent is deaf
+    for ms, deaf in ((1_999, False), (2_000, True)):
+        assert all_silent(cast.vitals, cast.cluster, cast.now_ms + ms) is deaf
 
 
 def test_nodes_that_are_gone_or_have_not_begun_do_not_count_among_the_silent() -> None:

@@ -134,7 +134,7 @@ def test_a_stopped_worker_is_let_be_while_others_are_not_kept_by_it(reason: str)
             ward.set(3, phase=WorkerPhase.GATE if number % 2 else WorkerPhase.COMPUTING)
         if reason == "a sample is missing":
             ward.samples.pop(Rank(3), None)
-        ward.live(2 * BEAT_MS)
+        ward.live(BEAT_MS)
     assert [event.worker for event in ward.alarms if isinstance(event, ev.WorkerHung)] == []
 
 
@@ -234,7 +234,7 @@ def ahead(rank: int, **fields: Any) -> Pulse:
     return pulse(rank, collectives=101, **fields)
 
 
-STOPPED_LIMITS = [(100.0, 1_500), (1_000.0, 5_000), (1e6, 30_000)]
+STOPPED_LIMITS = [(100.0, 1_000), (1_000.0, 5_000), (1e6, 30_000)]
 
 
 def test_patience_is_as_said() -> None:
@@ -260,7 +260,7 @@ def test_a_stopped_spare_is_in_the_way_whatever_the_others_do() -> None:
 
 
 def test_in_which_phases_a_stopped_holder_is_in_the_way() -> None:
-    found = {phase for phase in JobPhase if evidence(pulse(stopped=1_500), phase=phase)}
+    found = {phase for phase in JobPhase if evidence(pulse(stopped=1_000), phase=phase)}
     assert found == set(JobPhase) - {JobPhase.RUNNING, JobPhase.ENDING, JobPhase.ENDED}
     waiting = [ahead(rank, still=60_000) for rank in (0, 2, 3)]
     assert evidence(pulse(still=60_000), *waiting) != ""
@@ -296,6 +296,24 @@ def test_who_does_not_come_out_of_its_call_after_a_fault_is_stuck(
     assert in_the_way(pulse(still=limit, main=limit // 20 + 1, **there)) == ""
 
 
+def test_who_is_stuck_has_less_time_if_another_stands_with_its_shard() -> None:
+    target = Point(10)
+    seats = cluster().jobs[JOB].seats
+
+    def found(still: int, **other: Any) -> str:
+        twin = replace(seats[Rank(0)], **{"ready": True, "holds": target, "shard": "all", **other})
+        mine = replace(seats[Rank(1)], ready=False, shard="all")
+        there = seats.put(Rank(0), twin).put(Rank(1), mine)
+        return evidence(pulse(still=still), phase=JobPhase.PREPARING, seats=there, target=target)
+
+    assert found(1_999) == ""
+    assert found(2_000) == "does not come out of its call for 2.0 s (patience 2.0 s)"
+    others: list[dict[str, Any]] = [{"ready": False}, {"holds": Point(9)}, {"holds": None}, {"shard": "half"}]
+    for other in others:
+        assert found(4_999, **other) == ""
+        assert found(5_000, **other) != ""
+
+
 def test_nobody_is_stuck_at_an_edge_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
     stuck = pulse(still=700_000)
     others = set(JobPhase) - {JobPhase.PREPARING}
@@ -311,8 +329,8 @@ def test_nobody_is_stuck_at_an_edge_or_before_all_were_told_where_to_go_or_for_w
 def test_who_is_stopped_while_others_have_finished_keeps_them() -> None:
     seats = cluster().jobs[JOB].seats
     seats = seats.put(Rank(0), replace(seats[Rank(0)], finished=True))
-    assert evidence(pulse(stopped=1_500), seats=seats) != ""
-    assert evidence(pulse(stopped=1_499), seats=seats) == ""
+    assert evidence(pulse(stopped=1_000), seats=seats) != ""
+    assert evidence(pulse(stopped=999), seats=seats) == ""
     assert evidence(pulse(stopped=1_500, phase=WorkerPhase.FINISHED), seats=seats) == ""
     assert evidence(pulse(stopped=1_500)) == ""
 
@@ -343,8 +361,8 @@ def test_only_fresh_samples_of_this_generation_tell_who_waits() -> None:
 def test_a_standstill_of_all_is_one_only_if_all_are_known_to_stand() -> None:
     one = pulse(still=2_000, stopped=2_000)
     two = [pulse(rank, still=2_000) for rank in (0, 2)]
-    assert evidence(one, *two, pulse(3, still=1_500, heard=FRESH_MS)).startswith("stopped by a signal for 1.5 s")
-    assert evidence(one, *two, pulse(3, still=1_499)) == ""
+    assert evidence(one, *two, pulse(3, still=1_000, heard=FRESH_MS)).startswith("stopped by a signal for 1.0 s")
+    assert evidence(one, *two, pulse(3, still=999)) == ""
     assert evidence(one, *two, pulse(3, still=2_000, heard=FRESH_MS + 1)) == ""
     assert evidence(one, *two, pulse(3, still=2_000, generation=Generation(0))) == ""
     assert evidence(one, *two, pulse(3, still=2_000, collectives=99)) == ""

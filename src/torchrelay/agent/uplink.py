@@ -85,7 +85,7 @@ class Uplink:
         self._seq = 0
         self._sent = 0  # the newest number sent on this connection
         self._news: NetworkFrame | None = None  # the newest that was not sent
-        self._beat_s = 0.25
+        self._beat_s = 0.5
         self._more = asyncio.Event()
         self._empty = asyncio.Event()
         self._empty.set()

@@ -50,7 +50,7 @@ from torchrelay.wire.pathnews import NetworkNews
 log = logging.getLogger("torchrelay.orchestrator")
 
 RESTLESS_S = 0.1  # between ticks while something is under way
-CALM_S = 0.25
+CALM_S = 0.5
 REPEAT_S = 1.0  # between repetitions of the standing orders, and of attempts to write a journal that fails
 RETURN_S = 5.0  # how long the clock is held after a start, for the agents to come back
 SHUTDOWN_S = 15.0  # how long agents may take to end their workers

@@ -5,7 +5,7 @@ are. A worker hangs only if others wait for it, and it waits for nobody: they ha
 has not (see `waiting`); or it is stopped by a signal inside a collective, and nobody moves.
 
     how it stands, while others wait       patience
-    stopped by a signal                    5 steps, 1.5 s to 30 s
+    stopped by a signal                    5 steps, 1 s to 30 s
     computing, no CPU time used            20 steps, 10 s to 10 min; before the first commit 10 min
     computing, using CPU (compiling?)      100 steps, 2 min to 1 h; before the first commit 1 h
     between steps (saving, logging)        30 min
@@ -14,7 +14,9 @@ has not (see `waiting`); or it is stopped by a signal inside a collective, and n
 After a fault everybody comes to an edge before anything else. Whose main thread does not move and uses no CPU time is
 stuck:
 
-    computing                              20 steps, 5 s to 10 min; before the first commit 10 min
+    computing                              20 steps, 2 s to 10 min; before the first commit 10 min
+    the same, and nobody else who stands   20 steps, 5 s to 10 min; before the first commit 10 min
+    at the edge has its shard
     in a declared section                  2 min
 
 Ranks that have committed the same point are all on the way to the same next call. If one computes a step and another
@@ -42,7 +44,7 @@ from msgspec import Struct, structs
 from torchrelay.protocol.events import Event, NodeLost, WorkerHung, WorkerRaised
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase
-from torchrelay.protocol.roster import Life, Node
+from torchrelay.protocol.roster import Life, Node, Seat
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.waiting import DEFAULT, Picture, Stand, Wait
@@ -79,7 +81,7 @@ class Beat(Struct, frozen=True, tag=True, kw_only=True):
 STANDING = RECOVERING | {JobPhase.STARTING, JobPhase.FINISHING}
 # Phases in which everybody trains, or is about to stand at the boundary of a move.
 TRAINING = MOVING | {JobPhase.RUNNING}
-BEAT_MS = 250
+BEAT_MS = 500  # what a beat costs, a job pays for: each takes some of the processors of those who train
 # A silent node is lost after this many of the longest gaps between its beats, but not before and not after:
 SILENT_GAPS = 4
 LEAST_SILENCE_MS = 6_000
@@ -359,8 +361,10 @@ def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
     """Why this worker will not come to the edge; empty if it may. A library may wait for what cannot come any more."""
     rank = job.rank_of(pulse.sample.worker)
     seat = job.seats[rank] if rank is not None else None
-    limit = edge_limit(pulse.sample)
-    if job.phase is not JobPhase.PREPARING or seat is None or seat.ready or limit is None:
+    if job.phase is not JobPhase.PREPARING or seat is None or seat.ready:
+        return ""
+    limit = edge_limit(pulse.sample, replaceable=stands_elsewhere(job, seat))
+    if limit is None:
         return ""
     since = max(pulse.still_ms, job.phase_ms)
     # Not of other threads: Gloo's may spin for ever, for a message that nobody waits for any more.
@@ -370,13 +374,23 @@ def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
     return f"does not come out of its call for {(now_ms - since) / 1000:.1f} s (patience {limit / 1000:.1f} s)"
 
 
-def edge_limit(sample: Sample) -> float | None:
-    """How long an interrupted worker may stand still before its edge, in ms; None: as long as the core lets it."""
+def stands_elsewhere(job: Job, seat: Seat) -> bool:
+    """Whether another rank stands at the edge with the state that this one holds: nothing is lost with this one."""
+    return bool(seat.shard) and any(
+        other.ready and other.holds == job.target and other.shard == seat.shard for other in job.seats.values()
+    )
+
+
+def edge_limit(sample: Sample, *, replaceable: bool) -> float | None:
+    """How long an interrupted worker may stand still before its edge, in ms; None: as long as the core lets it.
+
+    `replaceable`: see `stands_elsewhere`. Then it costs a recovery to lose it; else it may cost the state.
+    """
     if sample.phase is WorkerPhase.SECTION:
         return 120_000
     if sample.phase not in (WorkerPhase.COMPUTING, WorkerPhase.GATE):
         return None
-    return clamp(20 * sample.step_ms, 5_000, 600_000) if sample.step_ms else 600_000
+    return clamp(20 * sample.step_ms, 2_000 if replaceable else 5_000, 600_000) if sample.step_ms else 600_000
 
 
 def stopped_too_long(pulse: Pulse, now_ms: int) -> str:
@@ -458,7 +472,7 @@ def patience(pulse: Pulse, now_ms: int) -> tuple[float | None, str]:
 
 def stopped_limit(sample: Sample) -> float:
     """How long the kernel may have a worker stopped, in ms."""
-    return clamp(5 * sample.step_ms, 1_500, 30_000)
+    return clamp(5 * sample.step_ms, 1_000, 30_000)
 
 
 def clamp(value: float, low: float, high: float) -> float:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from torchrelay.simulation.shell import Shell
     from torchrelay.simulation.world import World
 
-BEAT_MS = 500  # the agents of the simulation beat half as often as real ones
+BEAT_MS = 500  # as often as real ones
 RETRY_MS = 700
 RECONNECT_MS = 100
 STANDS_MS = 1_000  # what a worker has begun is told when it has been in its phase for so long

@@ -84,7 +84,7 @@ class Attached(Struct, frozen=True, tag=True, kw_only=True):
     """Welcome; all jobs so far. `tainted`: slots and keys of the taints that lie on this node for its paths."""
 
     jobs: tuple[JobTerms, ...] = ()
-    beat_ms: int = 250
+    beat_ms: int = 500
     lease: int = 0  # the orchestrator's; an agent that knows a higher one does not take it
     tainted: tuple[tuple[int | None, str], ...] = ()
 

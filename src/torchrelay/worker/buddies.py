@@ -66,43 +66,49 @@ class Buddies:
             self._copies = {ward: copies for ward, copies in self._copies.items() if ward in wards}
 
     def _exchange(self, point: Point | None, record: Parts) -> None:
-        head = _HEAD.pack(*((point.step, point.section) if point is not None else (0, 0)), sum(map(len, record)))
+        size = sum(map(len, record))
+        head = _HEAD.pack(point.step, point.section, size) if point is not None else _HEAD.pack(0, 0, size)
         message = [head, *record]
-        size = len(head) + sum(map(len, record))
+        size += len(head)
+        late: list[_Sender] = []
+        trouble = "a private record cannot be sent to a buddy"
         try:
-            late = self._send(message, size)
-            self._receive()
+            for lane in self._ends.to:
+                try:
+                    sent = lane.sendmsg(message, (), socket.MSG_DONTWAIT)
+                except BlockingIOError:
+                    sent = 0
+                if sent < size:
+                    late.append(_Sender(lane, b"".join(message)[sent:]))
+            for ward, lane in self._ends.by.items():
+                trouble = f"the private record of rank {ward} does not come"
+                self._take(ward, lane)
+            trouble = ""
             for sender in late:
                 sender.finish()
-        except BaseException:
-            self._ends.part()  # a record may be half sent, or half received
-            raise
-
-    def _send(self, message: Parts, size: int) -> list[_Sender]:
-        try:
-            return [sender for lane in self._ends.to if (sender := _send(lane, message, size)) is not None]
         except OSError as error:
-            raise parted("a private record cannot be sent to a buddy", error) from error
-
-    def _receive(self) -> None:
-        for ward, lane in self._ends.by.items():
-            try:
-                self._take(ward, lane)
-            except OSError as error:
-                raise parted(f"the private record of rank {ward} does not come", error) from error
+            self._ends.part()  # a record may be half sent, or half received
+            if not trouble:
+                raise
+            raise parted(trouble, error) from error
+        except BaseException:
+            self._ends.part()
+            raise
 
     def _take(self, ward: Rank, lane: socket.socket) -> None:
         copies = self._copies.get(ward)
         if copies is None:
             copies = self._copies[ward] = _Copies()
         memory = copies.spare
-        came = receive(lane, memory, _HEAD.size)
+        came = lane.recv_into(memory)
+        if came < _HEAD.size:
+            came = receive(lane, memory, _HEAD.size, came)
         step, section, size = _HEAD.unpack_from(memory)
         whole = _HEAD.size + size
         if whole > len(memory):
             memory = copies.grow(whole, came)
         if came < whole:
-            receive(lane, memory[came:whole], whole - came)
+            receive(lane, memory[:whole], whole, came)
         if size:
             copies.keep(Point(step, section), whole)
 
@@ -138,15 +144,18 @@ class _Copies:
     def keep(self, point: Point, size: int) -> None:
         """What has come into the spare memory is the record of this point."""
         with self._lock:
-            # What is not older was never committed, and its call is redone.
-            older = [kept for kept in self._kept if kept[0] < point]
-            self._kept = [*older[-1:], (point, self._spare, size)]
-            taken = [at for _, at, _ in self._kept]
-            self._spare = next(at for at in range(len(self._memories)) if at not in taken)
+            kept = self._kept
+            while kept and kept[-1][0] >= point:
+                kept.pop()  # it was never committed, and its call is redone
+            del kept[:-1]
+            kept.append((point, self._spare, size))
+            other = kept[0][1]
+            self._spare = 3 - other - self._spare if len(kept) == 2 else (self._spare + 1) % 3
 
     def points(self) -> list[Point]:
         """Whose records are there, older first."""
-        return [point for point, _, _ in self._kept]
+        with self._lock:
+            return [point for point, _, _ in self._kept]
 
     def of(self, point: Point) -> bytes:
         """The record of this point; empty if there is none. From any thread."""
@@ -179,12 +188,3 @@ class _Sender(threading.Thread):
         self.join()
         if self._error is not None:
             raise parted("a private record cannot be sent to a buddy", self._error) from self._error
-
-
-def _send(lane: socket.socket, message: Parts, size: int) -> _Sender | None:
-    """Send without waiting; returns who sends the rest, if there is one."""
-    try:
-        sent = lane.sendmsg(message, (), socket.MSG_DONTWAIT)
-    except BlockingIOError:
-        sent = 0
-    return None if sent == size else _Sender(lane, b"".join(message)[sent:])

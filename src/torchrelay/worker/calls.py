@@ -22,12 +22,11 @@ from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undecla
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import cursor as places
-from torchrelay.worker import ddp, groups, late, random_state, tryout, values, zero
+from torchrelay.worker import ddp, early, groups, late, random_state, tryout, values, zero
 from torchrelay.worker.afterwards import Afterwards
 from torchrelay.worker.blame import tell_raised
 from torchrelay.worker.comparing import Comparison, Differing
 from torchrelay.worker.cursor import Cursor
-from torchrelay.worker.early import Early
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, exchange_of, largest
@@ -47,12 +46,13 @@ MAX_RESULT = 256 << 10  # bytes of a call's result
 class Attempt:
     """One run of a call's function."""
 
-    __slots__ = ("call", "gathered", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
+    __slots__ = ("call", "compares", "gathered", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
 
     def __init__(self, kind: str, pending: Point, rng: random_state.Seen) -> None:
         self.kind = kind
         self.pending = pending  # the point that it is to commit
         self.rng = rng  # at the entry
+        self.compares = False  # replicas compare what they hold, in its gate
         self.rng_at_gate: random_state.Seen | None = None
         self.private = b""  # the private state at the gate, as it was kept
         self.passed = False
@@ -90,7 +90,7 @@ class Calls:
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
         self._edge = Edge(session, state, cursor.last_call)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
-        self._early = Early(state, shard)
+        self._early = early.Early(state, shard)
         self._comparison = Comparison(session, state, shard)
         self._afterwards = Afterwards()
         self._proof = Proof.from_environment(session, state, cursor)
@@ -141,7 +141,8 @@ class Calls:
         """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
         if self._attempt is not None:
             raise Refused(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section")
-        self.arrive()
+        if self._place is not None:
+            self.arrive()
         if self._cursor.replaying:
             return self._replay(kind)
         if self._half_done is not None:
@@ -150,8 +151,11 @@ class Calls:
                 "nobody can tell. Let the exception leave the script, raise it earlier, or return a flag instead"
             )
         while True:
-            self.stand_still()
-            attempt = self._begin(kind)
+            # Most calls may begin; who may not looks why.
+            attempt = self._begin(kind) if self._private is None and self._strayed is None else None
+            if attempt is None:
+                self.stand_still()
+                attempt = self._begin(kind)
             if attempt is None:
                 continue
             try:
@@ -193,7 +197,8 @@ class Calls:
         if not self._standing.begin_call(phase, pending):
             return None
         self._snapshots.entry(self._cursor.point)
-        if kind == "step" and self._comparison.due(pending):
+        compares = kind == "step" and self._comparison.due(pending)
+        if compares:
             self._comparison.begin()
         redo = self._redo[kind]
         redo.mark()
@@ -201,6 +206,7 @@ class Calls:
         for wrapper in self._wrappers:
             ddp.mark(wrapper)
         attempt = self._attempt = Attempt(kind, pending, random_state.look())
+        attempt.compares = compares
         if self._proof is not None:
             self._proof.note(random_state.pack(attempt.rng))
         return attempt
@@ -220,20 +226,20 @@ class Calls:
 
     # ------------------------------------------------------------ the gate
 
-    def before_update(self, optimizer: Optimizer) -> None:
-        """From the hook of every optimizer: in a step, the gate before its first update."""
+    def before_update(self, optimizer: Optimizer, *_: Any) -> None:
+        """The hook of every optimizer: in a step, the gate before its first update."""
         if self._session.rehearsing:
             raise tryout.AtGate
         attempt = self._attempt
         if attempt is None or attempt.kind != "step":
             where = "in a section" if attempt is not None else "outside of any step"
-            if self._is_ours(optimizer):
+            if self._state.has_optimizer(optimizer):
                 raise Refused(
                     f"{type(optimizer).__name__}.step() {where}: a fault could not undo it",
                     "call it in a function decorated with @run.step",
                 )
             return
-        if not self._is_ours(optimizer):
+        if not self._state.has_optimizer(optimizer):
             if not self._state.saves:
                 raise Refused(
                     f"a {type(optimizer).__name__} steps that was not given to join()",
@@ -242,9 +248,6 @@ class Calls:
             self._state.watch(optimizer)
         if not attempt.passed:
             self._pass_gate(attempt, optimizer)
-
-    def _is_ours(self, optimizer: Optimizer) -> bool:
-        return self._state.has_optimizer(optimizer)
 
     def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None) -> None:
         """Commit, or raise `StepInterrupted`."""
@@ -267,19 +270,20 @@ class Calls:
             self._stand_for(found)
         attempt.passed = True
         self._cursor.point = pending
-        self._snapshots.passed(complete, step=attempt.kind == "step")
+        if not self._snapshots.idle:
+            self._snapshots.passed(complete, step=attempt.kind == "step")
         self._strayed = None
-        if self._checked():
+        if self._count < FIRST or self._count % EVERY == 0:
             self._afterwards.note()
 
     def _also(self, attempt: Attempt, pending: Point) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
         looks: Callable[[], None] | None = None
-        if attempt.kind == "step" and self._comparison.due(pending):
+        if attempt.compares:
             looks = partial(self._comparison.exchange, pending)
-        elif attempt.kind == "step":
+        elif pending.step <= early.LAST and attempt.kind == "step":
             looks = self._early.look(pending)
-        agrees = self._snapshots.agree()
+        agrees = None if self._snapshots.idle else self._snapshots.agree()
         if looks is None or agrees is None:
             return looks or agrees
         return partial(_do_all, (looks, agrees))
@@ -297,18 +301,11 @@ class Calls:
 
     def _record(self, attempt: Attempt, rng: random_state.Seen) -> tuple[bytes | memoryview, ...]:
         """What outlives this process, as of the gate."""
-        attempt.private = self._state.private.record()
-        learned = {kind: redo.learned for kind, redo in self._redo.items()}
+        private = self._state.private
+        attempt.private = b"" if private.empty else private.record()
+        learned = {"step": self._redo["step"].learned, "section": self._redo["section"].learned}
         gate = AtGate(attempt.private, self._cursor.record(), self._late, learned)
         return encode_gate(random_state.parts(rng), gate)
-
-    def _at_return(self, attempt: Attempt, result: bytes) -> bytes:
-        """What has become known since the gate, when the call has returned."""
-        state = self._state.private.record()
-        return encode_return(AtReturn(result, state if state != attempt.private else None, self._late))
-
-    def _checked(self) -> bool:
-        return self._count < FIRST or self._count % EVERY == 0
 
     def _gather(self, optimizer: Optimizer) -> None:
         """The one thing that may communicate behind the gate. If it is cut, stand still: it is repeated at the end.
@@ -339,13 +336,16 @@ class Calls:
         """The function has returned: pass the gate if that is still to be done, and keep the result."""
         if not attempt.passed:
             self._pass_gate(attempt)
-        if self._checked():
+        if self._count < FIRST or self._count % EVERY == 0:
             self._check_local(attempt)
         self._count += 1
         assert attempt.call is not None, "a committed call is in the record"
-        attempt.call.result = self._encode(attempt.kind, value)
+        result = attempt.call.result = values.NOTHING if value is None else self._encode(attempt.kind, value)
+        private = self._state.private
+        state = b"" if private.empty else private.record()
+        since = AtReturn(result, state if state != attempt.private else None, self._late)
         try:
-            self._session.page.supplement(self._at_return(attempt, attempt.call.result))
+            self._session.page.supplement(encode_return(since))
         except PageFull as error:
             raise _too_large(error) from error
         self._standing.enter(WorkerPhase.BETWEEN)

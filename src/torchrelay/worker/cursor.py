@@ -147,9 +147,11 @@ class Cursor:
 
         Raises `Refused` if the script makes calls without end within one item.
         """
-        self._check()
+        trace = self._stack[-1].trace
+        if self._trouble is not None or len(trace) >= MAX_TRACE:
+            self._check()
         call = Call(kind=kind, point=point)
-        self._stack[-1].trace.append(call)
+        trace.append(call)
         self._former, self._last = self._last, call
         return call
 

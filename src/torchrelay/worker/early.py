@@ -19,6 +19,7 @@ from torchrelay.worker import agreement, layout, sums
 from torchrelay.worker.state import State
 
 AFTER = (1, 2, 4, 8)  # committed steps
+LAST = AFTER[-1] + 1  # in the gate of which it is compared last
 REMEDY = (
     "At join() they were equal and so were taken for replicas. Reduce its gradients over all ranks (DDP does); or, if "
     "each rank trains its own, name what it holds: join(shard=...), by which a lost one has no replica"

@@ -86,9 +86,10 @@ class Gate:
         groups.count_aside(-1)  # who waits in here is waited for by nobody: it has begun as much as who has come
         lacking = False
         try:
-            if self._snapshots is not None:
-                self._snapshots.at_gate()
-                lacking = self._snapshots.lacking
+            snapshots = self._snapshots
+            if snapshots is not None and not snapshots.idle:
+                snapshots.at_gate()
+                lacking = snapshots.lacking
             if self._buddies.active:
                 self._buddies.at_gate(pending, record)
             complete = self._exchange(pending, lacking)

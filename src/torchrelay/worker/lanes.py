@@ -202,9 +202,12 @@ def parted(what: str, error: OSError) -> Parted:
     return Parted(f"{what}: {'nothing has moved for as long as it may take' if waited else error}")
 
 
-def receive(lane: socket.socket, memory: memoryview, least: int) -> int:
-    """Fill memory with `least` bytes, or more if they are there; returns how many. Raises `OSError`."""
-    came = count = lane.recv_into(memory)
+def receive(lane: socket.socket, memory: memoryview, least: int, came: int) -> int:
+    """Fill memory up to `least` bytes, or more if they are there; returns how many. Raises `OSError`.
+
+    `came`: what a first `recv_into` has returned, which takes in most messages whole; 0: the end of the connection.
+    """
+    count = came
     while count and came < least:
         count = lane.recv_into(memory[came:])
         came += count

@@ -43,10 +43,10 @@ from torchrelay.worker.standing import Report, Standing
 
 log = logging.getLogger(__name__)
 
-BEAT_S = 0.2  # between signs of life in the page
+BEAT_S = 0.5  # between signs of life in the page: the main thread stands aside for each
 BREAK_S = 0.02  # between two breaks while the main thread may still be blocked
 BREAKS = 50  # after so many in a row it computes rather than waits, and one beat in so many is enough:
-BEATS = 5
+BEATS = 2
 CONNECT_S = 0.05  # between attempts to reach an agent that is gone
 GREETING_S = 30.0  # how long the agent may take to welcome us
 SEND_S = 5.0  # how long the agent may not read before its connection counts as gone

@@ -42,6 +42,7 @@ class Private:
         self._shared = _same_everywhere(modules)
         self._generators = list(generators)
         self._loaded = False
+        self.empty = False  # nothing is private: asked twice in every call
         self._moving: dict[bool, set[str]] = {}  # by whether it was seen in sections
         first = [name for name in self._all if name not in self._shared]
         fits = sum(memory.size(self._all[name]) for name in first) <= LIMIT
@@ -69,7 +70,7 @@ class Private:
 
     def record(self) -> bytes:
         """The private state now: for the gate. Empty if there is none; at most `LIMIT` bytes, and the generators."""
-        if not self._names and not self._generators:
+        if self.empty:
             return b""
         generators = {part.path: part.generator.get_state().numpy().tobytes() for part in self._generators}
         buffers = [b"".join(memory.outgoing(buffer)) for buffer in self._private]
@@ -112,6 +113,7 @@ class Private:
         chosen = set(names)
         self._names = [name for name in self._all if name in chosen]
         self._private = [self._all[name] for name in self._names]
+        self.empty = not self._names and not self._generators
         size = sum(memory.size(buffer) for buffer in self._private)
         if size > LIMIT:
             raise Refused(

@@ -55,8 +55,14 @@ def capture() -> bytes:
 def look() -> Seen:
     """The same, not put together yet: `pack` makes the record of it, now or later."""
     numpy_random = sys.modules.get("numpy.random.mtrand")
-    numpy_state = None if numpy_random is None else _numpy_watch(numpy_random).state()
-    return torch.default_generator.get_state(), _python.state(), numpy_state, _cuda_states(), tracker.is_there()
+    watch = _numpy
+    if numpy_random is None:
+        watch = None
+    elif watch is None or watch.generator is not numpy_random._rand:
+        watch = _numpy_watch(numpy_random)
+    numpy_state = None if watch is None else watch.state()
+    devices = _cuda_states() if _CUDA else []
+    return torch.default_generator.get_state(), _python.state(), numpy_state, devices, tracker.is_there()
 
 
 def pack(seen: Seen) -> bytes:
@@ -132,7 +138,7 @@ def _as_tensor(state: bytes) -> torch.Tensor:
 
 def _cuda_states() -> list[bytes]:
     """Length and state of each CUDA device's generator; nothing before CUDA is initialised, and it never does that."""
-    if not _CUDA or not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return []
     states = [generator.get_state().numpy().tobytes() for generator in torch.cuda.default_generators]
     return [_LENGTH.pack(len(state)) + state for state in states]
@@ -195,7 +201,7 @@ class _NumpyWatch:
     """
 
     def __init__(self, generator: Any) -> None:
-        self._generator = generator
+        self.generator = generator
         self._body = _window(id(generator) + _OBJECT_HEAD, type(generator).__basicsize__ - _OBJECT_HEAD)
         self._seen = b""
         self._gauss = (False, 0.0)
@@ -206,12 +212,12 @@ class _NumpyWatch:
 
     def state(self) -> _NumpyState:
         if not self._memory_tells:
-            return _asked(self._generator)
+            return _asked(self.generator)
         body: bytes = self._body.raw
         if body != self._seen:
             # The bit generator may be another one by now.
-            self._words = _window(_words_at(self._generator), _NUMPY_WORDS.size)
-            self._gauss = _asked(self._generator)[2:]
+            self._words = _window(_words_at(self.generator), _NUMPY_WORDS.size)
+            self._gauss = _asked(self.generator)[2:]
             self._seen, self._words_seen = body, b""
         words: bytes = self._words.raw
         if words != self._words_seen:
@@ -264,6 +270,5 @@ _numpy: _NumpyWatch | None = None
 
 def _numpy_watch(numpy_random: ModuleType) -> _NumpyWatch:
     global _numpy
-    if _numpy is None or _numpy._generator is not numpy_random._rand:
-        _numpy = _NumpyWatch(numpy_random._rand)
+    _numpy = _NumpyWatch(numpy_random._rand)
     return _numpy

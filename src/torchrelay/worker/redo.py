@@ -35,7 +35,8 @@ from torchrelay.worker.shards import is_shard, version
 from torchrelay.worker.state import State, put_gradients
 
 FIRST = 3  # calls that are looked at from the start
-EVERY = 256  # and one of so many after that; at what is large less often, as to look takes the longer
+EVERY = 256  # and one after so many; at what is large less often, as to look takes the longer
+SPREAD = 4  # then after twice and four times as many, and from there on one of four times as many
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
 _grad, _changes = attrgetter("grad"), attrgetter("_version")
 
@@ -68,6 +69,7 @@ class Redo:
         self._rewound = False
         self._stale = False
         self._noted = b"", b"", b""
+        self.learned = Learned(0, 0)  # what the calls have shown so far; what one shows at its gate is in its record
         self._prepare()
 
     @property
@@ -118,11 +120,12 @@ class Redo:
     def probe_entry(self) -> None:
         """After `mark`: if this call is to be looked at, remember what everything was."""
         self._calls += 1
+        self.learned = Learned(self._calls, self._looks, *self._noted)
         if self._carried is not None or self._before:
             self._drop_carried()
             self._before, self._tried, self._tried_buffers = {}, {}, []
         first = self._looks < self._first
-        if not first and not self._look_next and self._calls % self._every:
+        if not first and not self._look_next and (self._calls % self._every or not self._due()):
             return
         if self._moving is not None:
             still = [buffer for name, buffer in self._probe.buffers.items() if name not in self._moving]
@@ -134,6 +137,11 @@ class Redo:
         whole = first or not self._calls % self._spacing
         self._before = self._probe.look(self._probe.names if whole else self._probe.small(COPY_LIMIT))
         self._carried = self._watch()
+
+    def _due(self) -> bool:
+        """Of the calls whose number `every` divides. The same ones on all ranks: each keeps the others waiting."""
+        turn = self._calls // self._every
+        return turn % SPREAD == 0 or (turn < SPREAD and turn.bit_count() == 1)
 
     def _watch(self) -> CarriedGradients:
         # A section makes no update: gradients that lie there are none of its business.
@@ -147,7 +155,8 @@ class Redo:
         `optimizer`: the one that is about to step, if one is.
         """
         if self._carried is None:
-            self._look_next = self._look_next or bool(self._stirred())  # digests will tell
+            if self._still and list(map(_changes, self._still.values())) != self._still_versions:
+                self._look_next = True  # digests will tell
             return
         groups = optimizer.param_groups if optimizer is not None else []
         carried = self._carried.close(parameter for group in groups for parameter in group["params"])
@@ -213,16 +222,12 @@ class Redo:
 
     # ------------------------------------------------------------ what was learned
 
-    @property
-    def learned(self) -> Learned:
-        """What the calls have shown so far."""
-        return Learned(self._calls, self._looks, *self._noted)
-
     def _note(self) -> None:
         # By name: the order of a set in the script may be another one in another process.
         buffers, parts = sorted(self._probe.buffers), sorted(self._probe.parts)
         moving = bytes(1 if name in self._seen_moving else 2 * (name in self._rewritten) for name in buffers)
         self._noted = _digest(buffers, parts), moving, bytes(path in self._copied for path in parts)
+        self.learned = Learned(self._calls, self._looks, *self._noted)
 
     def take_over(self, learned: Learned) -> None:
         """For a newcomer, before its first call: what the calls of this rank's last holder have shown."""

@@ -63,25 +63,24 @@ class Rounds:
         ends = self._ends
         if ends is None:
             raise Parted("the ranks are not connected for gates")
+        least = greatest = (point.step, point.section)
+        memory = self._memory
+        trouble = ""
         try:
-            return self._exchange(ends, point, lacking)
+            for (told, heard), to, by in zip(self._partners, ends.to, ends.by.values(), strict=True):
+                trouble = f"rank {told} cannot be told in the gate"
+                to.sendall(_TOLD.pack(*least, *greatest, lacking))
+                trouble = f"rank {heard} is not heard in the gate"
+                came = by.recv_into(memory)
+                if came < _TOLD.size:
+                    receive(by, memory, _TOLD.size, came)
+                step, section, last_step, last_section, lacks = _TOLD.unpack(memory)
+                least, greatest = min(least, (step, section)), max(greatest, (last_step, last_section))
+                lacking = lacking or lacks
+        except OSError as error:
+            ends.part()
+            raise parted(trouble, error) from error
         except BaseException:
             ends.part()
             raise
-
-    def _exchange(self, ends: Ends, point: Point, lacking: bool) -> bool | None:
-        least = greatest = (point.step, point.section)
-        memory = self._memory
-        for (told, heard), to, by in zip(self._partners, ends.to, ends.by.values(), strict=True):
-            try:
-                to.sendall(_TOLD.pack(*least, *greatest, lacking))
-            except OSError as error:
-                raise parted(f"rank {told} cannot be told in the gate", error) from error
-            try:
-                receive(by, memory, _TOLD.size)
-            except OSError as error:
-                raise parted(f"rank {heard} is not heard in the gate", error) from error
-            step, section, last_step, last_section, lacks = _TOLD.unpack(memory)
-            least, greatest = min(least, (step, section)), max(greatest, (last_step, last_section))
-            lacking = lacking or lacks
         return not lacking if least == greatest else None

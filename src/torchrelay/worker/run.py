@@ -141,12 +141,8 @@ class Joining:
             self.calls = Calls(session, state, cursor, None, shard)
             session.standing.start(START)
             session.standing.enter(WorkerPhase.BETWEEN)
-        register_optimizer_step_pre_hook(self._before_update)
+        register_optimizer_step_pre_hook(self.calls.before_update)
         return WorkerRun(session, self.calls, cursor)
-
-    def _before_update(self, optimizer: Optimizer, *_: Any) -> None:
-        assert self.calls is not None, "the hook is there once the script has joined"
-        self.calls.before_update(optimizer)
 
 
 def _watch_living_optimizers(state: State) -> None:

@@ -95,6 +95,7 @@ class Snapshots:
         self._senders: list[_Sender] = []  # one for each buddy
         self._told = False
         self._cadence = Cadence(session.identity.wait().world_size, largest) if state.snapshot_auto else None
+        self.idle = self._cadence is None  # nothing is taken, under way or being found out: gates need not ask
         self._every: int | None = None  # as was agreed in this generation
         self._count = 0  # of snapshots in this generation
 
@@ -114,7 +115,7 @@ class Snapshots:
 
     def entry(self, point: Point) -> None:
         """At the entry of the call after `point`: take one, if one is due. The state stands still."""
-        every = self.every
+        every = self._state.snapshot_every if self._every is None else self._every
         if not every or not point.step:
             return
         if self._base is None:
@@ -125,7 +126,7 @@ class Snapshots:
             return
         if point != self._taken:  # else the call has come to nothing, and is made again
             self._count += 1
-        self._taken, self.lacking = point, False
+        self._taken, self.lacking, self.idle = point, False, False
         restarts = self._session.identity.wait().restarts
         what = Snapshot(Rank(self._session.rank), point, restarts)
         try:
@@ -186,6 +187,7 @@ class Snapshots:
     def passed(self, complete: bool | None, *, step: bool = True) -> None:
         """A gate was passed. `complete`: whether no rank lacks what was taken before it; None: nobody has told us."""
         taken, self._taken, self.lacking = self._taken, None, False
+        self.idle = self._cadence is None and not self._senders
         if self._cadence is not None:  # after a roll forward the time of the outage is in it
             self._cadence.passed(snapshot=taken is not None, counts=step and complete is not None)
         if taken is None or complete is False:

@@ -61,6 +61,9 @@ class Standing:
         self._entered_ns = 0
         self._word_s = time.monotonic()
         self.wired = Generation(0)  # the generation we are connected in, or were about to connect in
+        # Interrupted, and not wired anew since: what is being computed will not be committed. No property: it is asked
+        # several times in a step, when whatever has to be called has long been out of all caches.
+        self.poisoned = False
         self.heard = Generation(0)  # the newest generation we have heard of
         self.committed: Point | None = None
         self.caught_up: Point | None = None
@@ -69,12 +72,6 @@ class Standing:
         self.phase = WorkerPhase.BOOTING
         self.waiting = False  # the main thread waits in here
         self.resting = False  # the main thread is at an edge, and is not connecting
-
-    @property
-    def poisoned(self) -> bool:
-        """Interrupted, and not wired anew since: what is being computed will not be committed."""
-        report = self._report
-        return report is not None and report.generation > self.wired
 
     @property
     def reported(self) -> Report | None:
@@ -91,7 +88,7 @@ class Standing:
         """Whether a promise forbids to begin a call: after an interrupt, or a halt, if the boundary is not ahead."""
         if self.poisoned:
             return True
-        if self.halted is None:
+        if self._halt is None or self.halted is None:
             return False
         decided = self.order(Decide)
         return decided is None or self.committed is None or self.committed >= decided.point
@@ -202,6 +199,7 @@ class Standing:
                 return False
             self.wired = generation
             self.resting = False
+            self._weigh()
         return True
 
     def end_wiring(self) -> None:
@@ -303,6 +301,7 @@ class Standing:
             self._hear(generation)
             if self._report is None or self._report.generation < generation:
                 self._report = Report(generation, self.committed, self.phase, self.pending, self.caught_up)
+                self._weigh()
             self._changed.notify_all()
             return self._report if self._report.generation == generation else None
 
@@ -331,7 +330,12 @@ class Standing:
         self._report = Report(generation, self.committed, phase, pending, self.caught_up)
         if not cut:
             self.wired = self._halt = generation
+        self._weigh()
         return self._report
+
+    def _weigh(self) -> None:
+        """We have reported, or are wired anew."""
+        self.poisoned = self._report is not None and self._report.generation > self.wired
 
     def lift(self, generation: Generation) -> bool:
         """A halt is called off: go on, if the main thread has not stopped. False if it has, or if there is no halt."""

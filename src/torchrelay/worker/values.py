@@ -16,7 +16,7 @@ from msgspec import Struct
 from torchrelay.worker import memory, tree
 from torchrelay.worker.landing import Landing
 
-_NOTHING = b""  # None, the commonest result
+NOTHING = b""  # None, the commonest result
 
 
 class _Packed(Struct, array_like=True):
@@ -41,7 +41,7 @@ _DTYPES = {name: dtype for dtype, name in _NAMES.items()}
 def encode(value: Any, path: str) -> bytes:
     """The value as bytes. Raises `TypeError`, naming the path within it, for what cannot be carried."""
     if value is None:
-        return _NOTHING
+        return NOTHING
     if type(value) is torch.Tensor and value.numel() == 1 and value.dtype in _NAMES and value.is_cpu:
         key = (value.dtype, value.shape)
         found = _heads.get(key)
@@ -56,7 +56,7 @@ def encode(value: Any, path: str) -> bytes:
 
 def decode(data: bytes) -> Any:
     """The value again; tensors are new. Raises `ValueError` for bytes that are none."""
-    if data == _NOTHING:
+    if data == NOTHING:
         return None
     try:
         if data[:1] == b"n":
