@@ -363,7 +363,7 @@ def restart(tuned: bool) -> Entry:
     )
 
 
-HANG = "stopped for 5 steps, at least 1.5 s"
+HANG = "stopped for 5 steps, at least 1 s"
 NO_LIMITS = "slots are used again however often they lose a worker, and moves are not rationed"
 
 

@@ -7,7 +7,7 @@ nodes train while as many processes as there are cores use all the time they get
 
 detection_s     from the cut until the node is lost, median; detection_max_s: the longest
 limit_s         the silence that loses a node, as the orchestrator had it when the link was cut (it counts from the last
-                beat, a quarter of a second before the cut at most, and is looked at four times a second)
+                beat, half a second before the cut at most, and is looked at twice a second)
 false_alarms    incidents and lost nodes under load; there should be none
 gap_s           the longest gap between two beats of a node under load; loaded_limit_s: the longest limit in force
 """

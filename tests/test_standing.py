@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,47 @@ def standing(page: Page) -> Standing:
 
 def compute(standing: Standing, point: Point = FIRST) -> None:
     standing.enter(WorkerPhase.COMPUTING, point)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_poisoned_is_who_has_reported_and_is_not_wired_since_and_never_seems_blocked_while_it_connects(
+    standing: Standing, seed: int
+) -> None:
+    rng = random.Random(seed)
+    seen: set[bool] = set()
+
+    class Watched(Standing):
+        """The control thread may look between any two words of the main thread."""
+
+        def __setattr__(self, name: str, value: object) -> None:
+            super().__setattr__(name, value)
+            if name in ("wired", "resting", "poisoned"):
+                assert not (connecting and self.blocked)
+
+    connecting = False
+    standing.__class__ = Watched
+    for _ in range(300):
+        generation = Generation(standing.heard + rng.choice((0, 0, 1)))
+        act = rng.choice(("interrupt", "halt", "wire", "lift", "resume"))
+        if act == "interrupt":
+            standing.interrupt(generation)
+        elif act == "halt":
+            standing.halt(generation)
+        elif act == "lift":
+            standing.lift(generation)
+        elif act == "resume":
+            standing.hear(resume(generation, START))
+        else:
+            standing.enter(WorkerPhase.STOPPED)
+            connecting = True
+            standing.begin_wiring(standing.heard)
+            standing.end_wiring()
+            connecting = False
+            standing.enter(WorkerPhase.BETWEEN)
+        report = standing.reported
+        assert standing.poisoned is (report is not None and report.generation > standing.wired)
+        seen.add(standing.poisoned)
+    assert seen == {True, False}
 
 
 class TestTheGate:

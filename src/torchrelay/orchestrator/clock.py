@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-# The orchestrator asks for the time several times a second. A longer gap means that it was not running.
+# The orchestrator asks for the time twice a second, at least. A longer gap means that it was not running.
 GAP_NS = 1_500_000_000
 # What counts of such a gap.
 COUNTED_NS = 50_000_000

@@ -1,6 +1,6 @@
 """Vitals: who is silent, and who hangs. Kept apart from the journalled state; its verdicts are facts for it.
 
-Beats arrive a few times a second and are not journalled. `judge` turns them into `NodeLost` and `WorkerHung`, which
+Beats arrive twice a second and are not journalled. `judge` turns them into `NodeLost` and `WorkerHung`, which
 are. A worker hangs only if others wait for it, and it waits for nobody: they have begun something in a group that it
 has not (see `waiting`); or it is stopped by a signal inside a collective, and nobody moves.
 
@@ -14,7 +14,7 @@ has not (see `waiting`); or it is stopped by a signal inside a collective, and n
 After a fault everybody comes to an edge before anything else. Whose main thread does not move and uses no CPU time is
 stuck:
 
-    computing                              20 steps, 2 s to 10 min; before the first commit 10 min
+    computing                              20 steps, 3 s to 10 min; before the first commit 10 min
     the same, and nobody else who stands   20 steps, 5 s to 10 min; before the first commit 10 min
     at the edge has its shard
     in a declared section                  2 min
@@ -91,8 +91,8 @@ GAPS_MS = 300_000
 # If all are silent for so long, nobody is lost before they have been for this long.
 ALL_SILENT_MS = 2_000
 DEAF_MS = 60_000
-# A sample older than this says nothing about now.
-FRESH_MS = 4 * BEAT_MS
+# A sample as old as this says nothing about now. Less than any patience: no standstill is judged by one sample.
+FRESH_MS = 2 * BEAT_MS
 # Calls that commit nothing as long as this, at different calls of the script, never will.
 ASTRAY_MS = 5_000
 CALLS = {WorkerPhase.COMPUTING: "a step", WorkerPhase.SECTION: "a section"}
@@ -247,7 +247,7 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
     pictures: dict[JobId, Picture] = {}
     for worker in cluster.workers.values():
         pulse = vitals.pulses.get(worker.worker)
-        if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms > FRESH_MS:
+        if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= FRESH_MS:
             continue
         evidence = judge_worker(vitals, cluster.jobs[worker.job], pulse, now_ms, pictures)
         if evidence:
@@ -335,6 +335,8 @@ def judge_worker(
 ) -> str:  # fmt: skip
     """Why this worker counts as hung; empty if it does not. `pictures`: of this moment, filled as they are needed."""
     sample = pulse.sample
+    if pulse.stopped_ms is not None and pulse.heard_ms - pulse.stopped_ms < stopped_limit(sample) / 2:
+        return ""  # only just, or not seen for long enough: its agent may have been as late as it seems to be stopped
     if job.rank_of(sample.worker) is None or job.phase in STANDING:
         # Nobody trains: only what the kernel has stopped is in the way (a spare too: it could not take a rank).
         return stopped_too_long(pulse, now_ms) or stuck(job, pulse, now_ms)
@@ -384,13 +386,14 @@ def stands_elsewhere(job: Job, seat: Seat) -> bool:
 def edge_limit(sample: Sample, *, replaceable: bool) -> float | None:
     """How long an interrupted worker may stand still before its edge, in ms; None: as long as the core lets it.
 
-    `replaceable`: see `stands_elsewhere`. Then it costs a recovery to lose it; else it may cost the state.
+    `replaceable`: see `stands_elsewhere`. Then it costs a recovery and a place to lose it; else it may cost the state.
+    Never less than it takes until the worker has cut its connections in any case (`worker/sockets`).
     """
     if sample.phase is WorkerPhase.SECTION:
         return 120_000
     if sample.phase not in (WorkerPhase.COMPUTING, WorkerPhase.GATE):
         return None
-    return clamp(20 * sample.step_ms, 2_000 if replaceable else 5_000, 600_000) if sample.step_ms else 600_000
+    return clamp(20 * sample.step_ms, 3_000 if replaceable else 5_000, 600_000) if sample.step_ms else 600_000
 
 
 def stopped_too_long(pulse: Pulse, now_ms: int) -> str:
@@ -408,7 +411,7 @@ def fresh(vitals: Vitals, job: Job, now_ms: int) -> list[Pulse]:
         for worker, pulse in vitals.pulses.items()
         if worker in holders
         if pulse.sample.generation == job.generation
-        if now_ms - pulse.heard_ms <= FRESH_MS
+        if now_ms - pulse.heard_ms < FRESH_MS
     ]
 
 

@@ -270,5 +270,6 @@ _numpy: _NumpyWatch | None = None
 
 def _numpy_watch(numpy_random: ModuleType) -> _NumpyWatch:
     global _numpy
-    _numpy = _NumpyWatch(numpy_random._rand)
+    if _numpy is None or _numpy.generator is not numpy_random._rand:
+        _numpy = _NumpyWatch(numpy_random._rand)
     return _numpy

@@ -45,7 +45,7 @@ class Redo:
     """The way back to the entry of a call. A run has one for its steps and one for its sections."""
 
     def __init__(self, state: State, *, sections: bool = False, first: int = FIRST, every: int = EVERY) -> None:
-        """`first`, `every`: which calls are looked at: so many at first, then one of so many (for each GB)."""
+        """`first`, `every`: which calls are looked at: so many at first, one after so many more, and ever fewer."""
         self._state = state
         self._sections = sections
         self._first, self._every = first, every
@@ -139,7 +139,10 @@ class Redo:
         self._carried = self._watch()
 
     def _due(self) -> bool:
-        """Of the calls whose number `every` divides. The same ones on all ranks: each keeps the others waiting."""
+        """Of the calls whose number `every` divides: the same ones on all ranks, as each keeps the others waiting.
+
+        (After a fault the counts of those whose call was cut are ahead: it costs time, and no more.)
+        """
         turn = self._calls // self._every
         return turn % SPREAD == 0 or (turn < SPREAD and turn.bit_count() == 1)
 
@@ -198,7 +201,9 @@ class Redo:
         self._moving = set(self._seen_moving)
         self._state.private.settle(self._moving, sections=self._sections)
         if not self._state.saves:
-            self._spacing = self._every * (1 + (self._probe.size() >> 30))
+            # For each 4 GB four times as many, as only these are looked at by then.
+            large = self._probe.size() >> 30
+            self._spacing = self._every * (SPREAD * (1 + large // SPREAD) if large else 1)
         self._stale = True
 
     def _refuse(self, path: str) -> None:

@@ -198,8 +198,8 @@ class Standing:
             if self.heard != generation:
                 return False
             self.wired = generation
+            self._weigh()  # before: whoever was poisoned and does not rest is blocked
             self.resting = False
-            self._weigh()
         return True
 
     def end_wiring(self) -> None:
