@@ -87,18 +87,24 @@ def test_with_save_and_load_a_successor_looks_itself() -> None:
     assert heir.redo.learned.calls == 0
 
 
-def test_what_is_large_is_looked_at_the_more_rarely_the_more_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("size", "calls"),
+    [(1 << 29, [6, 12, 24, 48, 72, 96]), (5 << 29, [24, 48, 72, 96]), (9 << 29, [48, 96]), (17 << 29, [72])],
+)
+def test_what_is_large_is_looked_at_the_more_rarely_the_more_there_is(
+    monkeypatch: pytest.MonkeyPatch, size: int, calls: list[int]
+) -> None:
     monkeypatch.setattr(redo, "COPY_LIMIT", 100)
-    monkeypatch.setattr(Probe, "size", lambda _: 5 << 29)
+    monkeypatch.setattr(Probe, "size", lambda _: size)
     script = Script()
     digests(script, {}, 3)
     looked: dict[str, list[int]] = {}
-    for _ in range(40):
+    for _ in range(95):
         script.call()
         for name in script.redo._before:
             looked.setdefault(name, []).append(script.redo._calls)
-    assert looked["extra['log']"] == list(range(6, 43, 6))
-    assert looked["model"] == looked["optimizer"] == [18, 36]  # two and a half GB: one of 3 * 6 calls
+    assert looked["extra['log']"] == [6, 12, 24, 48, 72, 96]
+    assert looked["model"] == looked["optimizer"] == calls
 
 
 @pytest.mark.parametrize("cut", ["forward", "backward"])
