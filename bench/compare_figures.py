@@ -196,12 +196,25 @@ def gaps_ns(seen: Seen, at: int, rank: int) -> list[tuple[int, int]]:
     ]
 
 
+def went_on(seen: Seen, at: int) -> bool:
+    """Whether training went on after a fault. It did not if the system ended early, within a few steps of its last one.
+
+    What was under way when it was hit may still be done: a step or two are no proof.
+    """
+    if not seen.reason or at + 1 < len(seen.struck):
+        return True
+    furthest = max((row.step for rows in seen.lines.values() for row in rows if row.committed), default=0)
+    return furthest >= seen.struck[at].step + SKIP
+
+
 def pause_s(seen: Seen, at: int, step_s: float) -> float | None:
     """How long the survivors of a fault stood: the longest time without a step of any of them, less a usual step.
 
     What was under way may still have been done: only the part after the fault counts. None if they never went on. Who
     was hit or left is not asked, though it may have gone on at once in another place.
     """
+    if not went_on(seen, at):
+        return None
     hit = seen.struck[at].ranks
     found = [stood for rank in seen.lines if rank not in hit for stood, _ in gaps_ns(seen, at, rank)]
     return max(0.0, max(found) / 1e9 - step_s) if found else None
@@ -210,7 +223,7 @@ def pause_s(seen: Seen, at: int, step_s: float) -> float | None:
 def first_together_ns(seen: Seen, at: int) -> int | None:
     """When, after the pause of a fault, all ranks had done a step together; None if not before the next fault."""
     gaps = gaps_ns(seen, at, 0)
-    if not gaps:
+    if not gaps or not went_on(seen, at):
         return None
     stood = max(gaps)[1]
     together = (

@@ -188,6 +188,14 @@ def unfinished(one: Outcome) -> str:
     return f"not to the end: {one.reason or 'no rank did the last step'}"
 
 
+def ended_early(one: Outcome) -> list[str]:
+    """What ended each try that did not come to the end."""
+    if not one.before:
+        return [f"- {one.title}: {one.reason}"] if one.reason else []
+    tries = [*one.before, one.reason or "came to the end: the figures above are of this one"]
+    return [f"- {one.title}, try {number}: {why}" for number, why in enumerate(tries, start=1)]
+
+
 def bounds(run: Run) -> list[str]:
     """What torchrelay is held to, met or not."""
     lines = []
@@ -244,7 +252,7 @@ def settings(run: Run) -> list[str]:
 
 def part(run: Run, plots: Sequence[Path]) -> list[str]:
     faults = ", ".join(f"{fault.step} {fault.what} of {' and '.join(map(str, fault.ranks))}" for fault in run.schedule)
-    failed = [f"- {one.title}: {one.reason}" for one in run.outcomes if one.reason]
+    failed = [line for one in run.outcomes for line in ended_early(one)]
     failed += [f"- {title}: left out by the flags above" for title in run.left_out]
     second = "it did not come to its end a second time; the first"
     if run.again is not None:

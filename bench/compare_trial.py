@@ -98,12 +98,12 @@ class Trial:
         self._system.stop()
 
     def _why(self, code: int) -> str:
-        said = self._system.tail(4).replace("\n", " / ")
+        said = plainly(self._system.tail(4))
         return f"ended with code {code} after step {self._furthest} of {self._steps}: {said[-300:]}"
 
     def _too_long(self) -> str:
         if not self._furthest:
-            return f"no step within {time.monotonic() - self._spawned:.0f} s: {self._system.tail(2)[-200:]}"
+            return f"no step within {time.monotonic() - self._spawned:.0f} s: {plainly(self._system.tail(2))[-200:]}"
         return f"given up after {self._limit_s:.0f} s, at step {self._furthest} of {self._steps}"
 
     def _look(self) -> None:
@@ -155,6 +155,11 @@ class Trial:
             wall_ns=time.time_ns() - time.monotonic_ns(),
             cpu_a_step_s=self._cpu_a_step(), digests=texts(folder / "digests"), early_digests=texts(folder / "early"),
         )  # fmt: skip
+
+
+def plainly(said: str) -> str:
+    """In one line, and without the name of a home: it goes into reports."""
+    return said.replace(str(Path.home()), "~").replace("\n", " / ")
 
 
 class Costs(Struct, frozen=True):

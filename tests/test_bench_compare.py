@@ -271,6 +271,19 @@ def test_who_never_goes_on_has_no_pause_and_no_end() -> None:
     assert found.jct_s is found.ettr is found.once_share is None
 
 
+@pytest.mark.parametrize(("further", "known"), [(2, False), (15, True)])
+def test_who_ends_right_after_a_fault_did_not_get_over_it(further: int, known: bool) -> None:
+    world = World()
+    world.train(0, 20)
+    world.lose(What.STOP, 2)
+    world.train(20, 20 + further)  # of two steps the gradients may have been under way
+    seen = msgspec.structs.replace(world.seen(), reason="ended with code 1")
+    assert (pause_s(seen, 0, 0.1) is not None) is known
+    assert (first_together_ns(seen, 0) is not None) is known
+    assert (figures(seen, PLAIN).hang_pause_s is not None) is known
+    assert pause_s(world.seen(), 0, 0.1) == 0.0  # who came to the end did
+
+
 def test_bits_are_equal_if_those_of_all_ranks_are() -> None:
     assert bits_equal(["a"] * 4, 4, "a") is True
     assert bits_equal(["a"] * 3, 4, "a") is None

@@ -17,7 +17,7 @@ import compare
 import compare_environments
 import compare_trial
 from compare_environments import NotInstalled, run
-from compare_figures import Line, Plain, Struck
+from compare_figures import Line, Plain, Seen, Struck
 from compare_processes import all_of, cpu_s, is_alive, is_stopped, kill_all
 from compare_schedule import Fault, What
 from compare_systems import Hung, Job, System, entries, free_ports, is_free
@@ -267,6 +267,44 @@ def test_nobody_is_given_up_for_timeouts_that_are_its_own(tmp_path: Path) -> Non
     plain = Plain(jct_s=42.0, step_s=0.06, cpu_a_step_s=0.1, digest="d", early_digest="e")
     longest = 90.0  # hard timeout of NVRx as it comes
     assert compare.limit_s(setting, plain) > 2 * plain.jct_s + longest * len(schedule)
+
+
+@pytest.mark.parametrize(
+    ("name", "reasons", "tries", "last"),
+    [
+        ("nvrx-tuned", ["ended with code 1", ""], 2, ""),
+        ("nvrx-tuned", ["ended with code 1", "ended with code 2"], 2, "ended with code 2"),
+        ("nvrx-tuned", [""], 1, ""),
+        ("torchrelay-spares", ["ended with code 91"], 1, "ended with code 91"),
+    ],
+)
+def test_a_rival_has_two_tries_and_torchrelay_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reasons: list[str], tries: int, last: str
+) -> None:
+    made: list[str] = []
+
+    def try_out(*given: object) -> Seen:
+        made.append(str(given[3]))
+        return Seen(
+            ranks=4, steps=10, early=5, lines={0: []}, marks={}, struck=[], reason=reasons[len(made) - 1]
+        )  # fmt: skip
+
+    monkeypatch.setattr(compare, "try_out", try_out)
+    monkeypatch.setattr(compare, "python_of", lambda *_: Path(sys.executable))
+    monkeypatch.setattr(compare, "packages", lambda _: [])
+    setting = compare.Setting(
+        model="small", steps=10, per_job=1.0, schedule=(), corpus=tmp_path, work=tmp_path, rivals=tmp_path
+    )
+    plain = Plain(jct_s=1.0, step_s=0.1, cpu_a_step_s=0.1, digest="", early_digest="")
+    entry = next(one for one in entries() if one.name == name)
+    found = compare.outcome(entry, setting, plain, {"tuned": 5, "naive": 9})
+    assert (found.reason, found.before) == (last, reasons[: tries - 1])
+    assert made == [name, f"{name}-2"][:tries]
+
+
+def test_what_a_system_said_names_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert compare_trial.plainly(f"in {tmp_path}/venv/bin\nfailed") == "in ~/venv/bin / failed"
 
 
 def test_by_default_nobody_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
