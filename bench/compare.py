@@ -45,12 +45,12 @@ from compare_results import Outcome, Run
 from compare_schedule import PER_JOB, Fault, faults, naive_interval, tuned_interval
 from compare_systems import RANKS, Entry, Job, entries, here
 from compare_task import MODELS, STEPS, write_corpus
-from compare_trial import Trial, costs_of
+from compare_trial import Trial, costs_of, plainly
 from figures import finish, machine, progress
 
 QUICK_SHARE, QUICK_PER_JOB = 0.1, 3.3
 SETS = ("a", "b", "c")
-TRIES = 2  # that a rival has to come to the end
+NEVER = "no rank did the last step"
 PATIENCE_S = 100.0  # for each fault: more than any system's own timeouts, the 90 s of NVRx among them
 
 
@@ -105,34 +105,37 @@ def limit_s(setting: Setting, plain: Plain) -> float:
 
 
 def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int]) -> Outcome:
-    """One system's figures, or why there are none; of a rival's last try, if it took more than one."""
-    found = attempt(entry, setting, plain, every, entry.name)
-    before: list[str] = []
-    while found.seen is not None and found.reason and not found.ours and len(before) + 1 < TRIES:
-        before.append(found.reason)
-        found = attempt(entry, setting, plain, every, f"{entry.name}-{len(before) + 1}")
-    return msgspec.structs.replace(found, before=before)
-
-
-def attempt(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int], name: str) -> Outcome:
+    """One system's figures, or why there are none; of its last try, if it took more than one."""
     more = {"every": every[entry.checkpoints]} if entry.checkpoints else {}
-    shown = {**entry.order, **more}
+    bare = Outcome(name=entry.name, title=entry.title, hang=entry.hang, note=entry.note)
     try:
-        python = python_of(entry.needs, setting.rivals, said(setting, name)) if entry.needs else here()
+        python = python_of(entry.needs, setting.rivals, said(setting, entry.name)) if entry.needs else here()
         known = packages(python) if entry.needs else []
-        seen = try_out(entry, python, setting, name, more, limit_s(setting, plain))
-    except (NotInstalled, OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
-        progress(f"{setting.model}, {name}: not run: {error}")
-        return Outcome(name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=str(error))
-    end = end_ns(seen)
-    told = f"not to the end: {seen.reason}"
-    if end is not None and not seen.reason:
-        told = f"{(end - begin_ns(seen)) / 1e9:.1f} s"
-    said(setting, name)(told)
-    return Outcome(
-        name=entry.name, title=entry.title, hang=entry.hang, note=entry.note, reason=seen.reason, order=shown,
-        seen=seen, packages=known,
-    )  # fmt: skip
+    except (NotInstalled, OSError, subprocess.SubprocessError) as error:
+        said(setting, entry.name)(f"not run: {error}")
+        return msgspec.structs.replace(bare, reason=plainly(str(error)))
+    bare = msgspec.structs.replace(bare, order={**entry.order, **more}, packages=known)
+
+    def tried(name: str, before: Outcome) -> Outcome:
+        """What came of a try; if it saw nothing, what was seen before it stays."""
+        limit = limit_s(setting, plain)
+        try:
+            seen = try_out(entry, python, setting, name, more, limit)
+        except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
+            said(setting, name)(f"not run: {error}")
+            return msgspec.structs.replace(before, reason=plainly(f"{before.reason} {error}".strip()))
+        end = end_ns(seen)
+        why = seen.reason or ("" if end is not None else NEVER)
+        said(setting, name)(f"not to the end: {why}" if end is None or why else f"{(end - begin_ns(seen)) / 1e9:.1f} s")
+        return msgspec.structs.replace(bare, reason=why, seen=seen)
+
+    first = tried(entry.name, bare)
+    if first.ours or not first.reason:
+        return first
+    second = tried(f"{entry.name}-again", first)
+    if second.seen is first.seen:
+        return second
+    return msgspec.structs.replace(second, title=f"{entry.title}, second try", before=first.reason)
 
 
 def judged(one: Outcome, plain: Plain) -> Outcome:

@@ -197,14 +197,14 @@ def gaps_ns(seen: Seen, at: int, rank: int) -> list[tuple[int, int]]:
 
 
 def went_on(seen: Seen, at: int) -> bool:
-    """Whether training went on after a fault. It did not if the system ended early, within a few steps of its last one.
+    """Whether training went on after a fault. It did not if the system ended early, within a few steps after its last.
 
-    What was under way when it was hit may still be done: a step or two are no proof.
+    What was under way when it was hit may still be done: a step or two are no proof. Steps done again count.
     """
-    if not seen.reason or at + 1 < len(seen.struck):
+    if not seen.reason or at + 1 < len(seen.struck) or end_ns(seen) is not None:
         return True
-    furthest = max((row.step for rows in seen.lines.values() for row in rows if row.committed), default=0)
-    return furthest >= seen.struck[at].step + SKIP
+    hit_ns = seen.struck[at].at_ns
+    return any(sum(row.committed and row.at_ns > hit_ns for row in rows) >= SKIP for rows in seen.lines.values())
 
 
 def pause_s(seen: Seen, at: int, step_s: float) -> float | None:

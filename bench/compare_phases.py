@@ -9,7 +9,7 @@ from __future__ import annotations
 import statistics
 from typing import Any
 
-from compare_figures import Seen, first_together_ns, incidents, pause_s, until_ns, usual_s
+from compare_figures import Seen, first_together_ns, incidents, pause_s, until_ns, usual_s, went_on
 from compare_schedule import What
 
 # By mark: what the time up to it was for.
@@ -26,7 +26,9 @@ Phases = dict[str, float]
 
 
 def marked(seen: Seen, at: int) -> Phases | None:
-    """Of a fault after which all start again: seconds by phase; None if there are no marks after it."""
+    """Of a fault after which all start again: seconds by phase; None without marks after it, or if it was the end."""
+    if not went_on(seen, at):
+        return None
     fault, until = seen.struck[at], until_ns(seen, at)
     found, before = Phases(), fault.at_ns
     known = {mark.name for marks in seen.marks.values() for mark in marks}

@@ -33,6 +33,8 @@ LIMIT = 1.03  # of the JCT over the undisturbed one and a second for each fault
 NOT_SHOWN = (
     "No GPU, no NCCL, one machine, four ranks on few cores: times are of protocols and processes, not of a cluster. A "
     "process starts here in seconds, a job of thousands of GPUs in minutes.",
+    "Who does not come to its end has a second try, but for torchrelay, and its figures are of that one. A fault that "
+    "ended a system has no pause, so those of one that did not come to its end are those of the kinder faults.",
     "Faults come one at a time and at steps; a second fault waits until its victim trains again. Rank 0 is never hit.",
     "The loss of a node costs the rivals two ranks; torchrelay also loses the agent and the forkserver there, and as "
     "many ranks as it has there by then. Nobody loses a machine for longer than a process takes to start.",
@@ -192,8 +194,8 @@ def ended_early(one: Outcome) -> list[str]:
     """What ended each try that did not come to the end."""
     if not one.before:
         return [f"- {one.title}: {one.reason}"] if one.reason else []
-    tries = [*one.before, one.reason or "came to the end: the figures above are of this one"]
-    return [f"- {one.title}, try {number}: {why}" for number, why in enumerate(tries, start=1)]
+    told = one.reason or "came to its end"
+    return [f"- {one.title}: {told}; its figures are of this try. The first: {one.before}"]
 
 
 def bounds(run: Run) -> list[str]:
@@ -270,7 +272,7 @@ def part(run: Run, plots: Sequence[Path]) -> list[str]:
         "processes that start beside the training on the same cores; below zero: not all survivors stood as long as "
         "the one that stood longest, or steps became shorter. A refused step is in the pauses.", "",
         *explained(run), "### Phases of recovery", "", "Seconds, median (longest).", "", *of_phases(run),
-        *(["### Not run, or not to the end", "", *failed, ""] if failed else []),
+        *(["### Not run, or a try not to its end", "", *failed, ""] if failed else []),
         *(line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")),
         "### Settings", "", *settings(run),
     ]  # fmt: skip

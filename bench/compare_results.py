@@ -19,14 +19,14 @@ FLAT = ("jct_s", "jct_samples_s", "ettr", "lost_steps", "repeated_steps", "unpla
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """One system. `reason`: why it did not run, or not come to the end; empty if it did. `before`: of earlier tries."""
+    """One system. `reason`: why it did not run, or not come to the end; empty if it did. `before`: of its first try."""
 
     name: str
     title: str
     hang: str = ""
     note: str = ""
     reason: str = ""
-    before: list[str] = []
+    before: str = ""
     order: dict[str, Any] = {}
     packages: list[str] = []
     seen: Seen | None = None
@@ -126,7 +126,7 @@ def flat_of(run: Run) -> dict[str, object]:
         if one.reason:
             found[f"{start}_reason"] = one.reason
         if one.before:
-            found[f"{start}_tries"] = len(one.before) + 1
+            found[f"{start}_reason_before"] = one.before
         if one.figures is not None:
             found |= {f"{start}_{name}": known(getattr(one.figures, name)) for name in FLAT}
         if one.ours:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -159,7 +160,9 @@ class Trial:
 
 def plainly(said: str) -> str:
     """In one line, and without the name of a home: it goes into reports."""
-    return said.replace(str(Path.home()), "~").replace("\n", " / ")
+    home = str(Path.home())
+    said = said.replace("\n", " / ")
+    return said if home == "/" else re.sub(rf"{re.escape(home)}(?![\w.-])", "~", said)
 
 
 class Costs(Struct, frozen=True):

@@ -271,17 +271,34 @@ def test_who_never_goes_on_has_no_pause_and_no_end() -> None:
     assert found.jct_s is found.ettr is found.once_share is None
 
 
-@pytest.mark.parametrize(("further", "known"), [(2, False), (15, True)])
-def test_who_ends_right_after_a_fault_did_not_get_over_it(further: int, known: bool) -> None:
+@pytest.mark.parametrize(("back", "done", "known"), [(0, 9, False), (0, 10, True), (15, 9, False), (15, 10, True)])
+def test_who_ends_right_after_a_fault_did_not_get_over_it(back: int, done: int, known: bool) -> None:
+    """Some steps may have been under way; those that are done again are done, too."""
     world = World()
-    world.train(0, 20)
+    world.train(0, 10)
+    world.lose(What.KILL, 1)
+    world.wait(0.5)
+    world.train(10, 20)
     world.lose(What.STOP, 2)
-    world.train(20, 20 + further)  # of two steps the gradients may have been under way
+    world.wait(0.01)
+    world.mark("loaded")
+    world.train(20 - back, 20 - back + done)
     seen = msgspec.structs.replace(world.seen(), reason="ended with code 1")
-    assert (pause_s(seen, 0, 0.1) is not None) is known
-    assert (first_together_ns(seen, 0) is not None) is known
+    assert (pause_s(seen, 1, 0.1) is not None) is known
+    assert (first_together_ns(seen, 1) is not None) is known
+    assert bool(phases(seen, What.STOP)) is known
     assert (figures(seen, PLAIN).hang_pause_s is not None) is known
-    assert pause_s(world.seen(), 0, 0.1) == 0.0  # who came to the end did
+    assert pause_s(seen, 0, 0.1) == pytest.approx(0.5)  # it got over the one before
+
+
+def test_who_did_the_last_step_got_over_a_fault_right_before_it() -> None:
+    world = World()
+    world.train(0, 37)
+    world.lose(What.STOP, 2)
+    world.wait(0.7)
+    world.train(37, 40)
+    seen = msgspec.structs.replace(world.seen(), reason="ended with code 90")
+    assert pause_s(seen, 0, 0.1) == pytest.approx(0.7)
 
 
 def test_bits_are_equal_if_those_of_all_ranks_are() -> None:

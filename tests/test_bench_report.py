@@ -94,15 +94,15 @@ def test_a_rival_that_cannot_run_says_why_and_the_rest_is_reported() -> None:
 
 
 def test_each_try_that_came_to_no_end_is_told() -> None:
-    whole = msgspec.structs.replace(outcome_of("nvrx-default", restarted()), title="NVRx A", before=["code 1"])
-    gone = Outcome(name="nvrx-tuned", title="NVRx B", reason="code 3", before=["code 2"])
+    whole = msgspec.structs.replace(outcome_of("nvrx-default", restarted()), title="A, second try", before="code 1")
+    gone = Outcome(name="nvrx-tuned", title="B, second try", reason="code 3", before="code 2")
     run = run_of(whole, gone)
     page = words_of([run], {"cpu": "some"}, "", {"gpt": []})
-    for line in ("NVRx A, try 1: code 1", "NVRx A, try 2: came to the end", "NVRx B, try 1: code 2",
-                 "NVRx B, try 2: code 3"):  # fmt: skip
-        assert f"- {line}" in page
-    assert flat_of(run)["gpt_nvrx_default_tries"] == 2
-    assert record(run)["outcomes"][0]["before"] == ["code 1"]
+    assert "- A, second try: came to its end; its figures are of this try. The first: code 1" in page
+    assert "- B, second try: code 3; its figures are of this try. The first: code 2" in page
+    assert "| A, second try | 7.3 |" in page
+    assert flat_of(run)["gpt_nvrx_default_reason_before"] == "code 1"
+    assert record(run)["outcomes"][0]["before"] == "code 1"
 
 
 def test_the_report_says_where_another_is_better() -> None:

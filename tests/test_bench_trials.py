@@ -19,6 +19,7 @@ import compare_trial
 from compare_environments import NotInstalled, run
 from compare_figures import Line, Plain, Seen, Struck
 from compare_processes import all_of, cpu_s, is_alive, is_stopped, kill_all
+from compare_results import Outcome
 from compare_schedule import Fault, What
 from compare_systems import Hung, Job, System, entries, free_ports, is_free
 from compare_trial import Tail, Trial
@@ -269,42 +270,62 @@ def test_nobody_is_given_up_for_timeouts_that_are_its_own(tmp_path: Path) -> Non
     assert compare.limit_s(setting, plain) > 2 * plain.jct_s + longest * len(schedule)
 
 
-@pytest.mark.parametrize(
-    ("name", "reasons", "tries", "last"),
-    [
-        ("nvrx-tuned", ["ended with code 1", ""], 2, ""),
-        ("nvrx-tuned", ["ended with code 1", "ended with code 2"], 2, "ended with code 2"),
-        ("nvrx-tuned", [""], 1, ""),
-        ("torchrelay-spares", ["ended with code 91"], 1, "ended with code 91"),
-    ],
-)
-def test_a_rival_has_two_tries_and_torchrelay_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, reasons: list[str], tries: int, last: str
-) -> None:
+def outcome_of(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, ends: list[str | OSError]) -> Outcome:
+    """What `compare` makes of a system whose tries end so: "" is a whole job, any other text its reason."""
     made: list[str] = []
 
     def try_out(*given: object) -> Seen:
         made.append(str(given[3]))
-        return Seen(
-            ranks=4, steps=10, early=5, lines={0: []}, marks={}, struck=[], reason=reasons[len(made) - 1]
-        )  # fmt: skip
+        end = ends[len(made) - 1]
+        if isinstance(end, OSError):
+            raise end
+        lines = {0: [] if end else [Line(10, 1, 1, 0, 4, 1, 1)]}
+        return Seen(ranks=4, steps=10, early=5, lines=lines, marks={}, struck=[], reason=end, spawned_ns=len(made))
 
     monkeypatch.setattr(compare, "try_out", try_out)
     monkeypatch.setattr(compare, "python_of", lambda *_: Path(sys.executable))
     monkeypatch.setattr(compare, "packages", lambda _: [])
     setting = compare.Setting(
-        model="small", steps=10, per_job=1.0, schedule=(), corpus=tmp_path, work=tmp_path, rivals=tmp_path
+        model="small", steps=10, per_job=1.0, schedule=(), corpus=folder, work=folder, rivals=folder
     )
     plain = Plain(jct_s=1.0, step_s=0.1, cpu_a_step_s=0.1, digest="", early_digest="")
     entry = next(one for one in entries() if one.name == name)
     found = compare.outcome(entry, setting, plain, {"tuned": 5, "naive": 9})
-    assert (found.reason, found.before) == (last, reasons[: tries - 1])
-    assert made == [name, f"{name}-2"][:tries]
+    assert made == [name, f"{name}-again"][: len(ends)]
+    return found
 
 
-def test_what_a_system_said_names_no_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "ends", "reason", "before", "shown"),
+    [
+        ("nvrx-tuned", [""], "", "", 1),
+        ("nvrx-tuned", ["code 1", ""], "", "code 1", 2),
+        ("restart-naive", ["code 1", "code 2"], "code 2", "code 1", 2),
+        ("nvrx-tuned", ["code 1", OSError("disk full")], "code 1 disk full", "", 1),
+        ("nvrx-tuned", [OSError("no port"), ""], "", "no port", 2),
+        ("torchrelay-spares", ["code 91"], "code 91", "", 1),
+    ],
+)
+def test_who_does_not_come_to_its_end_has_a_second_try_but_for_torchrelay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ends: list[str | OSError], reason: str, before: str,
+    shown: int,
+) -> None:  # fmt: skip
+    found = outcome_of(monkeypatch, tmp_path, name, ends)
+    assert (found.reason, found.before) == (reason, before)
+    assert found.seen is not None
+    assert found.seen.spawned_ns == shown  # the figures are of this try
+    assert found.title.endswith(", second try") == (shown == 2)
+
+
+def test_nothing_that_a_system_says_names_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert compare_trial.plainly(f"in {tmp_path}/venv/bin\nfailed") == "in ~/venv/bin / failed"
+    assert compare_trial.plainly(f"in {tmp_path}/venv/bin\nfailed {tmp_path}") == "in ~/venv/bin / failed ~"
+    assert compare_trial.plainly(f"{tmp_path}2/venv") == f"{tmp_path}2/venv"
+    found = outcome_of(monkeypatch, tmp_path, "nvrx-tuned", [OSError(f"no {tmp_path}/a"), OSError("nor this")])
+    assert found.reason == "no ~/a nor this"
+    assert found.seen is None
+    monkeypatch.setenv("HOME", "/")
+    assert compare_trial.plainly("/usr/lib") == "/usr/lib"
 
 
 def test_by_default_nobody_is_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
