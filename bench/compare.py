@@ -105,7 +105,7 @@ def limit_s(setting: Setting, plain: Plain) -> float:
 
 
 def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int]) -> Outcome:
-    """One system's figures, or why there are none; of its last try, if it took more than one."""
+    """One system's figures, or why there are none; of its last try in which there were steps."""
     more = {"every": every[entry.checkpoints]} if entry.checkpoints else {}
     bare = Outcome(name=entry.name, title=entry.title, hang=entry.hang, note=entry.note)
     try:
@@ -116,31 +116,35 @@ def outcome(entry: Entry, setting: Setting, plain: Plain, every: dict[str, int])
         return msgspec.structs.replace(bare, reason=plainly(str(error)))
     bare = msgspec.structs.replace(bare, order={**entry.order, **more}, packages=known)
 
-    def tried(name: str, before: Outcome) -> Outcome:
-        """What came of a try; if it saw nothing, what was seen before it stays."""
-        limit = limit_s(setting, plain)
+    def tried(name: str) -> Outcome:
         try:
-            seen = try_out(entry, python, setting, name, more, limit)
+            seen = try_out(entry, python, setting, name, more, limit_s(setting, plain))
         except (OSError, subprocess.SubprocessError, msgspec.MsgspecError) as error:
             said(setting, name)(f"not run: {error}")
-            return msgspec.structs.replace(before, reason=plainly(f"{before.reason} {error}".strip()))
+            return msgspec.structs.replace(bare, reason=plainly(str(error)))
         end = end_ns(seen)
-        why = seen.reason or ("" if end is not None else NEVER)
-        said(setting, name)(f"not to the end: {why}" if end is None or why else f"{(end - begin_ns(seen)) / 1e9:.1f} s")
-        return msgspec.structs.replace(bare, reason=why, seen=seen)
+        seen = msgspec.structs.replace(seen, reason=seen.reason or ("" if end is not None else NEVER))
+        whole = f"{((end or 0) - begin_ns(seen)) / 1e9:.1f} s"
+        said(setting, name)(f"not to the end: {seen.reason}" if seen.reason else whole)
+        return msgspec.structs.replace(bare, reason=seen.reason, seen=seen)
 
-    first = tried(entry.name, bare)
+    first = tried(entry.name)
     if first.ours or not first.reason:
         return first
-    second = tried(f"{entry.name}-again", first)
-    if second.seen is first.seen:
-        return second
+    second = tried(f"{entry.name}-again")
+    if has_steps(first) and not has_steps(second):
+        return msgspec.structs.replace(first, reason=f"{first.reason}; the second try: {second.reason}")
     return msgspec.structs.replace(second, title=f"{entry.title}, second try", before=first.reason)
+
+
+def has_steps(one: Outcome) -> bool:
+    """Of each rank: then there are figures."""
+    return one.seen is not None and all(one.seen.lines.values())
 
 
 def judged(one: Outcome, plain: Plain) -> Outcome:
     """With its figures, if there was a step of each rank."""
-    if one.seen is None or not all(one.seen.lines.values()):
+    if one.seen is None or not has_steps(one):
         return one
     return msgspec.structs.replace(one, figures=figures(one.seen, plain))
 

@@ -197,7 +197,7 @@ def gaps_ns(seen: Seen, at: int, rank: int) -> list[tuple[int, int]]:
 
 
 def went_on(seen: Seen, at: int) -> bool:
-    """Whether training went on after a fault. It did not if the system ended early, within a few steps after its last.
+    """Whether training went on after a fault. It did not if the system ended early, within a few steps of its last one.
 
     What was under way when it was hit may still be done: a step or two are no proof. Steps done again count.
     """

@@ -33,8 +33,8 @@ LIMIT = 1.03  # of the JCT over the undisturbed one and a second for each fault
 NOT_SHOWN = (
     "No GPU, no NCCL, one machine, four ranks on few cores: times are of protocols and processes, not of a cluster. A "
     "process starts here in seconds, a job of thousands of GPUs in minutes.",
-    "Who does not come to its end has a second try, but for torchrelay, and its figures are of that one. A fault that "
-    "ended a system has no pause, so those of one that did not come to its end are those of the kinder faults.",
+    "Who does not come to its end has a second try, but for torchrelay: its title says if the figures are of it. A "
+    "fault that ended a system has no pause: those of one that did not come to its end are of the kinder faults.",
     "Faults come one at a time and at steps; a second fault waits until its victim trains again. Rank 0 is never hit.",
     "The loss of a node costs the rivals two ranks; torchrelay also loses the agent and the forkserver there, and as "
     "many ranks as it has there by then. Nobody loses a machine for longer than a process takes to start.",

@@ -162,7 +162,7 @@ def plainly(said: str) -> str:
     """In one line, and without the name of a home: it goes into reports."""
     home = str(Path.home())
     said = said.replace("\n", " / ")
-    return said if home == "/" else re.sub(rf"{re.escape(home)}(?![\w.-])", "~", said)
+    return said if home == "/" else re.sub(rf"(?<![\w.-]){re.escape(home)}(?![\w.-])", "~", said)
 
 
 class Costs(Struct, frozen=True):

@@ -271,7 +271,10 @@ def test_nobody_is_given_up_for_timeouts_that_are_its_own(tmp_path: Path) -> Non
 
 
 def outcome_of(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, ends: list[str | OSError]) -> Outcome:
-    """What `compare` makes of a system whose tries end so: "" is a whole job, any other text its reason."""
+    """What `compare` makes of a system whose tries end so: "" is a whole job, any other text its reason.
+
+    A reason in capitals is of a try in which not all ranks made a step.
+    """
     made: list[str] = []
 
     def try_out(*given: object) -> Seen:
@@ -279,7 +282,7 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, ends: l
         end = ends[len(made) - 1]
         if isinstance(end, OSError):
             raise end
-        lines = {0: [] if end else [Line(10, 1, 1, 0, 4, 1, 1)]}
+        lines = {0: [] if end.isupper() else [Line(5 if end else 10, 1, 1, 0, 4, 1, 1)]}
         return Seen(ranks=4, steps=10, early=5, lines=lines, marks={}, struck=[], reason=end, spawned_ns=len(made))
 
     monkeypatch.setattr(compare, "try_out", try_out)
@@ -301,7 +304,9 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, ends: l
         ("nvrx-tuned", [""], "", "", 1),
         ("nvrx-tuned", ["code 1", ""], "", "code 1", 2),
         ("restart-naive", ["code 1", "code 2"], "code 2", "code 1", 2),
-        ("nvrx-tuned", ["code 1", OSError("disk full")], "code 1 disk full", "", 1),
+        ("nvrx-tuned", ["code 1", OSError("disk full")], "code 1; the second try: disk full", "", 1),
+        ("nvrx-tuned", ["code 1", "NO STEP"], "code 1; the second try: NO STEP", "", 1),
+        ("nvrx-tuned", ["NO STEP", "code 2"], "code 2", "NO STEP", 2),
         ("nvrx-tuned", [OSError("no port"), ""], "", "no port", 2),
         ("torchrelay-spares", ["code 91"], "code 91", "", 1),
     ],
@@ -314,15 +319,17 @@ def test_who_does_not_come_to_its_end_has_a_second_try_but_for_torchrelay(
     assert (found.reason, found.before) == (reason, before)
     assert found.seen is not None
     assert found.seen.spawned_ns == shown  # the figures are of this try
+    assert compare.has_steps(found)
     assert found.title.endswith(", second try") == (shown == 2)
 
 
 def test_nothing_that_a_system_says_names_a_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     assert compare_trial.plainly(f"in {tmp_path}/venv/bin\nfailed {tmp_path}") == "in ~/venv/bin / failed ~"
-    assert compare_trial.plainly(f"{tmp_path}2/venv") == f"{tmp_path}2/venv"
+    for other in (f"{tmp_path}2/venv", f"/mnt{tmp_path}/venv"):
+        assert compare_trial.plainly(other) == other
     found = outcome_of(monkeypatch, tmp_path, "nvrx-tuned", [OSError(f"no {tmp_path}/a"), OSError("nor this")])
-    assert found.reason == "no ~/a nor this"
+    assert (found.before, found.reason) == ("no ~/a", "nor this")
     assert found.seen is None
     monkeypatch.setenv("HOME", "/")
     assert compare_trial.plainly("/usr/lib") == "/usr/lib"
