@@ -16,7 +16,7 @@ over_bound             (torchrelay) JCT over the undisturbed one plus a second f
 turns_over_bound       the same, of jobs that are live at once and take turns (see `turns`): one after the other they
                        meet another machine, which becomes slower or faster by more than the 3 % that are asked for
 
-A rival that does not come to the end is given another try, and the report says what ended the first. Torchrelay is not.
+A system that does not come to its end has a second try, and the report says what ended the first; torchrelay has none.
 The report, plots, and results.json go to --out.
 """
 
@@ -41,7 +41,7 @@ import turns
 from compare_environments import CACHE, NotInstalled, packages, python_of
 from compare_figures import Plain, Seen, begin_ns, end_ns, figures, mean_of, plain_of
 from compare_report import write
-from compare_results import Outcome, Run
+from compare_results import NEVER, Outcome, Run
 from compare_schedule import PER_JOB, Fault, faults, naive_interval, tuned_interval
 from compare_systems import RANKS, Entry, Job, entries, here
 from compare_task import MODELS, STEPS, write_corpus
@@ -50,7 +50,6 @@ from figures import finish, machine, progress
 
 QUICK_SHARE, QUICK_PER_JOB = 0.1, 3.3
 SETS = ("a", "b", "c")
-NEVER = "no rank did the last step"
 PATIENCE_S = 100.0  # for each fault: more than any system's own timeouts, the 90 s of NVRx among them
 
 

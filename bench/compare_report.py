@@ -10,7 +10,7 @@ import msgspec
 
 from compare_figures import Figures, once_and_never, repeated
 from compare_phases import longest, medians, phases
-from compare_results import SECOND_A_FAULT, Outcome, Run, flat, over_bound, record, spent
+from compare_results import NEVER, SECOND_A_FAULT, Outcome, Run, flat, over_bound, record, spent
 from compare_schedule import What, arithmetic
 from steady import KEPT
 
@@ -187,7 +187,7 @@ def unfinished(one: Outcome) -> str:
     """Why there is no time to the last step; empty if there is one."""
     if one.figures is not None and one.figures.jct_s is not None:
         return ""
-    return f"not to the end: {one.reason or 'no rank did the last step'}"
+    return f"not to the end: {one.reason or NEVER}"
 
 
 def ended_early(one: Outcome) -> list[str]:

@@ -12,6 +12,7 @@ from compare_figures import Figures, Plain, Seen, mean_of, pause_s, usual_s
 from compare_phases import longest, medians, phases
 from compare_schedule import Fault, What
 
+NEVER = "no rank did the last step"
 SECOND_A_FAULT = 1.0  # what a fault may cost torchrelay, beside the undisturbed time
 FLAT = ("jct_s", "jct_samples_s", "ettr", "lost_steps", "repeated_steps", "unplanned_pause_p50_s",
         "unplanned_pause_max_s", "planned_pause_p50_s", "hang_pause_s", "skipped_samples_share", "once_share",
