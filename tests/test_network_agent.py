@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import socket
 import stat
@@ -200,7 +201,9 @@ async def test_a_path_that_stays_lost_taints_the_node_and_healed_it_is_cleared(s
     taint = await stage.tainted()
     assert (taint.node, taint.slot, taint.key, taint.value) == (NODE, None, "network/path0", "down")
     assert (taint.source, taint.yields, taint.planned) == (SOURCE, True, False)
-    assert f"path {NEAR} lost for 1 s (silent), to all 2 peers ({FAR}, {OTHER})" in taint.reason
+    # A machine that is busy says it later than after the second.
+    told = re.sub(r"lost for [1-9]\d* s", "lost for SOME s", taint.reason)
+    assert f"path {NEAR} lost for SOME s (silent), to all 2 peers ({FAR}, {OTHER})" in told
     await until(lambda: any(path.finding is not None for path in stage.news.paths), "it is in the news")
     (finding,) = [path.finding for path in stage.news.paths if path.finding is not None]
     assert (finding.kind, finding.where, finding.taint) == ("down", "here", "network/path0")
@@ -211,7 +214,7 @@ async def test_a_path_that_stays_lost_taints_the_node_and_healed_it_is_cleared(s
     assert len(stage.conductor.of(TaintSet)) == 1
 
 
-@on_net_stage()
+@on_net_stage(limits=PathLimits(down_s=4.0, heal_s=1.0))
 async def test_a_short_loss_and_one_to_a_single_peer_taint_nothing(stage: NetStage) -> None:
     await stage.ready()
     stage.pretend("w1", links=TWO_PATHS, lost=LOST)
