@@ -12,7 +12,14 @@ import pytest
 
 from tests.jobs import SCRIPTS, run_job
 from tests.stage import Stage
-from torchrelay.protocol.events import CollectiveFailed, WorkerFinished, WorkerRaised, WorkerReported, WorkerStarted
+from torchrelay.protocol.events import (
+    CollectiveFailed,
+    WorkerFinished,
+    WorkerRaised,
+    WorkerReported,
+    WorkerStarted,
+    WorkerWarm,
+)
 from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import JobPhase
 
@@ -235,6 +242,9 @@ def test_a_spare_that_hears_nothing_of_an_orchestrator_ends_with_92(manners: Mak
     stage.until(lambda: stage.step() >= 2, "training")
     holders = {seat.worker for seat in stage.job.seats.values()}
     (spare,) = (actor for actor in stage.actors.values() if actor.worker not in holders)
+    stage.until(
+        lambda: any(told.worker == spare.worker for told in stage.of(WorkerWarm)), "the spare waits to be asked"
+    )
     stage.attending = False
     spare.process.join(20)
     assert spare.process.exitcode == 92
