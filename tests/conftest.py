@@ -7,6 +7,11 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
+from hypothesis import settings
+
+# A machine that is busy takes a second for what takes a millisecond: no time of one example says anything.
+settings.register_profile("ours", deadline=None)
+settings.load_profile("ours")
 
 # Who starts the tests in the background of a shell has SIGINT ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -65,11 +65,13 @@ class FakeCore:
             )
         )  # fmt: skip
 
-    def send(self, text: str) -> None:
+    def send(self, text: str) -> bool:
+        """Whether it was taken: where nobody listens, or has no time, it is dropped."""
         try:
             self.socket.sendto(text.encode(), os.environ["TORCHRELAY_NET_REPORT"])
         except OSError:
-            pass  # nobody listens, or has no time: it is dropped
+            return False
+        return True
 
     def pretend(self, wish: dict[str, Any]) -> None:
         """Become what is wished, and tell of what changes by that."""
@@ -87,7 +89,8 @@ class FakeCore:
                 link.lost_us = 0
             link.bytes += 0 if link.lost_us else wish.get("rate", 0) * passed
         for text in wish.get("raw", ())[self.raw : self.raw + AT_ONCE]:
-            self.send(text.replace("PID", str(os.getpid())))
+            if not self.send(text.replace("PID", str(os.getpid()))):
+                break
             self.raw += 1
 
     def write(self) -> None:

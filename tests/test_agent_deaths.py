@@ -110,7 +110,7 @@ async def test_workers_do_not_outlive_an_agent_unless_told_to(stage: Stage) -> N
     await until(lambda: not any(lives(pid) for pid in family), "worker and forkserver are gone")
 
 
-@on_stage("stay", linger_s=0.3)
+@on_stage("stay", linger_s=3.0)
 async def test_a_lingering_forkserver_gives_up_at_its_deadline(stage: Stage) -> None:
     await stage.start("w1")
     await stage.says("w1", "staying")

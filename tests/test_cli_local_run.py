@@ -165,7 +165,7 @@ class TestEnds:
 
 class TestFaults:
     def test_a_killed_worker_is_replaced_and_told_of(self, run: LocalRun) -> None:
-        run.start(*TWO, "60", "0.02")
+        run.start(*TWO, "300", "0.02")
         run.until_step(3)
         run.until_spare()
         run.rank(1).kill()
@@ -187,7 +187,7 @@ class TestFaults:
         assert "no spare for rank 0: waiting for one" in err
 
     def test_a_killed_orchestrator_comes_back_and_training_does_not_notice(self, run: LocalRun) -> None:
-        run.start(*TWO, "100", "0.02")
+        run.start(*TWO, "400", "0.02")
         run.until_step(3)
         run.until_spare()
         run.orchestrator().kill()
@@ -198,7 +198,7 @@ class TestFaults:
         assert "1 incident, resolved clean" in err
 
     def test_an_orchestrator_that_is_killed_in_the_middle_of_a_recovery_finishes_it(self, run: LocalRun) -> None:
-        run.start(*TWO, "100", "0.02")
+        run.start(*TWO, "400", "0.02")
         run.until_step(3)
         run.until_spare()
         orchestrator, victim = run.orchestrator(), run.rank(1)
@@ -209,7 +209,7 @@ class TestFaults:
         assert "1 incident, resolved clean" in err
 
     def test_a_killed_agent_comes_back_and_adopts_its_workers(self, run: LocalRun) -> None:
-        run.start("--nodes", "2", "--nproc-per-node", "1", "--spares", "2", "train.py", "150", "0.02")
+        run.start("--nodes", "2", "--nproc-per-node", "1", "--spares", "2", "train.py", "400", "0.02")
         run.until_step(3)
         run.agent("node-1").kill()
         code, _, err = run.end()

@@ -26,7 +26,7 @@ circle.append(circle)
 del circle
 child = os.fork()
 if child == 0:
-    signal.alarm(5)
+    signal.alarm({patience_s})
     gc.collect()
     os._exit(7)
 print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
@@ -52,9 +52,9 @@ print(code if gc.isenabled() else "the parent collects no more")
 """
 
 
-def child_of(alone: bool) -> int:
-    """How a child ended that collects garbage, after its parent has dropped a process group."""
-    return run(DROPPED.format(alone=alone))
+def child_of(alone: bool, patience_s: int) -> int:
+    """How a child ended that collects garbage, after its parent has dropped a process group; by SIGALRM in the end."""
+    return run(DROPPED.format(alone=alone, patience_s=patience_s))
 
 
 def run(program: str) -> int:
@@ -69,12 +69,12 @@ def run(program: str) -> int:
 
 @pytest.mark.slow
 def test_a_forked_child_does_not_wait_for_threads_that_only_its_parent_has() -> None:
-    assert child_of(alone=True) == 7
+    assert child_of(alone=True, patience_s=20) == 7
 
 
 @pytest.mark.slow
 def test_without_that_it_would_wait_for_ever() -> None:
-    assert child_of(alone=False) == -14, "torch has mended it: leave_garbage_alone may go"
+    assert child_of(alone=False, patience_s=5) == -14, "torch has mended it: leave_garbage_alone may go"
 
 
 @pytest.mark.slow

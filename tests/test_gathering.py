@@ -79,8 +79,8 @@ def several(monkeypatch: pytest.MonkeyPatch) -> Iterator[Sources]:
 
 
 def paced(piece: bytes, _: int) -> bytes:
-    """A link that is the same for all and slower than this machine."""
-    time.sleep(len(piece) / 20e6)
+    """A link that is the same for all and slower than this machine, also when it is busy."""
+    time.sleep(len(piece) / 4e6)
     return piece
 
 
@@ -131,7 +131,7 @@ def test_a_faster_source_brings_more(several: Sources) -> None:
     several.add(given, lambda piece, at: paced(piece, at) and paced(piece, at) and paced(piece, at))
     several.add(given, paced)
     received = several.fetch(a_state(2))
-    assert received.shares[Rank(1)] > 1.5 * received.shares[Rank(0)]
+    assert received.shares[Rank(1)] > 1.5 * received.shares.get(Rank(0), 0)
 
 
 def test_progress_is_told_to_the_last_byte(several: Sources) -> None:
@@ -171,7 +171,7 @@ def test_a_source_that_dies_midway_leaves_its_slices_to_the_others(several: Sour
         several.add(given, from_then_on(5 * SLICE // 2, lambda *_: None) if number == 1 else paced)
     received = several.fetch(taken)
     assert taken.digest() == given.digest()
-    assert received.shares[Rank(1)] <= 2 * SLICE
+    assert received.shares.get(Rank(1), 0) <= 2 * SLICE
     assert several.failed == [], "who breaks off is no liar"
 
 
@@ -192,7 +192,7 @@ def test_a_source_that_stalls_holds_nobody_up(several: Sources) -> None:
     received = several.fetch(taken, stall_s=25.0)
     assert time.monotonic() - start < 10
     assert taken.digest() == given.digest()
-    assert received.shares[Rank(2)] <= 2 * SLICE
+    assert received.shares.get(Rank(2), 0) <= 2 * SLICE
 
 
 def test_a_source_that_does_not_even_answer_holds_nobody_up(several: Sources) -> None:

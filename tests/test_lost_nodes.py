@@ -6,6 +6,7 @@ What a fault must come to: the same bits as without it, on every rank at every p
 from __future__ import annotations
 
 import random
+import re
 import socket
 import subprocess
 import time
@@ -21,14 +22,14 @@ from torchrelay.chaos.whereabouts import Whereabouts
 from torchrelay.chaos.wishes import Deed, Facts, How, Wish, draw
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.protocol.ids import NodeId, Rank
-from torchrelay.protocol.vitals import LEAST_SILENCE_MS
+from torchrelay.protocol.vitals import LEAST_SILENCE_MS, MOST_SILENCE_MS
 from torchrelay.schedulers import network as net
 from torchrelay.schedulers.port import SchedulerError
 from torchrelay.wire.prompt import resume_soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
-STEPS = 110  # at this pace longer than any partition or cut here
+STEPS = 140  # at this pace longer than any partition or cut here
 PACE_S = 0.1
 FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
 isolated = pytest.mark.skipif(bool(net.obstacle()), reason=net.obstacle())
@@ -214,7 +215,7 @@ def power(tmp_path_factory: pytest.TempPathFactory) -> PowerCut:
     assert network is not None
     begin = time.monotonic()
     training.strike(Wish(deed=Deed.NODE, node=node, how=How.POWER))
-    wait_until("the loss", lambda: training.over() or training.lost(node), deadline_s=45)
+    wait_until("the loss", lambda: training.over() or training.lost(node), deadline_s=90)
     detected_s = time.monotonic() - begin
     try:
         step = training.step()
@@ -233,9 +234,13 @@ def power(tmp_path_factory: pytest.TempPathFactory) -> PowerCut:
 
 @isolated
 def test_a_power_cut_is_found_by_silence_within_the_stated_time(power: PowerCut) -> None:
-    assert "no beat for" in power.told
-    assert power.detected_s >= LEAST_SILENCE_MS / 1000 - 0.5
-    assert power.detected_s <= LEAST_SILENCE_MS / 1000 + MARGIN_S
+    told = re.search(r"no beat for ([\d.]+) s \(limit ([\d.]+) s\)", power.told)
+    assert told is not None, power.told
+    silent_s, limit_s = float(told[1]), float(told[2])
+    # Where beats came late before, on a busy machine, the limit is longer.
+    assert LEAST_SILENCE_MS <= 1000 * limit_s <= MOST_SILENCE_MS
+    assert limit_s <= silent_s <= limit_s + MARGIN_S
+    assert LEAST_SILENCE_MS / 1000 - 0.5 <= power.detected_s < 45
 
 
 @isolated

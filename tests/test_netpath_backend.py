@@ -19,7 +19,7 @@ from torchrelay.netpath import library
 
 TWO_PATHS = {"TORCHRELAY_NET_PATHS": "127.0.1.1,127.0.2.1"}
 SMALL, RING, SEGMENTS = 1000, 30_011, 500_009  # elements: from rank to rank; round the ring; in several segments
-ENDED_S = 1.0  # how long whoever waits may take to hear of an abort; it takes milliseconds
+ENDED_S = 15.0  # how long whoever waits may take to hear of an abort: milliseconds, and the group's timeout is 60 s
 
 if not library.PATH.is_file():
     pytest.skip("the network part is not built", allow_module_level=True)
@@ -230,7 +230,7 @@ def test_an_abort_ends_the_waiting_of_all(fresh: Troupe, what: Any) -> None:
     blocked(fresh, 1, 2)
     aborted_at = fresh.ranks[1].control_do("call", acts.abort)
     with pytest.raises(Failed, match="the group was aborted") as failed:
-        fresh.ranks[1].result(5)
+        fresh.ranks[1].result(ENDED_S)
     assert failed.value.collective
     assert fresh.ranks[1].ended_at - aborted_at < ENDED_S
     # Who comes later fails, and then whoever waits for it.
@@ -249,14 +249,14 @@ def test_an_abort_ends_ddp_and_messages(fresh: Troupe) -> None:
     aborted_at = fresh.ranks[2].control_do("call", acts.abort)
     for puppet in fresh.ranks:
         with pytest.raises(Failed, match=r"torchrelay\.netpath"):
-            puppet.result(5)
+            puppet.result(ENDED_S)
         assert puppet.ended_at - aborted_at < ENDED_S
     anew(fresh)
     fresh.tell("call", acts.sends_of_two, ranks=[1])
     blocked(fresh, 1)
     fresh.ranks[1].control_do("call", acts.abort)
     with pytest.raises(Failed, match="aborted"):
-        fresh.ranks[1].result(5)
+        fresh.ranks[1].result(ENDED_S)
 
 
 def test_an_abort_ends_connecting(fresh: Troupe) -> None:
@@ -267,7 +267,7 @@ def test_an_abort_ends_connecting(fresh: Troupe) -> None:
     blocked(fresh, 1, 2)
     aborted_at = fresh.ranks[2].control_do("call", acts.abort)
     with pytest.raises(Failed, match="aborted"):
-        fresh.ranks[2].result(5)
+        fresh.ranks[2].result(ENDED_S)
     assert fresh.ranks[2].ended_at - aborted_at < ENDED_S
 
 
@@ -283,14 +283,12 @@ def test_what_cpp_waits_for_fails_as_cpp_fails(fresh: Troupe) -> None:
 
 
 def test_a_collective_that_takes_too_long_names_who_is_missing() -> None:
-    for ranks in begin(3, timeout_s=0.5):
+    for ranks in begin(3, timeout_s=3.0):
         ranks.do("call", acts.gate)
         ranks.tell("call", acts.gate, ranks=[1, 2])
-        for failed in ranks.results([1, 2], within_s=10):
+        for failed in ranks.results([1, 2], within_s=30):
             assert isinstance(failed, Failed)
-            assert re.search(
-                "allreduce number .* of group '0' has taken longer than 0.5 s: rank 0 has sent", failed.text
-            )
+            assert re.search("allreduce number .* of group '0' has taken longer than 3 s: rank 0 has sent", failed.text)
         with pytest.raises(Failed, match="broken"):
             ranks.ranks[0].do("call", acts.gate)
 
@@ -323,12 +321,12 @@ def test_what_cannot_be_done_is_refused_and_harms_nobody(four: Troupe, action: A
     assert four.do("call", acts.gate) == [4] * 4
 
 
-@pytest.mark.parametrize("fresh", [{"TORCHRELAY_NET_GIVEUP_S": "1"}], indirect=True)
+@pytest.mark.parametrize("fresh", [{"TORCHRELAY_NET_GIVEUP_S": "4"}], indirect=True)
 def test_a_killed_rank_is_given_up_and_replaced(fresh: Troupe) -> None:
     fresh.do("call", acts.gate)
     fresh.ranks[1].kill()
     fresh.tell("call", acts.large, ranks=[0, 2])
-    for failed in fresh.results([0, 2], within_s=20):
+    for failed in fresh.results([0, 2], within_s=40):
         assert isinstance(failed, Failed)
         assert "did not get through" in failed.text
     newcomer = fresh.replace(1)

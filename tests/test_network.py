@@ -137,8 +137,8 @@ def test_nodes_reach_one_another_until_a_link_is_cut(isolation: Isolation) -> No
     network = isolation.network
     process = listen(isolation, B)
     try:
-        assert answers(network, B)
-        assert answers(network, B, isolation)
+        wait_until("B", lambda: answers(network, B), deadline_s=10)
+        wait_until("B from A", lambda: answers(network, B, isolation), deadline_s=10)
         net.cut(network, B)
         assert net.is_cut(network, B)
         assert not answers(network, B)
@@ -158,9 +158,9 @@ def test_a_node_parted_from_the_orchestrator_still_has_the_others(isolation: Iso
     try:
         net.part(network, B)
         assert not answers(network, B)
-        assert answers(network, B, isolation)
+        wait_until("B from A", lambda: answers(network, B, isolation), deadline_s=10)
         net.rejoin(network, B)
-        assert answers(network, B)
+        wait_until("B", lambda: answers(network, B), deadline_s=10)
     finally:
         process.kill()
         process.communicate()

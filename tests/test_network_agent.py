@@ -214,7 +214,7 @@ async def test_a_path_that_stays_lost_taints_the_node_and_healed_it_is_cleared(s
     assert len(stage.conductor.of(TaintSet)) == 1
 
 
-@on_net_stage(limits=PathLimits(down_s=4.0, heal_s=1.0))
+@on_net_stage(limits=PathLimits(down_s=8.0, heal_s=1.0))
 async def test_a_short_loss_and_one_to_a_single_peer_taint_nothing(stage: NetStage) -> None:
     await stage.ready()
     stage.pretend("w1", links=TWO_PATHS, lost=LOST)

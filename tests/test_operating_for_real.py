@@ -56,7 +56,7 @@ class RealRun:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RealRun]:
-    run = RealRun(tmp_path, steps=400)
+    run = RealRun(tmp_path, steps=600)
     yield run
     if run.process.poll() is None:
         run.process.terminate()

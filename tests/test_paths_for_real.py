@@ -53,7 +53,7 @@ def same_bits(folder: Path, steps: int) -> None:
 
 
 def test_a_cut_a_blackhole_and_a_storm_of_flaps_do_not_touch_training(tmp_path: Path) -> None:
-    steps = 200
+    steps = 400
     job = Training(tmp_path, steps)
     job.await_steps(10)
     network = job.network

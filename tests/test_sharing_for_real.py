@@ -61,7 +61,7 @@ class Job:
     "layout", ["hsdp", pytest.param("ddp", marks=pytest.mark.soak), pytest.param("fsdp", marks=pytest.mark.soak)]
 )
 def test_a_killed_rank_shares_a_slot_until_its_own_is_back(tmp_path: Path, layout: str) -> None:
-    job = Job(tmp_path, layout, steps=70)
+    job = Job(tmp_path, layout, steps=120)
     job.until(0)
     job.say("taint", "node-1/1", "cordon:NoSchedule", "--reason", "nobody is to come here")
     pid = job.ranks()[3].pid
@@ -87,7 +87,7 @@ def test_a_killed_rank_shares_a_slot_until_its_own_is_back(tmp_path: Path, layou
 
 @pytest.mark.soak
 def test_a_drained_node_is_left_without_a_spare_and_taken_again(tmp_path: Path) -> None:
-    job = Job(tmp_path, "ddp", steps=70)
+    job = Job(tmp_path, "ddp", steps=120)
     job.until(0)
     job.say("drain", "node-1", "--reason", "new disks")
     job.until(2)

@@ -423,15 +423,15 @@ class TestOrders:
 
         def wait() -> None:
             try:
-                standing.wait(lambda: None, 0.3)
+                standing.wait(lambda: None, 1.2)
             except OrdersStayedAway:
                 ended.append("away")
             now.set()
 
         thread = threading.Thread(target=wait)
         thread.start()
-        for _ in range(10):
-            assert not now.wait(0.06)
+        for _ in range(8):
+            assert not now.wait(0.2)
             standing.word()
         assert now.wait(10)
         thread.join()

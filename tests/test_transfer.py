@@ -195,7 +195,7 @@ def test_a_source_that_falls_silent_is_given_up_after_the_stall_time(server: Sta
     start = time.monotonic()
     with pytest.raises(TransferFailed, match=r"no byte came for 0\.4 s"):
         fetch(silent.source, stall_s=0.4)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 20
 
 
 def test_a_source_that_drips_is_given_up_at_the_deadline(server: StateServer, relay: MakeRelay) -> None:
@@ -283,6 +283,7 @@ def test_a_stranger_is_sent_away_soon(server: StateServer, monkeypatch: pytest.M
             assert stranger.recv(1) == b""
         except ConnectionResetError:
             pass  # it had not read all that we sent
+    monkeypatch.undo()
     server.publish(NOW, AT, record=lambda: b"still here")
     assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT) == b"still here"
 
@@ -293,11 +294,12 @@ def test_strangers_are_not_let_in_without_end_and_keep_nobody_out(
     monkeypatch.setattr(serving, "MAX_STRANGERS", 3)
     host, port = server.address.rsplit(":", 1)
     with ExitStack() as stack:
-        several = [stack.enter_context(socket.create_connection((host, int(port)), timeout=0.5)) for _ in range(8)]
+        several = [stack.enter_context(socket.create_connection((host, int(port)), timeout=10)) for _ in range(8)]
         for one in several[:5]:
             assert one.recv(1) == b"", "the oldest goes when there is one more"
         server.publish(NOW, AT, record=lambda: b"still here")
         assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT) == b"still here"
+        several[-1].settimeout(0.5)
         with pytest.raises(TimeoutError):
             several[-1].recv(1)  # one that was let in, and is waited for
 
@@ -335,9 +337,9 @@ def test_a_request_waits_for_what_is_not_published_yet(server: StateServer) -> N
 
 def test_waiting_longer_than_a_stall_is_no_stall(server: StateServer, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "SIGN_OF_LIFE_S", 0.05)
-    timer = threading.Timer(1.0, server.publish, (NOW, AT), {"record": lambda: b"late"})
+    timer = threading.Timer(2.5, server.publish, (NOW, AT), {"record": lambda: b"late"})
     timer.start()
-    assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT, stall_s=0.4) == b"late"
+    assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT, stall_s=1.5) == b"late"
     timer.join()
 
 
@@ -432,8 +434,8 @@ def test_a_fetch_can_be_cancelled_from_another_thread(server: StateServer, relay
         timer.start()
     start = time.monotonic()
     with pytest.raises(TransferCancelled):
-        transfer.fetch_state([silent.source, source_of(server)], SECRET, NOW, AT, a_state(2), cancel=cancel)
-    assert time.monotonic() - start < 4
+        transfer.fetch_state([silent.source, source_of(server)], SECRET, NOW, AT, a_state(2), cancel=cancel, stall_s=40)
+    assert time.monotonic() - start < 20
 
 
 def test_nobody_to_fetch_from_is_an_error_of_the_caller() -> None:

@@ -224,7 +224,7 @@ def test_a_worker_trains_on_without_its_agent_and_greets_the_next(manners: Make,
 
 
 def test_a_worker_that_nobody_orders_any_more_ends_with_92(manners: Make) -> None:
-    stage = manners("paced", spares=1, patience_s=1.0)
+    stage = manners("paced", spares=1, patience_s=2.0)
     stage.until(lambda: stage.step() >= 2, "training")
     survivor = stage.actor(0)
     stage.hold = lambda order: type(order).__name__ not in ("Interrupt", "Fence")
@@ -232,35 +232,33 @@ def test_a_worker_that_nobody_orders_any_more_ends_with_92(manners: Make) -> Non
     stage.until(lambda: stage.of(WorkerReported), "the survivor has reported")
     # The stage says nothing more at all, as if agent and orchestrator were away.
     stage.hold, stage.attending = (lambda _: True), False
-    survivor.process.join(20)
+    survivor.process.join(60)
     assert survivor.process.exitcode == 92
-    assert "no sign of the orchestrator for 1 s: this worker ends" in stage.log("rank-0")
+    assert "no sign of the orchestrator for 2 s: this worker ends" in stage.log("rank-0")
 
 
 def test_a_spare_that_hears_nothing_of_an_orchestrator_ends_with_92(manners: Make) -> None:
-    stage = manners("paced", spares=1, patience_s=1.0)
+    stage = manners("paced", spares=1, patience_s=2.0)
     stage.until(lambda: stage.step() >= 2, "training")
     holders = {seat.worker for seat in stage.job.seats.values()}
     (spare,) = (actor for actor in stage.actors.values() if actor.worker not in holders)
-    stage.until(
-        lambda: any(told.worker == spare.worker for told in stage.of(WorkerWarm)), "the spare waits to be asked"
-    )
+    stage.until(lambda: spare.worker in {told.worker for told in stage.of(WorkerWarm)}, "the spare is warm")
     stage.attending = False
-    spare.process.join(20)
+    spare.process.join(60)
     assert spare.process.exitcode == 92
 
 
 def test_a_survivor_waits_longer_than_its_patience_while_the_orchestrator_is_there(
     manners: Make, tmp_path: Path
 ) -> None:
-    stage = manners("paced", spares=1, patience_s=1.0)
+    stage = manners("paced", spares=1, patience_s=2.0)
     stage.repeat_s = 0.2
     stage.until(lambda: stage.step() >= 2, "training")
     stage.hold = lambda order: type(order).__name__ == "Rewire"  # as if there were no spare yet
     stage.kill(1)
     stage.until(lambda: stage.of(WorkerReported), "the survivor has reported")
     begin = time.monotonic()
-    stage.until(lambda: time.monotonic() - begin > 2.5, "more than twice its patience has gone by")
+    stage.until(lambda: time.monotonic() - begin > 5, "more than twice its patience has gone by")
     stage.hold = lambda _: False
     stage.until(lambda: stage.job.incidents and stage.job.phase is JobPhase.RUNNING, "recovered")
     finish(stage, tmp_path)

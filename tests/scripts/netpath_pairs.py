@@ -15,12 +15,12 @@ from tests.scripts.groups_ranks import Actions
 from torchrelay.netpath import mesh
 from torchrelay.netpath.backend import TorchrelayGroup
 
-ENDS_S = 10.0  # nothing here takes longer, whatever happens
+ENDS_S = 40.0  # nothing here takes longer, whatever happens
 HANGS = "it hangs"
 LARGE = 100_000  # elements that go round the ring
 
 
-def pair(store: Any = None, timeout_s: float = 2.0, size: int = 2) -> list[TorchrelayGroup]:
+def pair(store: Any = None, timeout_s: float = 8.0, size: int = 2) -> list[TorchrelayGroup]:
     store = dist.HashStore() if store is None else store
     return [TorchrelayGroup(store, rank, size, timedelta(seconds=timeout_s), "pair") for rank in range(size)]
 
