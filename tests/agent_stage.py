@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from aiohttp import WSMsgType, web
+from msgspec import structs
 
 from torchrelay.agent.children import ProcessGone, all_processes, read_stat
 from torchrelay.protocol.events import Event, JobSpec, WorkerExited, WorkerJoined, WorkerStarted, WorkerWarm
@@ -43,6 +44,7 @@ JOB = JobId("a-job")
 G1 = Generation(1)
 SECRET = b"the secret of a job, 32 bytes...."
 DEADLINE_S = 20.0
+BEAT_MS = 20
 E = TypeVar("E", bound=Event)
 
 
@@ -96,7 +98,7 @@ class Conductor:
         self.beats: list[Beat] = []
         self.news: list[NetworkNews] = []
         self.acknowledge = True
-        self.answer: ToAgent = Attached(jobs=(JobTerms(spec=spec(), secret=SECRET, patience_s=11.0),), beat_ms=20)
+        self.answer: ToAgent = Attached(jobs=(JobTerms(spec=spec(), secret=SECRET, patience_s=11.0),), beat_ms=BEAT_MS)
         self.port = 0
         self._socket: web.WebSocketResponse | None = None
         self._transport: asyncio.Transport | None = None
@@ -282,13 +284,13 @@ class Stage:
 
 
 def on_stage(
-    function: str, *args: str, linger_s: float = 0.0, options: tuple[str, ...] = ()
+    function: str, *args: str, linger_s: float = 0.0, options: tuple[str, ...] = (), beat_ms: int = BEAT_MS
 ) -> Callable[[Callable[[Stage], Awaitable[None]]], Callable[[Path], None]]:
     """A test told as a story on a stage: `async def test_...(stage)`."""
 
     def direct(story: Callable[[Stage], Awaitable[None]]) -> Callable[[Path], None]:
         async def play(folder: Path) -> None:
-            async with staged(folder, function, *args, linger_s=linger_s, options=options) as stage:
+            async with staged(folder, function, *args, linger_s=linger_s, options=options, beat_ms=beat_ms) as stage:
                 await story(stage)
 
         def test(tmp_path: Path) -> None:
@@ -304,10 +306,13 @@ def on_stage(
 @asynccontextmanager
 async def staged(
     folder: Path, function: str, *args: str, linger_s: float = 0.0, options: tuple[str, ...] = (),
+    beat_ms: int = BEAT_MS,
 ) -> AsyncIterator[Stage]:  # fmt: skip
     """An agent, attached, whose workers run `tests.fake_workers:<function>` with these arguments."""
     stage = Stage(folder, function, args, linger_s)
     stage.options = options
+    assert isinstance(stage.conductor.answer, Attached)
+    stage.conductor.answer = structs.replace(stage.conductor.answer, beat_ms=beat_ms)
     await stage.conductor.open()
     try:
         await stage.start_agent()

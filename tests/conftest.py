@@ -7,10 +7,10 @@ import signal
 from collections.abc import Callable, Iterable, Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 # A machine that is busy takes a second for what takes a millisecond: no time of one example says anything.
-settings.register_profile("ours", deadline=None)
+settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
 
 # Who starts the tests in the background of a shell has SIGINT ignored, and so would all that they start.

@@ -62,17 +62,13 @@ async def test_a_kill_that_nobody_ordered_is_only_a_kill(stage: Stage) -> None:
     assert (await stage.ended("w1")).cause == "SIGKILL"
 
 
-@on_stage("work")
-async def test_an_end_is_reported_at_once(stage: Stage) -> None:
-    took = []
-    for worker in ("w1", "w2", "w3"):
-        await stage.start(worker)
-        pid = (await stage.heard(WorkerStarted, worker)).pid
-        killed = time.monotonic_ns()
-        os.kill(pid, signal.SIGKILL)
-        await stage.ended(worker)
-        took.append(stage.conductor.heard_ns[-1] - killed)
-    assert min(took) < 250_000_000, "it takes 2 ms; a beat would tell after up to half a second"
+@on_stage("work", beat_ms=60_000)
+async def test_an_end_is_reported_at_once_and_not_with_the_next_beat(stage: Stage) -> None:
+    pid = await stage.working()
+    killed = time.monotonic_ns()
+    os.kill(pid, signal.SIGKILL)
+    await stage.ended("w1")
+    assert stage.conductor.heard_ns[-1] - killed < 5_000_000_000  # it takes 2 ms; a busy machine has its moods
 
 
 @on_stage("have_family")

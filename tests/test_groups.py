@@ -16,7 +16,7 @@ from tests.scripts.groups_ranks import Failed, Puppet, Troupe, troupe, until
 from torchrelay.worker import groups
 
 RELEASED_S = 0.05  # how long a broken waiter takes at most on an idle core: mostly 1 ms
-LATE_S = 5.0  # and on one that is busy: less than any timeout here
+LATE_S = 5.0  # and on one that is busy: less than the timeouts of what is broken here
 EMPTY_CACHE = {"TORCHRELAY_CACHE": "/nonexistent"}
 
 
@@ -151,7 +151,7 @@ def test_a_rewire_that_nobody_joins_can_be_broken_and_tried_again(four: Troupe) 
         with pytest.raises(Failed, match=r"RewireError: generation 100: "):
             four.ranks[rank].result()
         took.append(four.ranks[rank].ended_at - at)
-    assert min(took) < RELEASED_S
+    assert min(took) < RELEASED_S  # of any rank: each has but one try, and the machine may be busy with others
     assert max(took) < LATE_S
     four.rewire()
     assert four.do("all_reduce") == [4.0] * 4
@@ -229,7 +229,7 @@ def test_a_message_that_is_under_way_between_survivors_is_left_alone(two: Troupe
 
 @pytest.mark.slow
 def test_a_blocked_gate_is_released_within_milliseconds(four: Troupe) -> None:
-    took = []
+    took: dict[int, list[float]] = {1: [], 2: [], 3: []}
     for _ in range(3):
         started = four.ranks[1].control_do("collectives") + 1
         four.tell("call", acts.gate, ranks=[1, 2, 3])
@@ -240,10 +240,10 @@ def test_a_blocked_gate_is_released_within_milliseconds(four: Troupe) -> None:
             with pytest.raises(Failed) as failed:
                 four.ranks[rank].result()
             assert failed.value.collective
-            took.append(four.ranks[rank].ended_at - at)
+            took[rank].append(four.ranks[rank].ended_at - at)
         four.rewire()
-    assert sorted(took)[len(took) // 3] < RELEASED_S  # most of them, whatever else the machine does
-    assert max(took) < LATE_S
+    assert all(min(each) < RELEASED_S for each in took.values()), took
+    assert all(max(each) < LATE_S for each in took.values()), took
     assert four.do("call", acts.gate) == [4] * 4
 
 

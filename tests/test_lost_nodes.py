@@ -35,8 +35,8 @@ FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
 isolated = pytest.mark.skipif(bool(net.obstacle()), reason=net.obstacle())
 with socket.socket() as probe:
     PROMPT = resume_soon(probe)
-# What may pass between the limit and the moment in which a test hears of it: a tick, a beat, a look.
-MARGIN_S = 1.5
+# What may pass between the limit and the verdict: a commit of which another node told later, a tick that was late.
+MARGIN_S = 5.0
 
 
 def script(pace_s: float = PACE_S) -> list[str]:
@@ -240,7 +240,7 @@ def test_a_power_cut_is_found_by_silence_within_the_stated_time(power: PowerCut)
     # Where beats came late before, on a busy machine, the limit is longer.
     assert LEAST_SILENCE_MS <= 1000 * limit_s <= MOST_SILENCE_MS
     assert limit_s <= silent_s <= limit_s + MARGIN_S
-    assert LEAST_SILENCE_MS / 1000 - 0.5 <= power.detected_s < 45
+    assert LEAST_SILENCE_MS / 1000 - 0.5 <= power.detected_s < silent_s + MARGIN_S
 
 
 @isolated

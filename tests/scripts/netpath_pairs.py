@@ -15,7 +15,7 @@ from tests.scripts.groups_ranks import Actions
 from torchrelay.netpath import mesh
 from torchrelay.netpath.backend import TorchrelayGroup
 
-ENDS_S = 40.0  # nothing here takes longer, whatever happens
+ENDS_S = 12.0  # nothing here takes longer, whatever happens
 HANGS = "it hangs"
 LARGE = 100_000  # elements that go round the ring
 
