@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import signal
 import subprocess
 import sys
 import threading
@@ -73,8 +74,10 @@ def test_a_forked_child_does_not_wait_for_threads_that_only_its_parent_has() -> 
 
 
 @pytest.mark.slow
-def test_without_that_it_would_wait_for_ever() -> None:
-    assert child_of(alone=False, patience_s=5) == -14, "torch has mended it: leave_garbage_alone may go"
+def test_without_that_it_would_wait_for_ever_or_crash() -> None:
+    # To join a thread that is not there is mostly to wait for it; seldom it is to read where nothing is.
+    ends = (-signal.SIGALRM, -signal.SIGSEGV)
+    assert child_of(alone=False, patience_s=5) in ends, "torch has mended it: leave_garbage_alone may go"
 
 
 @pytest.mark.slow
