@@ -15,12 +15,12 @@ from tests.scripts.groups_ranks import Actions
 from torchrelay.netpath import mesh
 from torchrelay.netpath.backend import TorchrelayGroup
 
-ENDS_S = 12.0  # nothing here takes longer, whatever happens
+ENDS_S = 10.0  # nothing here takes longer, whatever happens
 HANGS = "it hangs"
 LARGE = 100_000  # elements that go round the ring
 
 
-def pair(store: Any = None, timeout_s: float = 8.0, size: int = 2) -> list[TorchrelayGroup]:
+def pair(store: Any = None, timeout_s: float = 2.0, size: int = 2) -> list[TorchrelayGroup]:
     store = dist.HashStore() if store is None else store
     return [TorchrelayGroup(store, rank, size, timedelta(seconds=timeout_s), "pair") for rank in range(size)]
 
@@ -194,7 +194,7 @@ def one_is_missing(_a: Actions) -> str:
 
     def do(group: TorchrelayGroup, rank: int) -> None:
         if rank != 1:
-            group.monitored_barrier(timedelta(seconds=4), wait_all_ranks=True)
+            group.monitored_barrier(timedelta(seconds=9), wait_all_ranks=True)
 
     return str(on_each(groups, do)[0])
 
