@@ -129,8 +129,10 @@ def test_a_group_that_nobody_has_is_closed_wherever_it_is_dropped(one: Troupe) -
     assert "the peer has closed" in str(other)
 
 
-def test_a_monitored_barrier_names_nobody_who_has_come(one: Troupe) -> None:
-    assert "ranks 1 have not come" in one.ranks[0].do("call", pairs.one_is_missing)
+@pytest.mark.parametrize("others_s", [4.0, 2.0])
+def test_a_monitored_barrier_names_nobody_who_has_come(one: Troupe, others_s: float) -> None:
+    """Nor who has come, and gone again when its own time was over."""
+    assert "ranks 1 have not come" in one.ranks[0].do("call", pairs.one_is_missing, others_s)
 
 
 def test_what_a_root_brings_may_lie_in_one_place(one: Troupe) -> None:

@@ -188,13 +188,13 @@ def dropped(_a: Actions) -> tuple[list[str], Any]:
     return wrong, on_each([first], lambda *_: waiting.wait())[0]
 
 
-def one_is_missing(_a: Actions) -> str:
-    """Whom a monitored barrier of eight names when all have come but rank 1."""
+def one_is_missing(_a: Actions, others_s: float) -> str:
+    """Whom a monitored barrier of eight names if all have come but rank 1. `others_s`: the patience of ranks 2 to 7."""
     groups = pair(size=8)
 
     def do(group: TorchrelayGroup, rank: int) -> None:
         if rank != 1:
-            group.monitored_barrier(timedelta(seconds=9), wait_all_ranks=True)
+            group.monitored_barrier(timedelta(seconds=others_s if rank else 4.0), wait_all_ranks=True)
 
     return str(on_each(groups, do)[0])
 

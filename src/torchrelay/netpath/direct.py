@@ -6,12 +6,13 @@ are put together in the order of the ranks, or along one and the same tree.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 
 from torchrelay.netpath.binding import NetError
-from torchrelay.netpath.mesh import Mesh, Stream
+from torchrelay.netpath.mesh import MOST_PAUSE_S, Mesh, Stream
 from torchrelay.netpath.reduction import Reduction
 
 SMALL = 64 << 10  # bytes that a rank sends to each other one at most; more goes round the ring
@@ -177,22 +178,34 @@ def monitored_barrier(mesh: Mesh, until: float, *, all_ranks: bool) -> None:
 
 
 def _missing(mesh: Mesh, until: float) -> list[int]:
-    """From which ranks nothing comes. All are asked before one is waited for: else who waits for the first who is
-    missing has no time left for those who have come.
+    """From which ranks nothing comes. Each is asked as soon as it has connected, whoever else is missing: what it says
+    must be here before its own time is over, as it closes its connections then.
     """
     ways: dict[int, Stream] = {}
-    silent = []
-    for peer in range(1, mesh.size):
-        try:
-            ways[peer] = mesh.of(peer, until)
-            ways[peer].post(torch.zeros(1, dtype=torch.uint8), until)
-        except (TimeoutError, NetError):
-            silent.append(peer)
-    if silent:
+    silent: list[int] = []
+    away = list(range(1, mesh.size))
+    while away:
+        for peer in tuple(away):
+            try:
+                way = mesh.of(peer, 0.0)  # if it has connected by now
+                way.post(torch.zeros(1, dtype=torch.uint8), until)
+            except TimeoutError:
+                continue
+            except NetError:
+                silent.append(peer)
+            else:
+                ways[peer] = way
+            away.remove(peer)
+        left = until - time.monotonic()
+        if left <= 0:
+            break
+        if away:
+            time.sleep(min(MOST_PAUSE_S, left))
+    if away:
         until += ANSWER_S  # who was asked last has only begun to answer
     for peer, way in ways.items():
         try:
             way.finish(until)
         except (TimeoutError, NetError):
             silent.append(peer)
-    return sorted(set(silent))
+    return sorted({*silent, *away})
