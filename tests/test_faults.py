@@ -59,7 +59,8 @@ def test_the_covering_subset_meets_every_way_and_every_phase() -> None:
 
 def test_two_ranks_lost_at_once_are_one_incident(tmp_path: Path) -> None:
     calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
-    plan = planned(tmp_path, {"id": "two", "ranks": [1, 3], "step": 6, "phase": "forward", "how": "kill"})
+    both = {"id": "two", "ranks": [1, 3], "step": 6, "phase": "forward", "how": "kill", "together": True}
+    plan = planned(tmp_path, both)
     flags = ["--nproc-per-node", "4", "--spares", "2"]
     done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), flags)
     assert verdict(done, calm) == []

@@ -2,8 +2,9 @@
 
 Reports arrive on a datagram socket, pages of figures lie in a folder; both are in the node's folder, which is open to
 nobody else. Only processes that our forkserver has started, or their children, are heard: the kernel says who sent a
-report. Everything else is dropped and counted. The kernel keeps but a few datagrams (ten, if nobody has changed it) for
-us, so of many reports at once some get lost: what they tell the pages tell, too, half a second later.
+report. Everything else is dropped and counted, once it is certain that it is none of theirs (`unclaimed`). The kernel
+keeps but a few datagrams (ten, if nobody has changed it) for us, so of many reports at once some get lost: what they
+tell the pages tell, too, half a second later.
 
 In a run with --ib-failover the node's InfiniBand and RoCE ports are watched, too (`ports`).
 
@@ -36,6 +37,7 @@ from torchrelay.agent.news import tell_paths
 from torchrelay.agent.paths import Link, LinkState
 from torchrelay.agent.ports import SYSFS, PortMemory, Ports, read_ports
 from torchrelay.agent.probing import reaches
+from torchrelay.agent.unclaimed import Said, Unclaimed
 from torchrelay.protocol.events import Event
 from torchrelay.protocol.ids import NodeId
 from torchrelay.wire.codec import WireError
@@ -93,6 +95,7 @@ class Network:
         self._show = show
         self._slots: dict[int, int] = {}  # of the processes that were heard
         self._refused: set[int] = set()  # whose pages are not read
+        self._unclaimed = Unclaimed()
         self._socket: socket.socket | None = None
         self._probing: dict[tuple[str, str], asyncio.Task[None]] = {}
         self._probed: dict[tuple[str, str], float] = {}
@@ -146,6 +149,7 @@ class Network:
         """Read all pages, judge, and say what is new."""
         now = time.monotonic()
         self._bury(now)
+        self._hear_unclaimed()
         self._read_pages(now)
         self._ask_the_kernel(now)
         self.judge.judge(now)
@@ -168,27 +172,42 @@ class Network:
             except OSError as error:
                 logger.warning("reports of the network core cannot be read: %s", error)
                 return
-            self._hear(data, sender(extra), cut=bool(flags & socket.MSG_TRUNC))
+            self._hear(Said(data, *sender(extra), cut=bool(flags & socket.MSG_TRUNC)))
 
-    def _hear(self, data: bytes, by: tuple[int, int], *, cut: bool) -> None:
-        """One datagram, and by which process of which user it was sent."""
-        pid, user = by
-        if user != os.getuid() or self._slot(pid) is None:
-            self.strangers += 1
-            complain(self.strangers, f"a report of process {pid} of user {user}, which is no worker of ours")
-            return
+    def _hear(self, said: Said) -> None:
+        """One datagram: of a worker, of one that we have not been told of yet, or of a stranger."""
+        if said.user == os.getuid() and self._slot(said.pid) is not None:
+            for each in (*self._unclaimed.claim(said.pid), said):
+                self._heed(each)
+        elif said.user != os.getuid() or not self._unclaimed.keep(said):
+            self._ignore(said)
+
+    def _hear_unclaimed(self) -> None:
+        claimed, overdue = self._unclaimed.look(lambda pid: self._slot(pid) is not None)
+        for said in claimed:
+            self._heed(said)
+        for said in overdue:
+            self._ignore(said)
+
+    def _ignore(self, said: Said) -> None:
+        self.strangers += 1
+        whose = f"process {said.pid} of user {said.user}"
+        complain(self.strangers, f"a report of {whose}, which is no worker of ours")
+
+    def _heed(self, said: Said) -> None:
         try:
-            if cut:
+            if said.cut:
                 raise WireError(f"a report of more than {MAX_REPORT} bytes")
-            report = decode_report(data)
-            if report.pid != pid:
+            report = decode_report(said.data)
+            if report.pid != said.pid:
                 raise WireError(f"it says that it is process {report.pid}")
         except WireError as error:
             self.malformed += 1
-            complain(self.malformed, f"a report of process {pid}: {error}")
+            complain(self.malformed, f"a report of process {said.pid}: {error}")
             return
         self.reports += 1
-        logger.info("process %d: %s %s %s", pid, report.what, report.remote or ", ".join(report.remotes), report.reason)
+        links = report.remote or ", ".join(report.remotes)
+        logger.info("process %d: %s %s %s", said.pid, report.what, links, report.reason)
         self.judge.paths.heard(report, time.monotonic())
 
     def _slot(self, pid: int) -> int | None:
@@ -219,13 +238,16 @@ class Network:
         except OSError as error:
             logger.warning("the folder of pages is gone: %s", error)
             return
+        unknown = set()
         for pid, path in pages:
             if not lives(pid):
                 remove(path)  # it had no time to do so
             elif self._slot(pid) is None:
-                self._refuse(pid, "which is no worker of ours")
+                unknown.add(pid)
             else:
                 self._read_page(pid, path, now)
+        for pid in sorted(self._unclaimed.pages(unknown)):
+            self._refuse(pid, "which is no worker of ours")
         self._refused &= {pid for pid, _ in pages}
 
     def _read_page(self, pid: int, path: Path, now: float) -> None:
