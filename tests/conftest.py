@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import fcntl
 import gc
+import os
 import signal
+import tempfile
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -47,6 +52,28 @@ def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
             item.add_marker(pytest.mark.soak)
         if item.path.stem in JOBS:
             item.add_marker(pytest.mark.jobs)
+
+
+@contextmanager
+def locked(how: int) -> Iterator[None]:
+    """The kernel counts whom it kills for memory for the whole machine, so tests beside one another take turns."""
+    with Path(tempfile.gettempdir(), f"torchrelay-tests-of-{os.getuid()}.lock").open("w") as file:
+        fcntl.flock(file, how)
+        yield
+
+
+@pytest.fixture
+def kernel_kills() -> Iterator[None]:
+    """This test has the kernel kill somebody for memory."""
+    with locked(fcntl.LOCK_EX):
+        yield
+
+
+@pytest.fixture
+def no_kernel_kills() -> Iterator[None]:
+    """In this test a killed process must not look as if the kernel had killed it for memory."""
+    with locked(fcntl.LOCK_SH):
+        yield
 
 
 @pytest.fixture

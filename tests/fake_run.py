@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
+from pathlib import Path
+
+if "FAKE_BEGUN" in os.environ:
+    Path(os.environ["FAKE_BEGUN"]).touch()
+
+import dataclasses
 import sys
 
 import msgspec

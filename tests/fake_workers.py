@@ -92,6 +92,8 @@ def have_daemon() -> None:
         os.setsid()
         time.sleep(PATIENCE_S)
         os._exit(0)
+    while os.getsid(pid) != pid:  # it has not left yet, and would be killed with us
+        time.sleep(0.001)
     print(f"child {pid}", flush=True)
 
 

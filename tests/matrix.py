@@ -95,6 +95,11 @@ def unclean(done: Finished) -> list[dict[str, Any]]:
     return [row for row in done.incidents() if row["resolution"] != "clean"]
 
 
+def lost_in(done: Finished) -> int:
+    """How many ranks were lost (of an incident without any: 1). A busy machine may make one incident of two faults."""
+    return sum(max(1, len(row["ranks"])) for row in done.incidents())
+
+
 # ---------------------------------------------------------------- jobs that a driver breaks
 
 

@@ -56,6 +56,7 @@ async def test_a_worker_that_a_signal_ends_is_reported_with_it(stage: Stage) -> 
     assert ended.cause.startswith("SIGSEGV")
 
 
+@pytest.mark.usefixtures("no_kernel_kills")
 @on_stage("signal_myself", str(int(signal.SIGKILL)))
 async def test_a_kill_that_nobody_ordered_is_only_a_kill(stage: Stage) -> None:
     await stage.start("w1")
@@ -82,6 +83,7 @@ async def test_a_fence_kills_the_whole_family(stage: Stage) -> None:
     await until(lambda: not any(lives(pid) for pid in children), "the children are gone")
 
 
+@pytest.mark.usefixtures("no_kernel_kills")
 @on_stage("have_family")
 async def test_a_worker_that_dies_by_itself_leaves_no_family(stage: Stage) -> None:
     await stage.start("w1")
@@ -106,6 +108,7 @@ CGROUP = Path("/sys/fs/cgroup/memory")
     not (CGROUP / "memory.limit_in_bytes").exists() or os.getuid() != 0,
     reason="needs a memory cgroup (version 1) and root",
 )
+@pytest.mark.usefixtures("kernel_kills")
 def test_a_worker_that_runs_out_of_memory_is_told_from_a_killed_one(tmp_path: Path) -> None:
     group = CGROUP / f"torchrelay-test-{os.getpid()}"
     group.mkdir()

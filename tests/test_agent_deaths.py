@@ -50,7 +50,7 @@ async def test_facts_outlive_an_orchestrator(stage: Stage) -> None:
     other = await stage.working("w2", slot=1)
     await stage.conductor.close()
     os.kill(pid, signal.SIGKILL)
-    await until(lambda: not lives(pid), "w1 is dead")
+    await until(lambda: f"worker w1 (process {pid})" in stage.agent_log(), "the agent knows that w1 is dead")
     heard = len(stage.conductor.frames)
     await asyncio.sleep(0.1)  # an age that can be seen
     await stage.conductor.open()

@@ -215,6 +215,7 @@ def test_a_process_exits_by_itself_with_the_code_it_is_given(victim: subprocess.
     assert victim.wait(10) == 7
 
 
+@pytest.mark.usefixtures("kernel_kills")
 def test_the_kernel_kills_for_memory(victim: subprocess.Popen[str]) -> None:
     if not memory.possible(victim.pid):
         pytest.skip("no memory cgroup can be made here")

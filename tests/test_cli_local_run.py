@@ -164,6 +164,7 @@ class TestEnds:
 
 
 class TestFaults:
+    @pytest.mark.usefixtures("no_kernel_kills")
     def test_a_killed_worker_is_replaced_and_told_of(self, run: LocalRun) -> None:
         run.start(*TWO, "300", "0.02")
         run.until_step(3)
@@ -259,9 +260,11 @@ class TestStops:
         run.stop_twice()
         assert run.end()[0] == 130
 
-    @pytest.mark.parametrize("after_s", [0.1, 0.3, 0.5, 0.8, 1.1])
+    @pytest.mark.parametrize("after_s", [0.0, 0.2, 0.4, 0.7, 1.0])
     def test_it_can_be_stopped_while_it_starts(self, run: LocalRun, after_s: float) -> None:
-        process = run.start(*TWO, "5000", "0.02")
+        begun = run.folder / "begun"
+        process = run.start(*TWO, "5000", "0.02", FAKE_BEGUN=str(begun))
+        wait_for("the first line of ours: before it Python itself would be hit", begun.exists)
         time.sleep(after_s)  # the moment is the point of the test: anywhere within the start
         process.send_signal(signal.SIGINT)
         code, _, err = run.end()
@@ -277,7 +280,7 @@ class TestStops:
 
 class TestRefusals:
     def test_a_second_run_on_the_same_folder_is_refused_and_the_first_goes_on(self, run: LocalRun) -> None:
-        first = run.start(*TWO, "100", "0.02")
+        first = run.start(*TWO, "600", "0.02")
         run.until_step(2)
         run.start(*TWO, "5", "0.01")
         assert run.process is not None

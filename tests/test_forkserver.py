@@ -302,6 +302,7 @@ def test_an_agent_that_comes_back_hears_who_runs_and_whose_end_is_not_forgotten(
     assert inventory.ended == (ends[WorkerId("kept")],)
 
 
+@pytest.mark.usefixtures("no_kernel_kills")
 def test_an_end_while_nobody_listens_is_kept(server: Server) -> None:
     server.fork("w1", "wait")
     pid = server.hear(Child).pid

@@ -188,7 +188,8 @@ def test_nothing_is_left_of_old_generations(extension: dict[str, str]) -> None:
         held = ranks.ranks[1].do("held")
         for _ in range(20):
             ranks.rewire()
-        assert ranks.ranks[1].do("held") == held
+        # A thread that has connected may end a moment after it has said so.
+        until(lambda: ranks.ranks[1].do("held") == held)
 
 
 @pytest.mark.slow
@@ -198,9 +199,8 @@ def test_without_the_extension_little_is_left_of_old_generations() -> None:
         threads, descriptors = ranks.ranks[1].do("held")
         for _ in range(10):
             ranks.rewire()
-        after = ranks.ranks[1].do("held")
-        assert after[0] - threads <= 2 * 10  # two threads of each old backend
-        assert after[1] - descriptors <= 2 * 10
+        most = (threads + 2 * 10, descriptors + 2 * 10)  # two threads of each old backend
+        until(lambda: all(now <= limit for now, limit in zip(ranks.ranks[1].do("held"), most, strict=True)))
 
 
 @pytest.mark.slow
@@ -266,6 +266,8 @@ def test_every_collective_can_be_broken_and_says_what_it_was(two: Troupe, name: 
 @pytest.mark.parametrize("name", ["receive", "send", "key_of_the_store", "call_that_nobody_else_ends"])
 def test_every_other_wait_can_be_broken_and_says_what_it_was(two: Troupe, name: str) -> None:
     two.tell("call", getattr(acts, name), ranks=[1])
+    if name == "call_that_nobody_else_ends":  # one that begins later is not broken
+        until(lambda: two.ranks[1].control_do("call", acts.waits_for, "waiting for nothing"))
     two.ranks[1].assert_busy()
     two.ranks[1].control_do("break_connections")
     with pytest.raises(Failed) as failed:
@@ -323,10 +325,9 @@ def test_making_a_group_can_be_broken(two: Troupe) -> None:
 @pytest.mark.slow
 def test_breaking_leaves_the_sockets_of_the_script_alone(two: Troupe) -> None:
     two.ranks[1].do("call", acts.open_own_sockets)
-    two.ranks[1].control_do("break_connections")
+    # Until nothing is left to break: over a connection something may still flow at first.
+    until(lambda: two.ranks[1].control_do("break_connections")[1] == 0)
     assert two.ranks[1].do("call", acts.own_sockets_work)
-    _, broken = two.ranks[1].control_do("break_connections")
-    assert broken == 0  # nothing was left to break
     two.rewire()
     assert two.ranks[1].do("call", acts.own_sockets_work)
 

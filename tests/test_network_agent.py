@@ -230,6 +230,7 @@ async def test_a_short_loss_and_one_to_a_single_peer_taint_nothing(stage: NetSta
 async def test_only_the_slots_whose_workers_use_the_path_are_tainted(stage: NetStage) -> None:
     await stage.ready("w1", slot=1)
     await stage.ready("w2", slot=3, links=TWO_PATHS[2:])
+    await until(lambda: stage.news.processes == 2, "the page of the second is read, too")
     stage.pretend("w1", links=TWO_PATHS, lost=LOST)
     taint = await stage.tainted()
     assert (taint.slot, taint.key) == (1, "network/path0")

@@ -61,7 +61,7 @@ class Job:
     "layout", ["hsdp", pytest.param("ddp", marks=pytest.mark.soak), pytest.param("fsdp", marks=pytest.mark.soak)]
 )
 def test_a_killed_rank_shares_a_slot_until_its_own_is_back(tmp_path: Path, layout: str) -> None:
-    job = Job(tmp_path, layout, steps=120)
+    job = Job(tmp_path, layout, steps=240)
     job.until(0)
     job.say("taint", "node-1/1", "cordon:NoSchedule", "--reason", "nobody is to come here")
     pid = job.ranks()[3].pid

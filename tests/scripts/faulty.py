@@ -283,8 +283,9 @@ def main():
         except RuntimeError:
             faults.strike(run, "cut")
             raise
-        if faults.awaits_gate(run):
-            time.sleep(0.3)  # the others are late, so that the victim is in the gate for a while
+        until = time.monotonic() + 3.0
+        while faults.awaits_gate(run) and time.monotonic() < until:
+            time.sleep(0.002)  # the others are late, so that the victim is in the gate for a while
         optimizer.step()
         spread.ema.update()
         return loss

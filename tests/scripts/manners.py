@@ -233,6 +233,11 @@ def undeclared():
     step = step_of(run, model, optimizer)
     for _ in run.steps(6):
         loss = step()
+        if run.committed == 3:
+            if dist.get_rank() == 0:
+                (MARKS / "past the gate").touch()
+            while not (MARKS / "past the gate").exists():  # rank 0 could be behind, and the step be made again
+                time.sleep(0.001)
         kill_rank_1_at(run, 3)
         dist.all_reduce(loss)
 
