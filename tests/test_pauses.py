@@ -18,6 +18,7 @@ from torchrelay.orchestrator.shown import IncidentView
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
 HANG_S = 4.0  # more than the clock takes for a busy machine
+AWAY_S = 2.0  # so much more than TELLING_S that a pause counted from the return would be seen
 TELLING_S = 0.5  # on a busy machine a death may be seen so late, and the pause is counted from then
 
 
@@ -57,8 +58,10 @@ def test_a_pause_counts_all_of_it_whoever_was_away(live: Live) -> None:
     assert sum(hung.phases.values()) == hung.pause_ms
 
     look = live.settled()
-    os.kill(brain, signal.SIGKILL)
+    os.kill(brain, signal.SIGSTOP)
     killed, wall = lose(look, 2), time.time()
+    wait_until("a while", lambda: time.monotonic() - killed > AWAY_S, deadline_s=AWAY_S + 5)
+    os.kill(brain, signal.SIGKILL)
     gone = resolved(live, 2)
     back = (live.run_dir / ENDPOINT).stat().st_mtime  # when the next one began to listen
     assert back > wall

@@ -148,8 +148,8 @@ class Network:
     def look(self) -> None:
         """Read all pages, judge, and say what is new."""
         now = time.monotonic()
-        self._bury(now)
         self._hear_unclaimed()
+        self._bury(now)
         self._read_pages(now)
         self._ask_the_kernel(now)
         self.judge.judge(now)
@@ -172,7 +172,7 @@ class Network:
             except OSError as error:
                 logger.warning("reports of the network core cannot be read: %s", error)
                 return
-            self._hear(Said(data, *sender(extra), cut=bool(flags & socket.MSG_TRUNC)))
+            self._hear(Said(data, *sender(extra), cut=bool(flags & socket.MSG_TRUNC), at=time.monotonic()))
 
     def _hear(self, said: Said) -> None:
         """One datagram: of a worker, of one that we have not been told of yet, or of a stranger."""
@@ -208,7 +208,7 @@ class Network:
         self.reports += 1
         links = report.remote or ", ".join(report.remotes)
         logger.info("process %d: %s %s %s", said.pid, report.what, links, report.reason)
-        self.judge.paths.heard(report, time.monotonic())
+        self.judge.paths.heard(report, said.at)
 
     def _slot(self, pid: int) -> int | None:
         """The slot of the worker to which a process belongs; None if it is none of ours."""

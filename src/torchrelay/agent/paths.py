@@ -141,7 +141,7 @@ class Paths:
     # ------------------------------------------------------------ what comes in
 
     def heard(self, report: Report, now: float) -> None:
-        """Take in a report, which came just now."""
+        """Take in a report, which came at `now`."""
         process = self._process(report.pid, now)
         process.rank = report.rank if report.rank is not None else process.rank
         match report.what:

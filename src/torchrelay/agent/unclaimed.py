@@ -19,12 +19,14 @@ class Said:
 
     pid, user   who has sent it, as the kernel says
     cut         it was longer than what is read of it
+    at          when it came, in seconds of this machine's monotonic clock
     """
 
     data: bytes
     pid: int
     user: int
     cut: bool
+    at: float
 
 
 class Unclaimed:
