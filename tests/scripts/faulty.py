@@ -234,6 +234,15 @@ def in_gate():
     return False
 
 
+def come_late(faults, run):
+    """To the gate, if another one is to be struck there: until it has written its mark, and a moment more."""
+    until, late = time.monotonic() + 3.0, faults.awaits_gate(run)
+    while faults.awaits_gate(run) and time.monotonic() < until:
+        time.sleep(0.002)
+    if late:
+        time.sleep(0.1)
+
+
 def faults_of(options, rank):
     if not options.live:
         return Faults(options.plan, options.marks, rank)
@@ -283,11 +292,7 @@ def main():
         except RuntimeError:
             faults.strike(run, "cut")
             raise
-        until, late = time.monotonic() + 3.0, faults.awaits_gate(run)
-        while faults.awaits_gate(run) and time.monotonic() < until:
-            time.sleep(0.002)  # the others are late, so that the victim is in the gate for a while
-        if late:
-            time.sleep(0.1)  # it has written its mark, and is about to strike
+        come_late(faults, run)
         optimizer.step()
         spread.ema.update()
         return loss
