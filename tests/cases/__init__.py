@@ -1,0 +1,1 @@
+"""Case scripts: small trainings that do what real scripts do, run undisturbed and disturbed, and compared."""
