@@ -71,6 +71,8 @@ def worker_environment(
         "TORCHRELAY_SLOT": str(slot),
         "TORCHRELAY_LOGS": str(logs),
     }
+    if launch.code:
+        ours["TORCHRELAY_CODE"] = launch.code
     if guest:
         ours["NCCL_HOSTID"] = worker
     return {**base, **torchrun_environment(launch, spec), **(network or {}), **ours}

@@ -20,6 +20,7 @@ from torchrelay.orchestrator.journal import is_written
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import JobId
 from torchrelay.schedulers.network import obstacle
+from torchrelay.wire.kept import MAIN, Kept, Load
 from torchrelay.wire.launch import Launch
 
 BAD_ARGUMENTS = 2
@@ -175,12 +176,12 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--share-slots {given.share_slots}: give a number, at least 1", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
+    take_folder(run_dir, given.log_dir)
     launch = Launch(
         script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(),
         env={**os.environ, **network_environment(given)}, nproc_per_node=nproc, master_port=free_port(),
-        paths=path_limits(given),
+        paths=path_limits(given), code=str(keep_script(run_dir, None if given.module else given.script)),
     )  # fmt: skip
-    take_folder(run_dir, given.log_dir)
     return Plan(
         run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links
     )  # fmt: skip
@@ -298,6 +299,17 @@ def take_folder(run_dir: Path, log_dir: Path | None) -> None:
             logs.mkdir(mode=0o700, exist_ok=True)
     except OSError as error:
         raise NotPossible(f"{error.filename}: {error.strerror}; choose another --run-dir", CANNOT_START) from error
+
+
+def keep_script(run_dir: Path, script: str | None) -> Path:
+    """The folder in which the run keeps its code, with the script as it is now in it."""
+    try:
+        kept = Kept.begin(run_dir)
+        if script is not None:
+            kept.keep(Load(MAIN, os.path.abspath(script)), Path(script).read_bytes())
+    except OSError as error:
+        raise NotPossible(f"{error.filename}: {error.strerror}; choose another --run-dir", CANNOT_START) from error
+    return kept.folder
 
 
 def free_port() -> int:

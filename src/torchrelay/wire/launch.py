@@ -50,6 +50,7 @@ class Launch(Struct, frozen=True, kw_only=True):
     cwd: str
     env: dict[str, str] = {}  # the operator's environment, which the workers inherit; no secrets of ours
     nproc_per_node: int = 1
+    code: str = ""  # the folder in which the run keeps its code: see `kept`; none if empty
     master_addr: str = "127.0.0.1"
     master_port: int = 29500
     preload: tuple[str, ...] = PRELOAD

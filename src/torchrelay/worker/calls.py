@@ -124,6 +124,7 @@ class Calls:
             functions = self.examples.functions()
             self._whole = tryout.prepare(self._session, self._state, functions, self._try, self._rehearse)
         self._private = self._place()
+        self._session.program.check(self._private.code)
         self._late = self._private.late
         self._place = None
 
@@ -304,7 +305,7 @@ class Calls:
         private = self._state.private
         attempt.private = b"" if private.empty else private.record()
         learned = {"step": self._redo["step"].learned, "section": self._redo["section"].learned}
-        gate = AtGate(attempt.private, self._cursor.record(), self._late, learned)
+        gate = AtGate(attempt.private, self._cursor.record(), self._late, learned, self._session.program.digests())
         return encode_gate(random_state.parts(rng), gate)
 
     def _gather(self, optimizer: Optimizer) -> None:
@@ -427,7 +428,7 @@ class Calls:
         """The record of the point that we are brought to, at its gate and at its return, as of now."""
         state = self._state.private.record()
         back = AtReturn(result, state if state != private.state else None, private.late)
-        gate = AtGate(private.state, private.place, private.late, private.learned)
+        gate = AtGate(private.state, private.place, private.late, private.learned, private.code)
         return encode_gate((private.rng,), gate), encode_return(back)
 
     def _keep_inherited(self) -> None:

@@ -21,7 +21,7 @@ from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.events import WorkerFinished, WorkerWarm
 from torchrelay.protocol.ids import Generation, WorkerPhase
 from torchrelay.protocol.orders import Leave
-from torchrelay.worker import forked, groups, rehearsal, script, wiring
+from torchrelay.worker import forked, groups, program, rehearsal, script, wiring
 from torchrelay.worker.blame import kind_of, print_for_people, tell_failed, tell_raised
 from torchrelay.worker.link import EXIT_DEFECT, NotWelcome
 from torchrelay.worker.run import Joining
@@ -50,6 +50,7 @@ def run_worker() -> None:
     except NotWelcome as error:
         print(f"torchrelay: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_CANNOT_START)
+    session.program = program.begin(os.environ)
     rehearsal.rehearse()
     joining = Joining(session)
     torchrelay._join, torchrelay._once = joining.join, session.once_by_call
@@ -67,7 +68,7 @@ def run_script(session: Session, joining: Joining, argv: list[str]) -> int:
     """The script, from its first line to the order to leave. Returns the exit code."""
     try:
         try:
-            script.run(argv)
+            script.run(argv, session.program)
         except SystemExit as end:
             code = exit_code(end)
             if code:

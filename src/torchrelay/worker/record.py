@@ -35,6 +35,7 @@ class AtGate(Struct, array_like=True):
     place: bytes  # see `cursor`
     late: dict[str, str] | None  # see `late`; None as long as it is not known
     learned: dict[str, Learned] = {}  # by the kind of call
+    code: bytes = b""  # digests of the source files that were loaded: see `program`
 
 
 class AtReturn(Struct, array_like=True):
@@ -55,6 +56,7 @@ class Private:
     late: dict[str, str] | None
     result: bytes | None  # of the last call; None if it had not returned
     learned: dict[str, Learned] = field(default_factory=dict)
+    code: bytes = b""
 
     @property
     def returned(self) -> bool:
@@ -86,9 +88,9 @@ def decode_private(data: bytes) -> Private:
         rng = data[_HEAD.size : begin]
         gate = _at_gate.decode(data[begin:end])
         if len(data) <= end:
-            return Private(rng, gate.state, gate.place, gate.late, None, gate.learned)
+            return Private(rng, gate.state, gate.place, gate.late, None, gate.learned, gate.code)
         back = _at_return.decode(data[end:])
     except (msgspec.DecodeError, struct.error) as error:
         raise ValueError(f"{len(data)} bytes that are no private record: {error}") from error
     state = gate.state if back.state is None else back.state
-    return Private(rng, state, gate.place, back.late, back.result, gate.learned)
+    return Private(rng, state, gate.place, back.late, back.result, gate.learned, gate.code)

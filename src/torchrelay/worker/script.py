@@ -9,13 +9,19 @@ import sys
 from types import ModuleType
 from typing import Any
 
+from torchrelay.wire.kept import MAIN
+from torchrelay.worker.program import Program
+
 
 class Main(ModuleType):
     """The script's `__main__`. It lives as long as the process, as Python's does."""
 
 
-def run(argv: list[str]) -> None:
-    """Run ("-m", module, ...) or (script, ...). Raises what the script raises."""
+def run(argv: list[str], program: Program | None = None) -> None:
+    """Run ("-m", module, ...) or (script, ...). Raises what the script raises.
+
+    `program`: knows what is to be run of a source file that is found on the disk.
+    """
     if argv[:1] == ["-m"]:
         sys.argv = argv[1:]
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
@@ -26,13 +32,15 @@ def run(argv: list[str]) -> None:
         runpy.run_path(path, run_name="__main__")
         return
     sys.path[0] = os.path.dirname(os.path.abspath(path))
-    exec_file(path)
+    exec_file(path, program)
 
 
-def exec_file(path: str) -> None:
+def exec_file(path: str, program: Program | None = None) -> None:
     """Run a file as `__main__`. Raises `FileNotFoundError`, `SyntaxError`, and what the script raises."""
     loader = importlib.machinery.SourceFileLoader("__main__", path)
-    code: Any = compile(loader.get_data(path), path, "exec", dont_inherit=True)
+    found = loader.get_data(path)
+    source = found if program is None else program.source(MAIN, path, found)
+    code: Any = compile(source, path, "exec", dont_inherit=True)
     main = Main("__main__")
     main.__dict__.update(__file__=path, __loader__=loader, __builtins__=sys.modules["builtins"], __package__=None)
     sys.modules["__main__"] = main

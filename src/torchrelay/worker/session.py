@@ -19,6 +19,7 @@ from torchrelay.worker.buddies import Buddies
 from torchrelay.worker.identity import Identity
 from torchrelay.worker.lanes import Lanes
 from torchrelay.worker.link import Link, Reach
+from torchrelay.worker.program import Program
 from torchrelay.worker.rounds import Rounds
 from torchrelay.worker.serving import SHELVE
 from torchrelay.worker.snapshots import Snapshots
@@ -48,6 +49,7 @@ class Session:
     buddies: Buddies = field(default_factory=Buddies)
     rounds: Rounds = field(default_factory=Rounds)
     snapshots: Snapshots | None = None  # once the script has joined
+    program: Program = field(default_factory=Program)
     rehearsing: bool = False  # a step is tried out that will not count
 
     @property

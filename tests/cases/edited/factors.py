@@ -1,0 +1,3 @@
+"""A factor of the loss."""
+
+FACTOR = 1.0
