@@ -6,6 +6,9 @@ import os
 import re
 import socket
 import stat
+import subprocess
+import sys
+from datetime import datetime
 from pathlib import Path
 
 import pytest
@@ -216,3 +219,32 @@ class TestVoice:
         assert bool(found) is bool(told)
         tried = plan(["--share-slots", "2", "--max-restarts", "1", "--job", "tried", "train.py"]).spec
         assert remedy(code, tried) == ""
+
+
+class TestNames:
+    def test_two_runs_in_one_second_have_names_of_their_own(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Stopped(datetime):
+            @classmethod
+            def now(cls, tz: object = None) -> Stopped:  # noqa: ARG003
+                return cls(2026, 1, 2, 3, 4, 5)
+
+        monkeypatch.setattr("torchrelay.cli.run.datetime", Stopped)
+        found = [plan(["train.py"]) for _ in range(3)]
+        assert [made.spec.job for made in found] == [
+            "train-20260102-030405", "train-20260102-030405-2", "train-20260102-030405-3",
+        ]  # fmt: skip
+        assert [made.run_dir.name for made in found] == [made.spec.job for made in found]
+
+    @pytest.mark.parametrize("words", [["--job", "mine"], ["--run-dir", "here"]])
+    def test_a_folder_in_which_a_run_starts_is_not_taken_by_another(self, words: list[str]) -> None:
+        first = subprocess.Popen(
+            [sys.executable, "-c", f"import sys; from torchrelay.cli.run import plan; plan({[*words, 'train.py']});"
+             "print('taken', flush=True); sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        )  # fmt: skip
+        assert first.stdout is not None
+        assert first.stdout.readline() == b"taken\n"
+        with pytest.raises(NotPossible, match="in use by a run that starts") as caught:
+            plan([*words, "train.py"])
+        assert caught.value.code == 94
+        first.communicate()
+        assert plan([*words, "train.py"]), "a start that came to nothing keeps nobody out"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fcntl
 import importlib.machinery
 import os
 import re
@@ -12,6 +13,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
+
+from msgspec.structs import replace
 
 from torchrelay.cli.net_flags import add_network, network_environment, path_limits
 from torchrelay.cli.runs import FOLDER, NotPossible, time_in
@@ -176,7 +179,7 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--share-slots {given.share_slots}: give a number, at least 1", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
-    take_folder(run_dir, given.log_dir)
+    run_dir, spec = take_name(given, run_dir, spec)
     launch = Launch(
         script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(),
         env={**os.environ, **network_environment(given)}, nproc_per_node=nproc, master_port=free_port(),
@@ -283,6 +286,25 @@ def name_of(given: argparse.Namespace) -> tuple[Path, JobId]:
     return given.run_dir or FOLDER / job, JobId(job)
 
 
+def take_name(given: argparse.Namespace, run_dir: Path, spec: JobSpec) -> tuple[Path, JobSpec]:
+    """Make the run's folder. If its name was made up here, another run may have it: then it gets a number."""
+    if given.run_dir is not None or given.job is not None:
+        take_folder(run_dir, given.log_dir)
+        return run_dir, spec
+    job, number = spec.job, 1
+    while True:
+        try:
+            (FOLDER / job).mkdir(mode=0o700, parents=True)
+        except FileExistsError:
+            number += 1
+            job = JobId(f"{spec.job}-{number}")
+            continue
+        except OSError as error:
+            raise cannot_make(error) from error
+        take_folder(FOLDER / job, given.log_dir)
+        return FOLDER / job, replace(spec, job=job)
+
+
 def take_folder(run_dir: Path, log_dir: Path | None) -> None:
     """Make the run's folder. One that holds a run already is refused."""
     if (run_dir / JOURNAL).exists():
@@ -297,8 +319,35 @@ def take_folder(run_dir: Path, log_dir: Path | None) -> None:
             logs.symlink_to(log_dir.absolute(), target_is_directory=True)
         else:
             logs.mkdir(mode=0o700, exist_ok=True)
+        hold(run_dir)
+    except BlockingIOError as error:
+        why = f"{run_dir} is in use by a run that starts: use another --run-dir or --job"
+        raise NotPossible(why, CANNOT_START) from error
     except OSError as error:
-        raise NotPossible(f"{error.filename}: {error.strerror}; choose another --run-dir", CANNOT_START) from error
+        raise cannot_make(error) from error
+
+
+_held: dict[Path, int] = {}  # descriptors, closed by the end of the process
+
+
+def hold(run_dir: Path) -> None:
+    """Nobody else may start a run in this folder while this process lives. Raises `BlockingIOError`."""
+    where = run_dir.resolve()
+    if where in _held:
+        return
+    folder = os.open(where, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(folder, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        _held[where] = folder
+    except BlockingIOError:
+        os.close(folder)
+        raise
+    except OSError:
+        os.close(folder)  # a file system without locks
+
+
+def cannot_make(error: OSError) -> NotPossible:
+    return NotPossible(f"{error.filename}: {error.strerror}; choose another --run-dir", CANNOT_START)
 
 
 def keep_script(run_dir: Path, script: str | None) -> Path:
@@ -308,7 +357,7 @@ def keep_script(run_dir: Path, script: str | None) -> Path:
         if script is not None:
             kept.keep(Load(MAIN, os.path.abspath(script)), Path(script).read_bytes())
     except OSError as error:
-        raise NotPossible(f"{error.filename}: {error.strerror}; choose another --run-dir", CANNOT_START) from error
+        raise cannot_make(error) from error
     return kept.folder
 
 

@@ -23,16 +23,17 @@ from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroup, Store
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
-from torchrelay.worker import path_groups
+from torchrelay.errors import Refused
+from torchrelay.worker import foreign, path_groups
 from torchrelay.worker.abandon import await_unless_broken
 from torchrelay.worker.counts import GLOO, Counts
+from torchrelay.worker.foreign import NCCL, OURS
 from torchrelay.worker.path_groups import PATHS
 from torchrelay.worker.sockets import Address, Ours, listening
 from torchrelay.worker.swap import Swap
 
 log = logging.getLogger(__name__)
 
-NCCL = "nccl"
 LOOPBACK = "127.0.0.1"
 
 # What torch's type stubs do not tell.
@@ -66,6 +67,7 @@ class Backends:
 
     def __init__(self, ours: Ours, swap: Callable[[], Swap]) -> None:
         self.alone = True
+        self.protects = False  # the script has joined: what cannot be rewired is refused from now on
         self.host: str | None = None  # None: the interface named by GLOO_SOCKET_IFNAME, else loopback
         self._ours = ours
         self._swap = swap
@@ -115,6 +117,12 @@ class Backends:
         assert timeout is not None, "torch makes no group without a timeout"
         self.prepare(backend)
         config = c10d.BackendConfig(c10d.Backend(backend))
+        if foreign.is_foreign(repr(config)):
+            if self.protects and foreign.communicates(repr(config), size):
+                raise Refused(*foreign.refusal(repr(config), group_desc or str(group_name)))
+            return self._make_torchs(  # type: ignore[no-any-return]
+                size, rank, ranks, backend, store, group_name, backend_options, timeout, pg_tag, device_id, group_desc
+            )
         kinds = kinds_of(repr(config))
         if path_groups.chosen(backend, kinds, GLOO):
             return self._make_path_group(size, rank, ranks, store, group_name, timeout, pg_tag, group_desc)
@@ -176,9 +184,10 @@ class Backends:
     def survey(self) -> dict[ProcessGroup, Wiring]:
         """All groups that this rank belongs to, default group first, and what they need to be connected.
 
-        Raises `ValueError` for a group of a kind that cannot be rewired.
+        Groups of other backends that talk to nobody are let be. Raises `ValueError` for one that does.
         """
-        return {group: self._wiring_of(group) for group in _c10d._world.pg_map}
+        let_be = {group for group, config in foreign.groups() if not foreign.communicates(config, group.size())}
+        return {group: self._wiring_of(group) for group in _c10d._world.pg_map if group not in let_be}
 
     def _wiring_of(self, group: ProcessGroup) -> Wiring:
         wiring = self._wirings.get(group)
@@ -295,7 +304,7 @@ def kinds_of(config: str) -> dict[str, tuple[str, ...]]:
     kinds: dict[str, tuple[str, ...]] = {}
     for pair in config.split(","):
         device, _, kind = pair.partition(":")
-        if kind not in (GLOO, NCCL, PATHS):
+        if kind not in OURS:
             raise ValueError(f"backend '{kind}' cannot be rewired: use gloo, nccl or {PATHS}")
         kinds[kind] = (*kinds.get(kind, ()), device)
     if PATHS in kinds and len(kinds) > 1:

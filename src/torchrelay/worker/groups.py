@@ -23,7 +23,8 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from torchrelay.worker import abandon, stores, swap
+from torchrelay.errors import Refused
+from torchrelay.worker import abandon, foreign, stores, swap
 from torchrelay.worker.abandon import Abandoned, await_unless_broken
 from torchrelay.worker.backends import Backends, Wiring
 from torchrelay.worker.collective_errors import is_collective_error
@@ -39,9 +40,11 @@ __all__ = [
     "connect_store",
     "count_aside",
     "host_store",
+    "init_as_torch",
     "init_newcomer",
     "is_collective_error",
     "method",
+    "protect",
     "rewire",
     "silence",
     "timeout_s",
@@ -138,6 +141,28 @@ def init_newcomer(
     _process.backends.install()
     _process.backends.prepare(backend)
     _init_process_group(backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout, **options)
+
+
+def init_as_torch(backend: str, **given: Any) -> None:
+    """Initialise torch.distributed as the script asks: its backend is none of those that can be rewired."""
+    _process.cover_forks()
+    _process.backends.alone = False  # whoever it meets, it meets now
+    _process.backends.install()
+    _init_process_group(backend, **given)
+
+
+def protect() -> None:
+    """The script joins: what can be rewired is protected. Raises `Refused` if there is a group that cannot be.
+
+    Until now such groups were the script's own affair, and did what they do under torchrun.
+    """
+    default = c10d._get_default_group()
+    for group, config in foreign.groups():
+        if group is default:
+            raise Refused(*foreign.refusal(config, "the default group"))
+        if foreign.communicates(config, group.size()):
+            raise Refused(*foreign.refusal(config, group.group_desc or group.group_name))
+    _process.backends.protects = True
 
 
 # ---------------------------------------------------------------- rewiring

@@ -42,7 +42,7 @@ UNDECLARED = (
 def run_worker() -> None:
     """Run `sys.argv` as a worker. Called once, in a fresh child of the agent's forkserver."""
     faulthandler.enable()
-    logging.basicConfig(format="torchrelay: %(message)s", level=os.environ.get("TORCHRELAY_LOG", "WARNING"))
+    keep_logging_apart()
     forked.leave_garbage_alone()
     argv = list(sys.argv)
     try:
@@ -62,6 +62,16 @@ def run_worker() -> None:
     if code:
         leave(code)
     sys.exit(0)
+
+
+def keep_logging_apart() -> None:
+    """Our own messages go to stderr through our own logger: the root logger, and whatever it says, is the script's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("torchrelay: %(message)s"))
+    ours = logging.getLogger("torchrelay")
+    ours.addHandler(handler)
+    ours.setLevel(os.environ.get("TORCHRELAY_LOG", "WARNING"))
+    ours.propagate = False
 
 
 def run_script(session: Session, joining: Joining, argv: list[str]) -> int:

@@ -16,7 +16,7 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import comparing, layout, pipeline, snapshots
+from torchrelay.worker import comparing, groups, layout, pipeline, snapshots
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
@@ -108,6 +108,7 @@ class Joining:
             raise Refused(
                 "join() was called without a process group", 'call torch.distributed.init_process_group("gloo") before'
             )
+        groups.protect()
         state = State(model, optimizer, extra, save=save, load=load)
         if state.saves:
             _watch_living_optimizers(state)

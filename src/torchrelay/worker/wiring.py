@@ -15,7 +15,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchrelay.errors import Refused
-from torchrelay.worker import groups
+from torchrelay.worker import foreign, groups
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.session import Session
 
@@ -32,8 +32,10 @@ class Wiring:
         self, backend: str | None = None, init_method: str | None = None, timeout: timedelta | None = None,
         world_size: int = -1, store: Any = None, rank: int = -1, group_name: str = "", **options: Any,
     ) -> None:  # fmt: skip
-        """As torch's. How ranks find each other is the launcher's affair: `init_method` and `store` are not used."""
-        del init_method, store, group_name
+        """As torch's. How ranks find each other is the launcher's affair: `init_method` and `store` are not used.
+
+        A backend that we cannot rewire is torch's own affair, all of it; `join()` refuses it.
+        """
         if dist.is_initialized():
             raise ValueError("trying to initialize the default process group twice!")
         session = self._session
@@ -45,6 +47,12 @@ class Wiring:
                 "leave rank and world_size out, or take them from the environment",
             )
         given = {name: value for name, value in options.items() if value is not None}
+        if backend is not None and foreign.is_foreign(repr(c10d.BackendConfig(c10d.Backend(backend)))):
+            groups.init_as_torch(
+                backend, init_method=init_method, timeout=timeout, world_size=world_size, store=store, rank=rank,
+                group_name=group_name, **given,
+            )  # fmt: skip
+            return
         groups.init_newcomer(
             backend, rank=assigned.rank, world_size=assigned.world_size, timeout=timeout, host=session.welcome.host,
             **given,
