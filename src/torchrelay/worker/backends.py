@@ -107,7 +107,7 @@ class Backends:
         backend_options: Any = None,
         timeout: timedelta | None = None,
         pg_tag: Any = None,
-        device_id: Any = None,  # noqa: ARG002  see the docstring
+        device_id: Any = None,
         group_desc: str | None = None,
     ) -> tuple[ProcessGroup, Store]:
         """A group as torch makes it, with a fake backend of the real one's name. `ranks` is empty for the default.
@@ -119,7 +119,7 @@ class Backends:
         config = c10d.BackendConfig(c10d.Backend(backend))
         if foreign.is_foreign(repr(config)):
             if self.protects and foreign.communicates(repr(config), size):
-                raise Refused(*foreign.refusal(repr(config), group_desc or str(group_name)))
+                raise Refused(*foreign.refusal(repr(config), size))
             return self._make_torchs(  # type: ignore[no-any-return]
                 size, rank, ranks, backend, store, group_name, backend_options, timeout, pg_tag, device_id, group_desc
             )

@@ -45,8 +45,9 @@ def groups() -> Iterator[tuple[ProcessGroup, str]]:
             yield group, config
 
 
-def refusal(config: str, which: str) -> tuple[str, str]:
+def refusal(config: str, size: int, *, default: bool = False) -> tuple[str, str]:
     """What is wrong with a group, and what to do."""
     names = ", ".join(sorted(kinds_in(config) - OURS))
-    reason = f"group '{which}' has the backend {names}, which cannot be connected again after a fault"
+    which = "the default group" if default else f"a group of {size} ranks"
+    reason = f"{which} has the backend {names}, which cannot be connected again after a fault"
     return reason, f"use gloo, nccl or {PATHS} for groups of several ranks"

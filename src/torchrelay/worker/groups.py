@@ -159,9 +159,9 @@ def protect() -> None:
     default = c10d._get_default_group()
     for group, config in foreign.groups():
         if group is default:
-            raise Refused(*foreign.refusal(config, "the default group"))
+            raise Refused(*foreign.refusal(config, group.size(), default=True))
         if foreign.communicates(config, group.size()):
-            raise Refused(*foreign.refusal(config, group.group_desc or group.group_name))
+            raise Refused(*foreign.refusal(config, group.size()))
     _process.backends.protects = True
 
 
