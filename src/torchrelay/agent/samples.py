@@ -1,7 +1,7 @@
 """Samples: a worker as it can be seen from outside, without its help: its page, and what the kernel counts.
 
-What a worker has begun in which group is told only when it has stood still for longer than its last step took, and
-then every two seconds: as long as all goes well, beats stay small however many groups there are.
+What a worker has begun in which group, and on which line it stands, is told only when it has stood still for longer than
+its last step took, and then every two seconds: as long as all goes well, beats stay small however many groups there are.
 """
 
 from __future__ import annotations
@@ -60,13 +60,14 @@ class Sampler:
             return None
         now = time.monotonic_ns()
         first = self._first_seen_ns.setdefault(worker, now)
-        status, groups = self._look(worker)
-        if status is None:  # it has not come so far as to make its page
+        status, groups, page = self._look(worker)
+        if status is None or page is None:  # it has not come so far as to make its page
             return Sample(
                 worker=worker, rank=rank, generation=Generation(0), point=None, phase=WorkerPhase.BOOTING,
                 phase_ms=span_ms(first, now), step_ms=0.0, collectives=0, beat_ms=span_ms(first, now), process=state,
                 cpu_ms=cpu_ms, main_ms=main_ms,
             )  # fmt: skip
+        tells = self._tells(worker, status, groups, now)
         return Sample(
             worker=worker,
             rank=rank,
@@ -81,17 +82,18 @@ class Sampler:
             cpu_ms=cpu_ms,
             main_ms=main_ms,
             elsewhere=groups.begun,
-            groups=self._told(worker, status, groups, now),
+            groups=groups.known if tells else None,
+            spot=page.spot() if tells else None,
         )
 
-    def _told(self, worker: WorkerId, status: Status, groups: Groups, now: int) -> tuple[tuple[int, int], ...] | None:
-        """Its groups, if they are to be told now."""
+    def _tells(self, worker: WorkerId, status: Status, groups: Groups, now: int) -> bool:
+        """Whether its groups, and where it stands, are to be told now."""
         place = (status.step, status.section, status.phase, status.generation, status.collectives, groups.begun)
         stand = self._stands.get(worker)
         if stand is None or stand.place != place:
             self._stands[worker] = _Stand(place, now)
-            return None
-        return groups.known if stand.due(status.step_ns, now) else None
+            return False
+        return stand.due(status.step_ns, now)
 
     def records(self, worker: WorkerId) -> tuple[PrivateRecord, ...]:
         """What an ended worker left in its page; nothing if it never made one."""
@@ -107,9 +109,9 @@ class Sampler:
             page.close()
         self.path(worker).unlink(missing_ok=True)
 
-    def _look(self, worker: WorkerId) -> tuple[Status | None, Groups]:
+    def _look(self, worker: WorkerId) -> tuple[Status | None, Groups, Page | None]:
         page = self._page(worker)
-        return (page.status(), page.groups()) if page is not None else (None, Groups(None))
+        return (page.status(), page.groups(), page) if page is not None else (None, Groups(None), None)
 
     def _page(self, worker: WorkerId) -> Page | None:
         page = self._pages.get(worker)

@@ -19,8 +19,8 @@ stuck:
     at the edge has its shard
     in a declared section                  2 min
 
-Ranks that have committed the same point are all on the way to the same next call. If one computes a step and another
-is in a section, and neither moves, the script has taken different ways on them, and none of them will ever get on.
+Ranks that have committed the same point are all on the way to the same next call. Who stands at different calls (5 s, and
+3 steps), or needs one whose script has ended, or waits in a collective that others do not make, never gets on: see `ways`.
 
 A node is lost after a silence that its own beats set:
 
@@ -48,6 +48,7 @@ from torchrelay.protocol.roster import Life, Node, Seat
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.waiting import DEFAULT, Picture, Stand, Wait
+from torchrelay.protocol.ways import Spot, Way, parting
 
 
 class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -67,6 +68,7 @@ class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     main_ms: int = 0  # the same of its main thread and children alone
     elsewhere: int = 0  # begun in all other groups in this generation
     groups: tuple[tuple[int, int], ...] | None = None  # of each of these its key and how much; None: not told this time
+    spot: Spot | None = None  # where it stands; None: not told this time, or not known
 
 
 class Beat(Struct, frozen=True, tag=True, kw_only=True):
@@ -93,9 +95,11 @@ ALL_SILENT_MS = 2_000
 DEAF_MS = 60_000
 # A sample as old as this says nothing about now. Less than any patience: no standstill is judged by one sample.
 FRESH_MS = 2 * BEAT_MS
-# Calls that commit nothing as long as this, at different calls of the script, never will.
+# Ranks that stand as long as this at different calls of the script always will; and as so many of the longest steps.
 ASTRAY_MS = 5_000
-CALLS = {WorkerPhase.COMPUTING: "a step", WorkerPhase.SECTION: "a section"}
+ASTRAY_STEPS = 3
+MOST_ASTRAY_MS = 600_000
+STALE_MS = 2_000  # a worker whose control thread is silent for so long may be elsewhere than it has said last
 # Less than this share of one core counts as using no CPU time.
 IDLE_SHARE = 0.05
 
@@ -214,6 +218,8 @@ def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
         return Pulse(sample, now_ms, now_ms, sample.cpu_ms, stopped_ms, advanced_ms, sample.main_ms)
     if sample.groups is None:  # they are not told in every beat, and have not changed
         sample = structs.replace(sample, groups=before.sample.groups)
+    if sample.spot is None:
+        sample = structs.replace(sample, spot=before.sample.spot)
     return replace(before, sample=sample, heard_ms=now_ms, stopped_ms=stopped_ms, advanced_ms=advanced_ms)
 
 
@@ -304,30 +310,29 @@ def all_silent(vitals: Vitals, cluster: Cluster, now_ms: int) -> bool:
 
 
 def judge_ways(vitals: Vitals, job: Job, now_ms: int) -> tuple[Event, ...]:
-    """The rank that has strayed, if ranks stand still at different calls after the same point."""
-    still: dict[Point, dict[WorkerPhase, list[Sample]]] = {}
-    for pulse in fresh(vitals, job, now_ms):
-        sample = pulse.sample
-        if sample.phase in CALLS and sample.point is not None and now_ms - pulse.still_ms >= ASTRAY_MS:
-            still.setdefault(sample.point, {}).setdefault(sample.phase, []).append(sample)
-    for point, ways in still.items():
-        if len(ways) > 1:
-            few, many = sorted(ways.values(), key=len)
-            return (strayed(job, point, few[0], many[0]),)
-    return ()
-
-
-def strayed(job: Job, point: Point, one: Sample, other: Sample) -> Event:
-    assert one.rank is not None, "it holds a seat"
-    summary = (
-        f"after {point} rank {one.rank} goes on with {CALLS[one.phase]}, and rank {other.rank} with "
-        f"{CALLS[other.phase]}: the script has taken different ways. Let its way depend on run.committed and on "
-        "results of calls, not on counters of its own such as enumerate()"
-    )
-    return WorkerRaised(
-        worker=one.worker, job=job.spec.job, rank=one.rank, point=point, kind="undeclared", signature="strayed",
-        summary=summary,
+    """The rank that has strayed, if ranks stand still at different calls of the script (see `ways`)."""
+    pulses = fresh(vitals, job, now_ms)
+    limit = clamp(ASTRAY_STEPS * max((pulse.sample.step_ms for pulse in pulses), default=0), ASTRAY_MS, MOST_ASTRAY_MS)
+    stood = (way_of(pulse) for pulse in pulses if now_ms - pulse.still_ms >= limit and pulse.sample.beat_ms < STALE_MS)
+    parted = parting(way for way in stood if way is not None)
+    if parted is None:
+        return ()
+    one = parted.one
+    return (
+        WorkerRaised(
+            worker=one.worker, job=job.spec.job, rank=one.rank, point=one.point, kind="undeclared", signature="strayed",
+            summary=str(parted),
+        ),
     )  # fmt: skip
+
+
+def way_of(pulse: Pulse) -> Way | None:
+    """Where a rank's holder stands; None if its agent does not know yet which rank it holds."""
+    sample = pulse.sample
+    if sample.rank is None:
+        return None
+    begun = {DEFAULT: sample.collectives, **dict(sample.groups or ())}
+    return Way(sample.worker, sample.rank, sample.point, sample.phase, begun, sample.spot or Spot())
 
 
 def judge_worker(
@@ -356,7 +361,8 @@ def judge_worker(
     waited = now_ms - since
     if waited < limit:
         return ""
-    return f"{how} for {waited / 1000:.1f} s while {waiters} (patience {limit / 1000:.1f} s)"
+    where = f" at {sample.spot.line}" if sample.spot is not None and sample.spot.line else ""
+    return f"{how}{where} for {waited / 1000:.1f} s while {waiters} (patience {limit / 1000:.1f} s)"
 
 
 def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:

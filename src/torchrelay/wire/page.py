@@ -6,6 +6,8 @@ page lives in memory that outlives the worker, so the private state survives a S
     0      header   u64 magic, then Status (below) as fixed u64/f64 fields
     1024   groups   u64 how many, u64 how much was begun in all of them; then for each, up to MAX_GROUPS, u64 its key
                     and u64 how much was begun in it
+    3328   spot     i64 when the phase was entered, i64 and u64 what was begun in the default group and in all others, when
+                    the control thread looked where the main thread stands; u64 length, and where that is (msgpack)
     4096   slot 0   u64 sequence, i64 step, i64 section, u64 length, u64 length of the supplement, then the private
                     record's bytes, then those of its supplement
     4096+S slot 1   the same, and so on
@@ -28,16 +30,19 @@ import struct
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 from msgspec import Struct
 
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Point, WorkerPhase
+from torchrelay.protocol.ways import Spot
 
 MAGIC = 0x32_59_41_4C_45_52_54  # "TRELAY2"
 WITHOUT_GROUPS = 0x31_59_41_4C_45_52_54  # "TRELAY1"
 HEADER = 4096
 GROUPS = 1024  # where the groups begin
 MAX_GROUPS = 128  # of a rank with more, others cannot see what it waits for: nothing is said of any of them
+SPOT = 3328
 SLOT = 1 << 20  # bytes of one slot; the file is sparse, only what is written takes memory
 SLOTS = 4
 _SLOT_HEAD = struct.Struct("<QqqQQ")
@@ -48,6 +53,8 @@ _COMMIT = struct.Struct("<qqqqqq")
 _BEAT = struct.Struct("<qqq")
 _STATUS = struct.Struct("<Qqqqqqqqqq")
 _GROUP = struct.Struct("<QQ")
+_SPOT = struct.Struct("<qqQQ")
+MAX_SPOT = HEADER - SPOT - _SPOT.size
 _PHASES = tuple(WorkerPhase)
 
 MAX_RECORD = SLOT - _SLOT_HEAD.size
@@ -167,6 +174,35 @@ class Page:
             step=step, section=section, phase=_PHASES[phase], entered_ns=entered, committed_ns=committed,
             step_ns=took, collectives=collectives, beat_ns=beat, generation=generation,
         )  # fmt: skip
+
+    # ------------------------------------------------------------ the spot
+
+    def mark_spot(self, spot: Spot) -> None:
+        """Say where the main thread stands. It holds until that moves: then what it was marked with has changed."""
+        data = msgspec.msgpack.encode(spot)
+        at = self._stamp()
+        if len(data) > MAX_SPOT:
+            return
+        _SPOT.pack_into(self._map, SPOT, *at, 0)
+        begin = SPOT + _SPOT.size
+        self._map[begin : begin + len(data)] = data
+        _SPOT.pack_into(self._map, SPOT, *at, len(data))
+
+    def spot(self) -> Spot | None:
+        """Where the main thread stands, if it has been marked since it last moved."""
+        *at, size = _SPOT.unpack_from(self._map, SPOT)
+        if not 0 < size <= MAX_SPOT or tuple(at) != self._stamp():
+            return None
+        begin = SPOT + _SPOT.size
+        try:
+            return msgspec.msgpack.decode(self._map[begin : begin + size], type=Spot)
+        except msgspec.MsgspecError:
+            return None  # it is being written
+
+    def _stamp(self) -> tuple[int, int, int]:
+        """What changes whenever the worker gets on."""
+        status = self.status()
+        return status.entered_ns, status.collectives, _GROUP.unpack_from(self._map, GROUPS)[1]
 
     # ------------------------------------------------------------ private records
 

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import re
-import site
 import sys
-import sysconfig
 import traceback
 from pathlib import Path
 from types import TracebackType
 
 from torchrelay.errors import Refused, StateMismatch, Undeclared
 from torchrelay.protocol.events import CollectiveFailed, WorkerRaised
+from torchrelay.worker.lines import is_library
 from torchrelay.worker.session import Session
 
 _NUMBERS = re.compile(r"0x[0-9a-fA-F]+|\d+")
-_OURS = str(Path(__file__).parent.parent)
 MAX_SUMMARY = 500
 
 
@@ -34,7 +32,7 @@ def summary_of(error: BaseException) -> str:
 def line_of(error: BaseException) -> str:
     """The innermost line of the script itself: not of a library, nor ours."""
     frames = [(frame.f_code.co_filename, number) for frame, number in traceback.walk_tb(error.__traceback__)]
-    scripts = [place for place in frames if not _is_library(place[0])]
+    scripts = [place for place in frames if not is_library(place[0])]
     if not scripts:
         return "no line of the script"
     name, number = scripts[-1]
@@ -44,15 +42,6 @@ def line_of(error: BaseException) -> str:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else ""
-
-
-def _is_library(name: str) -> bool:
-    return name.startswith("<") or any(name.startswith(folder + "/") for folder in _library_folders())
-
-
-def _library_folders() -> list[str]:
-    paths = sysconfig.get_paths()
-    return [_OURS, paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages()]
 
 
 def tell_raised(session: Session, error: BaseException, *, fatal: bool, kind: str = "script", remedy: str = "") -> None:
@@ -88,7 +77,7 @@ def kind_of(error: BaseException) -> str:
 def print_for_people(error: BaseException, before: str = "") -> None:
     """The traceback as Python would print it: from the script's first line on. Quiet where nothing can be written."""
     trace: TracebackType | None = error.__traceback__
-    while trace is not None and _is_library(trace.tb_frame.f_code.co_filename):
+    while trace is not None and is_library(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
     told = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
     try:

@@ -122,6 +122,13 @@ class Counts:
             told = [(group.key, max(0, group.begun())) for group in self._groups if group is not self._default]
         return told + [(channel.key, channel.begun) for channel in tuple(self._channels.values())]
 
+    def key(self, group: ProcessGroup) -> int | None:
+        """The key of a group, which is 0 for the default one; None of a group that is not counted."""
+        counted = self._found.get(group)
+        if counted is None:
+            return None
+        return 0 if counted.wiring.default else counted.key
+
     def set_aside(self, number: int) -> None:
         """So many of what the default group counts shall not be; less than 0: so many more. By the main thread alone.
 

@@ -319,6 +319,11 @@ def begun_elsewhere() -> list[tuple[int, int]] | None:
     return _process.backends.counts.others()
 
 
+def key_of(group: dist.ProcessGroup) -> int | None:
+    """The key by which other members know this group, 0 for the default one; None if it is not counted."""
+    return _process.backends.counts.key(group)
+
+
 def count_aside(number: int) -> None:
     """So many of what the default group counts shall not be; less than 0: so many more. By the main thread alone."""
     _process.backends.counts.set_aside(number)

@@ -65,6 +65,8 @@ class Reach:
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
     kept: Callable[[Rank, Point, int], bytes] = field(default=lambda *_: b"")  # a copy of a ward's private record
     shelf: Callable[[], tuple[Snapshot, ...] | None] = field(default=lambda: ())  # what is in the memory of the node
+    # Says where the main thread stands, if nothing was begun since the last look.
+    look: Callable[[int, Sequence[tuple[int, int]] | None], None] = field(default=lambda *_: None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +159,9 @@ class Link:
                     self._hear(data)
             except (Closed, WireError) as error:
                 self._reconnect(error)
-            standing.beat(reach.collectives(), reach.elsewhere())
+            collectives, elsewhere = reach.collectives(), reach.elsewhere()
+            standing.beat(collectives, elsewhere)
+            reach.look(collectives, elsewhere)
             if not standing.blocked:
                 breaks = 0
                 continue

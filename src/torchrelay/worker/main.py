@@ -14,6 +14,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NoReturn
 
 import torchrelay
@@ -22,7 +23,7 @@ from torchrelay.protocol.events import WorkerFinished, WorkerWarm
 from torchrelay.protocol.ids import Generation, WorkerPhase
 from torchrelay.protocol.orders import Leave
 from torchrelay.worker import forked, groups, program, rehearsal, script, wiring
-from torchrelay.worker.blame import kind_of, print_for_people, tell_failed, tell_raised
+from torchrelay.worker.blame import kind_of, line_of, print_for_people, tell_failed, tell_raised
 from torchrelay.worker.link import EXIT_DEFECT, NotWelcome
 from torchrelay.worker.run import Joining
 from torchrelay.worker.session import Session, open_session
@@ -80,10 +81,12 @@ def run_script(session: Session, joining: Joining, argv: list[str]) -> int:
         try:
             script.run(argv, session.program)
         except SystemExit as end:
+            session.standing.ended_at = line_of(end)
             code = exit_code(end)
             if code:
                 tell_raised(session, end, fatal=True)
                 return code
+        session.standing.ended_at = session.standing.ended_at or f"the end of {Path(argv[0]).name}"
         return finish(session, joining)
     except OrdersStayedAway as error:
         print(f"torchrelay: {error}: this worker ends", file=sys.stderr, flush=True)

@@ -19,6 +19,7 @@ from torchrelay.worker.buddies import Buddies
 from torchrelay.worker.identity import Identity
 from torchrelay.worker.lanes import Lanes
 from torchrelay.worker.link import Link, Reach
+from torchrelay.worker.lookout import Lookout
 from torchrelay.worker.program import Program
 from torchrelay.worker.rounds import Rounds
 from torchrelay.worker.serving import SHELVE
@@ -147,7 +148,7 @@ def open_session(env: Mapping[str, str]) -> Session:
     link.say(started)
     reach = Reach(
         session.break_connections, groups.collectives, groups.begun_elsewhere, lambda: session.transfer.cancel(),
-        session.record_kept, session.shelf.kept,
+        session.record_kept, session.shelf.kept, Lookout(standing).look,
     )  # fmt: skip
     server.adopt, server.shelve = session.lanes.adopt, session.serve_shelf
     link.start(reach)

@@ -21,6 +21,7 @@ from typing import TypeVar
 
 from torchrelay.protocol.ids import Generation, Point, WorkerPhase
 from torchrelay.protocol.orders import Decide, Resume, Verdict, WorkerOrder
+from torchrelay.protocol.ways import SECTION, STEP, Spot
 from torchrelay.wire.page import Page
 
 O = TypeVar("O", bound=WorkerOrder)  # noqa: E741  an order
@@ -58,7 +59,8 @@ class Standing:
         self._orders: dict[type[WorkerOrder], WorkerOrder] = {}
         self._report: Report | None = None
         self._halt: Generation | None = None  # in which we were halted last, until that is lifted
-        self._entered_ns = 0
+        self._entered_ns = 0  # of the last call
+        self.entered_ns = 0  # of the last phase, but a gate
         self._word_s = time.monotonic()
         self.wired = Generation(0)  # the generation we are connected in, or were about to connect in
         # Interrupted, and not wired anew since: what is being computed will not be committed. No property: it is asked
@@ -70,6 +72,7 @@ class Standing:
         self.pending: Point | None = None
         self.astray: Point | None = None  # a call was to commit it and came to nothing: the next one is to
         self.phase = WorkerPhase.BOOTING
+        self.ended_at = ""  # the line of the script that ended it, if it was a call of exit()
         self.waiting = False  # the main thread waits in here
         self.resting = False  # the main thread is at an edge, and is not connecting
 
@@ -120,6 +123,7 @@ class Standing:
         now = self._clock_ns()
         self.phase, self.pending = phase, pending
         self.resting = phase in (WorkerPhase.STOPPED, WorkerPhase.FINISHED)
+        self.entered_ns = now
         if phase in (WorkerPhase.COMPUTING, WorkerPhase.SECTION):
             self._entered_ns = now
         self._page.enter(phase, now)
@@ -363,6 +367,18 @@ class Standing:
         if generation > self.heard:
             self.heard = generation
             self._orders.clear()
+
+    def mark_spot(self, spot: Spot) -> None:
+        """Where the main thread stands, as the control thread sees it."""
+        self._page.mark_spot(spot)
+
+    @property
+    def kind(self) -> str:
+        """Of the call under way: step, section, or none."""
+        pending, committed = self.pending, self.committed
+        if pending is None or committed is None:
+            return ""
+        return STEP if pending.step > committed.step else SECTION
 
     def beat(self, collectives: int, groups: Sequence[tuple[int, int]] | None = ()) -> None:
         """The control thread is alive; for `groups` see `Page.beat`."""
