@@ -1,7 +1,8 @@
 """Samples: a worker as it can be seen from outside, without its help: its page, and what the kernel counts.
 
-What a worker has begun in which group, and on which line it stands, is told only when it has stood still for longer than
-its last step took, and then every two seconds: as long as all goes well, beats stay small however many groups there are.
+What a worker has begun in which group, and on which line it stands, is told only when it has stood still for longer
+than its last step took, and then every two seconds: as long as all goes well, beats stay small however many groups
+there are.
 """
 
 from __future__ import annotations

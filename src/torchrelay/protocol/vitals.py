@@ -19,8 +19,9 @@ stuck:
     at the edge has its shard
     in a declared section                  2 min
 
-Ranks that have committed the same point are all on the way to the same next call. Who stands at different calls (5 s, and
-3 steps), or needs one whose script has ended, or waits in a collective that others do not make, never gets on: see `ways`.
+Ranks that have committed the same point are all on the way to the same next call. Who stands at different calls (5 s,
+and 3 steps), or needs one whose script has ended, or waits in a collective that others do not make, never gets on: see
+`ways`.
 
 A node is lost after a silence that its own beats set:
 

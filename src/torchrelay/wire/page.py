@@ -6,8 +6,8 @@ page lives in memory that outlives the worker, so the private state survives a S
     0      header   u64 magic, then Status (below) as fixed u64/f64 fields
     1024   groups   u64 how many, u64 how much was begun in all of them; then for each, up to MAX_GROUPS, u64 its key
                     and u64 how much was begun in it
-    3328   spot     i64 when the phase was entered, i64 and u64 what was begun in the default group and in all others, when
-                    the control thread looked where the main thread stands; u64 length, and where that is (msgpack)
+    3328   spot     i64 when the phase was entered, i64 and u64 what was begun in the default group and in all others,
+                    when the control thread looked where the main thread stands; u64 length, and where that is (msgpack)
     4096   slot 0   u64 sequence, i64 step, i64 section, u64 length, u64 length of the supplement, then the private
                     record's bytes, then those of its supplement
     4096+S slot 1   the same, and so on

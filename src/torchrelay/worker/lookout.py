@@ -1,7 +1,8 @@
 """Lookout: where the main thread stands, seen from the control thread, when nothing has changed for a while.
 
-Nothing of it is done while training gets on: the stack of the main thread is read only when the worker has begun nothing
-and entered nothing since the look before. What is in the page then is where a rank stands for others (`protocol/ways`).
+Nothing of it is done while training gets on: the stack of the main thread is read only when the worker has begun
+nothing and entered nothing since the look before. What is in the page then is where a rank stands for others
+(`protocol/ways`).
 """
 
 from __future__ import annotations
