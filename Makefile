@@ -62,6 +62,7 @@ fix: $(READY)  ## format, and repair what a machine can
 soak: $(READY)  ## 100,000 simulated schedules, then FAULTS=300 faults and moves on real processes, and the cells covered
 	$(PY) -m torchrelay.simulation --seeds 100000 --jobs 2
 	$(PY) -m tests.matrix --faults $(FAULTS) $(ARGS)
+	$(PY) -m tests.matrix --silent
 	$(PY) -m pytest -m soak
 
 bench: $(READY)  ## one bench: NAME=recovery runs bench/recovery.py

@@ -4,6 +4,7 @@ python -m tests.matrix --all                 every cell once: faults x phases, a
 python -m tests.matrix --minutes 60          faults and moves by chance for an hour, then what was covered
 python -m tests.matrix --faults 300          so many in a row
 python -m tests.matrix --job 4711            one job of these again, as its seed has it
+python -m tests.matrix --silent              scripts that break a rule on purpose: nothing wrong may come of it silently
 
 Acts are done to jobs that train, several to each; each job is then compared with its undisturbed twin, bit by bit at
 every point on every rank. Exit code 1: something was wrong; what was left of that job is kept.
@@ -25,6 +26,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import silent
 from tests.acts import EVERY, IMPOSSIBLE, MOVES, OUTER, POSSIBLE, WHENS, WHOS, Act, Inside, Strike
 from tests.cells import ALL, HOWS, PHASES, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
@@ -250,8 +252,11 @@ def main() -> int:
     parser.add_argument("--per-job", type=int, default=15, help="acts in one job")
     parser.add_argument("--layout", choices=LAYOUTS, default="ddp", help="how the ranks share the model")
     parser.add_argument("--job", type=int, metavar="SEED", help="this job alone, again")
+    parser.add_argument("--silent", nargs="*", metavar="RULE", help="scripts that break a rule on purpose, or these")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # jobs do not outlive us
+    if options.silent is not None:
+        return silent.main(options.silent)
     tally = Tally()
     with tempfile.TemporaryDirectory(prefix="torchrelay-twin-") as folder:
         twin = Twin(Path(folder), options.layout)

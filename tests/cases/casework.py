@@ -3,7 +3,7 @@
 OUT      a folder: each rank writes a line per step, and one at its end, to rank-R.jsonl there
 MODE     which variant of the script this is
 STRIKE   where:step:rank[,...]: the process that comes to such a place kills itself there, once
-SLOW     after so many steps a step takes half a second, until $OUT/go is there: time for who disturbs from outside
+SLOW     after so many steps each takes 2.5 s longer, until $OUT/go is there: time for who disturbs from outside
 """
 
 from __future__ import annotations
@@ -76,10 +76,25 @@ def once(variable: str, place: str) -> bool:
     return True
 
 
+def holder(rank: int) -> int:
+    """0 for the first process that has held this rank, 1 for its successor, and so on."""
+    number = 0
+    while True:
+        try:
+            (OUT / f"holder-{rank}-{number}").touch(exist_ok=False)
+        except FileExistsError:
+            number += 1
+        else:
+            return number
+
+
 def pace(step: int) -> None:
-    """After a step: a moment's rest, or half a second where somebody is to disturb us from outside."""
-    waits = SLOW and step >= SLOW and not (OUT / "go").exists()
-    time.sleep(0.5 if waits else PAUSE_S)
+    """After a step: a moment's rest, or a longer one where somebody is to disturb us from outside."""
+    until = time.monotonic() + (2.5 if SLOW and step >= SLOW else PAUSE_S)
+    while time.monotonic() < until:
+        if SLOW and (OUT / "go").exists():
+            break
+        time.sleep(0.005)
 
 
 class Pairs(Dataset[tuple[torch.Tensor, torch.Tensor]]):

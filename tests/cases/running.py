@@ -91,6 +91,12 @@ class Verdict:
     def reason(self) -> str:
         return self.ran.reason
 
+    @property
+    def why(self) -> str:
+        """The last line in which the run says why it ended."""
+        told = [line for line in self.reason.splitlines() if "ended" in line or "Refused" in line or "refus" in line]
+        return told[-1][:400] if told else ""
+
 
 def judge(ran: Ran, calm: Ran) -> Verdict:
     """Compare a disturbed run with an undisturbed one. An undisturbed one that is refused counts for both."""
