@@ -10,18 +10,30 @@ if "FAKE_BEGUN" in os.environ:
 
 import dataclasses
 import sys
+from contextlib import suppress
 
 import msgspec
 
 from torchrelay.cli import local_run
 from torchrelay.cli import main as command
 from torchrelay.cli.run import Plan
+from torchrelay.wire.page import no_room
 
 follow = local_run.follow
 
 
+def fill(folder: Path, pages: int) -> str:
+    """Whatever room there is in this folder is taken."""
+    with (folder / "filler").open("wb", buffering=0) as file, suppress(OSError):
+        while file.write(bytes(4096)):
+            pass
+    return no_room(folder, 0 * pages)
+
+
 def pretend(plan: Plan) -> int:
     """Follow the same plan with workers that need no torch."""
+    if "FAKE_FILL" in os.environ:  # between the look at what room there is, and the start of the workers
+        local_run.no_room = fill
     preload = (os.environ.get("FAKE_PRELOAD", "torchrelay.wire.page"),)
     launch = msgspec.structs.replace(plan.launch, preload=preload, function="tests.fake_trainer:train")
     return follow(dataclasses.replace(plan, launch=launch))

@@ -38,12 +38,19 @@ class LocalRun:
         self.process: subprocess.Popen[str] | None = None
         (folder / "train.py").write_text("")
 
+    def command(self) -> list[str]:
+        return [sys.executable, "-m", "tests.fake_run", "--run-dir", str(self.run_dir)]
+
     def start(self, *words: str, **environment: str) -> subprocess.Popen[str]:
         path = os.pathsep.join((str(ROOT), os.environ.get("PYTHONPATH", "")))
         environment = {**os.environ, MARK: self.mark, "PYTHONPATH": path, **environment}
-        command = [sys.executable, "-m", "tests.fake_run", "--run-dir", str(self.run_dir), *words]
         self.process = subprocess.Popen(
-            command, cwd=self.folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+            [*self.command(), *words],
+            cwd=self.folder,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         return self.process
 

@@ -164,7 +164,7 @@ def test_what_cannot_be_started_is_reported_with_the_reason(server: Server, miss
     else:
         server.fork("w1", "wait", log="/no/such/folder/w1.log")
     ended = server.hear(Ended)
-    assert (ended.pid, ended.code) == (None, None)
+    assert (ended.pid, ended.code) == (None, 94)
     assert ended.cause.startswith("could not be started: ")
     assert "/no/such/folder" in ended.cause
 

@@ -20,6 +20,7 @@ from torchrelay.protocol.ids import WorkerId
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PAGE = 4096
+CANNOT_START = 94  # what a worker that could not be started has ended with
 
 
 @dataclass
@@ -53,9 +54,13 @@ class Children:
         self._running[child.worker] = Process(child)
         return child
 
-    def fail(self, worker: WorkerId, slot: int, cause: str) -> Ended:
+    def fail(self, worker: WorkerId, slot: int, error: OSError) -> Ended:
         """It could not be started."""
-        ended = Ended(worker=worker, slot=slot, pid=None, cause=cause, at_ns=time.monotonic_ns())
+        named = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error)
+        ended = Ended(
+            worker=worker, slot=slot, pid=None, code=CANNOT_START, cause=f"could not be started: {named}",
+            at_ns=time.monotonic_ns(),
+        )  # fmt: skip
         self._ended[worker] = ended
         return ended
 

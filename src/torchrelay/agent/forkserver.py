@@ -22,11 +22,13 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from torchrelay.agent.children import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Children, prctl
 from torchrelay.agent.forks import Child, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
+from torchrelay.wire.page import reserve
 
 # An agent that does not read for so long is as good as gone; it may connect again.
 REPORT_TIMEOUT_S = 1.0
@@ -163,15 +165,16 @@ class ForkServer:
             return None
         server = os.getpid()
         try:
+            reserve_page(request)
             log_file = open_log(request)
         except OSError as error:
-            self._report(self._children.fail(request.worker, request.slot, f"could not be started: {error}"))
+            self._report(self._children.fail(request.worker, request.slot, error))
             return None
         try:
             pid = os.fork()
         except OSError as error:
             os.close(log_file)
-            self._report(self._children.fail(request.worker, request.slot, f"could not be started: {error}"))
+            self._report(self._children.fail(request.worker, request.slot, error))
             return None
         if pid == 0:
             self._leave_server()
@@ -199,6 +202,13 @@ def open_log(request: Fork) -> int:
     if not os.path.isdir(request.cwd):
         raise NotADirectoryError(f"working folder {request.cwd} does not exist")
     return os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def reserve_page(request: Fork) -> None:
+    """Memory for the worker's page, before there is a worker: then the reason is heard. Raises OSError."""
+    page = request.env.get("TORCHRELAY_PAGE")
+    if page:
+        reserve(Path(page))
 
 
 def settle(birth: Birth) -> None:

@@ -74,6 +74,9 @@ class Processes:
         except FileExistsError:
             self._end(absent(fork.worker, fork.slot, "ended together with an earlier agent of its node"))
             return
+        except OSError as error:  # no room left, not even for a name
+            self._end(absent(fork.worker, fork.slot, f"could not be started: {error.strerror}"))
+            return
         self._asked[fork.worker] = fork
         self._send(fork)
 

@@ -7,6 +7,7 @@ there are.
 
 from __future__ import annotations
 
+import logging
 import os
 import time
 from collections.abc import Iterator
@@ -17,7 +18,9 @@ from torchrelay.agent.children import ProcessGone, read_proc, read_stat
 from torchrelay.protocol.events import PrivateRecord
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.vitals import Sample
-from torchrelay.wire.page import Groups, Page, Status
+from torchrelay.wire.page import BadPage, Groups, Page, Status
+
+logger = logging.getLogger(__name__)
 
 _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 STANDS_NS = 1_000_000_000  # a worker stands still if nothing has changed for so long, and for as long as a step
@@ -41,13 +44,18 @@ class _Stand:
 
 
 class Sampler:
-    """Reads the pages in one folder; keeps them open between samples."""
+    """Reads the pages in one folder; keeps them open between samples.
+
+    A page that cannot be read any more is as good as one that was never made: what is wrong with one worker must not
+    reach the others through their agent.
+    """
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._pages: dict[WorkerId, Page] = {}
         self._first_seen_ns: dict[WorkerId, int] = {}
         self._stands: dict[WorkerId, _Stand] = {}
+        self._bad: set[WorkerId] = set()  # of these a page was whole once
 
     def path(self, worker: WorkerId) -> Path:
         """Where this worker's page is, or will be."""
@@ -97,14 +105,19 @@ class Sampler:
         return stand.due(status.step_ns, now)
 
     def records(self, worker: WorkerId) -> tuple[PrivateRecord, ...]:
-        """What an ended worker left in its page; nothing if it never made one."""
+        """What an ended worker left in its page; nothing if it never made one, or if it cannot be read."""
         page = self._page(worker)
-        return page.records() if page is not None else ()
+        try:
+            return page.records() if page is not None else ()
+        except BadPage as error:
+            self._complain(worker, error)
+            return ()
 
     def remove(self, worker: WorkerId) -> None:
         """Close and delete the page of an ended worker."""
         self._first_seen_ns.pop(worker, None)
         self._stands.pop(worker, None)
+        self._bad.discard(worker)
         page = self._pages.pop(worker, None)
         if page is not None:
             page.close()
@@ -112,16 +125,29 @@ class Sampler:
 
     def _look(self, worker: WorkerId) -> tuple[Status | None, Groups, Page | None]:
         page = self._page(worker)
-        return (page.status(), page.groups(), page) if page is not None else (None, Groups(None), None)
+        try:
+            return (page.status(), page.groups(), page) if page is not None else (None, Groups(None), None)
+        except BadPage as error:
+            self._complain(worker, error)
+            return None, Groups(None), None
+
+    def _complain(self, worker: WorkerId, error: BadPage) -> None:
+        if worker not in self._bad:
+            self._bad.add(worker)
+            logger.error("%s: %s", worker, error)
 
     def _page(self, worker: WorkerId) -> Page | None:
         page = self._pages.get(worker)
         if page is None:
             try:
                 page = Page(self.path(worker))
+            except OSError:
+                return None  # not made yet
+            try:
                 page.status()
-            except (FileNotFoundError, ValueError):
-                return None  # not made yet, or this very moment: no size or no header
+            except BadPage:  # this very moment: no size or no header
+                page.close()
+                return None
             self._pages[worker] = page
         return page
 

@@ -11,7 +11,7 @@ from torchrelay.chaos.faults import Fault, Gone, Victim, held
 from torchrelay.chaos.whereabouts import Refusal
 from torchrelay.chaos.wishes import Phase
 from torchrelay.protocol.ids import WorkerPhase
-from torchrelay.wire.page import Page, Status
+from torchrelay.wire.page import BadPage, Page, Status
 
 WITHIN_S = 60.0
 IN = {
@@ -68,7 +68,8 @@ def has_stopped(pid: int) -> bool:
 def _page(path: Path) -> Iterator[Page]:
     try:
         page = Page(path)
-    except (FileNotFoundError, ValueError) as error:
+        page.status()
+    except (FileNotFoundError, BadPage) as error:
         raise Refusal(f"the worker has no page yet ({path}): --phase any hits it all the same") from error
     try:
         yield page
@@ -96,6 +97,6 @@ def last_phase(path: Path) -> str:
         page = Page(path)
         told = str(page.status().phase)
         page.close()
-    except (FileNotFoundError, ValueError):
+    except (FileNotFoundError, BadPage):
         return ""
     return told

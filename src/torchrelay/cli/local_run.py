@@ -23,6 +23,7 @@ from torchrelay.cli.sweep import PrivateFolder, sweep
 from torchrelay.cli.voice import NEVER_JOINED, Voice, remedy, summary
 from torchrelay.orchestrator.endpoint import ENDPOINT, LOGS, TOKEN
 from torchrelay.orchestrator.shown import Incidents
+from torchrelay.protocol.ending import NO_SPARE
 from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.job import JobPhase
 from torchrelay.schedulers.local import FIRST_KEY, LocalScheduler, spread, write_file
@@ -32,6 +33,7 @@ from torchrelay.schedulers.network import Isolation
 from torchrelay.schedulers.port import GrantLost, SchedulerError, SpareRequest
 from torchrelay.schedulers.tether import adopt_orphans
 from torchrelay.wire.launch import Launch, write_launch
+from torchrelay.wire.page import no_room
 from torchrelay.wire.trust import new_token, write_token
 
 LOOPBACK = "127.0.0.1"
@@ -121,6 +123,8 @@ class LocalRun:
     async def start(self) -> None:
         """Orchestrator, agents, job. Raises `NotPossible`."""
         plan = self.plan
+        if full := no_room(self.folder, sum(slots_of(plan).values())):
+            raise NotPossible(full, CANNOT_START)
         write_token(plan.run_dir / TOKEN, self.token)
         write_launch(plan.run_dir, self.launch())
         write_machine(plan.run_dir, self.folder)
@@ -221,7 +225,15 @@ class LocalRun:
                 if self.scheduler.processes():
                     self.voice.say(reason)
                 else:
-                    self.give_up(NotPossible(reason, CANNOT_START))
+                    code = NO_SPARE if await asyncio.to_thread(self.has_trained) else CANNOT_START
+                    self.give_up(NotPossible(reason, code))
+
+    def has_trained(self) -> bool:
+        """Whether the job has come so far that nobody may say it could not start."""
+        try:
+            return self.client is not None and self.now().job(self.plan.spec.job).joined
+        except (Away, Denied, ValueError):
+            return self.client is not None
 
     # ------------------------------------------------------------ verdict
 

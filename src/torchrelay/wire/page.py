@@ -1,7 +1,11 @@
 """The page: a small shared file through which a worker tells its agent where it is, without a message.
 
 The worker writes its step, phase and private state (RNG, loader position) into the page; the agent only reads. The
-page lives in memory that outlives the worker, so the private state survives a SIGKILL. Layout, little endian:
+page lives in memory that outlives the worker, so the private state survives a SIGKILL. All of that memory is taken when
+the page is made: where none is left, a write to a map ends the process (SIGBUS), and so does a read. Readers make no
+map, as the page is another process's work: whatever is wrong with it, a reader gets an error and no signal.
+
+Layout, little endian:
 
     0      header   u64 magic, then Status (below) as fixed u64/f64 fields
     1024   groups   u64 how many, u64 how much was begun in all of them; then for each, up to MAX_GROUPS, u64 its key
@@ -24,6 +28,7 @@ groups, are read as well.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import struct
@@ -43,8 +48,9 @@ HEADER = 4096
 GROUPS = 1024  # where the groups begin
 MAX_GROUPS = 128  # of a rank with more, others cannot see what it waits for: nothing is said of any of them
 SPOT = 3328
-SLOT = 1 << 20  # bytes of one slot; the file is sparse, only what is written takes memory
+SLOT = 1 << 20  # bytes of one slot
 SLOTS = 4
+SIZE = HEADER + SLOTS * SLOT
 _SLOT_HEAD = struct.Struct("<QqqQQ")
 _SUPPLEMENT_AT = 32  # of the supplement's length in the slot's head
 _WORD = struct.Struct("<Q")
@@ -90,34 +96,75 @@ class PageFull(ValueError):
     """The private record is larger than a slot."""
 
 
+class BadPage(ValueError):
+    """This is not a worker's page, or not yet, or it is damaged."""
+
+
 def _full(size: int) -> PageFull:
     return PageFull(f"{size} bytes of private state, at most {MAX_RECORD} fit")
 
 
+def reserve(path: Path) -> None:
+    """Make the file of a page, with memory for all of it. Raises OSError; if there is no room, with what to do."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, SIZE)
+    except OSError as error:
+        os.ftruncate(descriptor, 0)
+        if error.errno != errno.ENOSPC:
+            raise
+        raise OSError(error.errno, no_room(path.parent) or f"no room in {path.parent}") from error
+    finally:
+        os.close(descriptor)
+
+
+def no_room(folder: Path, pages: int = 1) -> str:
+    """What to say where the pages of so many workers do not fit; empty if they do."""
+    known = os.statvfs(folder)
+    free, needed = known.f_bavail * known.f_frsize, pages * SIZE
+    if not known.f_blocks or free >= needed:  # without any blocks: it has no limit
+        return ""
+    wanted = f"{pages} workers need" if pages > 1 else "a worker needs"
+    return (
+        f"{wanted} {needed / 1e6:.1f} MB of shared memory, and {folder} has {free / 1e6:.1f} MB left: "
+        "remove what fills it (`df -h` and `ls` tell), or give it more (a container: --shm-size)"
+    )
+
+
 class Page:
-    """One worker's page. The worker opens it with `create=True` and writes; its agent opens and reads it."""
+    """One worker's page. The worker makes it (`create=True`) and writes; its agent opens it, and reads.
+
+    To make it raises OSError (see `reserve`), to open it FileNotFoundError, and to read it `BadPage`.
+    """
 
     def __init__(self, path: Path, *, create: bool = False) -> None:
         self.path = path
-        flags = os.O_RDWR | (os.O_CREAT if create else 0)
-        descriptor = os.open(path, flags, 0o600)
-        try:
-            if create:
-                os.ftruncate(descriptor, HEADER + SLOTS * SLOT)
-            self._map = mmap.mmap(descriptor, HEADER + SLOTS * SLOT)
-        finally:
-            os.close(descriptor)
+        if create:
+            reserve(path)
+        self._writes = create
+        self._file = os.open(path, (os.O_RDWR if create else os.O_RDONLY) | os.O_CLOEXEC)
         self._points: list[Point | None] = [None] * SLOTS  # what each slot holds
         self._ages = [0] * SLOTS  # its sequence
         self._sequence = 0
         self._start = self._end = HEADER + _SLOT_HEAD.size  # of the record kept last: its slot, and its end
         self._groups: Sequence[tuple[int, int]] | None = ()  # as they were written last
         if create:
+            self._map = mmap.mmap(self._file, SIZE)
             blank = Status(
                 step=-1, section=0, phase=WorkerPhase.BOOTING, entered_ns=0, committed_ns=0, step_ns=0,
                 collectives=0, beat_ns=0, generation=0,
             )  # fmt: skip
             self.write_status(blank)
+
+    def _read(self, at: int, size: int) -> bytes:
+        """Some of its bytes, by a call of the kernel: that can fail, but not end this process. Raises `BadPage`."""
+        try:
+            data = os.pread(self._file, size, at)
+        except OSError as error:
+            raise BadPage(f"{self.path} cannot be read: {error.strerror}") from error
+        if len(data) < size:
+            raise BadPage(f"{self.path} is cut short: it is not a worker's page, or not yet")
+        return data
 
     # ------------------------------------------------------------ status
 
@@ -155,21 +202,21 @@ class Page:
 
     def groups(self) -> Groups:
         """What was begun in which groups; now and then of two adjacent moments."""
-        if _WORD.unpack_from(self._map, 0) == (WITHOUT_GROUPS,):
+        if _WORD.unpack(self._read(0, _WORD.size)) == (WITHOUT_GROUPS,):
             return Groups(None)
-        count, begun = _GROUP.unpack_from(self._map, GROUPS)
+        count, begun = _GROUP.unpack(self._read(GROUPS, _GROUP.size))
         if count > MAX_GROUPS:
             return Groups(None, begun)
-        held = self._map[GROUPS + _GROUP.size : GROUPS + (1 + count) * _GROUP.size]
+        held = self._read(GROUPS + _GROUP.size, count * _GROUP.size)
         return Groups(tuple(_GROUP.iter_unpack(held)), begun)
 
     def status(self) -> Status:
         """Read the status. Fields may be of two adjacent moments; each alone is whole."""
-        magic, step, section, phase, entered, committed, took, collectives, beat, generation = _STATUS.unpack_from(
-            self._map, 0
+        magic, step, section, phase, entered, committed, took, collectives, beat, generation = _STATUS.unpack(
+            self._read(0, _STATUS.size)
         )
-        if magic not in (MAGIC, WITHOUT_GROUPS):
-            raise ValueError(f"{self.path} is not a worker's page")
+        if magic not in (MAGIC, WITHOUT_GROUPS) or not 0 <= phase < len(_PHASES):
+            raise BadPage(f"{self.path} is not a worker's page")
         return Status(
             step=step, section=section, phase=_PHASES[phase], entered_ns=entered, committed_ns=committed,
             step_ns=took, collectives=collectives, beat_ns=beat, generation=generation,
@@ -190,19 +237,19 @@ class Page:
 
     def spot(self) -> Spot | None:
         """Where the main thread stands, if it has been marked since it last moved."""
-        *at, size = _SPOT.unpack_from(self._map, SPOT)
-        if not 0 < size <= MAX_SPOT or tuple(at) != self._stamp():
-            return None
-        begin = SPOT + _SPOT.size
         try:
-            return msgspec.msgpack.decode(self._map[begin : begin + size], type=Spot)
-        except msgspec.MsgspecError:
+            *at, size = _SPOT.unpack(self._read(SPOT, _SPOT.size))
+            if not 0 < size <= MAX_SPOT or tuple(at) != self._stamp():
+                return None
+            return msgspec.msgpack.decode(self._read(SPOT + _SPOT.size, size), type=Spot)
+        except (msgspec.MsgspecError, BadPage):
             return None  # it is being written
 
     def _stamp(self) -> tuple[int, int, int]:
         """What changes whenever the worker gets on."""
         status = self.status()
-        return status.entered_ns, status.collectives, _GROUP.unpack_from(self._map, GROUPS)[1]
+        begun: int = _GROUP.unpack(self._read(GROUPS, _GROUP.size))[1]
+        return status.entered_ns, status.collectives, begun
 
     # ------------------------------------------------------------ private records
 
@@ -248,12 +295,16 @@ class Page:
         found: list[tuple[int, PrivateRecord]] = []
         for slot in range(SLOTS):
             start = HEADER + slot * SLOT
-            sequence, step, section, length, more = _SLOT_HEAD.unpack_from(self._map, start)
+            sequence, step, section, length, more = _SLOT_HEAD.unpack(self._read(start, _SLOT_HEAD.size))
             if sequence and sequence % 2 == 0 and length + more <= MAX_RECORD:
-                data = self._map[start + _SLOT_HEAD.size : start + _SLOT_HEAD.size + length + more]
-                found.append((sequence, PrivateRecord(Point(step, section), bytes(data))))
+                data = self._read(start + _SLOT_HEAD.size, length + more)
+                found.append((sequence, PrivateRecord(Point(step, section), data)))
         newest = {record.point: record for _, record in sorted(found, key=lambda pair: pair[0])}
         return tuple(newest[point] for point in sorted(newest))
 
     def close(self) -> None:
-        self._map.close()
+        if (file := self._file) >= 0:
+            self._file = -1
+            os.close(file)
+        if self._writes:
+            self._map.close()
