@@ -33,7 +33,7 @@ def fill(folder: Path, pages: int) -> str:
 def pretend(plan: Plan) -> int:
     """Follow the same plan with workers that need no torch."""
     if "FAKE_FILL" in os.environ:  # between the look at what room there is, and the start of the workers
-        local_run.no_room = fill
+        vars(local_run)["no_room"] = fill
     preload = (os.environ.get("FAKE_PRELOAD", "torchrelay.wire.page"),)
     launch = msgspec.structs.replace(plan.launch, preload=preload, function="tests.fake_trainer:train")
     return follow(dataclasses.replace(plan, launch=launch))
