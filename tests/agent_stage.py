@@ -174,6 +174,7 @@ class Stage:
         self.write_launch(function, args)
         self.agent: asyncio.subprocess.Process | None = None
         self.options: tuple[str, ...] = ()
+        self.program: tuple[str, ...] = ("-m", "torchrelay.agent")
 
     def write_launch(self, function: str, args: tuple[str, ...] = (), preload: tuple[str, ...] | None = None) -> None:
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OPERATORS": "own"}
@@ -187,7 +188,7 @@ class Stage:
     async def start_agent(self) -> asyncio.subprocess.Process:
         with (self.run_dir / "agent.log").open("ab") as log:
             self.agent = await asyncio.create_subprocess_exec(
-                sys.executable, "-m", "torchrelay.agent", "--node", NODE, "--slots", "5",
+                sys.executable, *self.program, "--node", NODE, "--slots", "5",
                 "--url", f"http://127.0.0.1:{self.conductor.port}", "--token-file", str(self.run_dir / "token"),
                 "--run-dir", str(self.run_dir), "--folder", str(self.sockets), "--linger", str(self.linger_s),
                 *self.options, stderr=log, stdout=log, start_new_session=True,

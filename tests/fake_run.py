@@ -12,12 +12,15 @@ import dataclasses
 import sys
 from contextlib import suppress
 
-import msgspec
+from torchrelay.cli.unprepared import ends_at_once
 
-from torchrelay.cli import local_run
-from torchrelay.cli import main as command
-from torchrelay.cli.run import Plan
-from torchrelay.wire.page import no_room
+with ends_at_once():  # as the command itself has it
+    import msgspec
+
+    from torchrelay.cli import local_run
+    from torchrelay.cli import main as command
+    from torchrelay.cli.run import Plan
+    from torchrelay.wire.page import no_room
 
 follow = local_run.follow
 

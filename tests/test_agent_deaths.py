@@ -24,6 +24,22 @@ from torchrelay.protocol.events import (
 from torchrelay.protocol.ids import Point, WorkerId
 from torchrelay.wire.channel import Ack, Refused, Shutdown
 
+# An agent that has a defect from the moment at which a file is there.
+DEFECTIVE = """
+import sys
+from torchrelay.agent import __main__, agent
+
+beat = agent.Agent._beat
+
+def broken(self):
+    if (self.site.folder / "strike").exists():
+        raise RuntimeError("a defect")
+    return beat(self)
+
+agent.Agent._beat = broken
+sys.exit(__main__.main())
+"""
+
 # ---------------------------------------------------------------- nothing is lost
 
 
@@ -99,6 +115,26 @@ async def test_an_agent_that_comes_back_adopts_its_workers(stage: Stage) -> None
     await stage.order(interrupt("w1", "still there?"))
     await stage.heard(WorkerReported, "w1")
     assert stage.log("w1").count("welcome") == 2
+
+
+@on_stage("work")
+async def test_a_defect_of_an_agent_leaves_its_workers_to_the_next_one(stage: Stage) -> None:
+    await stage.end()
+    stage.program = ("-c", DEFECTIVE)
+    agent = await stage.start_agent()
+    await stage.attached(times=2)
+    pid = await stage.working()
+    (stage.sockets / NODE / "strike").touch()
+    assert await agent.wait() == 95, stage.agent_log()
+    assert "RuntimeError: a defect" in stage.agent_log()
+    assert lives(pid), "although it lingers for no second"
+    stage.program = ("-m", "torchrelay.agent")
+    await stage.start_agent()
+    await stage.attached(times=3)
+    assert [(seen.worker, seen.pid) for seen in stage.conductor.attaches[2].workers] == [("w1", pid)]
+    await stage.heard(WorkerJoined, "w1", count=2)
+    family = [pid, *await stage.kill_agent()]
+    await until(lambda: not any(lives(one) for one in family), "a kill is as ever: what it lingers for counts")
 
 
 @on_stage("stay")

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.agent.samples import Sampler, descendants
+from torchrelay.agent import samples
+from torchrelay.agent.samples import MOST_BELOW, Sampler, descendants
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.vitals import Sample
 from torchrelay.wire.page import Page, Status
@@ -180,3 +181,11 @@ def test_groups_are_told_of_who_stands_longer_than_a_step_and_again_from_time_to
     assert told(0.1, second, collectives=2) == (tuple(second), 8)
     page.close()
     sampler.remove(W)
+
+
+@pytest.mark.parametrize("below", [lambda pid: f"{pid + 1}", lambda pid: f"{2 * pid} {2 * pid + 1}"])
+def test_however_many_processes_there_are_below_a_worker_they_are_counted_up_to_a_bound(
+    monkeypatch: pytest.MonkeyPatch, below: Callable[[int], str]
+) -> None:
+    monkeypatch.setattr(samples, "read_proc", lambda path: below(int(path.split("/")[2])))
+    assert list(descendants(1)) == list(range(2, MOST_BELOW + 2))

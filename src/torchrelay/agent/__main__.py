@@ -5,7 +5,8 @@ to `RUN_DIR/logs/agent-<node>.log`; its forkserver writes there too. It ends, it
 orchestrator says so, and, with --tied, when the process that started it has ended.
 
 Exit codes: 0 told to end; 2 bad arguments; 94 cannot start (no torch, wrong token, node name in use); the reason is
-the last line of the log.
+the last line of the log. 95: a defect of its own; the traceback is in the log, and its workers train on, as after a
+SIGKILL, until an agent that is started again adopts them.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ logger = logging.getLogger("torchrelay.agent")
 
 MAX_SOCKET_PATH = 107  # bytes; the kernel's limit for unix sockets
 PARENT_S = 0.5
+DEFECT = 95
 
 
 def parse(arguments: list[str] | None = None) -> argparse.Namespace:
@@ -107,6 +109,10 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
     watching = asyncio.create_task(watch_parent(agent, parent)) if options.tied else None
     try:
         return await agent.run()
+    except Exception:  # the top of the process
+        logger.exception("a defect of the agent: it ends, and its workers train on for the next agent to adopt")
+        logging.shutdown()
+        os._exit(DEFECT)  # in order, the event loop would kill the forkserver, and with it the workers
     finally:
         if watching is not None:
             watching.cancel()

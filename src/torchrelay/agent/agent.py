@@ -42,6 +42,7 @@ LAST_WORDS_S = 0.2
 FLUSH_S = 2.0
 AWAY = "away"  # a file in the node's folder
 GRACE_S = 5.0
+BIDE_S = 20.0  # how long workers outlive a defect of their agent, whatever its linger is
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,6 +73,7 @@ class Agent:
         self._leaving: dict[WorkerId, WorkerSeen] = {}  # ended, and the orchestrator has not acknowledged it
         self._tasks: set[asyncio.Task[None]] = set()
         self._stop: asyncio.Future[Shutdown] = loop.create_future()
+        self._defect = False  # an exception of ours ends this agent
         self._back: asyncio.TimerHandle | None = None  # the end of a partition that chaos asked for
         self.sampler = Sampler(site.folder)
         self.shelf = shelf_in(site.folder)
@@ -90,7 +92,11 @@ class Agent:
         )  # fmt: skip
 
     async def run(self) -> int:
-        """Serve until told to end. Returns the process's exit code; nothing of ours is left running."""
+        """Serve until told to end. Returns the process's exit code; nothing of ours is left running.
+
+        An exception is a defect of ours. Then the workers train on for `BIDE_S` at least, for a next agent to adopt;
+        whoever calls this must end the process at once, as its event loop would kill the forkserver when it is closed.
+        """
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, self.stop, f"received {number.name}")
@@ -115,8 +121,11 @@ class Agent:
             await asyncio.gather(hearing, talking, attending, looking, return_exceptions=True)
             if self.network is not None:
                 self.network.close()
-            await self.processes.close()
-            await self.links.close()
+            if self._defect:
+                await self.processes.leave(BIDE_S)
+            else:
+                await self.processes.close()
+                await self.links.close()
         return code
 
     def stop(self, reason: str, grace_s: float = GRACE_S) -> None:
@@ -147,7 +156,8 @@ class Agent:
                 logger.error("%s", error)
                 return Shutdown(reason=str(error)), CANNOT_START
             if error is not None:
-                raise error  # a defect of ours
+                self._defect = True
+                raise error
         raise AssertionError("it ends for one of these reasons")
 
     async def _end_workers(self, order: Shutdown, hearing: asyncio.Task[None]) -> None:

@@ -46,7 +46,13 @@ class Stop(Struct, frozen=True, tag=True):
     """Kill every process and end."""
 
 
-ToForkserver = Fork | Kill | Forget | Stop
+class Bide(Struct, frozen=True, tag=True, kw_only=True):
+    """Keep the workers for at least so long when this agent has gone; a next one is to find them."""
+
+    seconds: float
+
+
+ToForkserver = Fork | Kill | Forget | Bide | Stop
 
 # ---------------------------------------------------------------- forkserver -> agent
 

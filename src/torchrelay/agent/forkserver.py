@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchrelay.agent.children import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Children, prctl
-from torchrelay.agent.forks import Child, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
+from torchrelay.agent.forks import Bide, Child, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.page import reserve
@@ -50,6 +50,7 @@ class ForkServer:
     def __init__(self, listener: socket.socket, *, linger_s: float) -> None:
         self._listener = listener
         self._linger_s = linger_s
+        self._bide_s = 0.0  # the agent of now has asked for at least so long
         self._children = Children()
         self._agent: FrameSocket | None = None
         # The first agent connects before it starts us: its connection waits in the listener.
@@ -76,7 +77,7 @@ class ForkServer:
             for ended in self._children.collect():
                 self._report(ended)
             if self._linger_left() == 0.0:
-                log(f"no agent for {self._linger_s} s: ending all workers")
+                log(f"no agent for {max(self._linger_s, self._bide_s)} s: ending all workers")
                 break
         self._children.end_all()
         return None
@@ -87,7 +88,7 @@ class ForkServer:
     def _linger_left(self) -> float | None:
         if self._alone_since is None:
             return None
-        return max(0.0, self._alone_since + self._linger_s - time.monotonic())
+        return max(0.0, self._alone_since + max(self._linger_s, self._bide_s) - time.monotonic())
 
     # ------------------------------------------------------------ the agent
 
@@ -101,7 +102,7 @@ class ForkServer:
             return
         self._drop_agent()
         self._agent = FrameSocket(connection)
-        self._alone_since = None
+        self._alone_since, self._bide_s = None, 0.0
         self._selector.register(self._agent, selectors.EVENT_READ, self._hear)
         running, ended = self._children.list_running(), self._children.list_ended()
         self._report(Inventory(pid=os.getpid(), children=running, ended=ended))
@@ -143,6 +144,8 @@ class ForkServer:
                     self._children.kill(worker, number, reason)
                 case Forget(worker=worker):
                     self._children.forget(worker)
+                case Bide(seconds=seconds):
+                    self._bide_s = seconds
                 case Stop():
                     self._stopping = True
                     return None
@@ -231,7 +234,6 @@ def settle(birth: Birth) -> None:
     os.environ.update(request.env)
     os.chdir(request.cwd)
     sys.argv = list(request.argv) or [""]
-    sys.path.insert(0, request.cwd)  # as `python -m` has it; whoever runs a script puts the script's folder there
     reseed()
 
 

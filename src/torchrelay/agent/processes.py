@@ -14,7 +14,18 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from torchrelay.agent.children import ProcessGone, read_stat, send_group, send_signal
-from torchrelay.agent.forks import Child, Ended, Forget, Fork, Inventory, Kill, Stop, from_forkserver
+from torchrelay.agent.forks import (
+    Bide,
+    Child,
+    Ended,
+    Forget,
+    Fork,
+    Inventory,
+    Kill,
+    Stop,
+    ToForkserver,
+    from_forkserver,
+)
 from torchrelay.protocol.ids import WorkerId
 from torchrelay.schedulers.tether import signal_child
 from torchrelay.wire.codec import WireError, encode
@@ -157,6 +168,18 @@ class Processes:
         self._disconnect()
         self._path.unlink(missing_ok=True)
 
+    async def leave(self, seconds: float) -> None:
+        """Go without a word to the workers: for at least so long they wait for a next agent, which adopts them."""
+        self._closing = True
+        self._send(Bide(seconds=seconds))
+        if self._writer is not None:
+            try:
+                async with asyncio.timeout(KILLED_S):
+                    await self._writer.drain()
+            except (TimeoutError, ConnectionError):
+                pass  # then its own linger counts
+        self._disconnect()
+
     async def _connected(self) -> bool:
         """Hear and forget one report; False if the forkserver is gone."""
         if self._reader is None:
@@ -167,7 +190,7 @@ class Processes:
             return False
         return True
 
-    def _send(self, request: Fork | Kill | Forget | Stop) -> None:
+    def _send(self, request: ToForkserver) -> None:
         if self._writer is not None:  # else it is being replaced: its successor is told all that is asked for
             self._writer.write(frame_of(request))
 
@@ -266,7 +289,7 @@ def absent(worker: WorkerId, slot: int, cause: str, *, pid: int | None = None, n
     return Ended(worker=worker, slot=slot, pid=pid, signal=number, cause=cause, at_ns=time.monotonic_ns())
 
 
-def frame_of(request: Fork | Kill | Forget | Stop) -> bytes:
+def frame_of(request: ToForkserver) -> bytes:
     return frame(encode(request))
 
 

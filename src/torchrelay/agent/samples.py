@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,6 +25,7 @@ logger = logging.getLogger(__name__)
 
 _TICK_MS = 1000 / os.sysconf("SC_CLK_TCK")
 STANDS_NS = 1_000_000_000  # a worker stands still if nothing has changed for so long, and for as long as a step
+MOST_BELOW = 256  # processes below a worker whose time is counted; each costs some 50 us, several times a second
 AGAIN_NS = 2_000_000_000  # between two tellings of the groups of one that stands still
 
 
@@ -172,7 +174,14 @@ def read_process(pid: int) -> tuple[str, int, int]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Children and theirs (loader workers), as far as the kernel lists them: those of the main threads."""
-    for child in (read_proc(f"/proc/{pid}/task/{pid}/children") or "").split():
-        yield int(child)
-        yield from descendants(int(child))
+    """Children and theirs (loader workers), as far as the kernel lists them: those of the main threads.
+
+    At most `MOST_BELOW` of them, those nearest first: whoever makes more must not cost the agent its beat.
+    """
+    waiting, found = deque([pid]), 0
+    while waiting and found < MOST_BELOW:
+        parent = waiting.popleft()
+        for child in (read_proc(f"/proc/{parent}/task/{parent}/children") or "").split()[: MOST_BELOW - found]:
+            found += 1
+            waiting.append(int(child))
+            yield int(child)

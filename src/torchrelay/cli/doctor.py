@@ -113,7 +113,7 @@ def probe_torch() -> dict[str, Any]:
     """What a process with torch finds; `error` if there is no such process."""
     try:
         done = subprocess.run(
-            [sys.executable, "-c", PROBE], capture_output=True, text=True, timeout=TORCH_S, check=False
+            [sys.executable, "-P", "-c", PROBE], capture_output=True, text=True, timeout=TORCH_S, check=False
         )
     except subprocess.TimeoutExpired:
         return {"error": f"importing torch took longer than {TORCH_S:g} s"}

@@ -141,7 +141,7 @@ class Keeper:
     async def _launch(self) -> asyncio.subprocess.Process:
         port = self._port if self.endpoint is None else int(self.endpoint.url.rpartition(":")[2])
         port = 0 if self._take_over else port  # the one that was left behind may have it still
-        command = [sys.executable, "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
+        command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
         command += ["--host", self._host, "--port", str(port), "--kept", *["--take-over"] * self._take_over]
         with self._words_file().open("wb") as words:
             return await asyncio.create_subprocess_exec(

@@ -105,7 +105,8 @@ def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder], Intervals]:
     """The ranks of a job that is not launched: each runs the script alone, as far as join()."""
     world = given.nodes * given.nproc_per_node
     script = ["-m", *given.script] if given.module else given.script
-    words = [sys.executable, "-m", "torchrelay.worker.foresee", str(given.nodes), str(given.nproc_per_node), *script]
+    words = [sys.executable, "-P", "-m", "torchrelay.worker.foresee"]
+    words += [str(given.nodes), str(given.nproc_per_node), *script]
     holders, every = [], Intervals()
     with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as asked:
         assert asked.stdout is not None, "it is a pipe"

@@ -151,7 +151,7 @@ class LocalRun:
         """The command line of a virtual node's agent."""
         run_dir = self.plan.run_dir
         command = [
-            sys.executable, "-m", "torchrelay.agent", "--node", node, "--slots", str(slots), "--endpoint",
+            sys.executable, "-P", "-m", "torchrelay.agent", "--node", node, "--slots", str(slots), "--endpoint",
             str(run_dir / ENDPOINT), "--token-file", str(run_dir / TOKEN), "--run-dir", str(run_dir), "--folder",
             str(self.folder), "--linger", str(LINGER_S),
         ]  # fmt: skip

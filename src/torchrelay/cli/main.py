@@ -5,13 +5,16 @@ from __future__ import annotations
 import argparse
 import sys
 
+from torchrelay.cli.unprepared import ends_at_once
+
 CANNOT_BE_ASKED = (400, 404, 409)  # there is no such thing, or it is not the time for it; the answer says what there is
 
 
 def carry_out(words: list[str]) -> int:
     """Carry out one command. Returns the exit code; raises what `main` puts in words."""
     if words[:1] == ["run"]:
-        from torchrelay.cli.run import run
+        with ends_at_once():
+            from torchrelay.cli.run import run
 
         return run(words[1:])
     if words[:1] == ["chaos"]:
@@ -137,8 +140,9 @@ def change(given: argparse.Namespace) -> None:
 
 def main(words: list[str] | None = None) -> None:
     """The process. Whatever can be said in a line is said in a line, with its exit code."""
-    from torchrelay.cli.client import Away, Denied
-    from torchrelay.cli.runs import NotPossible
+    with ends_at_once():
+        from torchrelay.cli.client import Away, Denied
+        from torchrelay.cli.runs import NotPossible
 
     try:
         code = carry_out(sys.argv[1:] if words is None else words)

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 
 from torchrelay.cli.net_flags import add_network, network_environment, path_limits
 from torchrelay.cli.runs import FOLDER, NotPossible, time_in
+from torchrelay.cli.unprepared import ends_at_once
 from torchrelay.orchestrator.endpoint import JOURNAL
 from torchrelay.orchestrator.journal import is_written
 from torchrelay.protocol.events import JobSpec
@@ -371,7 +372,8 @@ def free_port() -> int:
 
 def run(words: list[str]) -> int:
     """Check, start, and follow a run to its end. Returns the exit code."""
-    checked = plan(words)
-    from torchrelay.cli.local_run import follow  # imports a web client and more: not for bad arguments
+    with ends_at_once():
+        checked = plan(words)
+        from torchrelay.cli.local_run import follow  # imports a web client and more: not for bad arguments
 
     return follow(checked)

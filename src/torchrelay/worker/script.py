@@ -21,9 +21,11 @@ def run(argv: list[str], program: Program | None = None) -> None:
     """Run ("-m", module, ...) or (script, ...). Raises what the script raises.
 
     `program`: knows what is to be run of a source file that is found on the disk.
+    Only now comes the folder onto `sys.path` that Python puts there: a file in it must not pass for a module of ours.
     """
     if argv[:1] == ["-m"]:
         sys.argv = argv[1:]
+        sys.path.insert(0, os.getcwd())
         runpy.run_module(argv[1], run_name="__main__", alter_sys=True)
         return
     path = argv[0]
@@ -31,7 +33,7 @@ def run(argv: list[str], program: Program | None = None) -> None:
     if os.path.isdir(path):
         runpy.run_path(path, run_name="__main__")
         return
-    sys.path[0] = os.path.dirname(os.path.abspath(path))
+    sys.path.insert(0, os.path.dirname(os.path.abspath(path)))
     exec_file(path, program)
 
 
