@@ -1,7 +1,8 @@
 """Children: the forkserver's own record of its worker processes, and what the kernel says of them.
 
 Ends are learnt with `waitid(WNOWAIT)`: until it is reaped, a dead worker still holds its process id and its group's,
-so that what is left of its family can be killed without hitting a stranger.
+so that what is left of its family can be killed without hitting a stranger. A set-uid program that became another user
+is not ours to kill: it is named and left alone.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -38,6 +40,7 @@ class Children:
         self._running: dict[WorkerId, Process] = {}
         self._ended: dict[WorkerId, Ended] = {}
         self._oom = oom if oom is not None else OomCounters()
+        self._spared: set[int] = set()  # processes of other users that were named
 
     def list_running(self) -> tuple[Child, ...]:
         return tuple(process.child for process in self._running.values())
@@ -91,7 +94,7 @@ class Children:
             dead.add(process.child.pid)
             yield self._end(process, status)
         if dead:
-            kill_sessions(dead)
+            self._tell_spared(kill_sessions(dead))
         self._reap()
 
     def _end(self, process: Process, status: os.waitid_result) -> Ended:
@@ -138,14 +141,25 @@ class Children:
         self._running.clear()
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
-            for pid in children_of(os.getpid()):
-                send_signal(pid, signal.SIGKILL)
+            left = set(children_of(os.getpid()))
+            spared = {pid for pid in left if not send_signal(pid, signal.SIGKILL)}
+            self._tell_spared(spared)
+            if left and left == spared:
+                return
             try:
                 while os.waitpid(-1, os.WNOHANG)[0]:
                     pass
             except ChildProcessError:
                 return
             time.sleep(0.002)  # SIGKILL takes a moment; grandchildren become ours when their parents are gone
+
+    def _tell_spared(self, spared: Iterable[int]) -> None:
+        """Name these processes, once each."""
+        for pid in set(spared) - self._spared:
+            self._spared.add(pid)
+            name = (read_proc(f"/proc/{pid}/comm") or "?").strip()
+            text = f"process {pid} ({name}) runs as another user and cannot be ended: it is left running"
+            print(f"forkserver {os.getpid()}: {text}", file=sys.stderr, flush=True)
 
 
 # ---------------------------------------------------------------- the kernel
@@ -158,11 +172,15 @@ def prctl(option: int, value: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def send_signal(pid: int, number: int) -> None:
+def send_signal(pid: int, number: int) -> bool:
+    """False if it is not ours to signal: a set-uid program that runs as another user."""
     try:
         os.kill(pid, number)
     except ProcessLookupError:
         pass  # it has ended
+    except PermissionError:
+        return False
+    return True
 
 
 def send_group(group: int, number: int) -> None:
@@ -195,7 +213,7 @@ class Stat:
 
 
 def read_proc(path: str) -> str | None:
-    """What the kernel tells in a small file of a process; None if the process has gone.
+    """What the kernel tells in a small file of a process; None if it has gone, or is hidden as another user's.
 
     Done several times a second for each worker, so with four calls of the kernel, where a file object makes nine.
     """
@@ -205,7 +223,7 @@ def read_proc(path: str) -> str | None:
             return b"".join(iter(lambda: os.read(descriptor, PAGE), b"")).decode(errors="replace")
         finally:
             os.close(descriptor)
-    except (FileNotFoundError, ProcessLookupError):
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
 
 
@@ -232,9 +250,8 @@ def children_of(parent: int) -> Iterator[int]:
     return (pid for pid, stat in all_processes() if stat.parent == parent)
 
 
-def kill_sessions(sessions: Iterable[int]) -> None:
-    """Kill what is left of these sessions: children that made process groups of their own."""
+def kill_sessions(sessions: Iterable[int]) -> list[int]:
+    """Kill what is left of these sessions: children that made process groups of their own. Returns who is not ours."""
     wanted = set(sessions)
-    for pid, stat in all_processes():
-        if stat.session in wanted and pid not in wanted:
-            send_signal(pid, signal.SIGKILL)
+    family = [pid for pid, stat in all_processes() if stat.session in wanted and pid not in wanted]
+    return [pid for pid in family if not send_signal(pid, signal.SIGKILL)]

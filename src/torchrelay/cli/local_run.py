@@ -60,10 +60,12 @@ def follow(plan: Plan) -> int:
         voice.say(str(error))
         return error.code
     finally:
-        sweep()
+        left = sweep()
         folder.remove()
         if isolation is not None:
             isolation.close()
+        if left:
+            voice.say(f"left running, as they could not be ended: {', '.join(left)}. End them yourself")
 
 
 def isolate(plan: Plan) -> Isolation:

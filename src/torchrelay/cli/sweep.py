@@ -21,32 +21,51 @@ LOCK = "lock"
 
 def descendants() -> list[psutil.Process]:
     """All living processes below this one. With `adopt_orphans` none can hide behind a parent that has ended."""
-    return [child for child in psutil.Process().children(recursive=True) if is_alive(child)]
+    try:
+        return [child for child in psutil.Process().children(recursive=True) if is_alive(child)]
+    except psutil.Error:  # of one that ended, or is hidden, while it was looked at
+        return []
 
 
 def is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.AccessDenied:
+        return True  # another user's
     except psutil.NoSuchProcess:
         return False
 
 
-def sweep(deadline_s: float = 10.0) -> int:
-    """SIGKILL everything below this process until nothing lives there. Returns how many there were.
+def sweep(deadline_s: float = 10.0) -> list[str]:
+    """SIGKILL everything below this process until nothing lives there. Returns what could not be ended, in words.
 
-    Zombies are left to whoever waits for them.
+    Set-uid programs that became another user are not ours to end. Zombies are left to whoever waits for them.
     """
-    killed: set[int] = set()
     until = time.monotonic() + deadline_s
     while (left := descendants()) and time.monotonic() < until:
-        for process in left:
-            try:
-                process.kill()
-            except psutil.NoSuchProcess:
-                continue
-            killed.add(process.pid)
+        if not any([killed(process) for process in left]):  # all of them, not up to the first
+            break
         time.sleep(0.005)
-    return len(killed)
+    return [words(process) for process in left]
+
+
+def killed(process: psutil.Process) -> bool:
+    """Whether it could be told to end, or has ended."""
+    try:
+        process.kill()
+    except psutil.AccessDenied:
+        return False
+    except psutil.NoSuchProcess:
+        pass
+    return True
+
+
+def words(process: psutil.Process) -> str:
+    """A process that is left, in words."""
+    try:
+        return f"process {process.pid} ({process.name()}, of user {process.username()})"
+    except psutil.Error:
+        return f"process {process.pid}"
 
 
 # ---------------------------------------------------------------- the folder for sockets and pages
@@ -61,8 +80,7 @@ class PrivateFolder:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX, dir=memory))
         except OSError:
             self.path = Path(tempfile.mkdtemp(prefix=PREFIX))
-        self._lock = os.open(self.path / LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(self._lock, fcntl.LOCK_EX)
+        self._lock = take(self.path)
 
     def remove(self) -> None:
         """Remove it with all that is in it."""
@@ -70,14 +88,31 @@ class PrivateFolder:
         os.close(self._lock)
 
 
+def take(folder: Path) -> int:
+    """Make a folder's lock, which is held from the moment at which it is there. Returns its descriptor.
+
+    Whoever clears leftovers looks at folders with a lock only: there must be none that is not held yet.
+    """
+    draft = folder / f"{LOCK}.draft"
+    lock = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    draft.rename(folder / LOCK)
+    return lock
+
+
 def clear_leftovers(memory: Path) -> None:
-    """Remove the folders of runs that were killed: what lies in them takes memory."""
+    """Remove the folders of runs that were killed: what lies in them takes memory.
+
+    Only our own: root could remove those of everybody.
+    """
     for folder in memory.glob(f"{PREFIX}*"):
         try:
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError:
             continue  # another user's, or not whole yet
         try:
+            if os.fstat(lock).st_uid != os.getuid():
+                continue
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
         except BlockingIOError:
