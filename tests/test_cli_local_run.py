@@ -131,6 +131,7 @@ class TestEnds:
         assert code == 0
         assert {f"[{rank}] step {step}" for rank in (0, 1) for step in range(1, 6)} <= set(out.splitlines())
         assert "train ended with 0 after 5 steps; no incident; ledger: torchrelay report" in err
+        assert run.mark not in (run.run_dir / "job.json").read_text()  # of the environment nothing is kept
         assert run.ledger() == []
 
     def test_quiet_prints_the_last_line_only(self, run: LocalRun) -> None:

@@ -16,9 +16,10 @@ from tests.brain import serving
 from torchrelay.cli import freeze as verb
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.show import Output
-from torchrelay.orchestrator import freezing, owned
+from torchrelay.orchestrator import freezing
 from torchrelay.orchestrator.endpoint import FREEZE, JOURNAL, LIFTED, TOKEN
 from torchrelay.orchestrator.freezing import read_freezes
+from torchrelay.wire import owned
 from torchrelay.wire.trust import new_token, write_token
 
 STRANGER = 65_534

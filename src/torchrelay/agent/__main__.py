@@ -26,6 +26,7 @@ from pathlib import Path
 from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
 from torchrelay.protocol.ids import NodeId
 from torchrelay.wire.launch import Launch, read_launch
+from torchrelay.wire.owned import Foreign, read_owned
 from torchrelay.wire.trust import TrustError, read_token
 
 logger = logging.getLogger("torchrelay.agent")
@@ -90,7 +91,15 @@ def address_book(options: argparse.Namespace) -> Callable[[], str]:
     if options.url is not None:
         return lambda: str(options.url)
     # A missing or half-written file raises OSError or ValueError: the agent says so and tries again.
-    return lambda: str(json.loads(options.endpoint.read_text())["url"])
+    return lambda: str(json.loads(trusted(options.endpoint))["url"])
+
+
+def trusted(path: Path) -> str:
+    """What a file of ours says. Raises ValueError if it is not ours: we are about to show our token there."""
+    try:
+        return read_owned(path).text
+    except Foreign as error:
+        raise ValueError(f"{path} is not trusted: {error}") from error
 
 
 async def watch_parent(agent: Agent, parent: int) -> None:

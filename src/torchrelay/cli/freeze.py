@@ -15,8 +15,8 @@ from torchrelay.cli.client import Away, Client, Denied, who_am_i
 from torchrelay.cli.runs import FOLDER, NotPossible, find_run
 from torchrelay.cli.show import Output, remark, show_json
 from torchrelay.orchestrator.endpoint import FREEZE, LIFTED
-from torchrelay.orchestrator.owned import write_owned
 from torchrelay.orchestrator.shown import Change
+from torchrelay.wire.owned import write_owned
 
 SEEN_S = 5.0  # the orchestrator looks every half second
 LOOK_S = 0.05

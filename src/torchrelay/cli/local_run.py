@@ -6,6 +6,7 @@ import asyncio
 import signal
 import sys
 from collections.abc import Coroutine
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +33,7 @@ from torchrelay.schedulers.network import RECORD as NETWORK
 from torchrelay.schedulers.network import Isolation
 from torchrelay.schedulers.port import GrantLost, SchedulerError, SpareRequest
 from torchrelay.schedulers.tether import adopt_orphans
-from torchrelay.wire.launch import Launch, write_launch
+from torchrelay.wire.launch import Launch, forget_environment, write_launch
 from torchrelay.wire.page import no_room
 from torchrelay.wire.trust import new_token, write_token
 
@@ -61,6 +62,8 @@ def follow(plan: Plan) -> int:
         return error.code
     finally:
         left = sweep()
+        with suppress(OSError):
+            forget_environment(plan.run_dir)
         folder.remove()
         if isolation is not None:
             isolation.close()

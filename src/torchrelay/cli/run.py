@@ -26,6 +26,7 @@ from torchrelay.protocol.ids import JobId
 from torchrelay.schedulers.network import obstacle
 from torchrelay.wire.kept import MAIN, Kept, Load
 from torchrelay.wire.launch import Launch
+from torchrelay.wire.owned import open_to_others
 
 BAD_ARGUMENTS = 2
 CANNOT_START = 94
@@ -295,7 +296,8 @@ def take_name(given: argparse.Namespace, run_dir: Path, spec: JobSpec) -> tuple[
     job, number = spec.job, 1
     while True:
         try:
-            (FOLDER / job).mkdir(mode=0o700, parents=True)
+            make_parents(FOLDER / job)
+            (FOLDER / job).mkdir(mode=0o700)
         except FileExistsError:
             number += 1
             job = JobId(f"{spec.job}-{number}")
@@ -306,6 +308,13 @@ def take_name(given: argparse.Namespace, run_dir: Path, spec: JobSpec) -> tuple[
         return FOLDER / job, replace(spec, job=job)
 
 
+def make_parents(folder: Path) -> None:
+    """The folders above one; whatever the umask, nobody else may put another in its place. Raises OSError."""
+    for parent in reversed(folder.absolute().parents):
+        if not parent.exists():
+            parent.mkdir(mode=0o755, exist_ok=True)
+
+
 def take_folder(run_dir: Path, log_dir: Path | None) -> None:
     """Make the run's folder. One that holds a run already is refused."""
     if (run_dir / JOURNAL).exists():
@@ -313,7 +322,10 @@ def take_folder(run_dir: Path, log_dir: Path | None) -> None:
             raise NotPossible(f"{run_dir} holds a run that is under way: use another --run-dir or --job", CANNOT_START)
         raise NotPossible(f"{run_dir} holds a run already: use another --run-dir or --job, or remove it", CANNOT_START)
     try:
-        run_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_parents(run_dir)
+        run_dir.mkdir(mode=0o700, exist_ok=True)
+        if wrong := open_to_others(run_dir):
+            raise NotPossible(wrong, CANNOT_START)
         logs = run_dir / "logs"
         if log_dir is not None:
             log_dir.mkdir(parents=True, exist_ok=True)

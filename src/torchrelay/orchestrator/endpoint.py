@@ -8,6 +8,8 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from torchrelay.wire.owned import Foreign, read_owned
+
 ENDPOINT = "endpoint.json"
 TOKEN = "token"
 JOURNAL = "journal.db"
@@ -32,10 +34,15 @@ def write_endpoint(run_dir: Path, endpoint: Endpoint) -> None:
 
 
 def read_endpoint(run_dir: Path) -> Endpoint | None:
-    """Where the orchestrator was last; None if it never was. Raises ValueError if the file is damaged."""
+    """Where the orchestrator was last; None if it never was. Raises ValueError if the file is damaged, or a stranger's.
+
+    Who asks there shows the run's token: to nobody whom another user has named.
+    """
     try:
-        return msgspec.json.decode((run_dir / ENDPOINT).read_bytes(), type=Endpoint)
+        return msgspec.json.decode(read_owned(run_dir / ENDPOINT).text, type=Endpoint)
     except FileNotFoundError:
         return None
+    except Foreign as error:
+        raise ValueError(f"{run_dir / ENDPOINT} is not trusted: {error}. Look who may write to {run_dir}") from error
     except msgspec.DecodeError as error:
         raise ValueError(f"{run_dir / ENDPOINT} cannot be read: {error}") from error

@@ -16,9 +16,9 @@ from pathlib import Path
 from torchrelay.orchestrator.clock import wall_clock_ms
 from torchrelay.orchestrator.endpoint import FREEZE, LIFTED, TOKEN
 from torchrelay.orchestrator.journal import Call, JournalUnavailable, Unwritable
-from torchrelay.orchestrator.owned import Foreign, read_owned
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.protocol.events import FreezeCleared, FreezeSet
+from torchrelay.wire.owned import Foreign, read_owned
 from torchrelay.wire.trust import TrustError, read_token, redact
 
 log = logging.getLogger("torchrelay.orchestrator")

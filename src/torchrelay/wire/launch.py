@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from torchrelay.wire.owned import Foreign, read_owned
+
 FILE = "job.json"
+MOST = 64 << 20  # bytes that are read of it
 
 # What a training process needs anyway and what is slow to import: loaded once, in the forkserver.
 PRELOAD = (
@@ -73,10 +77,23 @@ def write_launch(run_dir: Path, launch: Launch) -> Path:
     return path
 
 
+def forget_environment(run_dir: Path) -> None:
+    """The run is over: the operator's environment, in which there may be keys, is not kept. Raises OSError."""
+    path = run_dir / FILE
+    began = path.stat().st_mtime_ns  # which run is the newest is told by it
+    try:
+        write_launch(run_dir, msgspec.structs.replace(read_launch(run_dir), env={}))
+    except (OSError, ValueError):  # the disk is full, say
+        os.truncate(path, 0)
+    os.utime(path, ns=(began, began))
+
+
 def read_launch(run_dir: Path) -> Launch:
     """Read it back. Raises `ValueError`, naming the file, if it is not there or not one."""
     path = run_dir / FILE
     try:
-        return msgspec.json.decode(path.read_bytes(), type=Launch)
+        return msgspec.json.decode(read_owned(path, MOST).text, type=Launch)
+    except Foreign as error:
+        raise ValueError(f"{path} is not trusted: {error}. Look who may write to {run_dir}") from error
     except (OSError, msgspec.DecodeError) as error:
         raise ValueError(f"{path} is not a job's launch file: {error}. `torchrelay run` writes it.") from error
