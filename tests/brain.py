@@ -86,7 +86,7 @@ class RecordingLink:
 
     def joined(self, slots: int = 3, alive: Iterable[Worker] = ()) -> NodeJoined:
         """The fact that this node is there, with these of its workers alive."""
-        seen = tuple(WorkerSeen(worker=w.worker, slot=w.slot, pid=w.pid) for w in alive)
+        seen = tuple(WorkerSeen(worker=w.worker, slot=w.slot, pid=w.pid, job=w.job) for w in alive)
         return NodeJoined(node=self.node, incarnation=self.incarnation, slots=slots, workers=seen)
 
     def beat(self, *samples: Sample) -> Beat:

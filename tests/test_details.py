@@ -430,11 +430,12 @@ def test_a_connection_that_breaks_on_the_way_to_a_boundary_is_mended() -> None:
 
 def test_who_should_not_be_there_is_ended_until_its_node_comes_back_without_it() -> None:
     story = Story()
+    story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=4, nproc_per_node=2, nodes=3)))
     for node in ("node-0", "node-1"):
         story.hear(ev.NodeJoined(node=NodeId(node), incarnation="a", slots=2))
     for name, node in (("gone", "node-0"), ("there", "node-0"), ("elsewhere", "node-1")):
-        story.hear(ev.WorkerStarted(worker=WorkerId(name), node=NodeId(node), slot=0, pid=5))
-    seen = ev.WorkerSeen(worker=WorkerId("there"), slot=0, pid=5)
+        story.hear(ev.WorkerStarted(worker=WorkerId(name), node=NodeId(node), slot=0, pid=5, job=JOB))
+    seen = ev.WorkerSeen(worker=WorkerId("there"), slot=0, pid=5, job=JOB)
     story.hear(ev.NodeJoined(node=NODE, incarnation="a", slots=2, workers=(seen,)))
     assert {(order.worker, order.node) for order in story.orders() if isinstance(order, od.Fence)} == {
         ("there", "node-0"), ("elsewhere", "node-1")

@@ -166,7 +166,7 @@ class Tally:
             self.hear(ev.NodeLost(node=node, incarnation=known.incarnation, reason="silence"))
         else:
             alive = tuple(
-                ev.WorkerSeen(worker=worker.worker, slot=worker.slot, pid=1)
+                ev.WorkerSeen(worker=worker.worker, slot=worker.slot, pid=1, job=worker.job)
                 for worker in self.cluster.workers.values()
                 if worker.node == node and worker.worker not in self.dead
             )

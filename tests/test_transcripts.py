@@ -69,7 +69,9 @@ class Teller:
 
     def do_node(self, plain: list[str], given: dict[str, str]) -> None:
         alive = tuple(
-            ev.WorkerSeen(worker=WorkerId(name), slot=0, pid=1) for name in given.get("workers", "").split(",") if name
+            ev.WorkerSeen(worker=WorkerId(name), slot=0, pid=1, job=JOB)
+            for name in given.get("workers", "").split(",")
+            if name
         )
         self.story.hear(
             ev.NodeJoined(

@@ -11,6 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from msgspec import structs
+
 from torchrelay.agent.forks import Child
 from torchrelay.agent.processes import Processes
 from torchrelay.protocol.events import OnceRecorded, WorkerJoined, WorkerSeen, WorkerStarted, WorkerWarm
@@ -179,6 +181,7 @@ class Links:
                 if (event.pid, event.slot) != (child.pid, child.slot):
                     raise WireError(f"says that it is process {event.pid} in slot {event.slot}")
                 known.address, known.store = event.address, event.store
+                event = structs.replace(event, job=child.job)  # a worker does not say for whom it runs
             case WorkerWarm():
                 known.warm = True
             case WorkerJoined():

@@ -28,6 +28,7 @@ from torchrelay.protocol.roster import Life, Node, Seat
 from torchrelay.protocol.sharing import is_shared, note_cramped, out_of_memory
 from torchrelay.protocol.speech import standing_orders
 from torchrelay.protocol.state import Cluster, exit_text, keep_private, over, seated, started
+from torchrelay.protocol.strangers import gone, meet, recount
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.taints import (
     expire,
@@ -41,7 +42,7 @@ from torchrelay.protocol.taints import (
 
 EMPTY = Cluster()
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 9
+RULES_VERSION = 10
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -61,7 +62,7 @@ def job_cancelled(cluster: Cluster, event: ev.JobCancelled) -> Cluster:
 
 
 def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
-    """An agent is back, or new. Workers we count on and it does not have are lost; those we don't know are strays.
+    """An agent is back, or new. Workers we count on and it does not have are lost; the others are strangers.
 
     What the lost ones have left in their pages comes when the agent reports their ends: they are fenced until then.
     """
@@ -78,12 +79,11 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
         if absent and worker.pid:
             cause = "was gone when its node's agent came back"
             cluster = lose(cluster, worker.worker, cause=cause, detector="agent", ended=False)
-    known = cluster.strays.items()
-    strays = Table((stray, place) for stray, place in known if place[0] != event.node or stray in alive)
+    cluster = recount(cluster, event.node, alive)
     for seen in event.workers:
         if seen.worker not in cluster.workers:
-            strays = strays.put(seen.worker, (event.node, seen.slot))
-    return replace(cluster, strays=strays)
+            cluster = meet(cluster, seen.worker, seen.job, (event.node, seen.slot))
+    return cluster
 
 
 def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
@@ -109,7 +109,7 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
 def worker_started(cluster: Cluster, event: ev.WorkerStarted) -> Cluster:
     known = cluster.workers.get(event.worker)
     if known is None:
-        return replace(cluster, strays=cluster.strays.put(event.worker, (event.node, event.slot)))
+        return meet(cluster, event.worker, event.job, (event.node, event.slot))
     if known.life is not Life.STARTING:
         return cluster
     node = cluster.nodes.get(event.node)
@@ -142,7 +142,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     """A process ended. If it raised what another raised at the same point, the error is the script's own."""
     known = cluster.workers.get(event.worker)
     if known is None:
-        return replace(cluster, strays=cluster.strays.drop(event.worker))
+        return gone(cluster, event.worker)
     cluster = note_kept(note_cramped(cluster, known, event.cause), known.job, event.node, event.kept)
     job = cluster.jobs[known.job]
     if known.heir is not None:  # how a target ends says nothing about the job, which is well

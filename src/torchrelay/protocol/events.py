@@ -209,6 +209,7 @@ class WorkerStarted(Fact, frozen=True, tag=True, kw_only=True):
     pid: int
     address: str = ""  # host:port of its state server
     store: str = ""  # host:port of the rendezvous store it can host
+    job: JobId | None = None  # as its agent knows it
 
 
 class WorkerWarm(Fact, frozen=True, tag=True, kw_only=True):

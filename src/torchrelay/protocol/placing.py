@@ -37,7 +37,8 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
     """
     # Until all nodes are there, each gets no more than its share: the first would take all ranks.
     limit = job.spec.nproc_per_node if awaits_nodes(cluster, job) else None
-    taken = {(worker.node, worker.slot) for worker in cluster.workers.values()} | set(cluster.strays.values())
+    taken = {(worker.node, worker.slot) for worker in cluster.workers.values()}
+    taken |= {*cluster.strays.values(), *cluster.foreign.values()}
     free = [
         (node.node, slot)
         for node in cluster.nodes.values()

@@ -26,6 +26,8 @@ class Cluster:
     jobs: Table[JobId, Job] = Table()
     # Processes that should not be there: of a lost node that came back, or of a job that is over.
     strays: Table[WorkerId, tuple[NodeId, int]] = Table()
+    # Processes of jobs that nobody here has heard of. They are another's: they go on, and their slots are theirs.
+    foreign: Table[WorkerId, tuple[NodeId, int]] = Table()
     # When the slots lost workers, as (node, slot) -> times.
     strikes: Table[tuple[NodeId, int], tuple[int, ...]] = Table()
     born: int = 0  # workers named so far

@@ -207,7 +207,7 @@ class Process:
         """Say what a new link must know."""
         self.greeted = True
         where = {"address": self.address, "store": self.store}
-        self.say(ev.WorkerStarted(worker=self.id, node=self.node, slot=self.slot, pid=self.pid, **where))
+        self.say(ev.WorkerStarted(worker=self.id, node=self.node, slot=self.slot, pid=self.pid, job=self.job, **where))
         self.training.greet()
 
     def seen(self) -> ev.WorkerSeen:
