@@ -97,6 +97,14 @@ class LocalRun:
     def ledger(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run_dir / "ledger.jsonl").read_text().splitlines()]
 
+    def until_said(self, text: str) -> str:
+        """Read what it says, up to the line with this text."""
+        assert self.process is not None
+        assert self.process.stderr is not None
+        while text not in (line := self.process.stderr.readline()):
+            assert line or self.process.poll() is None
+        return line
+
     def stop_twice(self) -> None:
         """Ctrl-C, and again when it was heard: two at once could arrive as one."""
         assert self.process is not None
@@ -225,15 +233,25 @@ class TestFaults:
         assert code == 0
         assert "no incident" in err
 
-    def test_an_orchestrator_that_will_not_stay_ends_the_run_with_92(self, run: LocalRun) -> None:
-        process = run.start(*TWO, "5000", "0.02")
+    def test_an_orchestrator_that_cannot_come_back_ends_nothing_and_is_tried_again(self, run: LocalRun) -> None:
+        """Its journal is moved away, and put back."""
+        run.start(*TWO, "5000", "0.02")
         run.until_step(2)
-        (run.run_dir / "journal.db").rename(run.run_dir / "gone.db")
-        (run.run_dir / "journal.db").write_text("Dear diary" * 999)
+        ranks = [run.rank(0), run.rank(1)]
+        away = run.folder / "away"
+        away.mkdir()
+        files = list(run.run_dir.glob("journal.db*"))
+        for path in files:
+            path.rename(away / path.name)
         run.orchestrator().kill()
-        assert process.wait(60) == 92
-        _, _, err = run.end()
-        assert "damaged or not a journal" in err
+        assert "journal.db is gone" in run.until_said("Training goes on without it")
+        for path in files:
+            (away / path.name).replace(path)
+        wait_for("another orchestrator", lambda: run.status().get("phase") == "running", 60)
+        run.until_said("the orchestrator is there again")
+        assert all(is_alive(rank) for rank in ranks)
+        run.stop_twice()
+        assert run.end()[0] == 130
 
 
 class TestStops:

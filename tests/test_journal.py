@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -207,3 +208,63 @@ def test_no_handle_stays_open_after_a_refusal(path: Path) -> None:
         with suppress(JournalRefused):
             Journal(path)
     assert set(os.listdir("/proc/self/fd")) == before
+
+
+class TestMark:
+    """Which journal it is, and how far it went, is known beside it: a lost one is not begun anew."""
+
+    def written(self, path: Path) -> str:
+        with closing(Journal(path)) as journal:
+            for at_ms in range(3):
+                journal.append(Tick(), at_ms)
+            return journal.name
+
+    def test_one_that_was_removed_is_not_begun_anew(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.db"
+        self.written(path)
+        for part in tmp_path.glob("journal.db*"):
+            part.unlink()
+        with pytest.raises(JournalRefused, match="is gone, and with it all that the orchestrator has decided"):
+            Journal(path)
+        assert not path.exists()
+
+    def test_whoever_knows_its_name_demands_it(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.db"
+        name = self.written(path)
+        for part in tmp_path.glob("journal.*"):
+            part.unlink()
+        with pytest.raises(JournalRefused, match="is gone"):
+            Journal(path, name=name)
+        assert self.written(path) != name
+        (tmp_path / "journal.mark").unlink()
+        with pytest.raises(JournalRefused, match="not the journal that this run had"):
+            Journal(path, name=name)
+
+    def test_an_older_state_of_it_is_refused_until_somebody_says_that_it_will_do(self, tmp_path: Path) -> None:
+        path, older = tmp_path / "journal.db", tmp_path / "older.db"
+        self.written(path)
+        shutil.copy(path, older)
+        self.written(path)
+        older.replace(path)
+        with pytest.raises(JournalRefused, match=r"an older state of itself .*3, but 6 were heard"):
+            Journal(path)
+        (tmp_path / "journal.mark").unlink()
+        with closing(Journal(path)) as journal:
+            assert journal.last_seq == 3
+
+    def test_one_whose_lease_is_behind_is_refused_as_well(self, tmp_path: Path) -> None:
+        path, older = tmp_path / "journal.db", tmp_path / "older.db"
+        self.written(path)
+        shutil.copy(path, older)
+        with closing(Journal(path)):
+            pass
+        older.replace(path)
+        with pytest.raises(JournalRefused, match="its lease is 1, but 2 was held"):
+            Journal(path)
+
+    def test_a_mark_that_cannot_be_read_forbids_nothing(self, tmp_path: Path) -> None:
+        path = tmp_path / "journal.db"
+        self.written(path)
+        (tmp_path / "journal.mark").write_text("half a li")
+        with closing(Journal(path)) as journal:
+            assert journal.last_seq == 3

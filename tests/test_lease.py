@@ -17,6 +17,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from tests.brain import RecordingLink, listening, serving, spec, start_process, until
+from torchrelay.agent.allegiance import Known
 from torchrelay.agent.uplink import Uplink
 from torchrelay.cli.client import Away, Client
 from torchrelay.orchestrator.journal import Call, Journal, JournalRefused, JournalUnavailable, Superseded, read_history
@@ -84,6 +85,7 @@ class TestJournal:
         path = tmp_path / "journal.db"
         with closing(Journal(path)) as journal:
             journal.append(Tick(), 7)
+        (tmp_path / "journal.mark").unlink()
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
             db.executescript("DROP TABLE audit; DELETE FROM about; PRAGMA user_version = 1;")
         history = read_history(path)
@@ -213,14 +215,14 @@ class TestProcesses:
             heard: list[object] = []
             token = partial(read_token, tmp_path / "token")
             uplink = an_uplink(lambda: Client.of(tmp_path).url, token, heard.append)
-            uplink.lease = 7  # it was attached to a later one
+            uplink.allegiance.known = Known(lease=7)  # it was attached to a later one
             running = asyncio.create_task(uplink.run())
             await until("a refusal", lambda: "lease 1 is over" in caplog.text)
             assert heard == []
             assert not uplink.connected
-            uplink.lease = 0
+            uplink.allegiance.known = Known()
             await until("an orchestrator that it takes", lambda: uplink.connected)
-            assert uplink.lease == 1
+            assert uplink.allegiance.known.lease == 1
             running.cancel()
             with suppress(asyncio.CancelledError):
                 await running

@@ -16,17 +16,20 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from torchrelay.agent.allegiance import Allegiance
 from torchrelay.agent.environment import base_environment, worker_environment
 from torchrelay.agent.forks import Child, Ended, Fork
 from torchrelay.agent.links import Links
 from torchrelay.agent.network import Network
 from torchrelay.agent.processes import CannotFork, Processes
 from torchrelay.agent.samples import Sampler
+from torchrelay.agent.solitude import all_of, write_while_alone
 from torchrelay.agent.uplink import Rejected, Uplink
 from torchrelay.protocol.events import Event, WorkerExited, WorkerSeen
-from torchrelay.protocol.ids import JobId, NodeId, WorkerId
-from torchrelay.protocol.orders import AnyOrder, Fence, StartWorker, WorkerOrder
-from torchrelay.protocol.vitals import Beat
+from torchrelay.protocol.ids import JobId, NodeId, WorkerId, WorkerPhase
+from torchrelay.protocol.orders import AnyOrder, Fence, Leave, StartWorker, WorkerOrder
+from torchrelay.protocol.vitals import Beat, Sample
+from torchrelay.wire.alone import Alone
 from torchrelay.wire.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
 from torchrelay.wire.launch import Launch
 from torchrelay.wire.link import ATTENDED_S, FromWorker, Welcome
@@ -40,6 +43,8 @@ CANNOT_START = 94
 SAFE_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 LAST_WORDS_S = 0.2
 FLUSH_S = 2.0
+LEAVE_S = 5.0  # how long workers that have finished may take to end
+LEAVE_LOOK_S = 0.02
 AWAY = "away"  # a file in the node's folder
 GRACE_S = 5.0
 BIDE_S = 20.0  # how long workers outlive a defect of their agent, whatever its linger is
@@ -84,7 +89,7 @@ class Agent:
         self.links = Links(site.folder / "link", self.processes, welcome=self._welcome, on_event=self._on_worker_event)
         self.uplink = Uplink(
             where=where, token=token, attach=self._attach, beat=self._beat, on_message=self._on_message,
-            on_acked=self._on_acked,
+            on_acked=self._on_acked, allegiance=Allegiance(site.folder),
         )  # fmt: skip
         self.network = None if launch.paths is None else Network(
             site.folder, site.node, launch.paths, slot_of=self._slot_of, tell=self.uplink.tell,
@@ -109,6 +114,7 @@ class Agent:
         talking = asyncio.create_task(self.uplink.run())
         attending = asyncio.create_task(self._attend())
         looking = asyncio.create_task(self._look())
+        writing = asyncio.create_task(write_while_alone(self.site.folder, self._is_heard, self._alone))
         try:
             await asyncio.wait((hearing, talking, looking, self._stop), return_when=asyncio.FIRST_COMPLETED)
             order, code = self._why(hearing, talking, looking)
@@ -116,9 +122,10 @@ class Agent:
             await self._end_workers(order, hearing)
             await self.uplink.flush(FLUSH_S)
         finally:
-            for task in (hearing, talking, attending, looking):
+            beside = (hearing, talking, attending, looking, writing)
+            for task in beside:
                 task.cancel()
-            await asyncio.gather(hearing, talking, attending, looking, return_exceptions=True)
+            await asyncio.gather(*beside, return_exceptions=True)
             if self.network is not None:
                 self.network.close()
             if self._defect:
@@ -161,7 +168,8 @@ class Agent:
         raise AssertionError("it ends for one of these reasons")
 
     async def _end_workers(self, order: Shutdown, hearing: asyncio.Task[None]) -> None:
-        """SIGTERM, and after the grace SIGKILL; then their ends are reported."""
+        """Who has finished may go; SIGTERM, and after the grace SIGKILL; then their ends are reported."""
+        await self._let_go()
         for number, wait_s in ((signal.SIGTERM, order.grace_s), (signal.SIGKILL, GRACE_S)):
             if hearing.done():
                 break  # no forkserver, no workers
@@ -172,7 +180,36 @@ class Agent:
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=2 * LAST_WORDS_S)
 
+    async def _let_go(self) -> None:
+        """Workers whose script has ended wait for an order to leave. Without it their last output would be lost."""
+        finished = set()
+        for child in self.processes.running.values():
+            sample = self._sample(child)
+            if sample is not None and sample.phase is WorkerPhase.FINISHED:
+                seen = self.links.seen(child)
+                newest = max(seen.generation, sample.generation)
+                order = Leave(
+                    node=self.site.node, worker=child.worker, job=child.job, generation=newest, code=ENDED_WELL
+                )  # fmt: skip
+                if self.links.pass_on(order):
+                    finished.add(child.worker)
+        until = asyncio.get_running_loop().time() + LEAVE_S
+        while finished & self.processes.running.keys() and asyncio.get_running_loop().time() < until:
+            await asyncio.sleep(LEAVE_LOOK_S)
+
     # ------------------------------------------------------------ to the orchestrator
+
+    def _is_heard(self) -> bool:
+        return self.uplink.connected
+
+    def _sample(self, child: Child) -> Sample | None:
+        return self.sampler.sample(child.worker, child.pid, self.links.rank_of(child.worker))
+
+    def _alone(self) -> Alone:
+        """How the workers are, for whoever follows this run without an orchestrator."""
+        running = [(self.links.seen(child), self._sample(child)) for child in self.processes.running.values()]
+        ended = [(seen, self.processes.ended.get(worker)) for worker, seen in self._leaving.items()]
+        return all_of(running, ended)
 
     def _attach(self) -> Attach:
         running = tuple(self.links.seen(child) for child in self.processes.running.values())
@@ -180,10 +217,7 @@ class Agent:
         return Attach(node=self.site.node, incarnation=self.incarnation, slots=self.site.slots, workers=workers)
 
     def _beat(self) -> Beat:
-        samples = (
-            self.sampler.sample(child.worker, child.pid, self.links.rank_of(child.worker))
-            for child in self.processes.running.values()
-        )
+        samples = (self._sample(child) for child in self.processes.running.values())
         found = tuple(sample for sample in samples if sample is not None)
         return Beat(node=self.site.node, incarnation=self.incarnation, samples=found)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import aiohttp
 
+from torchrelay.agent.allegiance import Allegiance
 from torchrelay.protocol.events import Event, aged
 from torchrelay.protocol.vitals import Beat
 from torchrelay.wire.channel import (
@@ -69,11 +70,13 @@ class Uplink:
     beat        makes the beat that is due
     on_message  is called, from the event loop, with everything but Ack and Refused
     on_acked    is called with every event once it is in the journal
+    allegiance  which orchestrator is obeyed
     """
 
     def __init__(
         self, *, where: Callable[[], str], token: Callable[[], str], attach: Callable[[], Attach],
         beat: Callable[[], Beat], on_message: Callable[[ToAgent], None], on_acked: Callable[[Event], None],
+        allegiance: Allegiance | None = None,
     ) -> None:  # fmt: skip
         self._where = where
         self._token = token
@@ -95,7 +98,7 @@ class Uplink:
         self.connected = False
         self._ever = False
         self._trouble = ""
-        self.lease = 0  # the highest lease of an orchestrator that we were attached to
+        self.allegiance = allegiance or Allegiance()
 
     def tell(self, event: Event, at_ns: int | None = None) -> None:
         """Send an event; keep it, and send it again if need be, until it is acknowledged."""
@@ -168,9 +171,7 @@ class Uplink:
                 raise Rejected(first.reason)
             if not isinstance(first, Attached):
                 raise WireError(f"expected Attached, not {type(first).__name__}")
-            if first.lease < self.lease:
-                raise WireError(f"the orchestrator's lease {first.lease} is over: we were attached to {self.lease}")
-            self.lease = first.lease
+            self.allegiance.accept(first.journal, first.lease)
             logger.info("attached to %s (lease %d)", url, first.lease)
             self.connected = self._ever = True
             self._trouble = ""
@@ -222,8 +223,9 @@ class Uplink:
                     self._acked(seq)
                 case Refused(reason=reason):
                     raise Rejected(reason)
-                case OrderFrame(lease=lease) if lease < self.lease:
-                    raise WireError(f"orders of lease {lease}, which is over (we were attached to {self.lease})")
+                case OrderFrame(lease=lease):
+                    self.allegiance.check(lease)
+                    self._on_message(message)
                 case _:
                     self._on_message(message)
 

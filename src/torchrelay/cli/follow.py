@@ -11,6 +11,7 @@ from msgspec import Struct
 
 from torchrelay.orchestrator.story import Moment
 
+JOURNAL_HEADER = "X-Torchrelay-Journal"  # whose story it is
 RETRY_S = 0.1
 # The orchestrator sends a comment every few seconds: a stream that is silent for longer is dead.
 SILENT_S = 20.0
@@ -29,7 +30,7 @@ async def moments(where: Callable[[], str], token: str) -> AsyncIterator[Moment 
 
     `where`: its URL, asked before each attempt, as another one may have taken over elsewhere.
     """
-    since = 0
+    since, journal = 0, ""
     limits = aiohttp.ClientTimeout(total=None, sock_connect=5.0, sock_read=SILENT_S)
     # One line is one moment, and those of a job's whole roster can be long.
     async with aiohttp.ClientSession(timeout=limits, read_bufsize=1 << 20) as session:
@@ -38,6 +39,10 @@ async def moments(where: Callable[[], str], token: str) -> AsyncIterator[Moment 
                 headers = {"Authorization": f"Bearer {token}"}
                 async with session.get(f"{where()}/v1/events", params={"since": str(since)}, headers=headers) as answer:
                     answer.raise_for_status()
+                    told = answer.headers.get(JOURNAL_HEADER, "")
+                    if told != (journal or told):
+                        raise ValueError("this orchestrator goes by another journal: what it tells is not of our run")
+                    journal = told
                     kind = b""
                     async for line in answer.content:
                         if line.startswith(b"event: "):

@@ -19,9 +19,10 @@ from torchrelay.schedulers.tether import signal_child, tethered
 
 START_S = 30.0
 AGAIN_S = 0.2
-# Ends in a row within this time after a start, before it is given up.
+# Ends in a row within this time after a start, before it is tried seldom.
 QUICK_S = 20.0
 TRIES = 5
+SELDOM_S = 10.0
 STAYED_AWAY = 92
 CANNOT_START = 94
 DEFECT = 95
@@ -43,6 +44,7 @@ class Keeper:
         self._asked = False  # its next end is a restart that somebody asked for
         self._take_over = False
         self.endpoint: Endpoint | None = None
+        self.trouble: NotPossible | None = None  # why it does not come back, and the code of a run that needs it
 
     async def start(self) -> Endpoint:
         """Start it and wait until it listens. Raises `NotPossible` with what it said if it does not."""
@@ -63,24 +65,29 @@ class Keeper:
         code = self._process.returncode
         raise NotPossible(self._last_words(), code if code in (CANNOT_START, DEFECT) else CANNOT_START)
 
-    async def keep(self) -> NotPossible:
-        """Start it again as often as needed. Returns when there is no use in it, with the reason."""
+    async def keep(self) -> None:
+        """Start it again as often as needed, until its end is wanted. One that cannot come back does not end training.
+
+        What is in the way may go away: a full disk, a journal that was moved and is put back. Until then it is tried
+        more seldom, and `trouble` says why.
+        """
         loop, quick = asyncio.get_running_loop(), 0
         while True:
             since = loop.time()
             code = await self._end()
             if not self._wanted:
-                return NotPossible("it was told to end", 0)
-            if code == DEFECT:
-                return NotPossible(self._last_words(), DEFECT)
+                return
             if code == SUPERSEDED:
                 await self._leave_to_another()
             quick = 0 if self._asked else quick + 1 if loop.time() - since < QUICK_S else 1
             self._asked = False
-            if quick >= TRIES:
+            self.trouble = None
+            if quick >= TRIES or code in (CANNOT_START, DEFECT):
                 reason = f"the orchestrator ended {quick} times in a row, last with {code}: {self._last_words()}"
-                return NotPossible(reason, STAYED_AWAY)
-            await asyncio.sleep(AGAIN_S)
+                self.trouble = NotPossible(reason, DEFECT if code == DEFECT else STAYED_AWAY)
+            await asyncio.sleep(AGAIN_S if quick < TRIES else SELDOM_S)
+            if not self._wanted:
+                return
             self._process = await self._launch()
 
     async def restart(self) -> None:
@@ -143,6 +150,8 @@ class Keeper:
         port = 0 if self._take_over else port  # the one that was left behind may have it still
         command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
         command += ["--host", self._host, "--port", str(port), "--kept", *["--take-over"] * self._take_over]
+        if self.endpoint is not None:  # it has had a journal: without it, it must not begin anew
+            command += ["--journal", self.endpoint.journal]
         with self._words_file().open("wb") as words:
             return await asyncio.create_subprocess_exec(
                 *command, stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words,

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from torchrelay.agent.logs import LogTail, last_lines
+from torchrelay.cli.alone import Followed
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.follow import Degraded, moments
 from torchrelay.cli.keeper import CANNOT_START, Keeper
@@ -21,7 +22,7 @@ from torchrelay.cli.report import ledger, write_ledger
 from torchrelay.cli.run import Plan
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.sweep import PrivateFolder, sweep
-from torchrelay.cli.voice import NEVER_JOINED, Voice, remedy, summary
+from torchrelay.cli.voice import NEVER_JOINED, UNHEARD, Voice, remedy, summary
 from torchrelay.orchestrator.endpoint import ENDPOINT, LOGS, TOKEN
 from torchrelay.orchestrator.shown import Incidents
 from torchrelay.protocol.ending import NO_SPARE
@@ -120,6 +121,8 @@ class LocalRun:
         self.client: Client | None = None
         self.verdict: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         self.hurry = asyncio.Event()
+        self.finishing = False  # the orchestrator has said that every rank's script has ended
+        self.unheard = False  # they have, and no orchestrator has heard of it
         self._signals = 0
         self._stopping: asyncio.Task[None] | None = None
 
@@ -189,7 +192,13 @@ class LocalRun:
         renewal = Renewal(
             self.plan.run_dir, self.keeper, self.scheduler.processes, self.now, self.voice.notice
         )  # fmt: skip
-        return self.tell(), self.print_lines(), self.keep_orchestrator(), self.mind_nodes(), renewal.watch()
+        alone = Followed(
+            self.folder, self.plan.spec, self.keeper, self.scheduler, self.voice.say, lambda: self.finishing
+        )  # fmt: skip
+        return (
+            self.tell(), self.print_lines(), self.keeper.keep(), self.mind_nodes(), renewal.watch(),
+            self.follow_alone(alone),
+        )  # fmt: skip
 
     def now(self) -> Client:
         """A client of whichever orchestrator there is now: another one may have taken over elsewhere."""
@@ -202,6 +211,9 @@ class LocalRun:
                 self.voice.say(moment.reason or "all is well again")
                 continue
             self.voice.tell(moment)
+            self.finishing |= any(
+                note.phase == JobPhase.FINISHING and note.job == self.plan.spec.job for note in moment.notes
+            )
             if any(note.phase == JobPhase.ENDED and note.job == self.plan.spec.job for note in moment.notes):
                 self.decide(moment.outcomes[self.plan.spec.job])
 
@@ -217,9 +229,15 @@ class LocalRun:
         if lines:
             self.voice.flush()
 
-    async def keep_orchestrator(self) -> None:
-        reason = await self.keeper.keep()
-        self.give_up(reason)
+    async def follow_alone(self, alone: Followed) -> None:
+        """Without an orchestrator the ranks' own ends are the verdict."""
+        reason = await alone.to_its_end()
+        if reason is not None:
+            self.give_up(reason)
+            return
+        self.unheard = True
+        await self.scheduler.close(END_S)  # the ranks leave, and what they say then is still printed
+        self.decide(0)
 
     async def mind_nodes(self) -> None:
         """A node whose agent cannot run is given up; without any node there is no run."""
@@ -279,6 +297,9 @@ class LocalRun:
         """The last lines of the ranks, and our own."""
         self.print_new_lines(last=True)
         if self.client is None:
+            return
+        if self.unheard:
+            self.voice.say(UNHEARD.format(self.plan.spec.job))
             return
         try:
             client = self.now()

@@ -13,6 +13,10 @@ from torchrelay.protocol.ending import NO_SPARE, NO_STATE
 from torchrelay.protocol.events import JobSpec
 
 # Colours that are told apart on light and on dark ground.
+UNHEARD = (
+    "{} ended with 0: the script has ended with 0 on every rank, without an orchestrator. The ledger ends where the "
+    "orchestrator did: what happened afterwards stands in no report"
+)
 RANK_COLOURS = (36, 32, 33, 35, 34, 31, 96, 92)
 
 NEVER_JOINED = """the script never called torchrelay.join(): it ran unprotected. To protect it, add

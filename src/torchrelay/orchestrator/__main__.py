@@ -18,7 +18,7 @@ from pathlib import Path
 from aiohttp import web
 
 from torchrelay.orchestrator.api import make_app
-from torchrelay.orchestrator.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, write_endpoint
+from torchrelay.orchestrator.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
 from torchrelay.orchestrator.freezing import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.orchestrator.publishing import publish_rosters
@@ -45,6 +45,7 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
     parser.add_argument("--take-over", action="store_true", help="although another one holds the journal: it is stuck")
     parser.add_argument("--kept", action="store_true", help="whoever started this one starts it again when it ends")
+    parser.add_argument("--journal", default="", metavar="NAME", help="the journal that the run had: no other will do")
     parser.add_argument("--patience", type=float, default=600.0, help="seconds that a stopped worker waits for orders")
     return parser.parse_args(words)
 
@@ -88,7 +89,8 @@ async def run(options: argparse.Namespace) -> str:
     wrong = other_rules(run_dir / JOURNAL)
     if wrong:
         raise JournalRefused(wrong)
-    with contextlib.closing(Journal(run_dir / JOURNAL, take_over=options.take_over)) as journal:
+    name = options.journal or known_name(run_dir)
+    with contextlib.closing(Journal(run_dir / JOURNAL, take_over=options.take_over, name=name)) as journal:
         service = Orchestrator(journal, patience_s=options.patience, kept=options.kept)
         look_for_freezes(service, run_dir)
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -98,12 +100,21 @@ async def run(options: argparse.Namespace) -> str:
         await runner.setup()
         try:
             url = await listen(runner, options.host, options.port)
-            write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid))
+            write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name))
             log.info("listening on %s", url)
             await serve(service, LocalScheduler(run_dir), run_dir)
         finally:
             await runner.cleanup()
         return service.superseded
+
+
+def known_name(run_dir: Path) -> str:
+    """The name of the journal that this run had; empty if it had none, or if nobody can say."""
+    try:
+        endpoint = read_endpoint(run_dir)
+    except ValueError:
+        return ""  # damaged; it is written anew
+    return "" if endpoint is None else endpoint.journal
 
 
 def token_of(run_dir: Path) -> str:

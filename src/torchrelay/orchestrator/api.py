@@ -167,7 +167,12 @@ async def get_events(request: web.Request) -> web.StreamResponse:
         since = int(request.query.get("since") or request.headers.get("Last-Event-ID") or 0)
     except ValueError:
         raise refusal(web.HTTPBadRequest, "`since` is the number of the last event you have, or 0") from None
-    stream = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-store"})
+    stream = web.StreamResponse(
+        headers={
+            "Content-Type": "text/event-stream", "Cache-Control": "no-store",
+            "X-Torchrelay-Journal": service.journal.name,
+        }
+    )  # fmt: skip
     await stream.prepare(request)
     try:
         await tell_all(service, stream, since)

@@ -20,10 +20,11 @@ RESTART = "restart.json"
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """Written once the port is bound; `pid` is the orchestrator's."""
+    """Written once the port is bound; `pid` is the orchestrator's, `journal` the name of its journal."""
 
     url: str
     pid: int
+    journal: str = ""
 
 
 def write_endpoint(run_dir: Path, endpoint: Endpoint) -> None:

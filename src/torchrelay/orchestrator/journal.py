@@ -5,7 +5,8 @@ process at any moment (SIGKILL too), and costs some ten microseconds. It does no
 take the last moments with it. On one machine that ends the run anyway; an orchestrator apart from its nodes must wait
 for the disk before it announces a generation (not built yet).
 
-    about     the job's secret, who wrote it last, the lease, the rules it is to be replayed by, and how late it is
+    about     its own name, the job's secret, who wrote it last, the lease, the rules it is to be replayed by, and how
+              late it is
     events    seq, at_ms (the orchestrator's own time, see `clock`), the event in msgpack
     anchors   which wall-clock time belongs to which at_ms; one more whenever the two drift apart
     audit     every changing call: when, who, what, and the event it led to
@@ -30,6 +31,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
+from torchrelay.orchestrator.mark import Mark, MarkFile, read_mark, shortfall
 from torchrelay.protocol.cluster import RULES_VERSION
 from torchrelay.protocol.events import AnyEvent, Event
 from torchrelay.protocol.ids import Generation, JobId, Point
@@ -50,6 +52,7 @@ CREATE TABLE IF NOT EXISTS audit (
 _RAISE = """
 INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
 """
+_NAME_IT = "INSERT OR IGNORE INTO about VALUES ('name', ?)"
 _PUT = "INSERT INTO about VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 UNNUMBERED = 1  # the rules of journals that say nothing of rules
 # What a file system says that has no locks.
@@ -128,20 +131,23 @@ class Journal:
     """The journal of one orchestrator, which is the only one to write to it until another one takes it over.
 
     Raises `JournalRefused` if the file cannot be opened as a journal of ours. `take_over`: open it although another
-    orchestrator holds it; that one finds itself superseded with its next write.
+    orchestrator holds it; that one finds itself superseded with its next write. `name`: of the journal that the run
+    had, if it had one. That one is demanded, and so is what its mark tells of.
     """
 
-    def __init__(self, path: Path, *, take_over: bool = False) -> None:
+    def __init__(self, path: Path, *, take_over: bool = False, name: str = "") -> None:
         from importlib.metadata import version  # slow to import, and who only reads needs none
 
         self.path = path
         self._lock = _take_lock(path, take_over=take_over)
         try:
-            self._db = _connect(path)
+            self._db, self._mark = _open_known(path, name)
         except BaseException:
             os.close(self._lock)
             raise
         try:
+            self._db.execute(_NAME_IT, (secrets.token_hex(16),))
+            self.name = _read_name(self._db)
             self.lease = int(self._db.execute(_RAISE).fetchone()[0])
             self._db.execute(_PUT, ("version", version("torchrelay")))
             self.rules = _read_rules(self._db)
@@ -154,6 +160,7 @@ class Journal:
         self.last_seq: int = last[0]
         kept_ms, kept_wall_ms = map(int, kept[0].split()) if kept else (0, 0)
         self.last_ms: int = max(last[1], kept_ms, self.anchors[-1].at_ms if self.anchors else 0)
+        self._mark.write(Mark(self.name, self.lease, self.last_seq))
         # The newest note of what the clock on the wall said: it may have gone another way than ours since the start.
         newer = kept_wall_ms and (not self.anchors or kept_ms > self.anchors[-1].at_ms)
         self.last_wall_ms = kept_wall_ms + self.last_ms - kept_ms if newer else wall_ms(self.anchors, self.last_ms)
@@ -171,6 +178,7 @@ class Journal:
         seq = self.last_seq + 1
         self._write("INSERT INTO events VALUES (?, ?, ?)", (seq, at_ms, data), call)
         self.last_seq, self.last_ms = seq, max(at_ms, self.last_ms)
+        self._mark.write(Mark(self.name, self.lease, seq))
         return seq
 
     def note(self, call: Call) -> None:
@@ -262,6 +270,7 @@ class Journal:
     def close(self) -> None:
         """Close the file and let go of the lock."""
         self._db.close()
+        self._mark.close()
         os.close(self._lock)
 
 
@@ -337,6 +346,32 @@ def _take_lock(path: Path, *, take_over: bool) -> int:
     return descriptor
 
 
+def _open_known(path: Path, name: str) -> tuple[sqlite3.Connection, MarkFile]:
+    """Open the file and its mark. Raises `JournalRefused` if it is not the journal that the run had."""
+    told = read_mark(path)
+    known = [one for one in (told, Mark(name) if name else None) if one is not None]
+    empty = not path.exists() or not path.stat().st_size
+    if known and empty:  # and none is made: it would hide what has happened
+        raise JournalRefused(shortfall(path, known[0], None))
+    db = _connect(path)
+    try:
+        last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
+        found = Mark(_read_name(db), _read_lease(db), last)
+        wrong = next(filter(None, (shortfall(path, one, found) for one in known)), "")
+        if wrong:
+            raise JournalRefused(wrong)
+        return db, MarkFile(path)
+    except sqlite3.Error as error:
+        db.close()
+        raise JournalRefused(_damaged(path, str(error))) from error
+    except OSError as error:
+        db.close()
+        raise JournalRefused(f"cannot write {error.filename}: {error.strerror}; use another --run-dir") from error
+    except JournalRefused:
+        db.close()
+        raise
+
+
 def _connect(path: Path) -> sqlite3.Connection:
     """Open or make the file. In autocommit mode each statement is a transaction of its own."""
     db: sqlite3.Connection | None = None
@@ -363,7 +398,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 
 def _make(db: sqlite3.Connection) -> None:
     header = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT};"
-    rules = f"INSERT INTO about VALUES ('rules', '{RULES_VERSION}');"
+    rules = f"INSERT INTO about VALUES ('rules', '{RULES_VERSION}'), ('name', '{secrets.token_hex(16)}');"
     db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {rules} {header} COMMIT;")
 
 
@@ -394,6 +429,11 @@ def _read_anchors(db: sqlite3.Connection) -> Iterator[Anchor]:
 def _read_lease(db: sqlite3.Connection) -> int:
     row = db.execute("SELECT value FROM about WHERE name = 'lease'").fetchone()
     return int(row[0]) if row else 0
+
+
+def _read_name(db: sqlite3.Connection) -> str:
+    row = db.execute("SELECT value FROM about WHERE name = 'name'").fetchone()
+    return str(row[0]) if row else ""
 
 
 def _read_rules(db: sqlite3.Connection) -> int:

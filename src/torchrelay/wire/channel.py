@@ -86,6 +86,7 @@ class Attached(Struct, frozen=True, tag=True, kw_only=True):
     jobs: tuple[JobTerms, ...] = ()
     beat_ms: int = 500
     lease: int = 0  # the orchestrator's; an agent that knows a higher one does not take it
+    journal: str = ""  # the name of its journal; an agent that knows another one's does not take it
     tainted: tuple[tuple[int | None, str], ...] = ()
 
 

@@ -1,0 +1,108 @@
+"""A journal that is lost, older than it was, or damaged: nobody begins anew in its place, and training goes on.
+
+The recipe is the same throughout: a job trains, something happens to its journal, and later the orchestrator dies.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.jobs import SCRIPTS, Finished, ask_until, differences, end_job, run_job, start_job, wait_until
+from torchrelay.cli.client import Client
+from torchrelay.orchestrator.endpoint import read_endpoint
+
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(300)]
+
+RANKS, STEPS, HOLD = 2, 40, 12
+FLAGS = ("--nproc-per-node", str(RANKS), "--spares", "1")
+
+
+def script(go: Path) -> list[str]:
+    return [str(SCRIPTS / "lonely.py"), str(STEPS), str(HOLD), str(go)]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    folder = tmp_path_factory.mktemp("undisturbed")
+    (folder / "go").touch()
+    done = run_job(folder / "run", script(folder / "go"), FLAGS)
+    assert done.code == 0
+    return done
+
+
+def bereaved(folder: Path, deed: Callable[[Path], None], *, and_then: Callable[[Path], None] | None = None) -> Finished:
+    """Train to a step; do something to the journal, kill the orchestrator, and let the job go on to its end."""
+    run_dir, go = folder / "run", folder / "go"
+    process = start_job(run_dir, script(go), FLAGS)
+    try:
+        out = folder / "run.out"
+
+        def holds(client: Client) -> bool:
+            job = client.job()
+            return job.step == HOLD and job.spares.warm == 1
+
+        ask_until(process, run_dir, "all ranks at the step, and a spare", holds, deadline_s=120)
+        endpoint = read_endpoint(run_dir)
+        assert endpoint is not None
+        deed(run_dir)
+        os.kill(endpoint.pid, signal.SIGKILL)
+        wait_until("word that nobody decides", lambda: "Training goes on without it" in out.read_text(), deadline_s=60)
+        if and_then is not None:
+            and_then(run_dir)
+        go.touch()
+        return end_job(process, run_dir, timeout_s=120)
+    finally:
+        if process.poll() is None:
+            process.terminate()
+            process.wait(30)
+
+
+def remove(run_dir: Path) -> None:
+    for path in run_dir.glob("journal.db*"):
+        path.unlink()
+
+
+def remove_wal(run_dir: Path) -> None:
+    (run_dir / "journal.db-wal").unlink()
+
+
+def remove_all_traces(run_dir: Path) -> None:
+    remove(run_dir)
+    (run_dir / "journal.mark").unlink()
+    (run_dir / "endpoint.json").unlink()
+
+
+def zero(run_dir: Path) -> None:
+    for path in run_dir.glob("journal.db*"):
+        path.write_bytes(bytes(path.stat().st_size))
+
+
+def flip(run_dir: Path) -> None:
+    chance = random.Random(7)
+    for path in (run_dir / "journal.db", run_dir / "journal.db-wal"):
+        data = bytearray(path.read_bytes())
+        for _ in range(400):
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+
+
+@pytest.mark.parametrize("deed", [remove, remove_wal, remove_all_traces, zero, flip])
+def test_the_job_trains_to_its_end_with_the_same_bits(
+    tmp_path: Path, undisturbed: Finished, deed: Callable[[Path], None]
+) -> None:
+    done = bereaved(tmp_path, deed)
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed) == []
+    assert "without an orchestrator" in done.output
+    assert "journal.db is" in done.output, "the reason"
+    assert done.output.count("left in order") == RANKS
+    agents = "".join(path.read_text() for path in (done.run_dir / "logs").glob("agent-*.log"))
+    assert "(fenced)" not in agents
+    if deed is not zero and deed is not flip:
+        assert not (done.run_dir / "journal.db").exists() or deed is remove_wal, "none is begun in its place"
