@@ -21,6 +21,7 @@ from aiohttp import web
 from figures import finish
 from torchrelay.orchestrator.__main__ import listen
 from torchrelay.orchestrator.api import make_app
+from torchrelay.orchestrator.door import Door, Strangers
 from torchrelay.orchestrator.endpoint import JOURNAL, TOKEN, Endpoint, read_endpoint, write_endpoint
 from torchrelay.orchestrator.journal import Journal
 from torchrelay.orchestrator.service import Orchestrator
@@ -86,9 +87,11 @@ async def serve(run_dir: Path) -> None:
     write_token(run_dir / TOKEN, token)
     with closing(Journal(run_dir / JOURNAL)) as journal:
         service = Orchestrator(journal)
-        runner = web.AppRunner(make_app(service, token), access_log=None)
+        strangers = Strangers()
+        runner = web.AppRunner(make_app(service, token, strangers), access_log=None)
         await runner.setup()
-        url = await listen(runner, "127.0.0.1", 0)
+        assert runner.server is not None
+        url = await listen(Door(runner.server, strangers), "127.0.0.1", 0)
         serving = asyncio.create_task(service.serve())
         agents = [FakeAgent(service, number) for number in range(NODES)]
         slots = (RANKS + SPARES) // NODES

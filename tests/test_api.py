@@ -340,6 +340,9 @@ class TestOrdering:
                 assert "full" in (await port.post("/v1/jobs", spec(), 503))["error"]
                 assert "full" in (await port.get("/v1/status"))["degraded"]
                 assert "full" in (await port.get("/healthz", 503))["degraded"]
+                async with ClientSession() as stranger, stranger.get(port.url + "/healthz") as answer:
+                    told = (await answer.json())["degraded"]
+                    assert ("nothing is decided" in told, "full" in told) == (True, False), "it names no path"
                 async with port.session.get(port.url + AGENT_PATH) as answer:
                     assert answer.status == 503, "agents keep what they have to tell"
 

@@ -16,7 +16,7 @@ from aiohttp import web
 from tests.brain import until
 from torchrelay.orchestrator import door as doors
 from torchrelay.orchestrator.brief import LONGEST, MOST, WITHIN_S, Brief
-from torchrelay.orchestrator.door import STRANGERS, Door
+from torchrelay.orchestrator.door import STRANGERS, Door, Strangers
 
 
 @asynccontextmanager
@@ -24,15 +24,16 @@ async def standing() -> AsyncIterator[tuple[Door, int]]:
     """A door with a server behind it that welcomes whoever asks for /known."""
 
     async def known(request: web.Request) -> web.Response:
-        door.welcome(request.transport)
+        strangers.welcome(request.transport)
         return web.Response(text="come in")
 
+    strangers = Strangers()
     app = web.Application()
     app.add_routes([web.get("/known", known)])
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     assert runner.server is not None
-    door = Door(runner.server)
+    door = Door(runner.server, strangers)
     try:
         yield door, await door.open("127.0.0.1", 0)
     finally:
@@ -83,8 +84,8 @@ def test_strangers_are_few_and_others_get_in_between_them() -> None:
                 for _ in range(10):
                     crowd.grow(40)
                     await asyncio.sleep(0.01)
-                    assert door.strangers <= STRANGERS
-                await until("a crowd", lambda: door.strangers >= STRANGERS - 1)
+                    assert len(door.strangers) <= STRANGERS
+                await until("a crowd", lambda: len(door.strangers) >= STRANGERS - 1)
                 _, late = await come_in(port)
                 assert not early.transport.is_closing()
                 early.write(b"GET /known HTTP/1.1\r\nHost: here\r\n\r\n")
@@ -102,8 +103,8 @@ def test_one_who_says_nothing_is_shown_out_and_one_with_a_token_is_not(monkeypat
             reader, writer = await come_in(port)
             with flood(port) as crowd:
                 crowd.grow(3)
-                await until("three strangers", lambda: door.strangers == 3)
-                await until("no stranger", lambda: door.strangers == 0)
+                await until("three strangers", lambda: len(door.strangers) == 3)
+                await until("no stranger", lambda: len(door.strangers) == 0)
             writer.write(b"GET /known HTTP/1.1\r\nHost: here\r\n\r\n")
             assert b"200 OK" in await asyncio.wait_for(reader.readuntil(b"come in"), 20)
             writer.close()
@@ -116,7 +117,7 @@ def test_without_descriptors_it_makes_room_and_says_so_once(caplog: pytest.LogCa
         async with standing() as (door, port):
             with flood(port) as crowd:
                 crowd.grow(30)
-                await until("strangers", lambda: door.strangers == 30)
+                await until("strangers", lambda: len(door.strangers) == 30)
                 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
                 used = len(os.listdir("/proc/self/fd"))
                 crowd.grow(20)  # they wait in the listener's queue

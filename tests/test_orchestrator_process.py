@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import resource
 import signal
 import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
 
 from tests.brain import listening, spec, start_process, wait_for
 from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.cli.keeper import answers
+from torchrelay.orchestrator.endpoint import read_endpoint
 
 
 @pytest.fixture
@@ -120,3 +123,60 @@ class TestProcess:
         assert token not in log
         assert (brains.run_dir / "token").stat().st_mode & 0o077 == 0
         assert json.loads((brains.run_dir / "endpoint.json").read_text())["url"] == client.url
+
+
+class TestStrangers:
+    """Somebody without the token, as a user of the same machine could be: thousands of connections, and garbage."""
+
+    LIMIT = 160  # descriptors of the orchestrator: far fewer than there are connections
+
+    @pytest.fixture
+    def inside(self, tmp_path: Path) -> Path:
+        folder = tmp_path / "inside"
+        folder.mkdir(mode=0o700)
+        return folder / "orchestrator"
+
+    def test_a_crowd_at_the_port_keeps_nobody_out_and_ends_nothing(self, brains: Brains, inside: Path) -> None:
+        process, client = brains.client("--socket", str(inside))
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (self.LIMIT, self.LIMIT))
+        client.submit(spec())
+        port = int(client.url.rpartition(":")[2])
+        crowd = []
+        try:
+            for _ in range(4):
+                for _ in range(150):
+                    stranger = socket.socket()
+                    stranger.setblocking(False)
+                    stranger.connect_ex(("127.0.0.1", port))
+                    crowd.append(stranger)
+                assert Client.of(brains.run_dir).status()["job"] == "job"
+                assert answers(read_endpoint(brains.run_dir)), "the keeper must not take it for stuck"
+            # Without the socket, too: the oldest strangers make room.
+            token = (brains.run_dir / "token").read_text().strip()
+            wait_for("an answer at the port", lambda: at_port(client.url, token))
+        finally:
+            for stranger in crowd:
+                stranger.close()
+        assert process.poll() is None
+        assert len((brains.run_dir / "logs" / "orchestrator.log").read_bytes()) < 20_000
+
+    def test_bad_requests_cost_a_line_each_and_few_lines(self, brains: Brains) -> None:
+        process, client = brains.client()
+        port = int(client.url.rpartition(":")[2])
+        for _ in range(60):
+            with closing(socket.create_connection(("127.0.0.1", port))) as stranger, suppress(OSError):
+                stranger.sendall(b"GET /" + bytes(range(1, 256)) * 500 + b" HTTP/1.1\r\n\r\n")
+                stranger.settimeout(5)
+                stranger.recv(100)
+        assert process.poll() is None
+        client.view_status()
+        log = (brains.run_dir / "logs" / "orchestrator.log").read_text()
+        assert len(log) < 20_000
+        assert max(map(len, log.splitlines())) < 400
+
+
+def at_port(url: str, token: str) -> str:
+    try:
+        return str(Client(url, token).status()["job"])
+    except (Away, Denied):
+        return ""

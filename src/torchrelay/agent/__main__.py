@@ -24,6 +24,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
+from torchrelay.agent.uplink import UNIX
 from torchrelay.protocol.ids import NodeId
 from torchrelay.wire.launch import Launch, read_launch
 from torchrelay.wire.owned import Foreign, read_owned
@@ -31,6 +32,7 @@ from torchrelay.wire.trust import TrustError, read_token
 
 logger = logging.getLogger("torchrelay.agent")
 
+LOOPBACK = "127.0.0.1"
 MAX_SOCKET_PATH = 107  # bytes; the kernel's limit for unix sockets
 PARENT_S = 0.5
 DEFECT = 95
@@ -46,7 +48,7 @@ def parse(arguments: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--token-file", type=Path, required=True, help="the run's token (0600)")
     parser.add_argument("--run-dir", type=Path, required=True, help="the run's folder, with job.json and logs/")
     parser.add_argument("--folder", type=Path, help="0700 folder for sockets and pages (default: one in /dev/shm)")
-    parser.add_argument("--host", default="127.0.0.1", help="address on which this node's workers listen")
+    parser.add_argument("--host", default=LOOPBACK, help="address on which this node's workers listen")
     parser.add_argument("--linger", type=float, default=0.0, help="seconds that workers outlive this agent's death")
     parser.add_argument("--tied", action="store_true", help="end when the process that started this one has ended")
     options = parser.parse_args(arguments)
@@ -90,8 +92,15 @@ def address_book(options: argparse.Namespace) -> Callable[[], str]:
     """Where the orchestrator is, asked before each attempt."""
     if options.url is not None:
         return lambda: str(options.url)
-    # A missing or half-written file raises OSError or ValueError: the agent says so and tries again.
-    return lambda: str(json.loads(trusted(options.endpoint))["url"])
+
+    def look() -> str:
+        # A missing or half-written file raises OSError or ValueError: the agent says so and tries again.
+        found = json.loads(trusted(options.endpoint))
+        # A node with an address of its own has a network, which is to be its way: also when it is cut.
+        inside = str(found.get("socket", "")) if options.host == LOOPBACK else ""
+        return UNIX + inside if inside and os.path.exists(inside) else str(found["url"])
+
+    return look
 
 
 def trusted(path: Path) -> str:

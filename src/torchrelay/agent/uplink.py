@@ -37,6 +37,7 @@ LONGEST_PAUSE_S = 1.0
 HANDSHAKE_S = 5.0
 # A peer that answers no ping for half of this is gone, although its connection says otherwise.
 PING_S = 10.0
+UNIX = "unix:"  # in place of a URL: the path of a socket
 UNAUTHORIZED = (401, 403)
 
 
@@ -65,7 +66,7 @@ class Kept:
 class Uplink:
     """Connects, attaches, sends events and beats, and hands down what the orchestrator says.
 
-    where       the orchestrator's URL; asked before every attempt, as it may come back elsewhere
+    where       the orchestrator's URL, or `unix:PATH`; asked before every attempt, as it may come back elsewhere
     attach      makes the Attach for a new connection
     beat        makes the beat that is due
     on_message  is called, from the event loop, with everything but Ack and Refused
@@ -128,19 +129,21 @@ class Uplink:
     async def run(self) -> None:
         """Keep connected, for ever. Raises `Rejected` if the orchestrator has never taken us and will not."""
         pause_s = FIRST_PAUSE_S
-        async with aiohttp.ClientSession() as session:
-            while True:
-                try:
-                    await self._connect(session)
-                except Rejected as error:
-                    if not self._ever:
-                        raise
-                    self._complain(str(error))
-                except (aiohttp.ClientError, OSError, TimeoutError, WireError, ValueError) as error:
-                    self._complain(f"{type(error).__name__}: {error}")
-                pause_s = FIRST_PAUSE_S if self.connected else min(2 * pause_s, LONGEST_PAUSE_S)
-                self.connected = False
-                await asyncio.sleep(pause_s)
+        while True:
+            try:
+                await self.open.wait()
+                url, connector = way_to(self._where())
+                async with aiohttp.ClientSession(connector=connector) as session:
+                    await self._connect(session, url)
+            except Rejected as error:
+                if not self._ever:
+                    raise
+                self._complain(str(error))
+            except (aiohttp.ClientError, OSError, TimeoutError, WireError, ValueError) as error:
+                self._complain(f"{type(error).__name__}: {error}")
+            pause_s = FIRST_PAUSE_S if self.connected else min(2 * pause_s, LONGEST_PAUSE_S)
+            self.connected = False
+            await asyncio.sleep(pause_s)
 
     def _complain(self, trouble: str) -> None:
         """Say it once, not with every attempt."""
@@ -150,10 +153,8 @@ class Uplink:
             logger.warning("cannot reach the orchestrator: %s", trouble)
         self._trouble = trouble
 
-    async def _connect(self, session: aiohttp.ClientSession) -> None:
+    async def _connect(self, session: aiohttp.ClientSession, url: str) -> None:
         """One connection, from its beginning to its end. Always raises in the end."""
-        await self.open.wait()
-        url = self._where().rstrip("/") + AGENT_PATH
         headers = {"Authorization": f"Bearer {self._token()}"}
         try:
             async with asyncio.timeout(HANDSHAKE_S):
@@ -234,6 +235,13 @@ class Uplink:
             self._on_acked(self._kept.popleft().event)
         if not self._kept:
             self._empty.set()
+
+
+def way_to(where: str) -> tuple[str, aiohttp.BaseConnector]:
+    """The URL of the agents' channel, and what leads there."""
+    if where.startswith(UNIX):
+        return "http://localhost" + AGENT_PATH, aiohttp.UnixConnector(where.removeprefix(UNIX))
+    return where.rstrip("/") + AGENT_PATH, aiohttp.TCPConnector()
 
 
 async def receive(socket: aiohttp.ClientWebSocketResponse) -> ToAgent:

@@ -15,9 +15,11 @@ class NoAnswer(ConnectionError):
 
 
 def ask(
-    url: str, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float
+    url: str, method: str, path: str, headers: Mapping[str, str], body: bytes, timeout_s: float, inside: str = ""
 ) -> tuple[int, bytes]:
     """The status and the body of the answer. Raises `NoAnswer`, or OSError, if there is none.
+
+    `inside`: a unix socket that leads to the same; where nobody listens on it, the URL is asked.
 
     HTTP/1.0: the server closes the connection after its answer, and does not cut it into chunks.
     """
@@ -28,12 +30,28 @@ def ask(
     lines += [f"{name}: {value}" for name, value in headers.items()]
     if any(control in line for line in lines for control in "\r\n"):
         raise NoAnswer("a line break in a header")
-    with socket.create_connection((where.hostname, where.port or 80), timeout_s) as connection:
+    with connect(where.hostname, where.port or 80, timeout_s, inside) as connection:
         connection.sendall("\r\n".join(lines).encode("latin-1", "replace") + HEAD_END + body)
         pieces = []
         while piece := connection.recv(PIECE):
             pieces.append(piece)
     return read_answer(b"".join(pieces))
+
+
+def connect(host: str, port: int, timeout_s: float, inside: str) -> socket.socket:
+    """A connection to the unix socket, if there is one, else to the port. Raises OSError."""
+    if inside:
+        connection = socket.socket(socket.AF_UNIX)
+        connection.settimeout(timeout_s)
+        try:
+            connection.connect(inside)
+            return connection
+        except (FileNotFoundError, ConnectionRefusedError, PermissionError):
+            connection.close()  # it was removed with its run, or is another's
+        except OSError:
+            connection.close()
+            raise
+    return socket.create_connection((host, port), timeout_s)
 
 
 def read_answer(data: bytes) -> tuple[int, bytes]:

@@ -57,9 +57,10 @@ class Denied(ValueError):
 class Client:
     """One orchestrator's API. Every method raises `Away` or `Denied`."""
 
-    def __init__(self, url: str, token: str) -> None:
+    def __init__(self, url: str, token: str, inside: str = "") -> None:
         self.url = url
         self._token = token
+        self._inside = inside  # a unix socket that leads to the same
 
     @classmethod
     def of(cls, run_dir: Path) -> Client:
@@ -67,7 +68,7 @@ class Client:
         endpoint = read_endpoint(run_dir)
         if endpoint is None:
             raise Away(f"no orchestrator has been started in {run_dir}")
-        return cls(endpoint.url, read_token(run_dir / TOKEN))
+        return cls(endpoint.url, read_token(run_dir / TOKEN), endpoint.socket)
 
     # ------------------------------------------------------------ as plain values
 
@@ -158,7 +159,7 @@ class Client:
     def _ask(self, method: str, path: str, body: bytes | None = None) -> bytes:
         headers = {"Authorization": f"Bearer {self._token}", WHO: who_am_i()}
         try:
-            status, data = ask(self.url, method, path, headers, body or b"", TIMEOUT_S)
+            status, data = ask(self.url, method, path, headers, body or b"", TIMEOUT_S, self._inside)
         except OSError as error:
             raise Away(f"no orchestrator answers at {self.url} ({error})") from error
         if status >= 400:

@@ -7,12 +7,11 @@ next one takes the journal over. Where somebody else has taken it over, that one
 from __future__ import annotations
 
 import asyncio
-import http.client
 import signal
 import sys
 from pathlib import Path
-from urllib.parse import urlsplit
 
+from torchrelay.cli.asking import ask
 from torchrelay.cli.runs import NotPossible
 from torchrelay.orchestrator.endpoint import Endpoint, read_endpoint
 from torchrelay.schedulers.tether import signal_child, tethered
@@ -35,10 +34,11 @@ KILL_S = 5.0  # how long a killed process may take to end
 class Keeper:
     """Starts an orchestrator, and starts it again on the same port and journal whenever it ends unasked."""
 
-    def __init__(self, run_dir: Path, port: int, host: str = "127.0.0.1") -> None:
+    def __init__(self, run_dir: Path, port: int, host: str = "127.0.0.1", inside: Path | None = None) -> None:
         self._run_dir = run_dir
         self._port = port
         self._host = host
+        self._inside = inside  # where it listens besides, for its owner only
         self._process: asyncio.subprocess.Process | None = None
         self._wanted = True
         self._asked = False  # its next end is a restart that somebody asked for
@@ -150,6 +150,8 @@ class Keeper:
         port = 0 if self._take_over else port  # the one that was left behind may have it still
         command = [sys.executable, "-P", "-m", "torchrelay.orchestrator", "--run-dir", str(self._run_dir)]
         command += ["--host", self._host, "--port", str(port), "--kept", *["--take-over"] * self._take_over]
+        if self._inside is not None:
+            command += ["--socket", str(self._inside)]
         if self.endpoint is not None:  # it has had a journal: without it, it must not begin anew
             command += ["--journal", self.endpoint.journal]
         with self._words_file().open("wb") as words:
@@ -158,10 +160,9 @@ class Keeper:
                 start_new_session=True, preexec_fn=tethered(),
             )  # fmt: skip
 
-    def where(self) -> str:
-        """The URL of whichever orchestrator wrote last where it is. Raises ValueError if the file is damaged."""
-        endpoint = read_endpoint(self._run_dir) or self.endpoint
-        return "" if endpoint is None else endpoint.url
+    def where(self) -> Endpoint:
+        """Of whichever orchestrator wrote last where it is. Raises ValueError if the file is damaged."""
+        return read_endpoint(self._run_dir) or self.endpoint or Endpoint(url="", pid=0)
 
     def _words_file(self) -> Path:
         return self._run_dir / "logs" / "orchestrator.err"
@@ -174,16 +175,11 @@ class Keeper:
 
 
 def answers(endpoint: Endpoint | None) -> bool:
-    """Whether anything comes back from there, whatever it is."""
+    """Whether anything comes back from there, whatever it is. A crowd at the port says nothing about it."""
     if endpoint is None:
         return False
-    where = urlsplit(endpoint.url)
-    connection = http.client.HTTPConnection(where.hostname or "", where.port, timeout=PROBE_S)
     try:
-        connection.request("GET", "/healthz")
-        connection.getresponse()
-    except (OSError, http.client.HTTPException):
+        ask(endpoint.url, "GET", "/healthz", {}, b"", PROBE_S, endpoint.socket)
+    except OSError:
         return False
-    finally:
-        connection.close()
     return True

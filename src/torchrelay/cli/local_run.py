@@ -40,6 +40,7 @@ from torchrelay.wire.trust import new_token, write_token
 
 LOOPBACK = "127.0.0.1"
 PATHS = "TORCHRELAY_NET_PATHS"  # which interfaces the network core uses
+INSIDE = "orchestrator"  # its unix socket, in the run's private folder
 STOPPED = 130
 STOP_S = 20.0  # how long a run may take to stop in order after Ctrl-C
 END_S = 20.0  # how long orchestrator and agents may take to end when the job is over
@@ -114,7 +115,7 @@ class LocalRun:
         self.network = isolation.network if isolation is not None else None
         self.isolation = isolation
         host = LOOPBACK if self.network is None else self.network.address
-        self.keeper = Keeper(plan.run_dir, plan.port, host)
+        self.keeper = Keeper(plan.run_dir, plan.port, host, folder / INSIDE)
         self.scheduler = LocalScheduler(plan.run_dir, self.agent_command, slots_of(plan))
         self.tail = LogTail(plan.run_dir / LOGS)
         self.token = new_token()
@@ -137,7 +138,7 @@ class LocalRun:
         write_launch(plan.run_dir, self.launch())
         write_machine(plan.run_dir, self.folder)
         endpoint = await self.keeper.start()
-        client = Client(endpoint.url, self.token)
+        client = Client(endpoint.url, self.token, endpoint.socket)
         await self.scheduler.acquire(SpareRequest(key=FIRST_KEY, count=len(slots_of(plan))))
         try:
             client.submit(plan.spec)
@@ -202,7 +203,8 @@ class LocalRun:
 
     def now(self) -> Client:
         """A client of whichever orchestrator there is now: another one may have taken over elsewhere."""
-        return Client(self.keeper.where(), self.token)
+        endpoint = self.keeper.where()
+        return Client(endpoint.url, self.token, endpoint.socket)
 
     async def tell(self) -> None:
         """Notices of incidents as they happen; the end of the job is the verdict."""

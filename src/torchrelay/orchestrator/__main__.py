@@ -18,6 +18,8 @@ from pathlib import Path
 from aiohttp import web
 
 from torchrelay.orchestrator.api import make_app
+from torchrelay.orchestrator.brief import be_brief
+from torchrelay.orchestrator.door import Door, Strangers
 from torchrelay.orchestrator.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
 from torchrelay.orchestrator.freezing import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable, Superseded
@@ -43,6 +45,7 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--run-dir", type=Path, required=True, help="journal, token, endpoint and logs of the run")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on")
     parser.add_argument("--port", type=int, default=0, help="port to listen on; 0: any free one")
+    parser.add_argument("--socket", type=Path, help="a unix socket as well, in a folder of its owner alone")
     parser.add_argument("--take-over", action="store_true", help="although another one holds the journal: it is stuck")
     parser.add_argument("--kept", action="store_true", help="whoever started this one starts it again when it ends")
     parser.add_argument("--journal", default="", metavar="NAME", help="the journal that the run had: no other will do")
@@ -81,6 +84,7 @@ def prepare(run_dir: Path) -> None:
         raise CannotStart(f"{run_dir}: {error.strerror}; choose a folder that you may write to") from error
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    be_brief()
 
 
 async def run(options: argparse.Namespace) -> str:
@@ -96,14 +100,21 @@ async def run(options: argparse.Namespace) -> str:
         for number in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(number, service.end)
         token = token_of(run_dir)
-        runner = web.AppRunner(make_app(service, token), access_log=None, shutdown_timeout=1.0)
+        strangers = Strangers()
+        runner = web.AppRunner(make_app(service, token, strangers), access_log=None, shutdown_timeout=1.0)
         await runner.setup()
+        assert runner.server is not None, "it has been set up"
+        door = Door(runner.server, strangers)
         try:
-            url = await listen(runner, options.host, options.port)
-            write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name))
+            url = await listen(door, options.host, options.port)
+            inside = await listen_inside(runner, options.socket)
+            write_endpoint(
+                run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside)
+            )  # fmt: skip
             log.info("listening on %s", url)
             await serve(service, LocalScheduler(run_dir), run_dir)
         finally:
+            await door.close()
             await runner.cleanup()
         return service.superseded
 
@@ -125,16 +136,29 @@ def token_of(run_dir: Path) -> str:
     return read_token(path)
 
 
-async def listen(runner: web.AppRunner, host: str, port: int) -> str:
+async def listen(door: Door, host: str, port: int) -> str:
     """Bind the port; returns the URL."""
     try:
-        await web.TCPSite(runner, host, port).start()
+        bound = await door.open(host, port)
     except OSError as error:
         hint = "choose another --port, or 0 for any free one"
         raise CannotStart(f"port {port} on {host} cannot be used ({error.strerror}): {hint}") from error
-    bound: int = runner.addresses[0][1]
     shown = f"[{host}]" if ":" in host else host
     return f"http://{shown}:{bound}"
+
+
+async def listen_inside(runner: web.AppRunner, path: Path | None) -> str:
+    """Bind the socket in its owner's folder, if one is wanted; returns its path. Without it the port has to do."""
+    if path is None:
+        return ""
+    try:
+        path.unlink(missing_ok=True)  # of the one before
+        await web.UnixSite(runner, str(path)).start()
+        path.chmod(0o600)
+    except OSError as error:
+        log.warning("no unix socket at %s (%s): the port has to do", path, error.strerror)
+        return ""
+    return str(path)
 
 
 async def serve(service: Orchestrator, scheduler: LocalScheduler, run_dir: Path) -> None:

@@ -31,6 +31,7 @@ from aiohttp import web
 from torchrelay.orchestrator import changes
 from torchrelay.orchestrator.agents import serve_agent
 from torchrelay.orchestrator.answers import SERVICE, answer, job_of, refusal
+from torchrelay.orchestrator.door import Strangers
 from torchrelay.orchestrator.journal import JournalUnavailable
 from torchrelay.orchestrator.networks import get_metrics, get_network
 from torchrelay.orchestrator.places import view_moves, view_nodes_in_full, view_spares
@@ -47,15 +48,25 @@ VERSION = version("torchrelay")
 KEEPALIVE_S = 5.0  # a comment on a silent event stream, so that both ends notice when the other is gone
 MAX_BODY = 1 << 20
 
+KNOWN = web.RequestKey("known", bool)  # whether the request has brought the token
+# For those who may not know more: what is in the way names paths.
+NOTHING_DECIDED = "nothing is decided at the moment; with the token of the run, `torchrelay status` says why"
+
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(service: Orchestrator, token: str) -> web.Application:
-    """The web application: operators' API and agents' channel behind one port and one token."""
+def make_app(service: Orchestrator, token: str, strangers: Strangers | None = None) -> web.Application:
+    """The web application: operators' API and agents' channel behind one port and one token.
+
+    `strangers`: those who are connected and have not shown it.
+    """
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-        if request.path != "/healthz" and not bearer_matches(token, request.headers.get("Authorization")):
+        request[KNOWN] = bearer_matches(token, request.headers.get("Authorization"))
+        if request[KNOWN] and strangers is not None:
+            strangers.welcome(request.transport)
+        if not request[KNOWN] and request.path != "/healthz":
             raise refusal(web.HTTPUnauthorized, "wrong or missing token: it is in the file `token` of the run's folder")
         return await handler(request)
 
@@ -88,7 +99,8 @@ def make_app(service: Orchestrator, token: str) -> web.Application:
 
 async def get_health(request: web.Request) -> web.Response:
     degraded = request.app[SERVICE].degraded
-    return answer({"ok": not degraded, "degraded": degraded}, 503 if degraded else 200)
+    told = degraded if request[KNOWN] or not degraded else NOTHING_DECIDED
+    return answer({"ok": not degraded, "degraded": told}, 503 if degraded else 200)
 
 
 def status_of(service: Orchestrator) -> Status:

@@ -49,7 +49,7 @@ def one_line(record: logging.LogRecord) -> str:
         text += f": {type(error).__name__}: {ascii(str(error))[1:-1]}"
     text = text[:LONGEST]
     if error is not None and record.exc_info and not type(error).__module__.startswith("aiohttp"):
-        text += "\n" + logging.Formatter().formatException(record.exc_info)[-TRACE:]  # type: ignore[arg-type]
+        text += "\n" + logging.Formatter().formatException(record.exc_info)[-TRACE:]
     return text
 
 

@@ -23,15 +23,56 @@ COMPLAIN_S = 60.0  # between two lines in the log about a crowd
 NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
+class Strangers:
+    """Those who are connected and have not shown the token, the oldest first."""
+
+    def __init__(self) -> None:
+        self.since: dict[asyncio.BaseTransport, float] = {}
+        self.shown_out = 0
+
+    def __len__(self) -> int:
+        return len(self.since)
+
+    def arrive(self, transport: asyncio.BaseTransport) -> None:
+        self.since[transport] = asyncio.get_running_loop().time()
+
+    def welcome(self, transport: asyncio.BaseTransport | None) -> None:
+        """This one has shown the token, and may stay."""
+        if transport is not None:
+            self.since.pop(transport, None)
+
+    def make_room(self, left: int) -> None:
+        """The oldest go, until so many are left."""
+        self._forget_gone()
+        for transport in list(self.since)[: max(0, len(self.since) - left)]:
+            self._show_out(transport)
+
+    def part_with_silent(self) -> None:
+        """Whoever has stayed too long goes."""
+        self._forget_gone()
+        late = asyncio.get_running_loop().time() - SILENCE_S
+        for transport in [one for one, since in self.since.items() if since < late]:
+            self._show_out(transport)
+
+    def _forget_gone(self) -> None:
+        for transport in [one for one in self.since if one.is_closing()]:
+            del self.since[transport]
+
+    def _show_out(self, transport: asyncio.BaseTransport) -> None:
+        del self.since[transport]
+        self.shown_out += 1
+        if isinstance(transport, asyncio.WriteTransport):
+            transport.abort()
+
+
 class Door:
     """One listening port. `protocol` makes the server's end of a connection."""
 
-    def __init__(self, protocol: Callable[[], asyncio.Protocol]) -> None:
+    def __init__(self, protocol: Callable[[], asyncio.Protocol], strangers: Strangers) -> None:
+        self.strangers = strangers
         self._protocol = protocol
-        self._strangers: dict[asyncio.BaseTransport, float] = {}  # and since when, the oldest first
         self._tasks: list[asyncio.Task[None]] = []
         self._socket: socket.socket | None = None
-        self._shown_out = 0
         self._complained_s = -COMPLAIN_S
 
     async def open(self, host: str, port: int) -> int:
@@ -43,22 +84,13 @@ class Door:
         bound: int = self._socket.getsockname()[1]
         return bound
 
-    def welcome(self, transport: asyncio.BaseTransport | None) -> None:
-        """This one has shown the token, and may stay."""
-        if transport is not None:
-            self._strangers.pop(transport, None)
-
-    @property
-    def strangers(self) -> int:
-        return len(self._strangers)
-
     async def close(self) -> None:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._socket is not None:
             self._socket.close()
-        self._make_room(0)
+        self.strangers.make_room(0)
 
     async def _let_in(self, listener: socket.socket) -> None:
         loop = asyncio.get_running_loop()
@@ -67,45 +99,25 @@ class Door:
                 connection, _ = await loop.sock_accept(listener)
             except OSError as error:
                 if error.errno in NO_ROOM:
-                    self._make_room(STRANGERS // 2)
+                    self.strangers.make_room(STRANGERS // 2)
                     self._complain(f"no room for another connection ({error.strerror})")
                 await asyncio.sleep(NO_ROOM_S)
                 continue
-            if len(self._strangers) >= STRANGERS:
-                self._make_room(STRANGERS - 1)
+            if len(self.strangers) >= STRANGERS:
+                self.strangers.make_room(STRANGERS - 1)
                 await asyncio.sleep(CROWDED_S)
             try:
                 transport, _ = await loop.connect_accepted_socket(self._protocol, connection)
             except OSError:
                 connection.close()
             else:
-                self._strangers[transport] = loop.time()
-
-    def _make_room(self, left: int) -> None:
-        """The oldest go, until so many are left."""
-        for transport in [one for one in self._strangers if one.is_closing()]:
-            del self._strangers[transport]
-        for transport in list(self._strangers)[: max(0, len(self._strangers) - left)]:
-            self._show_out(transport)
-
-    def _show_out(self, transport: asyncio.BaseTransport) -> None:
-        del self._strangers[transport]
-        self._shown_out += 1
-        if isinstance(transport, asyncio.WriteTransport):
-            transport.abort()
+                self.strangers.arrive(transport)
 
     async def _look_after(self) -> None:
-        """Whoever has stayed too long goes."""
-        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(SWEEP_S)
-            late = loop.time() - SILENCE_S
-            for transport, since in list(self._strangers.items()):
-                if transport.is_closing():
-                    del self._strangers[transport]
-                elif since < late:
-                    self._show_out(transport)
-            if self._shown_out >= STRANGERS:
+            self.strangers.part_with_silent()
+            if self.strangers.shown_out >= STRANGERS:
                 self._complain("many connections that show no token")
 
     def _complain(self, what: str) -> None:
@@ -113,5 +125,5 @@ class Door:
         now_s = asyncio.get_running_loop().time()
         if now_s - self._complained_s < COMPLAIN_S:
             return
-        log.warning("%s: %d were closed so far", what, self._shown_out)
+        log.warning("%s: %d were closed so far", what, self.strangers.shown_out)
         self._complained_s = now_s

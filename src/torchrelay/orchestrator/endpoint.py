@@ -20,11 +20,15 @@ RESTART = "restart.json"
 
 
 class Endpoint(Struct, frozen=True, kw_only=True):
-    """Written once the port is bound; `pid` is the orchestrator's, `journal` the name of its journal."""
+    """Written once the port is bound; `pid` is the orchestrator's, `journal` the name of its journal.
+
+    `socket`: a unix socket for the same, in a folder that only its owner can enter. No stranger is in the way there.
+    """
 
     url: str
     pid: int
     journal: str = ""
+    socket: str = ""
 
 
 def write_endpoint(run_dir: Path, endpoint: Endpoint) -> None:
