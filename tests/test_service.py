@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import closing
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
@@ -167,7 +168,9 @@ class TestReplay:
 
         async def second(before: Cluster) -> None:
             async with serving(tmp_path) as service:
-                assert service.cluster == before
+                job = service.cluster.jobs[JOB]
+                # On a busy machine it was away for so long that it is worth a word.
+                assert service.cluster.with_job(replaced(job, left_out_ms=before.jobs[JOB].left_out_ms)) == before
                 link = RecordingLink()
                 await service.attach(link, link.joined(alive=before.workers.values()))
                 service.remind(link)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torchrelay.cli.client import Denied
 from torchrelay.orchestrator.endpoint import JOURNAL
-from torchrelay.orchestrator.journal import Call, JournalRefused, read_history
+from torchrelay.orchestrator.journal import Call, JournalRefused, read_newest
 from torchrelay.orchestrator.places import view_moves, view_nodes_in_full, view_spares
 from torchrelay.orchestrator.plans import PlanRefused
 from torchrelay.orchestrator.scene import Scene, Ways
@@ -16,6 +16,7 @@ from torchrelay.orchestrator.shown import Audit, Incidents, JobStatus, Moves, No
 from torchrelay.orchestrator.story import replay
 from torchrelay.orchestrator.views import view_audit, view_incidents, view_job, view_ranks
 from torchrelay.orchestrator.why import why
+from torchrelay.protocol.cluster import EMPTY
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.vitals import Vitals
 
@@ -33,11 +34,11 @@ class Chronicle:
     def of(cls, run_dir: Path) -> Chronicle:
         """Read the journal of a run. Raises `Denied` if it cannot be read."""
         try:
-            history = read_history(run_dir / JOURNAL)
+            start, history = read_newest(run_dir / JOURNAL)
         except JournalRefused as error:
             raise Denied(500, str(error)) from error
-        ways: Ways = {}
-        cluster = replay(history.entries, ways)
+        ways: Ways = {} if start is None else start.known_ways()
+        cluster = replay(history.entries, ways, EMPTY if start is None else start.cluster)
         last = max(history.entries[-1].at_ms if history.entries else 0, cluster.now_ms)
         scene = Scene(cluster, Vitals(), history.reached, history.anchors, last, ways, history.lease)
         over = bool(cluster.jobs) and all(job.phase is JobPhase.ENDED for job in cluster.jobs.values())

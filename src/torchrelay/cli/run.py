@@ -20,8 +20,8 @@ from torchrelay.cli.net_flags import add_network, network_environment, path_limi
 from torchrelay.cli.runs import FOLDER, NotPossible, time_in
 from torchrelay.cli.unprepared import ends_at_once
 from torchrelay.orchestrator.endpoint import ENDPOINT, JOURNAL
-from torchrelay.orchestrator.journal import is_written
-from torchrelay.orchestrator.mark import FILE as MARK
+from torchrelay.orchestrator.lock import is_written
+from torchrelay.orchestrator.mark import SUFFIX
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import JobId
 from torchrelay.schedulers.network import obstacle
@@ -334,8 +334,9 @@ def take_folder(run_dir: Path, log_dir: Path | None) -> None:
         else:
             logs.mkdir(mode=0o700, exist_ok=True)
         hold(run_dir)
-        for left in (ENDPOINT, MARK):  # of a run whose journal was removed: this one begins its own
-            (run_dir / left).unlink(missing_ok=True)
+        # Of a run whose journal was removed: this one begins its own.
+        for left in (run_dir / ENDPOINT, (run_dir / JOURNAL).with_suffix(SUFFIX)):
+            left.unlink(missing_ok=True)
     except BlockingIOError as error:
         why = f"{run_dir} is in use by a run that starts: use another --run-dir or --job"
         raise NotPossible(why, CANNOT_START) from error

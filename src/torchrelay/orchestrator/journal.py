@@ -10,6 +10,7 @@ for the disk before it announces a generation (not built yet).
     events    seq, at_ms (the orchestrator's own time, see `clock`), the event in msgpack
     anchors   which wall-clock time belongs to which at_ms; one more whenever the two drift apart
     audit     every changing call: when, who, what, and the event it led to
+    snapshots, archive   the state now and then, and old events packed away (see `archive`)
 
 The *lease* is a number: each orchestrator that opens the journal raises it, and every write of an older one fails in
 its own transaction (`Superseded`). So two never both act, also where the file lock means nothing (network file
@@ -18,27 +19,29 @@ systems), or when one was stopped, replaced, and wakes up.
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import os
 import secrets
 import sqlite3
 from bisect import bisect_right
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct
 
+from torchrelay.orchestrator import archive
+from torchrelay.orchestrator.lock import Locked, take_lock
 from torchrelay.orchestrator.mark import Mark, MarkFile, read_mark, shortfall
+from torchrelay.orchestrator.snapshot import Snapshot
 from torchrelay.protocol.cluster import RULES_VERSION
 from torchrelay.protocol.events import AnyEvent, Event
 from torchrelay.protocol.ids import Generation, JobId, Point
 
 # SQLite keeps both in the file's header: whose file it is ("trly"), and the version of the tables in it.
 APPLICATION = 0x74726C79
-FORMAT = 2  # 1: without lease and audit
+FORMAT = 3  # 1: without lease and audit; 2: without snapshots and archive
+AUDITED = 2
 
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
@@ -55,8 +58,6 @@ INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(v
 _NAME_IT = "INSERT OR IGNORE INTO about VALUES ('name', ?)"
 _PUT = "INSERT INTO about VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 UNNUMBERED = 1  # the rules of journals that say nothing of rules
-# What a file system says that has no locks.
-_NO_LOCKS = (errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL)
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(AnyEvent)
@@ -139,7 +140,10 @@ class Journal:
         from importlib.metadata import version  # slow to import, and who only reads needs none
 
         self.path = path
-        self._lock = _take_lock(path, take_over=take_over)
+        try:
+            self._lock = take_lock(path, take_over=take_over)
+        except Locked as error:
+            raise JournalRefused(str(error)) from error
         try:
             self._db, self._mark = _open_known(path, name)
         except BaseException:
@@ -225,16 +229,27 @@ class Journal:
         """What was remembered last."""
         return _read_reached(self._db)
 
+    def keep_snapshot(self, state: bytes) -> None:
+        """Keep the state after the last event, and pack old events away. Raises as `append` does."""
+        with self._transaction():
+            archive.keep(self._db, self.last_seq, state)
+
     def _write(self, sql: str, values: tuple[object, ...], call: Call | None = None) -> None:
-        """One statement, if the lease is still ours; both in one transaction, and with them the call."""
+        """One statement, and with it the call."""
+        with self._transaction():
+            self._db.execute(sql, values)
+            if call is not None:
+                row = (call.wall_ms, call.who, call.call, call.what, self.last_seq + 1)
+                self._db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, and only if the lease is still ours."""
         try:
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._hold_lease()
-                self._db.execute(sql, values)
-                if call is not None:
-                    row = (call.wall_ms, call.who, call.call, call.what, self.last_seq + 1)
-                    self._db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
+                yield
             except BaseException:
                 self._db.execute("ROLLBACK")
                 raise
@@ -252,9 +267,13 @@ class Journal:
 
     # ------------------------------------------------------------ reading
 
-    def entries(self) -> Iterator[Entry]:
-        """Everything heard so far, oldest first. Raises `JournalRefused` at the first entry that is damaged."""
-        return _read_entries(self._db, self.path)
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """Everything heard after this event, oldest first. Raises `JournalRefused` at the first one that is damaged."""
+        return _read_entries(self._db, self.path, after)
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest that a start can begin with; None: it begins with the first event."""
+        return archive.newest(self._db, self.last_seq)
 
     def calls(self) -> tuple[Call, ...]:
         """Every changing call so far, oldest first. Raises `JournalUnavailable`."""
@@ -276,74 +295,42 @@ class Journal:
 
 def read_history(path: Path) -> History:
     """Read a journal that may be in use by its orchestrator. Raises `JournalRefused`, or FileNotFoundError."""
-    if not path.exists():
-        raise FileNotFoundError(f"no journal at {path}")
-    try:
-        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
-            _check_format(db, path)
-            entries, anchors = tuple(_read_entries(db, path)), tuple(_read_anchors(db))
-            return History(entries, anchors, _read_reached(db), _read_calls(db), _read_lease(db))
-    except sqlite3.Error as error:
-        raise JournalRefused(_damaged(path, str(error))) from error
+    with _reading(path) as db:
+        return _history(db, tuple(_read_entries(db, path)))
+
+
+def read_newest(path: Path) -> tuple[Snapshot | None, History]:
+    """The same from the newest snapshot on, if there is one: without the events before it."""
+    with _reading(path) as db:
+        last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
+        found = archive.newest(db, last)
+        return found, _history(db, tuple(_read_entries(db, path, found.seq if found is not None else 0)))
 
 
 def read_rules(path: Path) -> tuple[int, str]:
     """By which rules a journal goes, and who wrote it last. Raises as `read_history` does."""
+    with _reading(path) as db:
+        row = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+        return _read_rules(db), row[0] if row else "unknown"
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
     if not path.exists():
         raise FileNotFoundError(f"no journal at {path}")
     try:
         with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
             _check_format(db, path)
-            row = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
-            return _read_rules(db), row[0] if row else "unknown"
+            yield db
     except sqlite3.Error as error:
         raise JournalRefused(_damaged(path, str(error))) from error
 
 
+def _history(db: sqlite3.Connection, entries: tuple[Entry, ...]) -> History:
+    return History(entries, tuple(_read_anchors(db)), _read_reached(db), _read_calls(db), _read_lease(db))
+
+
 # ---------------------------------------------------------------- opening
-
-
-def is_written(path: Path) -> bool:
-    """Whether an orchestrator is writing this journal now."""
-    try:
-        descriptor = os.open(path.with_name(path.name + ".lock"), os.O_RDONLY | os.O_CLOEXEC)
-    except OSError:
-        return False
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    finally:
-        os.close(descriptor)
-    return False
-
-
-def _take_lock(path: Path, *, take_over: bool) -> int:
-    """The descriptor that holds the lock. The kernel lets go of it when the process ends, however it ends.
-
-    Where there are no locks the lease alone keeps two orchestrators apart.
-    """
-    lock = path.with_name(path.name + ".lock")
-    try:
-        descriptor = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        raise JournalRefused(f"cannot open {lock}: {error.strerror}; choose a folder that you may write to") from error
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        if take_over:
-            return descriptor
-        owner = os.read(descriptor, 32).decode("ascii", "replace").strip() or "unknown"
-        os.close(descriptor)
-        message = f"{path} is in use by another orchestrator (pid {owner})"
-        raise JournalRefused(f"{message}: end that one first, or use another --run-dir") from None
-    except OSError as error:
-        if error.errno not in _NO_LOCKS:
-            os.close(descriptor)
-            raise JournalRefused(f"cannot lock {lock}: {error.strerror}; use another --run-dir") from error
-    os.truncate(descriptor, 0)
-    os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-    return descriptor
 
 
 def _open_known(path: Path, name: str) -> tuple[sqlite3.Connection, MarkFile]:
@@ -384,7 +371,7 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         if _header(db)[1] < FORMAT:
-            db.executescript(f"BEGIN IMMEDIATE; {_AUDIT} PRAGMA user_version = {FORMAT}; COMMIT;")
+            db.executescript(f"BEGIN IMMEDIATE; {_AUDIT} {archive.TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
         return db
     except (sqlite3.Error, OSError, JournalRefused) as error:
         if db is not None:
@@ -399,7 +386,7 @@ def _connect(path: Path) -> sqlite3.Connection:
 def _make(db: sqlite3.Connection) -> None:
     header = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT};"
     rules = f"INSERT INTO about VALUES ('rules', '{RULES_VERSION}'), ('name', '{secrets.token_hex(16)}');"
-    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {rules} {header} COMMIT;")
+    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {archive.TABLES} {rules} {header} COMMIT;")
 
 
 def _header(db: sqlite3.Connection) -> tuple[int, int]:
@@ -442,7 +429,7 @@ def _read_rules(db: sqlite3.Connection) -> int:
 
 
 def _read_calls(db: sqlite3.Connection) -> tuple[Call, ...]:
-    if _header(db)[1] < FORMAT:
+    if _header(db)[1] < AUDITED:
         return ()
     rows = db.execute("SELECT wall_ms, who, call, what, seq FROM audit ORDER BY rowid")
     return tuple(Call(wall_ms=at, who=who, call=call, what=what, seq=seq) for at, who, call, what, seq in rows)
@@ -456,15 +443,15 @@ def _read_reached(db: sqlite3.Connection) -> Reached:
         return {}  # nothing depends on it
 
 
-def _read_entries(db: sqlite3.Connection, path: Path) -> Iterator[Entry]:
-    expected = 1
+def _read_entries(db: sqlite3.Connection, path: Path, after: int = 0) -> Iterator[Entry]:
+    expected = after + 1
     try:
-        for seq, at_ms, data in db.execute("SELECT seq, at_ms, event FROM events ORDER BY seq"):
+        for seq, at_ms, data in archive.rows(db, after):
             if seq != expected:
                 raise JournalRefused(_damaged(path, f"event {expected} is missing"))
             yield Entry(seq, at_ms, _decoder.decode(data))
             expected += 1
-    except msgspec.DecodeError as error:
+    except ValueError as error:
         raise JournalRefused(_damaged(path, f"event {expected} cannot be read: {error}")) from error
     except sqlite3.Error as error:
         raise JournalRefused(_damaged(path, str(error))) from error

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-FILE = "journal.mark"
+SUFFIX = ".mark"
 # A line of one length, so that writing it anew is one call and leaves no rest of the one before.
 _LINE = "{journal} {lease:010d} {seq:015d}\n"
 _FORM = re.compile(r"([0-9a-f]{32}) (\d{10}) (\d{15})\n")
@@ -29,7 +29,7 @@ class Mark(Struct, frozen=True):
 def read_mark(journal: Path) -> Mark | None:
     """What is known of the journal at this path; None if nothing is, or if it cannot be read."""
     try:
-        found = _FORM.fullmatch(journal.with_name(FILE).read_text("ascii"))
+        found = _FORM.fullmatch(journal.with_suffix(SUFFIX).read_text("ascii"))
     except (OSError, ValueError):
         return None
     return Mark(found[1], int(found[2]), int(found[3])) if found else None
@@ -46,7 +46,7 @@ def shortfall(path: Path, known: Mark, found: Mark | None) -> str:
         missing = f"it ends with event {found.seq}, but {known.seq} were heard"
         if found.seq >= known.seq:
             missing = f"its lease is {found.lease}, but {known.lease} was held"
-        mark = path.with_name(FILE)
+        mark = path.with_suffix(SUFFIX)
         return f"{path} is an older state of itself ({missing}). {remedy}. (To go on from it: remove {mark})"
     return ""
 
@@ -56,7 +56,7 @@ class MarkFile:
 
     def __init__(self, journal: Path) -> None:
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._descriptor = os.open(journal.with_name(FILE), flags, 0o600)
+        self._descriptor = os.open(journal.with_suffix(SUFFIX), flags, 0o600)
 
     def write(self, mark: Mark) -> None:
         """Say it. A disk that has no room for it is no reason not to act: the journal itself was written."""

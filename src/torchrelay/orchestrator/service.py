@@ -24,6 +24,7 @@ from datetime import datetime
 from typing import Protocol, cast, get_args
 
 from torchrelay.orchestrator.clock import Clock, wall_clock_ms
+from torchrelay.orchestrator.compaction import Compaction
 from torchrelay.orchestrator.journal import (
     Call,
     Journal,
@@ -119,19 +120,23 @@ class Orchestrator:
         self._told_left_out_ms = 0
         self._skips = self.clock.skips
         self._kept_ms = journal.last_ms
+        self._compaction = Compaction(journal)
         self._replay()
         self._own_up()  # before the anchor: who ends in between has told nothing, and the next one tells it all
         journal.anchor(self.clock.now_ms(), wall_clock_ms())
         self._await_agents()
 
     def _replay(self) -> None:
-        for entry in self.journal.entries():
+        start = self._compaction.start()
+        if start is not None:
+            self.cluster, self.ways = start.cluster, start.known_ways()
+        for entry in self.journal.entries(self._compaction.seq):
             before, self.cluster = self.cluster, advance(self.cluster, entry.event, entry.at_ms)
             self._tell(entry.seq, entry.at_ms, entry.event, before)
             note_ways(self.ways, before, self.cluster)
         self._check_rules()
         self.standing = orders(self.cluster)
-        log.info("replayed %d events of %s", self.journal.last_seq, self.journal.path)
+        log.info("replayed the events %d to %d of %s", self._compaction.seq, self.journal.last_seq, self.journal.path)
 
     def _check_rules(self) -> None:
         if self.journal.rules != RULES_VERSION:
@@ -168,8 +173,7 @@ class Orchestrator:
     def _pause(self) -> float:
         if self.degraded:
             return REPEAT_S
-        calm = all(job.phase in (JobPhase.RUNNING, JobPhase.ENDED) for job in self.cluster.jobs.values())
-        return CALM_S if calm else RESTLESS_S
+        return RESTLESS_S if self._busy() else CALM_S
 
     def put(self, event: Event, call: Call | None = None) -> asyncio.Future[int]:
         """Let the orchestrator hear an event, and who asked for it. The future is its number in the journal."""
@@ -263,6 +267,7 @@ class Orchestrator:
             if advance(self.cluster, Tick(), now) != self.cluster:
                 self.hear(Tick())
             self._remember()
+            self._compaction.take(self.cluster, self.ways, busy=self._busy())
         except JournalUnavailable as error:
             self._degrade(str(error))
         except Superseded as error:
@@ -275,6 +280,9 @@ class Orchestrator:
         if self.reached != self._remembered and now_s - self._remembered_s >= REMEMBER_S:
             self.journal.remember(self.reached)
             self._remembered, self._remembered_s = dict(self.reached), now_s
+
+    def _busy(self) -> bool:
+        return any(job.phase not in (JobPhase.RUNNING, JobPhase.ENDED) for job in self.cluster.jobs.values())
 
     def _anchor(self, now: int) -> None:
         """Note the wall-clock time, at the start and whenever the clock has left something out."""

@@ -13,12 +13,13 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgspec
 from msgspec import Struct
 
-from torchrelay.orchestrator.scene import Ways
 from torchrelay.orchestrator.shown import Leg
 from torchrelay.protocol.cluster import RULES_VERSION
 from torchrelay.protocol.ids import JobId
 from torchrelay.protocol.state import Cluster
 from torchrelay.protocol.table import Table
+
+Ways = dict[tuple[JobId, int], tuple[Leg, ...]]  # see `scene`
 
 
 class Inexact(Exception):

@@ -166,9 +166,11 @@ def shorten(value: Any) -> Any:
     return [shorten(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
 
-def replay(entries: Iterable[Entry], ways: Ways | None = None) -> Cluster:
-    """The state that a journal leads to; `ways` gets where the ranks of its moves came from and went to."""
-    cluster = EMPTY
+def replay(entries: Iterable[Entry], ways: Ways | None = None, cluster: Cluster = EMPTY) -> Cluster:
+    """The state that a journal leads to; `ways` gets where the ranks of its moves came from and went to.
+
+    `cluster`: the state before the first of these entries.
+    """
     for entry in entries:
         before, cluster = cluster, advance(cluster, entry.event, entry.at_ms)
         if ways is not None:
