@@ -8,6 +8,7 @@ import sqlite3
 from contextlib import closing
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.aged import JOB, aged
@@ -117,20 +118,27 @@ class TestSnapshot:
             assert name in told, name
         assert snapshots.SHAPE.startswith(f"{RULES_VERSION}:")
 
+    def test_one_with_another_order_or_time_does_not_read_back(
+        self, monkeypatch: pytest.MonkeyPatch, events: Told
+    ) -> None:
+        cluster = from_start(events[:200])
+        monkeypatch.setattr(snapshots, "from_table", lambda table: list(reversed(table.items())))
+        encoder = msgspec.msgpack.Encoder(enc_hook=lambda table: snapshots.from_table(table), order="deterministic")
+        monkeypatch.setattr(snapshots, "_encoder", encoder)
+        with pytest.raises(snapshots.Inexact):
+            snapshots.encode(200, cluster, {})
+
     def test_one_that_would_not_read_back_is_not_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        def inexact(*_: object) -> bytes:
+            raise snapshots.Inexact("it reads back as another state")
+
         monkeypatch.setattr(archive, "EVERY", 1)
-
-        class Wrong:
-            def encode(self, made: snapshots.Snapshot) -> bytes:
-                other = advance(EMPTY, Tick(), 99)
-                return right.encode(snapshots.Snapshot(made.seq, other, made.ways))
-
-        right = snapshots._encoder
-        monkeypatch.setattr(snapshots, "_encoder", Wrong())
+        monkeypatch.setattr(snapshots, "encode", inexact)
         with closing(Journal(tmp_path / "journal.db")) as journal:
             journal.append(Tick(), 1)
             compaction = Compaction(journal)
             compaction.take(EMPTY, {}, busy=False)
+            assert (compaction.seq, journal.snapshot()) == (1, None)
             assert journal._db.execute("SELECT count(*) FROM snapshots").fetchone() == (0,)
 
 

@@ -36,8 +36,13 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
     return done
 
 
-def bereaved(folder: Path, deed: Callable[[Path], None], *, and_then: Callable[[Path], None] | None = None) -> Finished:
-    """Train to a step; do something to the journal, kill the orchestrator, and let the job go on to its end."""
+def bereaved(
+    folder: Path, deed: Callable[[Path], None], *, and_then: Callable[[Path, int], None] | None = None
+) -> Finished:
+    """Train to a step; do something to the journal, kill the orchestrator, and let the job go on to its end.
+
+    `and_then` gets the process of rank 1 as well.
+    """
     run_dir, go = folder / "run", folder / "go"
     process = start_job(run_dir, script(go), FLAGS)
     try:
@@ -50,11 +55,12 @@ def bereaved(folder: Path, deed: Callable[[Path], None], *, and_then: Callable[[
         ask_until(process, run_dir, "all ranks at the step, and a spare", holds, deadline_s=120)
         endpoint = read_endpoint(run_dir)
         assert endpoint is not None
+        victim = next(row["pid"] for row in Client.of(run_dir).ranks()["ranks"] if row["rank"] == 1)
         deed(run_dir)
         os.kill(endpoint.pid, signal.SIGKILL)
         wait_until("word that nobody decides", lambda: "Training goes on without it" in out.read_text(), deadline_s=60)
         if and_then is not None:
-            and_then(run_dir)
+            and_then(run_dir, victim)
         go.touch()
         return end_job(process, run_dir, timeout_s=120)
     finally:
@@ -106,3 +112,29 @@ def test_the_job_trains_to_its_end_with_the_same_bits(
     assert "(fenced)" not in agents
     if deed is not zero and deed is not flip:
         assert not (done.run_dir / "journal.db").exists() or deed is remove_wal, "none is begun in its place"
+
+
+def test_a_rank_that_is_lost_meanwhile_is_said_and_replaced_when_the_journal_is_put_back(
+    tmp_path: Path, undisturbed: Finished
+) -> None:
+    away = tmp_path / "away"
+
+    def move_away(run_dir: Path) -> None:
+        away.mkdir()
+        for path in run_dir.glob("journal.db*"):
+            path.rename(away / path.name)
+
+    def lose_a_rank_and_put_it_back(run_dir: Path, victim: int) -> None:
+        os.kill(victim, signal.SIGKILL)
+        said = "No orchestrator is there to replace it: if none comes back, the run ends with 92 in 600 s"
+        wait_until("word of the loss", lambda: said in (tmp_path / "run.out").read_text(), deadline_s=60)
+        for path in away.iterdir():
+            path.replace(run_dir / path.name)
+        wait_until(
+            "the orchestrator", lambda: "is there again" in (tmp_path / "run.out").read_text(), deadline_s=60
+        )  # fmt: skip
+
+    done = bereaved(tmp_path, move_away, and_then=lose_a_rank_and_put_it_back)
+    assert done.code == 0, done.output
+    assert differences(done, undisturbed) == []
+    assert "1 incident, resolved clean" in done.output
