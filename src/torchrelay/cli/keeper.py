@@ -83,7 +83,7 @@ class Keeper:
             self._asked = False
             self.trouble = None
             if quick >= TRIES or code in (CANNOT_START, DEFECT):
-                reason = f"the orchestrator ended {quick} times in a row, last with {code}: {self._last_words()}"
+                reason = f"the orchestrator does not come back (it ended with {code}): {self._last_words()}"
                 self.trouble = NotPossible(reason, DEFECT if code == DEFECT else STAYED_AWAY)
             await asyncio.sleep(AGAIN_S if quick < TRIES else SELDOM_S)
             if not self._wanted:
@@ -108,7 +108,8 @@ class Keeper:
             except TimeoutError:
                 pass  # it lives: does it answer?
             endpoint = read_endpoint(self._run_dir)
-            listened = listened or (endpoint is not None and endpoint.pid == process.pid)
+            if not listened and endpoint is not None and endpoint.pid == process.pid:
+                listened, self.trouble = True, None
             if not listened or not self._wanted or await asyncio.to_thread(answers, endpoint):
                 answered = loop.time()
             if loop.time() - answered < STUCK_S:
