@@ -22,7 +22,10 @@ PATIENCE_S = 600.0  # how long those that need orders may wait for them: the wor
 STILL_S = 3600.0  # how long no rank may come further
 LOOK_S = 0.5
 SURE_S = 25.0  # without any agent being heard; one that is started again, or taken for stuck, is back by then
-GOES_ON = "Training goes on without it: to its end, if nobody needs an orchestrator; it is tried again now and then"
+GOES_ON = (
+    "Training goes on without it, to its end if nobody needs it; it is tried again now and then. A rank that needs it "
+    f"waits for {PATIENCE_S:g} s at most, and after an hour without any step the run ends with 92"
+)
 GRACE_S = 15.0  # after the workers' patience: their own ends, and what they say, come first
 
 
