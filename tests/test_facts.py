@@ -85,9 +85,9 @@ def test_a_worker_that_was_only_ordered_is_not_missed_by_its_node() -> None:
     assert all(worker.life is Life.STARTING for worker in story.cluster.workers.values())
 
 
-def test_a_process_nobody_knows_is_ended() -> None:
+def test_a_process_of_the_job_that_nobody_knows_is_ended() -> None:
     story = running()
-    story.hear(ev.WorkerStarted(worker=NOBODY, node=NODE, slot=7, pid=1))
+    story.hear(ev.WorkerStarted(worker=NOBODY, node=NODE, slot=7, pid=1, job=JOB))
     assert od.Fence(node=NODE, worker=NOBODY) in orders(story.cluster)
     story.hear(ev.WorkerExited(worker=NOBODY, node=NODE))
     assert od.Fence(node=NODE, worker=NOBODY) not in orders(story.cluster)
