@@ -26,6 +26,7 @@ from torch.utils.data import (
 from torchrelay.errors import Refused
 from torchrelay.worker import loader_workers, random_state
 from torchrelay.worker.cursor import Cursor, decode_record
+from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.loaders import Source, source_of
 from torchrelay.worker.loops import Loop
 
@@ -151,6 +152,7 @@ class Life:
         self.items: list[Any] = []  # of the steps this life made
         self.lives: dict[int, tuple[bytes, bytes]] = {}  # step -> what a successor is given
         self.loader = make()
+        self.hidden = Hidden()
         self.group = group
 
     def loop(self, kind: str, source: Source, group: int = 1) -> Loop[Any]:
@@ -164,7 +166,7 @@ class Life:
             if isinstance(getattr(self.loader, "sampler", None), DistributedSampler):
                 self.loader.sampler.set_epoch(epoch)
             last = None
-            for item in self.loop("batches", source_of(self.loader), self.group):
+            for item in self.loop("batches", source_of(self.loader, self.hidden), self.group):
                 last = item
                 self.step(item)
             assert last is not None, "variables of a loop that is over are there"

@@ -77,6 +77,7 @@ class Calls:
         self._standing = session.standing
         self._state = state
         self._cursor = cursor
+        self.hidden = state.private.hidden
         self._place = place
         self._rehearse = rehearse
         self._whole = False  # of a target: the reducers with which it has rehearsed may stay
@@ -376,6 +377,7 @@ class Calls:
                 "a step draws random numbers after its first optimizer.step()",
                 "draw them before optimizer.step(), or after the step",
             )
+        self.hidden.look_return()
         if attempt.kind == "step":
             private = self._state.private
             moving = set().union(*(redo.moving for redo in self._redo.values()))
@@ -417,6 +419,7 @@ class Calls:
             assert self._private is not None, "only newcomers replay"
             self._state.private.load(self._private.state)
             if not self._private.returned:
+                self.hidden.check_returned()
                 late.make_again(self._state.private, self._private.late)
             random_state.restore(self._private.rng)
             self._inherited = self._inherit(self._private, call.result)

@@ -19,11 +19,14 @@ import xxhash
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch
 
+from torchrelay.worker import graph, moving
+
 # How often each loader was begun: with persistent workers and a sampler that draws nothing, nothing else would tell
 # one epoch from the next.
 begun: weakref.WeakKeyDictionary[DataLoader[Any], int] = weakref.WeakKeyDictionary()
 _seeded: weakref.WeakKeyDictionary[DataLoader[Any], DataLoader[Any]] = weakref.WeakKeyDictionary()
 
+_64_BITS = (1 << 64) - 1
 Watch = Callable[[Iterator[Any]], Iterator[Any]]
 
 
@@ -78,6 +81,7 @@ class _SeededFetch:
 
     def __init__(self, fetch_plainly: Callable[[Any, Any], Any]) -> None:
         self._fetch_plainly = fetch_plainly
+        self._own: tuple[Any, list[Any]] = None, []  # generators that the dataset and its kin keep
 
     def __get__(self, fetcher: Any, _: type) -> Callable[[Any], Any]:
         return lambda numbered: self._fetch(fetcher, numbered)
@@ -86,7 +90,17 @@ class _SeededFetch:
         if not isinstance(numbered, Numbered):
             return self._fetch_plainly(fetcher, numbered)
         seed(numbered.seed)
+        if self._own[0] is not fetcher:
+            self._own = fetcher, _generators_of(fetcher)
+        for at, generator in enumerate(self._own[1]):
+            moving.reseed(generator, (numbered.seed + 1 + at) & _64_BITS)
         return self._fetch_plainly(fetcher, numbered.index)
+
+
+def _generators_of(fetcher: Any) -> list[Any]:
+    """The script's own generators from which items may be made: nothing tells which of them draws."""
+    walk = graph.Walk([("dataset", fetcher.dataset), ("collate_fn", fetcher.collate_fn)])
+    return [leaf.value for leaf in walk.leaves.values() if graph.is_generator(leaf.value)]
 
 
 def seed(number: int) -> None:
@@ -98,13 +112,13 @@ def seed(number: int) -> None:
         numpy_random.seed([number & 0xFFFFFFFF, number >> 32])
 
 
-def iterate(loader: DataLoader[Any], mark: bytes, skip: int, watch: Watch) -> Iterator[Any]:
-    """Begin an epoch of `loader` at item `skip`; `mark` is what makes this epoch another one than the last."""
+def iterate(loader: DataLoader[Any], epoch: bytes, skip: int, watch: Watch) -> Iterator[Any]:
+    """Begin an epoch of `loader` at item `skip`; `epoch` is what makes it another one than the last."""
     stand_in = _seeded.get(loader)
     if stand_in is None:
         stand_in = _seeded[loader] = _stand_in(loader, watch)
     numbering: Numbering = vars(stand_in)[_sampler_name(loader)]
-    numbering.epoch, numbering.skip = xxhash.xxh3_128_digest(mark), skip
+    numbering.epoch, numbering.skip = xxhash.xxh3_128_digest(epoch), skip
     items: Any = iter(stand_in)
     items._num_yielded = skip
     return iter(items)

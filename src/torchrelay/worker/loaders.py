@@ -24,6 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torchrelay.errors import Refused
 from torchrelay.worker import loader_workers, random_state, values
+from torchrelay.worker.hidden import Hidden, OfLoader
 
 REMEDY = (
     "iterate over a DataLoader with a map-style dataset, over a sequence, or over something with state_dict() and "
@@ -39,6 +40,7 @@ class Source(Protocol):
 
     draws: bool  # fetching an item may draw from the global generators of this process
     moves: bool  # its mark is taken before every item; else once, at the beginning
+    hidden: OfLoader | None  # what its objects keep in attributes
 
     def mark(self) -> bytes:
         """What it takes to find the items that follow again."""
@@ -57,26 +59,31 @@ class Mark(Struct, array_like=True):
     generators: list[bytes] = []
     nth: int = 0  # how often the loader was begun
     state: bytes = b""
+    hidden: bytes = b""
 
 
 _decode_mark = msgspec.msgpack.Decoder(Mark).decode
 
 
-def source_of(loader: Any) -> Source:
-    """The source for what a script iterates over. Raises `Refused`, with the remedy, if it could not be entered."""
+def source_of(loader: Any, hidden: Hidden | None = None) -> Source:
+    """The source for what a script iterates over. Raises `Refused`, with the remedy, if it could not be entered.
+
+    `hidden`: of this rank.
+    """
+    hidden = Hidden() if hidden is None else hidden
     kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
     if _has_state(loader):
         return WithState(loader, loader)
     if isinstance(loader, DataLoader):
-        return _of_data_loader(loader, kind)
+        return _of_data_loader(loader, kind, hidden)
     if isinstance(loader, (Mapping, IterableDataset)):
         raise Refused(f"a {kind} cannot be entered in the middle", REMEDY)
     if isinstance(loader, Sequence | torch.Tensor) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__")):
-        return Indexed(loader)
+        return Indexed(loader, hidden.of(loader))
     raise Refused(f"a {kind} cannot be entered in the middle: nothing tells where it is", REMEDY)
 
 
-def _of_data_loader(loader: DataLoader[Any], kind: str) -> Source:
+def _of_data_loader(loader: DataLoader[Any], kind: str, hidden: Hidden) -> Source:
     if type(loader).__iter__ is not DataLoader.__iter__:
         raise Refused(f"a {kind} iterates in its own way", "give it state_dict() and load_state_dict()")
     if isinstance(loader.dataset, IterableDataset):
@@ -93,8 +100,8 @@ def _of_data_loader(loader: DataLoader[Any], kind: str) -> Source:
             )
         return WithState(loader, loader.dataset)
     if loader.num_workers:
-        return ByWorkers(loader)
-    return InProcess(loader)
+        return ByWorkers(loader, hidden.of(loader))
+    return InProcess(loader, hidden.of(loader))
 
 
 def _has_state(thing: Any) -> bool:
@@ -110,18 +117,24 @@ class Indexed:
 
     moves = False
 
-    def __init__(self, items: Any) -> None:
+    def __init__(self, items: Any, hidden: OfLoader | None = None) -> None:
         self._items = items
+        self.hidden = hidden
         self.draws = not isinstance(items, range | list | tuple | torch.Tensor)
 
     def mark(self) -> bytes:
-        return b""
+        return b"" if self.hidden is None else self.hidden.mark()
 
     def begin(self, mark: bytes) -> Iterator[Any]:
-        return self.enter(mark, 0)
+        del mark
+        return self._from(0)
 
     def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
-        del mark
+        if self.hidden is not None:
+            self.hidden.put(mark)
+        return self._from(skip)
+
+    def _from(self, skip: int) -> Iterator[Any]:
         for at in range(skip, len(self._items)):
             yield self._items[at]
 
@@ -131,6 +144,7 @@ class WithState:
 
     draws = True
     moves = True
+    hidden = None
 
     def __init__(self, loader: Any, holder: Any) -> None:
         self._loader = loader
@@ -164,14 +178,16 @@ class _OfMapStyle:
 
     moves = False
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], hidden: OfLoader | None = None) -> None:
         self._loader = loader
+        self.hidden = hidden
         self._generators = _generators_of(loader)
 
     def mark(self) -> bytes:
+        moved = b"" if self.hidden is None else self.hidden.mark()
         states = [generator.get_state().numpy().tobytes() for generator in self._generators]
         nth = loader_workers.begun.get(self._loader, 0)
-        return msgspec.msgpack.encode(Mark(random_state.capture(), states, nth))
+        return msgspec.msgpack.encode(Mark(random_state.capture(), states, nth, hidden=moved))
 
     def _go_back(self, mark: bytes) -> Mark:
         """Put all generators that the sampler draws from where they were when the mark was taken."""
@@ -179,6 +195,8 @@ class _OfMapStyle:
         random_state.restore(found.rng)
         for generator, state in zip(self._generators, found.generators, strict=True):
             generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+        if self.hidden is not None:
+            self.hidden.put(found.hidden)
         return found
 
 
@@ -211,21 +229,24 @@ class ByWorkers(_OfMapStyle):
 
     draws = False
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
-        super().__init__(loader)
+    def __init__(self, loader: DataLoader[Any], hidden: OfLoader | None = None) -> None:
+        super().__init__(loader, hidden)
         if not getattr(loader, "in_order", True):
             raise Refused("a DataLoader with in_order=False yields in no fixed order", "leave in_order=True")
 
     def begin(self, mark: bytes) -> Iterator[Any]:
-        return self._open(mark, 0)
+        return self._open(_decode_mark(mark), 0)
 
     def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
-        loader_workers.begun[self._loader] = self._go_back(mark).nth
-        return self._open(mark, skip)
+        found = self._go_back(mark)
+        loader_workers.begun[self._loader] = found.nth
+        return self._open(found, skip)
 
-    def _open(self, mark: bytes, skip: int) -> Iterator[Any]:
-        loader_workers.begun[self._loader] = loader_workers.begun.get(self._loader, 0) + 1
-        return loader_workers.iterate(self._loader, mark, skip, watched)
+    def _open(self, mark: Mark, skip: int) -> Iterator[Any]:
+        loader_workers.begun[self._loader] = mark.nth + 1
+        # What PyTorch draws its own seeds of loader workers from, and no more: a script need not seed the others.
+        drawn_from = mark.generators[0] if self._loader.generator is not None else random_state.of_torch(mark.rng)
+        return loader_workers.iterate(self._loader, drawn_from + mark.nth.to_bytes(8, "little"), skip, watched)
 
 
 def _generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:

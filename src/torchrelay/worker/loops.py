@@ -39,15 +39,19 @@ class Loop(Generic[T_co]):
         return self._plain() if self._inside_call() else self._walk()
 
     def _plain(self) -> Iterator[T_co]:
+        if self._source.hidden is not None:
+            self._source.hidden.within_call()
         items = self._source.begin(self._source.mark())
         while (taken := self._take(items)) is not None:
             yield taken[0]
 
     def _walk(self) -> Iterator[T_co]:
         self._arrive()
-        cursor, source = self._cursor, self._source
+        cursor, source, hidden = self._cursor, self._source, self._source.hidden
         opened = cursor.open(self._kind)
         frame = opened.frame
+        if hidden is not None:
+            hidden.enter()
         try:
             if opened.recorded:
                 if frame.count == 0:
@@ -62,19 +66,24 @@ class Loop(Generic[T_co]):
             while True:
                 if source.moves:
                     mark = source.mark()
+                moved = b"" if hidden is None else hidden.before_item(frame.count)
                 drawn = random_state.capture() if source.draws else b""
                 taken = self._take(items)
                 if taken is None:
                     return
-                cursor.next_item(frame, mark, drawn)
+                cursor.next_item(frame, mark, drawn, moved)
                 yield taken[0]
         finally:
+            if hidden is not None:
+                hidden.leave()
             cursor.close(frame)
 
     def _enter(self, frame: Frame) -> tuple[Iterator[Any], T_co]:
         """The source's iterator at the recorded item, and this item."""
         skip = 0 if self._source.moves else (frame.count - 1) * (self._group or 1)
         items = self._source.enter(frame.mark, skip)
+        if self._source.hidden is not None:
+            self._source.hidden.put(frame.moved)
         if frame.drawn:
             random_state.restore(frame.drawn)
         taken = self._take(items)

@@ -14,6 +14,7 @@ from msgspec import Struct
 
 from torchrelay.errors import Refused, StateMismatch
 from torchrelay.worker import memory
+from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.parts import GeneratorPart, named_tensors
 from torchrelay.worker.shards import local
 
@@ -27,6 +28,7 @@ class Record(Struct, frozen=True):
     generators: dict[str, bytes]
     names: list[str]  # of the buffers
     buffers: list[bytes]
+    hidden: bytes = b""  # see `hidden`
 
 
 class Private:
@@ -36,17 +38,26 @@ class Private:
     steps, all that fit. Then it calls `settle` with those that change in a step.
     """
 
-    def __init__(self, modules: Sequence[tuple[str, torch.nn.Module]], generators: Sequence[GeneratorPart]) -> None:
+    def __init__(
+        self, modules: Sequence[tuple[str, torch.nn.Module]], generators: Sequence[GeneratorPart],
+        hidden: Hidden | None = None,
+    ) -> None:  # fmt: skip
         self._all = _buffers(modules)
         self._certain = _batch_norm_buffers(modules)
         self._shared = _same_everywhere(modules)
         self._generators = list(generators)
+        self.hidden = Hidden() if hidden is None else hidden
         self._loaded = False
-        self.empty = False  # nothing is private: asked twice in every call
+        self._plain = False  # neither generators nor buffers are private
         self._moving: dict[bool, set[str]] = {}  # by whether it was seen in sections
         first = [name for name in self._all if name not in self._shared]
         fits = sum(memory.size(self._all[name]) for name in first) <= LIMIT
         self._choose(first if fits else self._certain)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is private: asked twice in every call."""
+        return self._plain and self.hidden.empty
 
     def settle(self, moving: Iterable[str], *, sections: bool) -> None:
         """These buffers have been seen to change in steps, or in sections.
@@ -74,7 +85,7 @@ class Private:
             return b""
         generators = {part.path: part.generator.get_state().numpy().tobytes() for part in self._generators}
         buffers = [b"".join(memory.outgoing(buffer)) for buffer in self._private]
-        return msgspec.msgpack.encode(Record(generators, self._names, buffers))
+        return msgspec.msgpack.encode(Record(generators, self._names, buffers, self.hidden.record()))
 
     def load(self, data: bytes) -> None:
         """Take the private state of this rank's last holder; `State.receive` then leaves it alone.
@@ -82,6 +93,7 @@ class Private:
         Raises `StateMismatch` if it is not of what this script has built.
         """
         if not data:
+            self.hidden.load(b"")
             return
         try:
             record = msgspec.msgpack.decode(data, type=Record)
@@ -96,6 +108,7 @@ class Private:
         for name, values in zip(record.names, record.buffers, strict=True):
             _fill(name, self._all[name], values)
         self._choose(record.names)
+        self.hidden.load(record.hidden)
         self._loaded = True
 
     def kept(self) -> frozenset[memory.Place]:
@@ -113,7 +126,7 @@ class Private:
         chosen = set(names)
         self._names = [name for name in self._all if name in chosen]
         self._private = [self._all[name] for name in self._names]
-        self.empty = not self._names and not self._generators
+        self._plain = not self._names and not self._generators
         size = sum(memory.size(buffer) for buffer in self._private)
         if size > LIMIT:
             raise Refused(

@@ -103,6 +103,11 @@ def restore(data: bytes) -> None:
     tracker.put(bool(tracked))
 
 
+def of_torch(data: bytes) -> bytes:
+    """Of a record, the state of torch's generator of the CPU."""
+    return _parse(data)[1]
+
+
 def equal(a: bytes, b: bytes) -> bool:
     """Whether two records are of the same state: every generator would draw the same numbers for ever."""
     return a == b

@@ -47,6 +47,7 @@ class Redo:
     def __init__(self, state: State, *, sections: bool = False, first: int = FIRST, every: int = EVERY) -> None:
         """`first`, `every`: which calls are looked at: so many at first, one after so many more, and ever fewer."""
         self._state = state
+        self._hidden = state.private.hidden
         self._sections = sections
         self._first, self._every = first, every
         self._spacing = every
@@ -93,6 +94,7 @@ class Redo:
         if self._still:
             self._still_versions = list(map(_changes, self._still.values()))
         self._rewound = False
+        self._hidden.mark()
 
     def rewind(self) -> None:
         """Put all back as it was at the last mark. May be called twice, and must be once more when DDP was renewed.
@@ -103,6 +105,7 @@ class Redo:
         with torch.no_grad():
             for mark in (*self._marks, *self._tried_buffers, *self._tried.values()):
                 mark.rewind()
+            self._hidden.rewind()
         self._rewound = True
         self._drop_carried()
         put_gradients(self._parameters, self._has_gradient)
@@ -137,6 +140,7 @@ class Redo:
         whole = first or not self._calls % self._spacing
         self._before = self._probe.look(self._probe.names if whole else self._probe.small(COPY_LIMIT))
         self._carried = self._watch()
+        self._hidden.look_entry()
 
     def _due(self) -> bool:
         """Of the calls whose number `every` divides: the same ones on all ranks, as each keeps the others waiting.
@@ -180,6 +184,7 @@ class Redo:
             self._rewritten |= rewritten
             self._stale = True
         self._learn(changed)
+        self._hidden.look_gate()
 
     def _learn(self, changed: list[str]) -> None:
         for path in changed:

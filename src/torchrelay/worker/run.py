@@ -53,6 +53,7 @@ class WorkerRun:
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         run = self._calls.run
         look = self._calls.examples.add(function).look
+        self._calls.hidden.add(function)
 
         @functools.wraps(function)
         def committed_step(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -82,7 +83,7 @@ class WorkerRun:
 
     def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
         return Loop(
-            self._cursor, kind, source_of(items), group=group, length=lambda: len(items),
+            self._cursor, kind, source_of(items, self._calls.hidden), group=group, length=lambda: len(items),
             inside_call=lambda: self._calls.inside, arrive=self._calls.arrive,
         )  # fmt: skip
 

@@ -15,11 +15,14 @@ from typing import Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from torchrelay.errors import Refused, StateMismatch
 from torchrelay.worker import ddp, fsdp, memory, shards, tree, zero
 from torchrelay.worker.digest import Digest
+from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.landing import Landing
 from torchrelay.worker.parts import (
     ContainerPart,
@@ -27,6 +30,7 @@ from torchrelay.worker.parts import (
     ModulePart,
     OptimizerPart,
     Part,
+    StatefulPart,
     check_names,
     mark_stepped,
     named_tensors,
@@ -86,7 +90,9 @@ class State:
         self.snapshot_buddies = 1
         self.replicas_agreed = False  # in a comparison: only from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
-        self.private = Private(self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)])
+        self.private = Private(
+            self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)], self._looked_at()
+        )  # fmt: skip
         self._meshes = self._find_meshes()
         self._fsdp = fsdp.living()
         self.pipeline = Pipeline()
@@ -98,6 +104,11 @@ class State:
         """All modules of the state, DDP unwrapped, with the names they have in messages."""
         known = [(part.path, part.module) for part in self.flat() if isinstance(part, ModulePart)]
         return known + [(f"DDP module {at}", wrapper.module) for at, wrapper in enumerate(self._found)]
+
+    def _looked_at(self) -> Hidden:
+        """Modules and other objects of the script, whose attributes are looked at."""
+        others = [(part.path, part.value) for part in self.flat() if isinstance(part, StatefulPart)]
+        return Hidden([*self.modules(), *(each for each in others if not isinstance(each[1], (LRScheduler, GradScaler)))])
 
     def optimizers(self) -> list[Optimizer]:
         """All optimizers of the state, and those that are only watched."""

@@ -201,6 +201,7 @@ def _put_back(state: State, pace: Pace, tried: Tried) -> Iterator[None]:
     wrappers, layouts, gradients = state.ddps(), state.ddp_layouts(), state.gradients()
     redo = Redo(state)
     redo.mark()
+    state.private.hidden.remember()
     pretended = [ddp.pretend(wrapper) for wrapper in wrappers]
     try:
         yield

@@ -1,0 +1,248 @@
+"""Graph: what can be reached from an object of the script by its attributes, as leaves that can be read and put back.
+
+Only what lies in `__dict__`, in slots and in containers is looked at: no property, no method of the script is called.
+The walk is bounded in depth and in number, passes over modules, types, files, locks and torch's own machinery, and
+comes to the same paths in every process that has built the same.
+"""
+
+from __future__ import annotations
+
+import functools
+import random
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+MAX_LEAVES = 4096
+MAX_DEPTH = 8
+WIDTH = 64  # entries of a container that are looked into
+NESTED = 3  # containers within one another that are one value
+
+PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+MISSING = object()
+
+# Of what comes from there only the identity counts.
+_CLOSED = frozenset(
+    "threading _thread multiprocessing concurrent asyncio queue logging io _io socket ssl mmap weakref ctypes subprocess "
+    "tqdm pyarrow h5py lmdb contextlib inspect ast re pathlib datetime decimal enum typing abc zipfile tarfile".split()
+)
+_OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
+_CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
+
+
+class Leaf:
+    """A value at a path: a number, a text, a container of such, a tensor, an array, a generator, or what is not known."""
+
+    __slots__ = ("holder", "name", "path", "value")
+
+    def __init__(self, path: str, holder: Any, name: Any, value: Any) -> None:
+        self.path = path
+        self.holder = holder  # a dict (also of attributes), a list, or an object with slots; None: cannot be set
+        self.name = name
+        self.value = value
+
+    def read(self) -> Any:
+        """The value now, or `MISSING`."""
+        holder = self.holder
+        if type(holder) is dict:
+            return holder.get(self.name, MISSING)
+        if type(holder) is list:
+            return holder[self.name] if self.name < len(holder) else MISSING
+        return self.value if holder is None else _slot(holder, self.name)
+
+    def put(self, value: Any) -> bool:
+        """Set it; returns whether that is possible here."""
+        if type(self.holder) in (dict, list):
+            self.holder[self.name] = value
+        elif self.holder is None:
+            return False
+        else:
+            object.__setattr__(self.holder, self.name, value)
+        return True
+
+
+class Walk:
+    """One walk: the leaves by their paths, and the attributes of each object by its path."""
+
+    def __init__(self, roots: Iterable[tuple[str, Any]], *, passed: Iterable[Any] = (), limit: int = MAX_LEAVES) -> None:
+        """`passed`: objects that are another walk's."""
+        self.leaves: dict[str, Leaf] = {}
+        self.holders: dict[str, Any] = {}
+        self._limit = limit
+        self._seen = {id(thing) for thing in passed}
+        self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque((path, None, None, value, 0) for path, value in roots)
+        while self._waiting and len(self.leaves) < limit:
+            self._visit(*self._waiting.popleft())
+
+    @property
+    def whole(self) -> bool:
+        """Whether all was seen that is there."""
+        return len(self.leaves) < self._limit
+
+    def _visit(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        kind = type(value)
+        if value is MISSING:
+            return
+        if kind in PLAIN:
+            self.leaves[path] = Leaf(path, holder, name, value)
+            return
+        if id(value) in self._seen:
+            return
+        if not issubclass(kind, CONTAINERS):
+            self._seen.add(id(value))
+        if is_generator(value) or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
+            self.leaves[path] = Leaf(path, holder, name, value)
+        elif kind in CONTAINERS:
+            self._container(path, holder, name, value, depth)
+        elif depth >= MAX_DEPTH or _is_closed(kind):
+            self.leaves[path] = Leaf(path, holder, name, value)
+        elif issubclass(kind, functools.partial):
+            self._later((f"{path}.{at}", None, at, getattr(value, at), depth + 1) for at in ("func", "args", "keywords"))
+        elif issubclass(kind, types.MethodType):
+            self._later([(path, None, None, value.__self__, depth + 1)])
+            self._function(path, value.__func__)
+        elif issubclass(kind, types.FunctionType):
+            self._function(path, value)
+        else:
+            self._object(path, holder, name, value, depth)
+
+    def _later(self, entries: Iterable[tuple[str, Any, Any, Any, int]]) -> None:
+        self._waiting.extend(entries)
+
+    def _container(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        if is_plain(value):
+            self.leaves[path] = Leaf(path, holder, name, value)
+            return
+        if id(value) in self._seen or depth >= MAX_DEPTH:
+            return
+        self._seen.add(id(value))
+        inner = value if type(value) in (dict, list) else None
+        pairs: Iterator[tuple[Any, Any]] = iter(())
+        if type(value) is dict:
+            pairs = _first(value.items())
+        elif type(value) not in (set, frozenset):
+            pairs = enumerate(_first(value))
+        self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
+
+    def _function(self, path: str, function: Any) -> None:
+        """Generators that a function has from around it: a default, a variable of an outer function, a global."""
+        for name, value in names_in(function):
+            if is_generator(value) and id(value) not in self._seen:
+                self._seen.add(id(value))
+                self.leaves[name] = Leaf(name, None, None, value)
+
+    def _object(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        kind = type(value)
+        module = issubclass(kind, torch.nn.Module)
+        fields = attributes(value)
+        if fields is None and not _slots(kind):
+            self.leaves[path] = Leaf(path, holder, name, value)
+            return
+        self.holders[path] = value if fields is None else fields
+        for method in _CALLED:
+            function = getattr(kind, method, None)
+            if type(function) is types.FunctionType and not function.__module__.startswith("torch."):
+                self._function(path, function)
+        if module:
+            modules = (fields or {}).get("_modules") or {}
+            self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules.items() if inner is not None)
+            if not _is_of_the_script(kind):
+                return
+        skipped = _OF_MODULES if module else frozenset[str]()
+        for at, inner in list((fields or {}).items()):
+            if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
+                self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
+        self._later((f"{path}.{at}", value, at, _slot(value, at), depth + 1) for at in _slots(kind))
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is a generator of random numbers whose state can be told."""
+    return issubclass(type(value), GENERATORS) and not issubclass(type(value), random.SystemRandom)
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether it is a value through and through: a number, a text, or a container of such."""
+    kind = type(value)
+    if kind in PLAIN:
+        return True
+    if kind not in CONTAINERS or depth >= NESTED:
+        return False
+    if kind is dict:
+        return all(type(key) in PLAIN and is_plain(entry, depth + 1) for key, entry in _first(value.items()))
+    return all(is_plain(entry, depth + 1) for entry in _first(value))
+
+
+def attributes(value: Any) -> dict[str, Any] | None:
+    """The `__dict__` of an object, without asking the object."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if type(found) is dict else None
+
+
+def names_in(function: Any) -> list[tuple[str, Any]]:
+    """What a function has from around it, by names for people."""
+    code = function.__code__
+    found = []
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            found.append((f"{name} of {function.__qualname__}", cell.cell_contents))
+        except ValueError:
+            continue  # not set yet
+    for name in _used(code):
+        if name in function.__globals__:
+            found.append((f"{name} of {function.__module__}", function.__globals__[name]))
+    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    return found + [(f"default {at} of {function.__qualname__}", value) for at, value in enumerate(defaults)]
+
+
+def _used(code: types.CodeType) -> list[str]:
+    inner = (const for const in code.co_consts if type(const) is types.CodeType)
+    return [*code.co_names, *(name for each in inner for name in _used(each))]
+
+
+def _first(entries: Iterable[Any]) -> Iterator[Any]:
+    for at, entry in enumerate(list(entries) if not hasattr(entries, "__len__") else entries):
+        if at == WIDTH:
+            return
+        yield entry
+
+
+def _is_closed(kind: type) -> bool:
+    if issubclass(kind, (type, types.ModuleType, types.GeneratorType, BaseException, torch.optim.Optimizer)):
+        return True
+    top = kind.__module__.split(".", 1)[0]
+    if top in _CLOSED:
+        return True
+    opened = (torch.nn.Module, torch.utils.data.Sampler, torch.utils.data.Dataset)
+    return top == "torch" and not issubclass(kind, opened)
+
+
+def _is_of_the_script(kind: type) -> bool:
+    """Whether a module's class, or one that it is made from, is not torch's own."""
+    return any(not each.__module__.startswith("torch.") for each in kind.__mro__[:-1])
+
+
+@functools.cache
+def _slots(kind: type) -> tuple[str, ...]:
+    if kind.__module__ == "builtins":
+        return ()
+    return tuple(
+        name for each in kind.__mro__ for name, found in vars(each).items()
+        if type(found) is types.MemberDescriptorType and not name.startswith("__")
+        and each.__module__ != "builtins" and each.__flags__ & (1 << 9)
+    )  # fmt: skip
+
+
+def _slot(value: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except (AttributeError, TypeError):
+        return MISSING

@@ -1,0 +1,324 @@
+"""What samplers, datasets and collate functions keep in attributes goes with the place of a loop."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from tests.test_loaders import EPOCHS, check
+from torchrelay.errors import Refused, StateMismatch, Undeclared
+from torchrelay.worker import random_state
+from torchrelay.worker.cursor import Cursor
+from torchrelay.worker.hidden import Hidden
+from torchrelay.worker.loaders import source_of
+from torchrelay.worker.loops import Loop
+
+SIZE = 22
+
+
+class Plain(Dataset[torch.Tensor]):
+    def __init__(self) -> None:
+        self.values = torch.arange(SIZE, dtype=torch.float64)
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return self.values[index]
+
+
+class Own(Sampler[int]):
+    """A sampler that keeps what its order comes from."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.times = 0
+        self.order = list(range(SIZE))
+        self.rng: Any = {
+            "numpy": lambda: np.random.default_rng(5),
+            "mt19937": lambda: np.random.Generator(np.random.MT19937(5)),
+            "legacy": lambda: np.random.RandomState(5),
+            "python": lambda: random.Random(5),
+            "torch": lambda: torch.Generator().manual_seed(5),
+            "one by one": lambda: random.Random(5),
+        }.get(kind, lambda: None)()
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[int]:
+        if self.kind == "one by one":
+            for _ in range(SIZE):
+                yield self.rng.randrange(SIZE)
+            return
+        if self.kind in ("numpy", "mt19937", "legacy"):
+            yield from self.rng.permutation(SIZE).tolist()
+        elif self.kind == "python":
+            yield from self.rng.sample(range(SIZE), SIZE)
+        elif self.kind == "torch":
+            yield from torch.randperm(SIZE, generator=self.rng).tolist()
+        elif self.kind == "in place":
+            random.Random(3).shuffle(self.order)
+            yield from list(self.order)
+        else:
+            self.times += 1
+            yield from torch.randperm(SIZE, generator=torch.Generator().manual_seed(self.times)).tolist()
+
+
+class Slotted(Sampler[int]):
+    __slots__ = ("times",)
+
+    def __init__(self) -> None:
+        self.times = 0
+
+    def __len__(self) -> int:
+        return SIZE
+
+    def __iter__(self) -> Iterator[int]:
+        self.times += 1
+        return iter(np.random.default_rng(self.times).permutation(SIZE).tolist())
+
+
+class Batches(Sampler[list[int]]):
+    def __init__(self) -> None:
+        self.state = {"rng": random.Random(1), "epoch": 0}
+
+    def __len__(self) -> int:
+        return 5
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for _ in range(5):
+            self.state["epoch"] += 1  # type: ignore[operator]
+            yield [self.state["rng"].randrange(SIZE), self.state["epoch"]]  # type: ignore[attr-defined]
+
+
+class Augmented(Plain):
+    """A dataset with transforms that draw, and a counter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transforms = [Jitter(), functools.partial(shifted, rng=np.random.default_rng(3))]
+        self.made = 0
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        self.made += 1
+        value = super().__getitem__(index) * self.made
+        for transform in self.transforms:
+            value = transform(value)
+        return value
+
+
+class Jitter(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.source = torch.Generator().manual_seed(2)
+
+    def forward(self, value: torch.Tensor) -> torch.Tensor:
+        return value + torch.rand(1, generator=self.source).double()[0]
+
+
+def shifted(value: torch.Tensor, rng: np.random.Generator) -> torch.Tensor:
+    return value + rng.normal()
+
+
+everywhere = random.Random(9)
+
+
+class FromOutside(Plain):
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + everywhere.random()
+
+
+def from_outside() -> Any:
+    everywhere.seed(9)
+    return DataLoader(FromOutside(), batch_size=4)
+
+
+def collating() -> Any:
+    source = np.random.default_rng(4)
+
+    def mixed(items: list[torch.Tensor]) -> torch.Tensor:
+        return torch.stack(items) * source.random()
+
+    return DataLoader(Plain(), batch_size=4, collate_fn=mixed)
+
+
+def sampled(kind: str, **options: Any) -> Callable[[], Any]:
+    return lambda: DataLoader(Plain(), batch_size=4, sampler=Own(kind), **options)
+
+
+KINDS = ("numpy", "mt19937", "legacy", "python", "torch", "one by one", "in place", "epochs")
+LOADERS: dict[str, Callable[[], Any]] = {
+    **{f"sampler, {kind}": sampled(kind) for kind in KINDS},
+    "slots": lambda: DataLoader(Plain(), batch_size=4, sampler=Slotted()),
+    "batches": lambda: DataLoader(Plain(), batch_sampler=Batches()),
+    "transforms": lambda: DataLoader(Augmented(), batch_size=4),
+    "a dataset by itself": Augmented,
+    "a global": from_outside,
+    "collate": collating,
+}
+
+
+@pytest.mark.parametrize("name", LOADERS)
+def test_a_successor_gets_the_same_items_from_every_place(name: str) -> None:
+    check(LOADERS[name], 1, lambda count: list(range(1, count + 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["numpy", "one by one", "epochs"])
+def test_with_loader_workers_that_fetch_ahead_too(kind: str) -> None:
+    check(sampled(kind, num_workers=1), 1, lambda count: sorted({1, 2, count // 3, count // 3 + 1, count - 1}))
+
+
+class Drawing(Plain):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rng = np.random.default_rng(1)
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return super().__getitem__(index) + self.rng.random()
+
+
+@pytest.mark.slow
+def test_generators_of_a_dataset_are_seeded_for_each_item_in_loader_workers() -> None:
+    check(lambda: DataLoader(Drawing(), batch_size=4, num_workers=2), 1, lambda count: [1, 2, count // 2, count])
+
+
+# ---------------------------------------------------------------- between the loops
+
+
+def epoch_of(hidden: Hidden, loader: Any) -> list[Any]:
+    loop: Loop[Any] = Loop(
+        Cursor(), "batches", source_of(loader, hidden), group=None, length=lambda: 0, inside_call=lambda: False,
+        arrive=lambda: None,
+    )  # fmt: skip
+    return [item.tolist() for item in loop]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("known", [True, False])
+def test_a_loader_between_its_loops_goes_on_where_it_was(kind: str, known: bool) -> None:
+    before, loader = Hidden(), sampled(kind)()
+    for _ in range(2):
+        epoch_of(before, loader)
+    left = before.record()
+    after, mine = Hidden(), sampled(kind)()
+    if known:
+        epoch_of(after, mine)
+    after.load(left)
+    assert epoch_of(after, mine) == epoch_of(before, loader)
+    assert after.record() == before.record()
+
+
+def test_what_its_script_has_not_come_to_yet_is_told_on() -> None:
+    before, loader = Hidden(), sampled("python")()
+    epoch_of(before, loader)
+    after = Hidden()
+    after.load(before.record())
+    assert after.record() == before.record()
+
+
+def test_two_objects_that_cannot_be_told_apart_are_not_mistaken_for_one_another() -> None:
+    before, loaders = Hidden(), [sampled("python")(), sampled("python")()]
+    epoch_of(before, loaders[0])
+    epoch_of(before, loaders[1])
+    epoch_of(before, loaders[1])
+    after = Hidden()
+    after.load(before.record())
+    with pytest.raises(Undeclared, match="which is which"):
+        epoch_of(after, sampled("python")())
+
+
+def test_an_epoch_inside_a_call_is_undone_with_it() -> None:
+    hidden, loader = Hidden(), sampled("numpy")()
+    source = source_of(loader, hidden)
+
+    def evaluate() -> list[Any]:
+        assert source.hidden is not None
+        source.hidden.within_call()
+        return [item.tolist() for item in source.begin(source.mark())]
+
+    hidden.mark()
+    first = evaluate()
+    hidden.rewind()
+    assert evaluate() == first
+    hidden.mark()
+    assert evaluate() != first
+
+
+# ---------------------------------------------------------------- what is refused, and what is not
+
+
+class Large(Sampler[int]):
+    def __init__(self) -> None:
+        self.order = list(range(20_000))
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[int]:
+        random.Random(3).shuffle(self.order)
+        return iter(at % SIZE for at in self.order[:8])
+
+
+def test_an_order_that_is_too_large_to_be_carried_is_refused_in_the_first_epoch() -> None:
+    with pytest.raises(Refused, match=r"sampler\.order changes"):
+        epoch_of(Hidden(), DataLoader(Plain(), batch_size=1, sampler=Large()))
+
+
+def test_a_replacement_that_has_not_built_the_same_is_told_so() -> None:
+    before, loader = Hidden(), sampled("python")()
+    epoch_of(before, loader)
+    other = sampled("python")()
+    other.sampler.rng = None
+    with pytest.raises(StateMismatch, match=r"sampler\.rng"):
+        after = Hidden()
+        after.load(before.record())
+        epoch_of(after, other)
+
+
+class Cached(Plain):
+    """As many datasets are: a memo, a file that is opened when it is first needed, a history."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memo: dict[int, torch.Tensor] = {}
+        self.lengths: dict[int, int] = {}
+        self.opened: int = False
+        self.file: Any = None
+        self.parent = self
+        self.seen: list[int] = []
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        if not self.opened:
+            self.file, self.opened = object(), True
+        self.seen.append(index)
+        self.lengths[index] = index
+        return self.memo.setdefault(index, super().__getitem__(index).clone())
+
+    @property
+    def costly(self) -> int:
+        raise AssertionError("properties are not asked")
+
+
+def test_caches_and_files_are_left_alone() -> None:
+    hidden = Hidden()
+    loader = DataLoader(Cached(), batch_size=4)
+    for _ in range(EPOCHS):
+        epoch_of(hidden, loader)
+    assert hidden.record() == b""
+
+
+def test_a_look_draws_nothing_and_changes_nothing() -> None:
+    loader = DataLoader(Augmented(), batch_size=4, sampler=Own("numpy"))
+    before = random_state.capture(), loader.sampler.rng.bit_generator.state  # type: ignore[attr-defined]
+    source = source_of(loader, Hidden())
+    source.mark()
+    assert (random_state.capture(), loader.sampler.rng.bit_generator.state) == before  # type: ignore[attr-defined]
