@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tests.test_loaders import EPOCHS, check
 from torchrelay.errors import Refused, StateMismatch, Undeclared
-from torchrelay.worker import random_state
+from torchrelay.worker import beside, random_state
 from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.loaders import source_of
@@ -278,9 +279,9 @@ def test_a_replacement_that_has_not_built_the_same_is_told_so() -> None:
     epoch_of(before, loader)
     other = sampled("python")()
     other.sampler.rng = None
+    after = Hidden()
+    after.load(before.record())
     with pytest.raises(StateMismatch, match=r"sampler\.rng"):
-        after = Hidden()
-        after.load(before.record())
         epoch_of(after, other)
 
 
@@ -322,3 +323,55 @@ def test_a_look_draws_nothing_and_changes_nothing() -> None:
     source = source_of(loader, Hidden())
     source.mark()
     assert (random_state.capture(), loader.sampler.rng.bit_generator.state) == before  # type: ignore[attr-defined]
+
+
+# ---------------------------------------------------------------- a second loader
+
+
+@pytest.fixture
+def cursor(monkeypatch: pytest.MonkeyPatch) -> Cursor:
+    """A script's place, and DataLoaders that are watched."""
+    for thing, name in ((DataLoader, "__iter__"), (_BaseDataLoaderIter, "__next__")):
+        monkeypatch.setattr(thing, name, getattr(thing, name))  # put back afterwards
+    monkeypatch.setattr(beside, "_watch", None)
+    found = Cursor()
+    beside.watch(found, lambda: False)
+    return found
+
+
+def batches(cursor: Cursor, loader: Any) -> Loop[Any]:
+    return Loop(
+        cursor, "batches", source_of(loader), group=None, length=lambda: 0, inside_call=lambda: False,
+        arrive=lambda: None,
+    )  # fmt: skip
+
+
+def test_a_second_loader_that_is_gone_on_with_in_a_later_item_is_refused(cursor: Cursor) -> None:
+    others = iter(DataLoader(Plain(), batch_size=2))
+    loop = iter(batches(cursor, DataLoader(Plain(), batch_size=4)))
+    next(loop), next(others), next(loop)
+    with pytest.raises(Refused, match=r"test_hidden_loaders\.py:\d+.*StackDataset"):
+        next(others)
+
+
+def test_one_that_begins_within_a_loop_is_refused_too(cursor: Cursor) -> None:
+    loop = iter(batches(cursor, DataLoader(Plain(), batch_size=4)))
+    next(loop)
+    others = iter(DataLoader(Plain(), batch_size=2))
+    next(others), next(others), next(loop)
+    with pytest.raises(Refused, match="a loop of batches"):
+        next(others)
+
+
+def test_a_loader_that_is_gone_through_within_an_item_is_let_be(cursor: Cursor) -> None:
+    counted = 0
+    for _ in batches(cursor, range(2)):
+        for _ in batches(cursor, DataLoader(Plain(), batch_size=11)):
+            counted += sum(1 for _ in DataLoader(Plain(), batch_size=11))
+    assert counted == 2 * 2 * 2
+
+
+def test_without_tracked_loops_any_loader_is_let_be(cursor: Cursor) -> None:
+    del cursor
+    first, second = iter(DataLoader(Plain())), iter(DataLoader(Plain()))
+    assert len(list(zip(first, second, strict=True))) == SIZE

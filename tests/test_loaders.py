@@ -23,7 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from torchrelay.errors import Refused
+from torchrelay.errors import Refused, Undeclared
 from torchrelay.worker import loader_workers, random_state
 from torchrelay.worker.cursor import Cursor, decode_record
 from torchrelay.worker.hidden import Hidden
@@ -362,3 +362,21 @@ def test_a_loop_tells_its_length() -> None:
         arrive=lambda: None,
     )  # fmt: skip
     assert len(loop) == len(list(loop)) == 3
+
+
+class Forgetful(OwnState):
+    """Its state does not tell all: which epoch it is in decides about the items, too."""
+
+    epoch = 0
+
+    def __iter__(self) -> Iterator[float]:
+        for item in super().__iter__():
+            yield round(item) + 100.0 * self.epoch
+        self.epoch += 1
+
+
+def test_a_loader_whose_state_leads_to_other_items_is_not_gone_on_with() -> None:
+    before = Life(Forgetful, 1).run()
+    assert same(Life(Forgetful, 1, before.lives[4]).run().items, before.items[3:])
+    with pytest.raises(Undeclared, match="gives another item 3 there"):
+        Life(Forgetful, 1, before.lives[12]).run()

@@ -44,6 +44,7 @@ class Frame(Struct, array_like=True, tag="loop"):
     drawn: bytes = b""  # random state just before the item was fetched, if fetching may draw
     trace: list[Call | Frame] = []
     moved: bytes = b""  # what was seen to move of what the loop's objects keep, just before the item was fetched
+    item: bytes = b""  # a digest of the item, if its loader is entered by a state of its own
 
 
 class Record(Struct, array_like=True):
@@ -218,13 +219,14 @@ class Cursor:
         self._climb_to(frame)
         self.point = frame.begun
 
-    def next_item(self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"") -> None:
+    def next_item(self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"") -> None:
         """The loop yields its next item. Raises `Refused` if it had been left, and `Diverged`."""
         self._climb_to(frame)
         if self.replaying:
             raise self._diverged(f"goes on with a loop of {frame.kind}", self._followed[-1].next())
         frame.count += 1
-        frame.begun, frame.mark, frame.drawn, frame.trace, frame.moved = self.point, mark, drawn, [], moved
+        frame.begun, frame.mark, frame.drawn, frame.trace = self.point, mark, drawn, []
+        frame.moved, frame.item = moved, item
 
     def close(self, frame: Frame) -> None:
         """The loop has ended, or was left; so have those inside it that were never closed. Raises nothing."""
@@ -274,4 +276,4 @@ class Opened(Struct):
 
 def _copy(frame: Frame) -> Frame:
     """The frame as it was when its item was yielded: the trace is lived through again."""
-    return Frame(frame.kind, frame.count, frame.begun, frame.mark, frame.drawn, [], frame.moved)
+    return Frame(frame.kind, frame.count, frame.begun, frame.mark, frame.drawn, [], frame.moved, frame.item)

@@ -28,16 +28,17 @@ CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 MISSING = object()
 
 # Of what comes from there only the identity counts.
-_CLOSED = frozenset(
-    "threading _thread multiprocessing concurrent asyncio queue logging io _io socket ssl mmap weakref ctypes subprocess "
-    "tqdm pyarrow h5py lmdb contextlib inspect ast re pathlib datetime decimal enum typing abc zipfile tarfile".split()
-)
+_CLOSED_MODULES = """
+    threading _thread multiprocessing concurrent asyncio queue logging contextlib weakref tqdm pyarrow h5py lmdb
+    io _io socket ssl mmap ctypes subprocess zipfile tarfile pathlib inspect ast re datetime decimal enum typing abc
+"""
+_CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
 class Leaf:
-    """A value at a path: a number, a text, a container of such, a tensor, an array, a generator, or what is not known."""
+    """A value at a path: a number, a text, a container of such, a tensor, an array, a generator, or unknown."""
 
     __slots__ = ("holder", "name", "path", "value")
 
@@ -70,13 +71,17 @@ class Leaf:
 class Walk:
     """One walk: the leaves by their paths, and the attributes of each object by its path."""
 
-    def __init__(self, roots: Iterable[tuple[str, Any]], *, passed: Iterable[Any] = (), limit: int = MAX_LEAVES) -> None:
+    def __init__(
+        self, roots: Iterable[tuple[str, Any]], *, passed: Iterable[Any] = (), limit: int = MAX_LEAVES
+    ) -> None:
         """`passed`: objects that are another walk's."""
         self.leaves: dict[str, Leaf] = {}
         self.holders: dict[str, Any] = {}
         self._limit = limit
         self._seen = {id(thing) for thing in passed}
-        self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque((path, None, None, value, 0) for path, value in roots)
+        self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque(
+            (path, None, None, value, 0) for path, value in roots
+        )
         while self._waiting and len(self.leaves) < limit:
             self._visit(*self._waiting.popleft())
 
@@ -103,12 +108,14 @@ class Walk:
         elif depth >= MAX_DEPTH or _is_closed(kind):
             self.leaves[path] = Leaf(path, holder, name, value)
         elif issubclass(kind, functools.partial):
-            self._later((f"{path}.{at}", None, at, getattr(value, at), depth + 1) for at in ("func", "args", "keywords"))
+            self._later(
+                (f"{path}.{at}", None, at, getattr(value, at), depth + 1) for at in ("func", "args", "keywords")
+            )
         elif issubclass(kind, types.MethodType):
             self._later([(path, None, None, value.__self__, depth + 1)])
-            self._function(path, value.__func__)
+            self._function(value.__func__)
         elif issubclass(kind, types.FunctionType):
-            self._function(path, value)
+            self._function(value)
         else:
             self._object(path, holder, name, value, depth)
 
@@ -130,7 +137,7 @@ class Walk:
             pairs = enumerate(_first(value))
         self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
 
-    def _function(self, path: str, function: Any) -> None:
+    def _function(self, function: Any) -> None:
         """Generators that a function has from around it: a default, a variable of an outer function, a global."""
         for name, value in names_in(function):
             if is_generator(value) and id(value) not in self._seen:
@@ -148,7 +155,7 @@ class Walk:
         for method in _CALLED:
             function = getattr(kind, method, None)
             if type(function) is types.FunctionType and not function.__module__.startswith("torch."):
-                self._function(path, function)
+                self._function(function)
         if module:
             modules = (fields or {}).get("_modules") or {}
             self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules.items() if inner is not None)

@@ -1,10 +1,10 @@
 """Hidden state: what a rank's objects keep in attributes that the script has not told of, found by looking.
 
-    modules, objects in extra     looked at in the first calls, and then now and then; kept in the private record
-    step functions                generators that they take from around them: the same
-    samplers of a loader          looked at when a loop begins; what moves is a part of the loop's mark
-    datasets, collate functions   looked at between items; what moves is a part of the record of the item
-    loaders between their loops   in the private record, as the loop that comes begins with it
+modules, objects in extra     looked at in the first calls, and then now and then; kept in the private record
+step functions                generators that they take from around them: the same
+samplers of a loader          looked at when a loop begins; what moves is a part of the loop's mark
+datasets, collate functions   looked at between items; what moves is a part of the record of the item
+loaders between their loops   in the private record, as the loop that comes begins with it
 """
 
 from __future__ import annotations
@@ -227,7 +227,16 @@ class Hidden:
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
         if self._looking:
-            self._late.update(dict.fromkeys(self._looks.spend(self.state.look)))
+            changed = self._looks.spend(self.state.look)
+            self._late.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
+
+    def _is_told(self, path: str) -> bool:
+        """Whether the object's own state_dict() tells of this attribute: then a replica has it."""
+        name = path.rpartition(".")[2].strip("_")
+        for root, thing in self._roots:
+            if path.startswith(f"{root}.") and not isinstance(thing, torch.nn.Module):
+                return any(str(key).strip("_") == name for key in thing.state_dict())
+        return False
 
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice."""

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from torchrelay.worker import random_state
+from torchrelay.errors import Undeclared
+from torchrelay.worker import arguments, random_state
+from torchrelay.worker.beside import tracked
 from torchrelay.worker.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.loaders import Source
 
@@ -16,10 +18,10 @@ class Loop(Generic[T_co]):
     """An iterable whose place is part of every record. Each `iter()` is a loop of its own."""
 
     def __init__(
-        self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, length: Callable[[], int],
-        inside_call: Callable[[], bool], arrive: Callable[[], None],
+        self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, name: str | None = None,
+        length: Callable[[], int], inside_call: Callable[[], bool], arrive: Callable[[], None],
     ) -> None:  # fmt: skip
-        """`group`: yield lists of so many items of the source; None: the items themselves.
+        """`group`: yield lists of so many items of the source; None: the items themselves. `name`: of the loader.
 
         `arrive`: called when a loop begins, which has a place then.
         """
@@ -27,6 +29,7 @@ class Loop(Generic[T_co]):
         self._kind = kind
         self._source = source
         self._group = group
+        self._name = f"the loader of a loop of {kind}" if name is None else f"{name} of a loop of {kind}"
         self._length = length
         self._inside_call = inside_call
         self._arrive = arrive
@@ -62,7 +65,8 @@ class Loop(Generic[T_co]):
                 mark = frame.mark
             else:
                 mark = source.mark()
-                items = source.begin(mark)
+                with tracked():
+                    items = source.begin(mark)
             while True:
                 if source.moves:
                     mark = source.mark()
@@ -71,7 +75,7 @@ class Loop(Generic[T_co]):
                 taken = self._take(items)
                 if taken is None:
                     return
-                cursor.next_item(frame, mark, drawn, moved)
+                cursor.next_item(frame, mark, drawn, moved, arguments.digest(taken[0]) if source.moves else b"")
                 yield taken[0]
         finally:
             if hidden is not None:
@@ -81,7 +85,8 @@ class Loop(Generic[T_co]):
     def _enter(self, frame: Frame) -> tuple[Iterator[Any], T_co]:
         """The source's iterator at the recorded item, and this item."""
         skip = 0 if self._source.moves else (frame.count - 1) * (self._group or 1)
-        items = self._source.enter(frame.mark, skip)
+        with tracked():
+            items = self._source.enter(frame.mark, skip)
         if self._source.hidden is not None:
             self._source.hidden.put(frame.moved)
         if frame.drawn:
@@ -89,16 +94,23 @@ class Loop(Generic[T_co]):
         taken = self._take(items)
         if taken is None:
             raise Diverged(f"item {frame.count} of a loop of {frame.kind} is not there: has the data changed?")
+        if frame.item and arguments.digest(taken[0]) != frame.item:
+            raise Undeclared(
+                f"{self._name} was put where its state_dict() of the lost worker tells, and gives another item "
+                f"{frame.count} there: its state does not tell all. Go through a DataLoader with a sampler that is "
+                "seeded with the epoch, without a state of its own"
+            )
         return items, taken[0]
 
     def _take(self, items: Iterator[Any]) -> tuple[Any] | None:
         """The next item, or group of items; None at the end."""
         found = []
-        for _ in range(self._group or 1):
-            try:
-                found.append(next(items))
-            except StopIteration:
-                break
+        with tracked():
+            for _ in range(self._group or 1):
+                try:
+                    found.append(next(items))
+                except StopIteration:
+                    break
         if not found:
             return None
         return (found[0] if self._group is None else found,)

@@ -157,7 +157,7 @@ class Moving:
         return found
 
     def put(self, record: bytes) -> None:
-        """Make it so; what has moved is kept from now on. Raises `StateMismatch` if there is nothing of the name here."""
+        """Make it so; what has moved is kept from now on. Raises `StateMismatch` if there is no such thing here."""
         if not record:
             return
         entries = _decode(record)

@@ -16,7 +16,7 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import comparing, groups, layout, pipeline, snapshots
+from torchrelay.worker import beside, comparing, groups, layout, pipeline, snapshots
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
@@ -84,6 +84,7 @@ class WorkerRun:
     def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
         return Loop(
             self._cursor, kind, source_of(items, self._calls.hidden), group=group, length=lambda: len(items),
+            name=f"a {type(items).__module__}.{type(items).__qualname__}",
             inside_call=lambda: self._calls.inside, arrive=self._calls.arrive,
         )  # fmt: skip
 
@@ -143,6 +144,7 @@ class Joining:
             self.calls = Calls(session, state, cursor, None, shard)
             session.standing.start(START)
             session.standing.enter(WorkerPhase.BETWEEN)
+        beside.watch(cursor, lambda: self.calls is not None and self.calls.inside)
         register_optimizer_step_pre_hook(self.calls.before_update)
         return WorkerRun(session, self.calls, cursor)
 

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn.parallel import DistributedDataParallel
 from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
@@ -108,7 +108,8 @@ class State:
     def _looked_at(self) -> Hidden:
         """Modules and other objects of the script, whose attributes are looked at."""
         others = [(part.path, part.value) for part in self.flat() if isinstance(part, StatefulPart)]
-        return Hidden([*self.modules(), *(each for each in others if not isinstance(each[1], (LRScheduler, GradScaler)))])
+        others = [(path, value) for path, value in others if not isinstance(value, (LRScheduler, GradScaler))]
+        return Hidden([*self.modules(), *others])
 
     def optimizers(self) -> list[Optimizer]:
         """All optimizers of the state, and those that are only watched."""
