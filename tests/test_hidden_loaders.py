@@ -375,3 +375,23 @@ def test_without_tracked_loops_any_loader_is_let_be(cursor: Cursor) -> None:
     del cursor
     first, second = iter(DataLoader(Plain())), iter(DataLoader(Plain()))
     assert len(list(zip(first, second, strict=True))) == SIZE
+
+
+def test_an_evaluation_within_an_item_of_the_same_dataset_is_told_of(cursor: Cursor) -> None:
+    hidden, data = Hidden(), Drawing()
+    loader, others = DataLoader(data, batch_size=4), DataLoader(data, batch_size=2)
+    loop: Loop[Any] = Loop(
+        cursor, "batches", source_of(loader, hidden), group=None, length=lambda: 0, inside_call=lambda: False,
+        arrive=lambda: None,
+    )  # fmt: skip
+    items = iter(loop)
+    next(items), next(items)
+    assert Drawing.__name__ not in str(hidden.record()), "the loop's own record tells of it"
+    inside: Loop[Any] = Loop(
+        cursor, "batches", source_of(others, hidden), group=None, length=lambda: 0, inside_call=lambda: True,
+        arrive=lambda: None,
+    )  # fmt: skip
+    list(inside)
+    assert Drawing.__name__ in str(hidden.record())
+    next(items)
+    assert Drawing.__name__ not in str(hidden.record())

@@ -104,7 +104,7 @@ def _install() -> None:
         return fetch(items)
 
     DataLoader.__iter__ = begin_watched  # type: ignore[method-assign]
-    _BaseDataLoaderIter.__next__ = fetch_watched  # type: ignore[method-assign]
+    _BaseDataLoaderIter.__next__ = fetch_watched  # type: ignore[method-assign, assignment]
 
 
 def _place() -> str:

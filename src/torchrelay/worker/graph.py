@@ -237,8 +237,17 @@ def _is_of_the_script(kind: type) -> bool:
     return any(not each.__module__.startswith("torch.") for each in kind.__mro__[:-1])
 
 
-@functools.cache
+_slots_of: dict[type, tuple[str, ...]] = {}
+
+
 def _slots(kind: type) -> tuple[str, ...]:
+    found = _slots_of.get(kind)
+    if found is None:
+        found = _slots_of[kind] = _find_slots(kind)
+    return found
+
+
+def _find_slots(kind: type) -> tuple[str, ...]:
     if kind.__module__ == "builtins":
         return ()
     return tuple(

@@ -47,6 +47,7 @@ class Seen:
     def __init__(self, name: str, thing: Any, beside: str, passed: Callable[[], Iterable[Any]]) -> None:
         self.name = f"{name} {type(thing).__module__}.{type(thing).__qualname__} {beside}"
         self.open = 0  # loops that go through it
+        self.stirred = False  # a call has gone through it since the item of such a loop was fetched
         reference = weakref.ref(thing)
         orders = name in ("sampler", "batch_sampler")
 
@@ -65,8 +66,8 @@ class Budget:
         self._made = 0
         self._last = self._cost = 0.0
 
-    def due(self) -> bool:
-        return self._made < FIRST or time.perf_counter() - self._last > SHARE * self._cost
+    def due(self, share: int = SHARE) -> bool:
+        return self._made < FIRST or time.perf_counter() - self._last > share * self._cost
 
     def spend(self, look: Callable[[], Any]) -> Any:
         begin = time.perf_counter()
@@ -86,8 +87,7 @@ class OfLoader:
 
     def mark(self) -> bytes:
         """Just before a loop begins: what it takes to begin it again. Raises `Refused`."""
-        for part in self._parts:
-            part.looks.spend(part.moving.look)
+        self.look(SHARE // 10)
         told = [(part.name, part.moving.record(part.moving.generators())) for part in self._parts]
         return _together(told)
 
@@ -95,12 +95,15 @@ class OfLoader:
         """Just before item `number` (from 0) is fetched: what it takes to make it again. Raises `Refused`."""
         if 0 < number < 4 or number & (number - 1) == 0:
             self.look()
+        for part in self._parts:
+            part.stirred = False
         moved = [(part.name, part.moving.record()) for part in self._parts if part.moving.kept]
         return _together(moved) if moved else b""
 
-    def look(self) -> None:
+    def look(self, share: int = SHARE) -> None:
+        """See what has moved, if it is time for it. Raises `Refused`."""
         for part in self._parts:
-            if part.looks.due():
+            if part.looks.due(share):
                 part.looks.spend(part.moving.look)
 
     def put(self, told: bytes) -> None:
@@ -125,6 +128,8 @@ class OfLoader:
     def within_call(self) -> None:
         """A loop begins inside a call, which may be redone."""
         self._hidden.touched([(part, part.moving.record(part.moving.generators())) for part in self._parts])
+        for part in self._parts:
+            part.stirred = True
 
 
 def _together(told: list[tuple[str, bytes]]) -> bytes:
@@ -253,7 +258,7 @@ class Hidden:
             return b""
         resting = []
         for _, one in list(self._seen.values()):
-            if one.moving.kept and not one.open:
+            if one.moving.kept and (one.stirred or not one.open):
                 resting.append((one.name, one.moving.record()))
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
@@ -282,7 +287,7 @@ class Hidden:
         """Objects that have come up take what was told of them."""
         for one in seen:
             told = {data for name, data in self._waiting if name == one.name}
-            if not told or one.open:
+            if not told:
                 continue
             if len(told) > 1:
                 raise Undeclared(

@@ -55,7 +55,8 @@ class Moving:
         self._orders = orders
         self._limit = limit
         self._walk = self._go()
-        self._seen = {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+        self._seen: dict[str, Any] = {}
+        self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
         self.kept: dict[str, Leaf] = {}
@@ -70,6 +71,7 @@ class Moving:
         tied = {id(leaf.holder) for leaf in stays if leaf.holder is not None}
         found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
+        self._let_go()
         return found
 
     def _go(self) -> Walk:
@@ -79,6 +81,14 @@ class Moving:
         """What has changed up to now means nothing: the script has made its objects ready."""
         self._walk = self._go()
         self._seen = {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+        self._let_go()
+
+    def _let_go(self) -> None:
+        """Hold nothing that is large or the script's business: what a step has computed would not be freed."""
+        self._walk.holders.clear()
+        for leaf in self._walk.leaves.values():
+            if not _is_small(leaf.value):
+                leaf.value = None
 
     def _judge(self, path: str, before: Any, tied: set[int]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
@@ -119,8 +129,9 @@ class Moving:
     # ------------------------------------------------------------ to remember and to put back
 
     def remember(self) -> list[tuple[Leaf, Any]]:
-        """All small values as they were seen at the last look, to be put back by `recall`."""
-        return [(leaf, _copied(leaf.value)) for leaf in self._walk.leaves.values() if _is_small(leaf.value)]
+        """All small values, to be put back by `recall`."""
+        leaves = [leaf for leaf in self._go().leaves.values() if _is_small(leaf.value)]
+        return [(leaf, _copied(leaf.value)) for leaf in leaves]
 
     # ------------------------------------------------------------ to tell and to take
 
@@ -171,6 +182,7 @@ class Moving:
                 )
             if moved:
                 self.kept[path] = leaf
+        self._let_go()
 
     def _made(self, path: str) -> Leaf | None:
         """An attribute that the script has not made yet in this process."""

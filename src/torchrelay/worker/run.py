@@ -38,6 +38,7 @@ class WorkerRun:
         self._session = session
         self._calls = calls
         self._cursor = cursor
+        beside.watch(cursor, lambda: calls.inside)
 
     @property
     def rank(self) -> int:
@@ -144,7 +145,6 @@ class Joining:
             self.calls = Calls(session, state, cursor, None, shard)
             session.standing.start(START)
             session.standing.enter(WorkerPhase.BETWEEN)
-        beside.watch(cursor, lambda: self.calls is not None and self.calls.inside)
         register_optimizer_step_pre_hook(self.calls.before_update)
         return WorkerRun(session, self.calls, cursor)
 
