@@ -256,6 +256,30 @@ class Zeros(Dataset[float]):
         return random.random()
 
 
+@pytest.mark.slow
+def test_a_script_that_seeds_torch_alone_is_repeatable() -> None:
+    made = []
+    for seed in (1, 2):
+        random.seed(seed), np.random.seed(seed), torch.manual_seed(5)
+        loader = DataLoader(Noisy(), batch_size=4, shuffle=True, num_workers=1)
+        source = source_of(loader)
+        epochs = [torch.cat(list(source.begin(source.mark()))) for _ in range(2)]
+        assert not torch.equal(*epochs)
+        made.append(torch.cat(epochs))
+    assert torch.equal(*made)
+
+
+@pytest.mark.slow
+def test_a_script_that_seeds_its_loaders_generator_alone_is_repeatable() -> None:
+    made = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)
+        loader = DataLoader(Noisy(), batch_size=4, num_workers=1, generator=torch.Generator().manual_seed(5))
+        source = source_of(loader)
+        made.append(torch.cat(list(source.begin(source.mark()))))
+    assert torch.equal(*made)
+
+
 class Told(Dataset[int]):
     """Tells what worker_init_fn has done to it, as scripts have it."""
 

@@ -1,0 +1,208 @@
+"""What modules, extras and step functions keep in attributes is put back with a call, and goes to a replacement."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchrelay.errors import Undeclared
+from torchrelay.worker.redo import Redo
+from torchrelay.worker.state import State
+
+
+class Counting(nn.Module):
+    """A module as scripts write them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(3, 2)
+        self.calls = 0
+        self.rng = np.random.default_rng(3)
+        self.history: list[float] = []
+        self.kept = torch.zeros(2)
+        self.auxiliary: torch.Tensor | None = None
+        self.lock = threading.Lock()
+        self.itself = [self]
+        self.config = {"rates": [0.1, 0.2], "kind": "plain"}
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        out: torch.Tensor = self.inner(inputs) * self.rng.random() + self.kept
+        self.kept = out.detach().mean(0)
+        self.auxiliary = out.sum()
+        self.history.append(0.0)
+        return out
+
+
+class Averaged:
+    """An object of the script, whose state_dict() tells one of its two numbers."""
+
+    def __init__(self) -> None:
+        self.value, self.updates = 0.0, 0
+
+    def state_dict(self) -> dict[str, float]:
+        return {"value": self.value}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        self.value = state["value"]
+
+
+class Life:
+    """A rank that trains without others."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model, self.extra, self.closed = Counting(), Averaged(), random.Random(2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.state = State(self.model, self.optimizer, {"average": self.extra})
+        self.hidden = self.state.private.hidden
+        self.redo = Redo(self.state)
+        closed = self.closed
+
+        def step() -> list[float]:
+            self.optimizer.zero_grad()
+            loss = self.model(torch.ones(2, 3)).square().mean() * closed.random()
+            loss.backward()
+            return [loss.item()]
+
+        self.step = step
+        self.hidden.add(step)
+
+    def attempt(self) -> list[float]:
+        self.redo.mark()
+        self.redo.probe_entry()
+        return self.step()
+
+    def finish(self, late: Callable[[], Any] = lambda: None) -> bytes:
+        self.redo.probe_gate(self.optimizer)
+        record = self.state.private.record()
+        self.optimizer.step()
+        late()
+        self.hidden.look_return()
+        return record
+
+    def call(self) -> list[float]:
+        found = self.attempt()
+        self.finish()
+        self.extra.updates += 1
+        return found
+
+    @property
+    def told(self) -> tuple[Any, ...]:
+        return (
+            self.model.calls,
+            self.model.rng.random(),
+            self.closed.random(),
+            self.extra.updates,
+            self.model.kept.tolist(),
+        )
+
+
+@pytest.mark.parametrize("calls", [0, 1, 5])
+def test_a_call_that_is_redone_sees_what_it_saw_before(calls: int) -> None:
+    life = Life()
+    for _ in range(calls):
+        life.call()
+    first = life.attempt()
+    life.redo.rewind()
+    assert life.attempt() == first
+    life.redo.rewind()
+    life.redo.rewind()
+    assert life.attempt() == first
+
+
+@pytest.mark.parametrize("calls", [2, 6])
+def test_a_replacement_has_what_was_kept_in_attributes(calls: int) -> None:
+    before = Life()
+    for _ in range(calls):
+        before.call()
+    before.attempt()
+    before.finish()
+    after = Life()
+    after.state.private.load(before.state.private.record())
+    assert after.state.private.record() == before.state.private.record()
+    assert after.told == before.told
+    assert after.model.history == [], "what only grows is left alone"
+
+
+def test_nothing_is_told_of_a_model_that_keeps_nothing() -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.LSTM(3, 3), nn.MultiheadAttention(4, 2))
+    state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    redo = Redo(state)
+    for _ in range(3):
+        redo.mark()
+        redo.probe_entry()
+        model.eval(), model.train()
+        redo.probe_gate()
+    assert state.private.hidden.record() == b""
+
+
+def test_what_a_step_has_computed_is_not_held() -> None:
+    life = Life()
+    for _ in range(3):
+        life.call()
+    assert life.model.auxiliary is not None
+    computed = weakref.ref(life.model.auxiliary)
+    life.model.auxiliary = None
+    gc.collect()
+    assert computed() is None
+
+
+def test_a_rank_lost_in_an_update_that_changes_attributes_is_not_replaced_by_a_guess() -> None:
+    before = Life()
+    for _ in range(2):
+        before.attempt()
+        before.finish(late=lambda: setattr(before.model, "updates", getattr(before.model, "updates", 0) + 1))
+    after = Life()
+    after.state.private.load(before.state.private.record())
+    with pytest.raises(Undeclared, match=r"model\.updates"):
+        after.hidden.check_returned()
+
+
+def test_what_a_state_dict_tells_may_change_in_the_update() -> None:
+    before = Life()
+    for _ in range(2):
+        before.attempt()
+        before.finish(late=lambda: setattr(before.extra, "value", before.extra.value + 1))
+    after = Life()
+    after.state.private.load(before.state.private.record())
+    after.hidden.check_returned()
+
+
+class Cached(nn.Module):
+    """A table that is made again when it is too short: its length goes with it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.longest = 0
+        self.table: torch.Tensor | None = None
+
+    def forward(self, length: int) -> torch.Tensor:
+        if length > self.longest:
+            self.longest, self.table = length, torch.arange(float(length * 10_000)).cos()
+        assert self.table is not None, "its length says that it is there"
+        return self.table[:length]
+
+
+def test_an_attribute_that_goes_with_one_that_is_not_carried_is_not_carried_either() -> None:
+    made = []
+    for _ in range(2):
+        model = nn.ModuleList([Cached(), nn.Linear(1, 1)])
+        state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+        made.append((model, state, Redo(state)))
+    model, state, redo = made[0]
+    redo.mark()
+    redo.probe_entry()
+    model[0](5)
+    redo.probe_gate()
+    made[1][1].private.load(state.private.record())
+    made[1][0][0](5)
