@@ -42,14 +42,15 @@ class Own(Sampler[int]):
         self.kind = kind
         self.times = 0
         self.order = list(range(SIZE))
-        self.rng: Any = {
+        makers: dict[str, Callable[[], Any]] = {
             "numpy": lambda: np.random.default_rng(5),
             "mt19937": lambda: np.random.Generator(np.random.MT19937(5)),
             "legacy": lambda: np.random.RandomState(5),
             "python": lambda: random.Random(5),
             "torch": lambda: torch.Generator().manual_seed(5),
             "one by one": lambda: random.Random(5),
-        }.get(kind, lambda: None)()
+        }
+        self.rng: Any = makers.get(kind, lambda: None)()
 
     def __len__(self) -> int:
         return SIZE
@@ -89,15 +90,15 @@ class Slotted(Sampler[int]):
 
 class Batches(Sampler[list[int]]):
     def __init__(self) -> None:
-        self.state = {"rng": random.Random(1), "epoch": 0}
+        self.state: dict[str, Any] = {"rng": random.Random(1), "epoch": 0}
 
     def __len__(self) -> int:
         return 5
 
     def __iter__(self) -> Iterator[list[int]]:
         for _ in range(5):
-            self.state["epoch"] += 1  # type: ignore[operator]
-            yield [self.state["rng"].randrange(SIZE), self.state["epoch"]]  # type: ignore[attr-defined]
+            self.state["epoch"] += 1
+            yield [self.state["rng"].randrange(SIZE), self.state["epoch"]]
 
 
 class Augmented(Plain):
@@ -105,7 +106,10 @@ class Augmented(Plain):
 
     def __init__(self) -> None:
         super().__init__()
-        self.transforms = [Jitter(), functools.partial(shifted, rng=np.random.default_rng(3))]
+        self.transforms: list[Callable[[torch.Tensor], torch.Tensor]] = [
+            Jitter(),
+            functools.partial(shifted, rng=np.random.default_rng(3)),
+        ]
         self.made = 0
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -272,6 +276,38 @@ class Large(Sampler[int]):
 def test_an_order_that_is_too_large_to_be_carried_is_refused_in_the_first_epoch() -> None:
     with pytest.raises(Refused, match=r"sampler\.order changes"):
         epoch_of(Hidden(), DataLoader(Plain(), batch_size=1, sampler=Large()))
+
+
+class Endless(Sampler[int]):
+    """Goes on where it stopped; `anew`: begins anew, and keeps its iterator all the same."""
+
+    def __init__(self, anew: bool = False) -> None:
+        self.anew = anew
+        self.stream = self.all()
+
+    def all(self) -> Iterator[int]:
+        at = 0
+        while True:
+            yield at % SIZE
+            at += 1
+
+    def __len__(self) -> int:
+        return 8
+
+    def __iter__(self) -> Iterator[int]:
+        if self.anew:
+            self.stream = self.all()
+        return iter([next(self.stream) for _ in range(8)])
+
+
+def test_an_iterator_that_is_gone_on_with_in_the_next_epoch_is_refused_in_the_first() -> None:
+    with pytest.raises(Refused, match=r"sampler\.stream is an iterator"):
+        epoch_of(Hidden(), DataLoader(Plain(), batch_size=1, sampler=Endless()))
+
+
+def test_an_iterator_that_is_made_anew_is_let_be() -> None:
+    hidden, loader = Hidden(), DataLoader(Plain(), batch_size=1, sampler=Endless(anew=True))
+    assert epoch_of(hidden, loader) == epoch_of(hidden, loader)
 
 
 def test_a_replacement_that_has_not_built_the_same_is_told_so() -> None:

@@ -8,6 +8,8 @@ comes to the same paths in every process that has built the same.
 from __future__ import annotations
 
 import functools
+import itertools
+import operator
 import random
 import types
 from collections import deque
@@ -26,6 +28,8 @@ PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 MISSING = object()
+_COUNTED = (iter([]), iter(()), iter(range(0)), iter({}), iter(""), reversed([]), iter(deque()))
+ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED)})  # of which we can see the place
 
 # Of what comes from there only the identity counts.
 _CLOSED_MODULES = """
@@ -185,6 +189,19 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     return all(is_plain(entry, depth + 1) for entry in _first(value))
 
 
+def place_of(iterator: Any) -> str:
+    """Where one of `ITERATORS` is, without moving it."""
+    if type(iterator) is itertools.count:
+        return repr(iterator)
+    if type(iterator) is not types.GeneratorType:
+        return str(operator.length_hint(iterator))
+    frame = iterator.gi_frame
+    if frame is None or iterator.gi_running:
+        return "over" if frame is None else ""
+    names = sorted(name for name, value in frame.f_locals.items() if type(value) in PLAIN)
+    return repr((frame.f_lasti, [(name, frame.f_locals[name]) for name in names]))
+
+
 def attributes(value: Any) -> dict[str, Any] | None:
     """The `__dict__` of an object, without asking the object."""
     try:
@@ -223,7 +240,7 @@ def _first(entries: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_closed(kind: type) -> bool:
-    if issubclass(kind, (type, types.ModuleType, types.GeneratorType, BaseException, torch.optim.Optimizer)):
+    if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException, torch.optim.Optimizer)):
         return True
     top = kind.__module__.split(".", 1)[0]
     if top in _CLOSED:

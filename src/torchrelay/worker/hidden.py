@@ -88,6 +88,8 @@ class OfLoader:
     def mark(self) -> bytes:
         """Just before a loop begins: what it takes to begin it again. Raises `Refused`."""
         self.look(SHARE // 10)
+        for part in self._parts:
+            part.moving.begin()
         told = [(part.name, part.moving.record(part.moving.generators())) for part in self._parts]
         return _together(told)
 

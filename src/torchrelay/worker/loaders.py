@@ -144,7 +144,7 @@ class WithState:
 
     draws = True
     moves = True
-    hidden = None
+    hidden: OfLoader | None = None
 
     def __init__(self, loader: Any, holder: Any) -> None:
         self._loader = loader

@@ -59,6 +59,7 @@ class Moving:
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
+        self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
         self.kept: dict[str, Leaf] = {}
 
     def look(self) -> list[str]:
@@ -66,6 +67,7 @@ class Moving:
         self._walk = self._go()
         now = {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
         before, self._seen = self._seen, now
+        self._check_iterators()
         changed = [path for path, sign in now.items() if not _same(before.get(path, MISSING), sign)]
         stays = (self._walk.leaves[path] for path in changed if now[path][0] == "object" or self._is_large(path))
         tied = {id(leaf.holder) for leaf in stays if leaf.holder is not None}
@@ -89,6 +91,24 @@ class Moving:
         for leaf in self._walk.leaves.values():
             if not _is_small(leaf.value):
                 leaf.value = None
+
+    def begin(self) -> None:
+        """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
+        self._standing = self._iterators() if self._orders else {}
+
+    def _iterators(self) -> dict[str, tuple[int, str]]:
+        found = ((path, leaf.read()) for path, leaf in self._walk.leaves.items())
+        return {path: (id(one), graph.place_of(one)) for path, one in found if type(one) in graph.ITERATORS}
+
+    def _check_iterators(self) -> None:
+        now = self._iterators() if self._standing else {}
+        for path, (number, place) in self._standing.items():
+            if path in now and now[path][0] == number and now[path][1] != place:
+                raise Refused(
+                    f"{path} is an iterator that is gone on with from one epoch to the next: where it is cannot be "
+                    "carried to a replacement",
+                    "make it anew in __iter__, from a generator of random numbers or from the epoch",
+                )
 
     def _judge(self, path: str, before: Any, tied: set[int]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""

@@ -21,7 +21,7 @@ class Forgetful:
         while self.at < len(self):
             self.at += 1
             rows = [self.data[int(index)] for index in mine[self.at - 1]]
-            yield [torch.stack(column) for column in zip(*rows)]
+            yield [torch.stack(column) for column in zip(*rows, strict=True)]
         self.at, self.epoch = 0, self.epoch + 1
 
     def state_dict(self):

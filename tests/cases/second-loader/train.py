@@ -39,10 +39,8 @@ def main():
     for epoch in run.epochs(2):
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
-            if MODE == "beside":
-                other = next(others)[0]
-            else:
-                other = torch.cat([items[0] for items in DataLoader(Pairs(8), 4)])
+            within = (items[0] for items in DataLoader(Pairs(8), 4))
+            other = next(others)[0] if MODE == "beside" else torch.cat(list(within))
             loss = step(batch, other)
             note(rank, run.committed, epoch=epoch, loss=loss)
             pace(run.committed)
