@@ -206,3 +206,52 @@ def test_an_attribute_that_goes_with_one_that_is_not_carried_is_not_carried_eith
     redo.probe_gate()
     made[1][1].private.load(state.private.record())
     made[1][0][0](5)
+
+
+class Many(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Linear(1, 1)
+        self.numbers = {f"a rather long name of a number, {at}": at for at in range(60)}
+        self.more = [self.numbers.copy() for _ in range(20)]
+        self.large = list(range(50_000))
+
+    def move(self) -> None:
+        for numbers in self.more:
+            numbers.update({name: value + 1 for name, value in numbers.items()})
+        self.large.reverse()
+
+
+def test_too_much_that_moves_is_said_and_carried_in_part(capsys: pytest.CaptureFixture[str]) -> None:
+    model = Many()
+    state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    hidden = state.private.hidden
+    for _ in range(3):
+        model.move()
+        hidden.state.look()
+        assert len(hidden.record()) < 60_000
+    said = capsys.readouterr().err
+    assert said.count("model.large changes") == 1
+    assert said.count("and others change") <= 1
+
+
+def test_a_thread_that_changes_what_is_looked_at_does_no_harm() -> None:
+    life, stop = Life(), threading.Event()
+
+    def change() -> None:
+        at = 0
+        while not stop.is_set():
+            at += 1
+            life.model.config[f"{at % 50}"] = [at] * (at % 3)
+            if at % 100 == 0:
+                for key in list(life.model.config):
+                    del life.model.config[key]
+
+    thread = threading.Thread(target=change)
+    thread.start()
+    try:
+        for _ in range(200):
+            life.hidden.state.look()
+    finally:
+        stop.set()
+        thread.join()

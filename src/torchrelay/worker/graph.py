@@ -21,6 +21,7 @@ import torch
 
 MAX_LEAVES = 4096
 MAX_DEPTH = 8
+VISITS = 4  # objects that are visited for each leaf that there may be
 WIDTH = 64  # entries of a container that are looked into
 NESTED = 3  # containers within one another that are one value
 
@@ -28,7 +29,7 @@ PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 MISSING = object()
-_COUNTED = (iter([]), iter(()), iter(range(0)), iter({}), iter(""), reversed([]), iter(deque()))
+_COUNTED: tuple[Any, ...] = (iter([]), iter(()), iter(range(0)), iter({}), iter(""), reversed([]), iter(deque()))
 ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED)})  # of which we can see the place
 
 # Of what comes from there only the identity counts.
@@ -81,18 +82,14 @@ class Walk:
         """`passed`: objects that are another walk's."""
         self.leaves: dict[str, Leaf] = {}
         self.holders: dict[str, Any] = {}
-        self._limit = limit
         self._seen = {id(thing) for thing in passed}
         self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque(
             (path, None, None, value, 0) for path, value in roots
         )
-        while self._waiting and len(self.leaves) < limit:
+        visits = 0
+        while self._waiting and len(self.leaves) < limit and visits < VISITS * limit:
             self._visit(*self._waiting.popleft())
-
-    @property
-    def whole(self) -> bool:
-        """Whether all was seen that is there."""
-        return len(self.leaves) < self._limit
+            visits += 1
 
     def _visit(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
         kind = type(value)
@@ -158,7 +155,7 @@ class Walk:
         self.holders[path] = value if fields is None else fields
         for method in _CALLED:
             function = getattr(kind, method, None)
-            if type(function) is types.FunctionType and not function.__module__.startswith("torch."):
+            if type(function) is types.FunctionType and not str(function.__module__).startswith("torch."):
                 self._function(function)
         if module:
             modules = (fields or {}).get("_modules") or {}
@@ -242,7 +239,7 @@ def _first(entries: Iterable[Any]) -> Iterator[Any]:
 def _is_closed(kind: type) -> bool:
     if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException, torch.optim.Optimizer)):
         return True
-    top = kind.__module__.split(".", 1)[0]
+    top = str(kind.__module__).split(".", 1)[0]
     if top in _CLOSED:
         return True
     opened = (torch.nn.Module, torch.utils.data.Sampler, torch.utils.data.Dataset)
@@ -251,7 +248,7 @@ def _is_closed(kind: type) -> bool:
 
 def _is_of_the_script(kind: type) -> bool:
     """Whether a module's class, or one that it is made from, is not torch's own."""
-    return any(not each.__module__.startswith("torch.") for each in kind.__mro__[:-1])
+    return any(not str(each.__module__).startswith("torch.") for each in kind.__mro__[:-1])
 
 
 _slots_of: dict[type, tuple[str, ...]] = {}

@@ -17,6 +17,7 @@ import copy
 import itertools
 import math
 import random
+import sys
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterable
@@ -64,8 +65,9 @@ class Moving:
 
     def look(self) -> list[str]:
         """What has changed since the last look; it is kept from now on. Raises `Refused` for what cannot be."""
-        self._walk = self._go()
-        now = {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+        now = self._signatures()
+        if now is None:
+            return []
         before, self._seen = self._seen, now
         self._check_iterators()
         changed = [path for path, sign in now.items() if not _same(before.get(path, MISSING), sign)]
@@ -81,9 +83,16 @@ class Moving:
 
     def calm(self) -> None:
         """What has changed up to now means nothing: the script has made its objects ready."""
-        self._walk = self._go()
-        self._seen = {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+        self._seen = self._signatures() or self._seen
         self._let_go()
+
+    def _signatures(self) -> dict[str, Any] | None:
+        """What all leaves are now; None if another thread is changing them."""
+        try:
+            self._walk = self._go()
+            return {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+        except RuntimeError:  # a dict or deque has changed its size under our eyes
+            return None
 
     def _let_go(self) -> None:
         """Hold nothing that is large or the script's business: what a step has computed would not be freed."""
@@ -138,20 +147,26 @@ class Moving:
                 "draw a new order at the beginning of each epoch, from a generator that is seeded with the epoch "
                 "(set_epoch), rather than to shuffle the last one again",
             )
-        if path not in self._warned:
-            self._warned.add(path)
-            print(
-                f"torchrelay: {path} changes in the course of the training, and has some {size:,} bytes; at most "
-                f"{EACH:,} are carried. If results depend on it, keep it in a buffer, or give it to join(extra=...)",
-                flush=True,
-            )
+        self._warn(
+            path,
+            f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
+            "If results depend on it, keep it in a buffer, or give it to join(extra=...)",
+        )
+
+    def _warn(self, about: str, message: str) -> None:
+        if about not in self._warned:
+            self._warned.add(about)
+            print(f"torchrelay: {message}", file=sys.stderr, flush=True)
 
     # ------------------------------------------------------------ to remember and to put back
 
     def remember(self) -> list[tuple[Leaf, Any]]:
         """All small values, to be put back by `recall`."""
-        leaves = [leaf for leaf in self._go().leaves.values() if _is_small(leaf.value)]
-        return [(leaf, _copied(leaf.value)) for leaf in leaves]
+        try:
+            leaves = [leaf for leaf in self._go().leaves.values() if _is_small(leaf.value)]
+            return [(leaf, _copied(leaf.value)) for leaf in leaves]
+        except RuntimeError:  # as above
+            return []
 
     # ------------------------------------------------------------ to tell and to take
 
@@ -177,15 +192,27 @@ class Moving:
                 entries.append((path, _told(path, value), True, path in self.kept))
         found = _encode(entries)
         if len(found) > LIMIT:
-            names = ", ".join(itertools.islice(kept, 3))
-            if more:
-                return self.record()
-            raise Refused(
-                f"{names} and others change in the course of the training and have {len(found):,} bytes; at most "
-                f"{LIMIT:,} are carried to a replacement",
-                "keep less in attributes, or let it follow from the epoch (set_epoch)",
-            )
+            return self.record() if more else self._shortened(entries, len(found))
         return found
+
+    def _shortened(self, entries: list[Any], size: int) -> bytes:
+        """Too much moves: of an order of data that cannot be; of all else as much is kept as there is room for."""
+        names = ", ".join(itertools.islice(sorted(self.kept), 3))
+        said = (
+            f"{names} and others change in the course of the training and have {size:,} bytes; at most {LIMIT:,} are "
+            "carried to a replacement"
+        )
+        if self._orders:
+            raise Refused(said, "keep less in attributes, or let it follow from the epoch (set_epoch)")
+        self._warn("", f"{said}. If results depend on them, keep them in buffers, or give them to join(extra=...)")
+        room = LIMIT
+        short = []
+        for entry in entries:
+            room -= len(_encode(entry))
+            if room > 0:
+                short.append(entry)
+        self.kept = {entry[0]: self.kept[entry[0]] for entry in short}
+        return _encode(short)
 
     def put(self, record: bytes) -> None:
         """Make it so; what has moved is kept from now on. Raises `StateMismatch` if there is no such thing here."""
