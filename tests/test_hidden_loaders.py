@@ -399,6 +399,30 @@ def test_one_that_begins_within_a_loop_is_refused_too(cursor: Cursor) -> None:
         next(others)
 
 
+class Calls:
+    """Whether a call is under way."""
+
+    inside = False
+
+
+def test_one_that_is_gone_on_with_in_the_next_call_is_refused(cursor: Cursor) -> None:
+    calls = Calls()
+    beside.watch(cursor, lambda: calls.inside)
+    before = iter(DataLoader(Plain(), batch_size=2))
+    calls.inside = True
+    with pytest.raises(Refused, match="inside a step or section that did not begin it"):
+        next(before)
+    within = iter(DataLoader(Plain(), batch_size=2))
+    assert len([next(within), *within]) == SIZE // 2
+    within = iter(DataLoader(Plain(), batch_size=2))
+    cursor.point = cursor.point.after_step()
+    with pytest.raises(Refused, match="did not begin it"):
+        next(within)
+    calls.inside = False
+    with pytest.raises(Refused, match="after the step or section that began it"):
+        next(within)
+
+
 def test_a_loader_that_is_gone_through_within_an_item_is_let_be(cursor: Cursor) -> None:
     counted = 0
     for _ in batches(cursor, range(2)):

@@ -7,6 +7,7 @@ import random
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 
 from torchrelay.errors import Undeclared
+from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.redo import Redo
 from torchrelay.worker.state import State
 
@@ -165,7 +167,10 @@ def test_a_rank_lost_in_an_update_that_changes_attributes_is_not_replaced_by_a_g
     after = Life()
     after.state.private.load(before.state.private.record())
     with pytest.raises(Undeclared, match=r"model\.updates"):
-        after.hidden.check_returned()
+        after.hidden.borrow(b"")
+    after.hidden.borrow(before.hidden.late)
+    assert after.model.updates == before.model.updates == 2
+    assert after.hidden.late == before.hidden.late, "it can lend it, too"
 
 
 def test_what_a_state_dict_tells_may_change_in_the_update() -> None:
@@ -175,7 +180,7 @@ def test_what_a_state_dict_tells_may_change_in_the_update() -> None:
         before.finish(late=lambda: setattr(before.extra, "value", before.extra.value + 1))
     after = Life()
     after.state.private.load(before.state.private.record())
-    after.hidden.check_returned()
+    after.hidden.borrow(b"")
 
 
 class Cached(nn.Module):
@@ -255,3 +260,86 @@ def test_a_thread_that_changes_what_is_looked_at_does_no_harm() -> None:
     finally:
         stop.set()
         thread.join()
+
+
+# ---------------------------------------------------------------- what a step function uses from around it
+
+GLOBAL = 0
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.meters: Any = SimpleNamespace(steps=0)
+        self.epoch = 0
+        self.rng = np.random.default_rng(2)
+
+    def step(self) -> float:
+        self.meters.steps += 1
+        return float(self.meters.steps + self.rng.random())
+
+
+def of_module() -> int:
+    global GLOBAL
+    GLOBAL += 1
+    return GLOBAL
+
+
+def made() -> tuple[dict[str, Callable[[], float]], list[Trainer]]:
+    """Step functions that count out of sight."""
+    global GLOBAL
+    GLOBAL = 0
+    count = 0
+    rng = torch.Generator().manual_seed(3)
+    own = SimpleNamespace(steps=0)
+    trainer = Trainer()
+
+    def closure() -> int:
+        nonlocal count
+        count += 1
+        return count
+
+    def of_object() -> int:
+        own.steps += 1
+        return int(own.steps)
+
+    def drawn() -> float:
+        return float(torch.rand((), generator=rng))
+
+    functions: dict[str, Callable[[], float]] = {
+        "closure": lambda: closure(),
+        "object": lambda: of_object(),
+        "global": lambda: of_module(),
+        "generator": lambda: drawn(),
+        "method": trainer.step,
+    }
+    return functions, [trainer]
+
+
+def looked_at(function: Callable[[], float]) -> Hidden:
+    hidden = Hidden()
+    hidden.add(function)
+    return hidden
+
+
+@pytest.mark.parametrize("name", ["closure", "object", "global", "generator", "method"])
+@pytest.mark.parametrize("calls", [1, 5])
+def test_what_a_step_function_counts_out_of_sight_is_carried_and_put_back(name: str, calls: int) -> None:
+    mine = made()
+    function = mine[0][name]
+    hidden = looked_at(function)
+    for _ in range(calls):
+        hidden.mark()
+        hidden.look_entry()
+        function()
+        hidden.look_gate()
+        hidden.look_return()
+    left = hidden.record()
+    hidden.mark()
+    first = function()
+    hidden.rewind()
+    assert function() == first
+    theirs = made()
+    after = looked_at(theirs[0][name])
+    after.load(left)
+    after.borrow(b"")
+    assert theirs[0][name]() == first

@@ -7,11 +7,12 @@ section, or ends, is the same wherever it goes on, and is done while the others 
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 
 from torchrelay.protocol.orders import CatchUp
 from torchrelay.worker import transfer
 from torchrelay.worker.cursor import Cursor, Record, decode_call, decode_record
-from torchrelay.worker.record import Private, decode_private
+from torchrelay.worker.record import Private, decode_private, decode_told
 from torchrelay.worker.session import Session
 
 RECORD_S = 60.0  # fetching a record may take
@@ -39,14 +40,18 @@ def await_place(session: Session, cursor: Cursor) -> Private:
         record = decode_record(private.place)
         assert record.last is not None, "records end with a call"
         record.last.result = private.result
-        if private.returned or _complete(session, record, order):
+        lent = b"" if private.returned else _complete(session, record, order)
+        if lent is not None:
             cursor.follow(record)
-            return private
+            return replace(private, lent=lent)
         tried = order
 
 
-def _complete(session: Session, record: Record, order: CatchUp) -> bool:
-    """The lost worker did not live to see its last call return: another rank's result is taken for its own."""
+def _complete(session: Session, record: Record, order: CatchUp) -> bytes | None:
+    """The lost worker did not live to see its last call return: another rank's result is taken for its own.
+
+    Returns what else that rank lends; None if nothing has come.
+    """
     cancel = session.new_transfer()
     try:
         data = transfer.fetch_record(
@@ -54,9 +59,10 @@ def _complete(session: Session, record: Record, order: CatchUp) -> bool:
         )
     except transfer.TransferFailed as error:
         print(f"torchrelay: the record of {order.point} did not come: {error}", file=sys.stderr, flush=True)
-        return False
-    theirs, mine = decode_call(data), record.last
+        return None
+    told = decode_told(data)
+    theirs, mine = decode_call(told.call), record.last
     assert mine is not None, "records end with a call"
     assert theirs.point == order.point, f"asked for the call of {order.point}, got that of {theirs.point}"
     mine.result = theirs.result
-    return True
+    return told.late

@@ -20,7 +20,8 @@ from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from torchrelay.errors import Refused
-from torchrelay.worker.cursor import Cursor, Frame
+from torchrelay.protocol.ids import Point
+from torchrelay.worker.cursor import Cursor
 
 FIRST = 64  # steps within which a script is refused for it; later the replacement's own data will tell
 _BEGUN = "_torchrelay_begun"
@@ -54,25 +55,35 @@ class Watch:
 
     def begin(self, items: Any) -> None:
         """An iterator begins: remember in which items of which loops."""
-        begun = None if _ours or self._inside_call() else [(frame, frame.count) for frame in self._cursor.frames[1:]]
+        begun: Any = None
+        if not _ours:
+            inside = self._inside_call()
+            begun = self._cursor.point if inside else [(frame, frame.count) for frame in self._cursor.frames[1:]]
         setattr(items, _BEGUN, begun)
 
     def check(self, items: Any) -> None:
         """It is asked for its next item. Raises `Refused` if a replacement would get another one."""
-        begun: list[tuple[Frame, int]] | None = getattr(items, _BEGUN, None)
-        if begun is None or _ours or self._cursor.replaying or self._inside_call():
+        begun: Any = getattr(items, _BEGUN, ())  # those from before join() bear nothing
+        if begun is None or _ours or self._cursor.replaying:
+            return
+        if self._inside_call():
+            if begun != self._cursor.point:
+                self._found("inside a step or section that did not begin it")
+            return
+        if isinstance(begun, Point):
+            self._found("after the step or section that began it")
             return
         frames = self._cursor.frames[1:]
         for at, frame in enumerate(frames):
             count = begun[at][1] if at < len(begun) and begun[at][0] is frame else 1
             if frame.count > count:
-                self._found(frame)
+                self._found(f"in item after item of a loop of {frame.kind}")
                 return
 
-    def _found(self, frame: Frame) -> None:
+    def _found(self, where: str) -> None:
         reason = (
-            f"a DataLoader that is in no tracked loop is gone on with ({_place()}) in item after item of a loop of "
-            f"{frame.kind}: a replacement would begin it anew, and get other data"
+            f"a DataLoader that is in no tracked loop is gone on with ({_place()}) {where}: a replacement would "
+            "begin it anew, and get other data"
         )
         if self._cursor.point.step <= FIRST:
             raise Refused(reason, REMEDY)

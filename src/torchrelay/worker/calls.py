@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
 
+import msgspec
 from msgspec import structs
 from torch.optim import Optimizer
 
@@ -31,7 +32,7 @@ from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, exchange_of, largest
 from torchrelay.worker.proof import Proof
-from torchrelay.worker.record import AtGate, AtReturn, Private, encode_gate, encode_return
+from torchrelay.worker.record import AtGate, AtReturn, Private, Told, encode_gate, encode_return
 from torchrelay.worker.redo import Redo
 from torchrelay.worker.reserve import pieces
 from torchrelay.worker.session import Session
@@ -89,7 +90,7 @@ class Calls:
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
-        self._edge = Edge(session, state, cursor.last_call)
+        self._edge = Edge(session, state, self._tell)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = early.Early(state, shard)
         self._comparison = Comparison(session, state, shard)
@@ -341,6 +342,7 @@ class Calls:
         if self._count < FIRST or self._count % EVERY == 0:
             self._check_local(attempt)
         self._count += 1
+        self.hidden.look_return()
         assert attempt.call is not None, "a committed call is in the record"
         result = attempt.call.result = values.NOTHING if value is None else self._encode(attempt.kind, value)
         private = self._state.private
@@ -377,7 +379,6 @@ class Calls:
                 "a step draws random numbers after its first optimizer.step()",
                 "draw them before optimizer.step(), or after the step",
             )
-        self.hidden.look_return()
         if attempt.kind == "step":
             private = self._state.private
             moving = set().union(*(redo.moving for redo in self._redo.values()))
@@ -419,7 +420,7 @@ class Calls:
             assert self._private is not None, "only newcomers replay"
             self._state.private.load(self._private.state)
             if not self._private.returned:
-                self.hidden.check_returned()
+                self.hidden.borrow(self._private.lent)
                 late.make_again(self._state.private, self._private.late)
             random_state.restore(self._private.rng)
             self._inherited = self._inherit(self._private, call.result)
@@ -454,6 +455,10 @@ class Calls:
         if self._tail is not None:
             self._tail.end()
             self._tail = None
+
+    def _tell(self) -> bytes:
+        """Of our last call, for a newcomer whose predecessor did not see it return."""
+        return msgspec.msgpack.encode(Told(self._cursor.last_call(), self.hidden.late))
 
     # ------------------------------------------------------------ the end
 

@@ -13,7 +13,7 @@ import operator
 import random
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -77,15 +77,23 @@ class Walk:
     """One walk: the leaves by their paths, and the attributes of each object by its path."""
 
     def __init__(
-        self, roots: Iterable[tuple[str, Any]], *, passed: Iterable[Any] = (), limit: int = MAX_LEAVES
-    ) -> None:
-        """`passed`: objects that are another walk's."""
+        self, roots: Iterable[tuple[str, Any]], *, passed: Iterable[Any] = (), variables: Iterable[Leaf] = (),
+        looks_into: Callable[[type], bool] | None = None, limit: int = MAX_LEAVES,
+    ) -> None:  # fmt: skip
+        """`passed`: objects that are another walk's. `variables`: further roots. `looks_into`: classes of objects that
+        are looked at, beside roots and modules; None: all."""
         self.leaves: dict[str, Leaf] = {}
         self.holders: dict[str, Any] = {}
         self._seen = {id(thing) for thing in passed}
+        self.absent: dict[str, Leaf] = {}  # variables without a value
+        self._looks_into = looks_into
         self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque(
             (path, None, None, value, 0) for path, value in roots
         )
+        for leaf in variables:
+            if leaf.value is MISSING:
+                self.absent[leaf.path] = leaf
+            self._waiting.append((leaf.path, leaf.holder, leaf.name, leaf.value, 1))
         visits = 0
         while self._waiting and len(self.leaves) < limit and visits < VISITS * limit:
             self._visit(*self._waiting.popleft())
@@ -149,7 +157,8 @@ class Walk:
         kind = type(value)
         module = issubclass(kind, torch.nn.Module)
         fields = attributes(value)
-        if fields is None and not _slots(kind):
+        narrow = self._looks_into is not None and depth and not module and not self._looks_into(kind)
+        if narrow or (fields is None and not _slots(kind)):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self.holders[path] = value if fields is None else fields
@@ -217,16 +226,17 @@ def names_in(function: Any) -> list[tuple[str, Any]]:
             found.append((f"{name} of {function.__qualname__}", cell.cell_contents))
         except ValueError:
             continue  # not set yet
-    for name in _used(code):
+    for name in names_used(code):
         if name in function.__globals__:
             found.append((f"{name} of {function.__module__}", function.__globals__[name]))
     defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     return found + [(f"default {at} of {function.__qualname__}", value) for at, value in enumerate(defaults)]
 
 
-def _used(code: types.CodeType) -> list[str]:
+def names_used(code: types.CodeType) -> list[str]:
+    """Names that a function looks up, of globals and of attributes; also in functions that it makes."""
     inner = (const for const in code.co_consts if type(const) is types.CodeType)
-    return [*code.co_names, *(name for each in inner for name in _used(each))]
+    return [*code.co_names, *(name for each in inner for name in names_used(each))]
 
 
 def _first(entries: Iterable[Any]) -> Iterator[Any]:
@@ -274,5 +284,5 @@ def _find_slots(kind: type) -> tuple[str, ...]:
 def _slot(value: Any, name: str) -> Any:
     try:
         return object.__getattribute__(value, name)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, ValueError):  # the last of a variable without a value
         return MISSING

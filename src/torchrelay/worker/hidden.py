@@ -145,8 +145,8 @@ class Hidden:
     def __init__(self, told: Iterable[tuple[str, Any]] = ()) -> None:
         """`told`: modules and other objects that join() was given."""
         self._roots = list(told)
-        self._functions: list[tuple[str, Any]] = []
-        self.state = Moving(lambda: [*self._roots, *self._functions], limit=STATE_LEAVES)
+        self._functions: list[Any] = []
+        self.state = Moving(lambda: self._roots, functions=self._functions, limit=STATE_LEAVES)
         self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
         self._made: dict[str, int] = {}  # how many objects of this name there were
         self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet
@@ -158,6 +158,7 @@ class Hidden:
         self._remembered: list[Any] = []
         self._touched: list[tuple[Seen, bytes]] = []
         self._loaded = False
+        self.late = b""  # what the update of the last call has changed, as it was when that had returned
 
     @property
     def empty(self) -> bool:
@@ -166,7 +167,7 @@ class Hidden:
 
     def add(self, function: Any) -> None:
         """A step function: what it takes from around it is looked at, too."""
-        self._functions.append((getattr(function, "__qualname__", "step"), function))
+        self._functions.append(function)
         self.state.calm()
 
     # ------------------------------------------------------------ loaders
@@ -233,9 +234,13 @@ class Hidden:
 
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
+        if not self._looking and not self._late:
+            return
         if self._looking:
             changed = self._looks.spend(self.state.look)
             self._late.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
+            self._looking = False
+        self.late = self.state.record(only=self._late)
 
     def _is_told(self, path: str) -> bool:
         """Whether the object's own state_dict() tells of this attribute: then a replica has it."""
@@ -277,13 +282,18 @@ class Hidden:
         self._waiting = list(told.resting)
         self._give([one for _, one in self._seen.values()])
 
-    def check_returned(self) -> None:
-        """The record that was loaded is of a gate. Raises `Undeclared` if more may have changed after that."""
-        if self._late:
+    def borrow(self, lent: bytes) -> None:
+        """The record that was loaded is of a gate: what has changed after that is taken from another rank.
+
+        Raises `Undeclared` if that rank does not have it.
+        """
+        lacking = self._late.keys() - self.state.put(lent)
+        if lacking:
             raise Undeclared(
-                f"a rank was lost in its update, after which {next(iter(self._late))} changes: what it would have been "
-                "nobody can tell. Change it before optimizer.step(), or after the step has returned"
+                f"a rank was lost in its update, which changes {min(lacking)}: what it would have been nobody can "
+                "tell. Change it before optimizer.step(), or after the step has returned"
             )
+        self.late = lent
 
     def _give(self, seen: Iterable[Seen]) -> None:
         """Objects that have come up take what was told of them."""

@@ -20,7 +20,7 @@ import random
 import sys
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any
 
 import msgspec
@@ -30,6 +30,7 @@ import xxhash
 
 from torchrelay.errors import Refused, StateMismatch
 from torchrelay.worker import arguments, graph, values
+from torchrelay.worker.around import around, is_of_the_script
 from torchrelay.worker.graph import MISSING, Leaf, Walk
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
@@ -48,11 +49,15 @@ class Moving:
 
     def __init__(
         self, roots: Callable[[], Iterable[tuple[str, Any]]], *, passed: Callable[[], Iterable[Any]] = tuple,
-        orders: bool = False, limit: int = graph.MAX_LEAVES,
+        functions: Iterable[Any] | None = None, orders: bool = False, limit: int = graph.MAX_LEAVES,
     ) -> None:  # fmt: skip
-        """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data."""
+        """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
+
+        `functions`: what they use from around them is looked at, too; then of objects only the script's own.
+        """
         self._roots = roots
         self._passed = passed
+        self._functions = functions
         self._orders = orders
         self._limit = limit
         self._walk = self._go()
@@ -79,7 +84,10 @@ class Moving:
         return found
 
     def _go(self) -> Walk:
-        return Walk(self._roots(), passed=self._passed(), limit=self._limit)
+        if self._functions is None:
+            return Walk(self._roots(), passed=self._passed(), limit=self._limit)
+        variables = itertools.chain.from_iterable(map(around, self._functions))
+        return Walk(self._roots(), variables=variables, looks_into=is_of_the_script, limit=self._limit)
 
     def calm(self) -> None:
         """What has changed up to now means nothing: the script has made its objects ready."""
@@ -97,6 +105,7 @@ class Moving:
     def _let_go(self) -> None:
         """Hold nothing that is large or the script's business: what a step has computed would not be freed."""
         self._walk.holders.clear()
+        self._walk.absent.clear()
         for leaf in self._walk.leaves.values():
             if not _is_small(leaf.value):
                 leaf.value = None
@@ -174,9 +183,14 @@ class Moving:
         """All generators that were seen at the last look."""
         return {path: leaf for path, leaf in self._walk.leaves.items() if graph.is_generator(leaf.value)}
 
-    def record(self, more: dict[str, Leaf] | None = None) -> bytes:
-        """The values now of what is kept, and of `more`; empty if there is nothing. Raises `Refused`."""
+    def record(self, more: dict[str, Leaf] | None = None, only: Collection[str] | None = None) -> bytes:
+        """The values now of what is kept, or `only` of these paths, and of `more`; empty if there is nothing.
+
+        Raises `Refused`.
+        """
         kept = self.kept if not more else {**more, **self.kept}
+        if only is not None:
+            kept = {path: kept[path] for path in only if path in kept}
         if not kept:
             return b""
         entries = []
@@ -214,10 +228,13 @@ class Moving:
         self.kept = {entry[0]: self.kept[entry[0]] for entry in short}
         return _encode(short)
 
-    def put(self, record: bytes) -> None:
-        """Make it so; what has moved is kept from now on. Raises `StateMismatch` if there is no such thing here."""
+    def put(self, record: bytes) -> set[str]:
+        """Make it so; what has moved is kept from now on. Returns the paths.
+
+        Raises `StateMismatch` if there is no such thing here.
+        """
         if not record:
-            return
+            return set()
         entries = _decode(record)
         self._walk = self._go()
         for path, told, encoded, moved in entries:
@@ -230,9 +247,12 @@ class Moving:
             if moved:
                 self.kept[path] = leaf
         self._let_go()
+        return {entry[0] for entry in entries}
 
     def _made(self, path: str) -> Leaf | None:
         """An attribute that the script has not made yet in this process."""
+        if path in self._walk.absent:
+            return self._walk.absent[path]
         above, _, name = path.rpartition(".")
         holder = self._walk.holders.get(above)
         return Leaf(path, holder, name, None) if holder is not None and name.isidentifier() else None

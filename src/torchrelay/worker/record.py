@@ -46,6 +46,13 @@ class AtReturn(Struct, array_like=True):
     late: dict[str, str] | None
 
 
+class Told(Struct, array_like=True):
+    """What a rank that stands at an edge tells a newcomer of its own last call."""
+
+    call: bytes  # see `cursor`
+    late: bytes = b""  # what the update has changed of what objects keep in attributes: see `hidden`
+
+
 @dataclass(frozen=True)
 class Private:
     """A whole record."""
@@ -56,6 +63,7 @@ class Private:
     late: dict[str, str] | None
     result: bytes | None  # of the last call; None if it had not returned
     learned: dict[str, Learned] = field(default_factory=dict)
+    lent: bytes = b""  # if the last call had not returned: `Told.late` of another rank
     code: bytes = b""
 
     @property
@@ -65,6 +73,7 @@ class Private:
 
 
 _at_gate = msgspec.msgpack.Decoder(AtGate)
+_told = msgspec.msgpack.Decoder(Told)
 _at_return = msgspec.msgpack.Decoder(AtReturn)
 
 
@@ -77,6 +86,14 @@ def encode_gate(rng: Sequence[bytes | memoryview], gate: AtGate) -> tuple[bytes 
 def encode_return(part: AtReturn) -> bytes:
     """What is to be put behind the record at the gate."""
     return msgspec.msgpack.encode(part)
+
+
+def decode_told(data: bytes) -> Told:
+    """Raises `ValueError` for bytes that are none."""
+    try:
+        return _told.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{len(data)} bytes that tell of no call: {error}") from error
 
 
 def decode_private(data: bytes) -> Private:
