@@ -343,3 +343,22 @@ def test_what_a_step_function_counts_out_of_sight_is_carried_and_put_back(name: 
     after.load(left)
     after.borrow(b"")
     assert theirs[0][name]() == first
+
+
+def test_what_others_carry_is_not_carried_twice(capsys: pytest.CaptureFixture[str]) -> None:
+    model = nn.Linear(2, 2)
+    average = {name: torch.zeros(100_000) for name in "ab"}
+    count = torch.zeros(1)
+    state = State(model, torch.optim.SGD(model.parameters(), lr=0.1), {"average": average, "count": count})
+
+    def step() -> None:
+        for tensor in (*average.values(), count):
+            tensor += 1
+
+    hidden = state.private.hidden
+    hidden.add(step)
+    for _ in range(3):
+        step()
+        hidden.state.look()
+    assert hidden.record() == b""
+    assert capsys.readouterr().err == ""

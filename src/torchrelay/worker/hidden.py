@@ -142,11 +142,20 @@ def _together(told: list[tuple[str, bytes]]) -> bytes:
 class Hidden:
     """All of it, of one rank."""
 
-    def __init__(self, told: Iterable[tuple[str, Any]] = ()) -> None:
-        """`told`: modules and other objects that join() was given."""
+    def __init__(
+        self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False
+    ) -> None:
+        """`told`: modules and other objects that join() was given. `carried`: what others carry.
+
+        `quiet`: the script has functions of its own that may carry more.
+        """
         self._roots = list(told)
+        given = {id(thing) for _, thing in self._roots}
+        others = [thing for thing in carried if id(thing) not in given]
         self._functions: list[Any] = []
-        self.state = Moving(lambda: self._roots, functions=self._functions, limit=STATE_LEAVES)
+        self.state = Moving(
+            lambda: self._roots, functions=self._functions, passed=lambda: others, quiet=quiet, limit=STATE_LEAVES
+        )
         self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
         self._made: dict[str, int] = {}  # how many objects of this name there were
         self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet

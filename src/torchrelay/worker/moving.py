@@ -49,7 +49,8 @@ class Moving:
 
     def __init__(
         self, roots: Callable[[], Iterable[tuple[str, Any]]], *, passed: Callable[[], Iterable[Any]] = tuple,
-        functions: Iterable[Any] | None = None, orders: bool = False, limit: int = graph.MAX_LEAVES,
+        functions: Iterable[Any] | None = None, orders: bool = False, quiet: bool = False,
+        limit: int = graph.MAX_LEAVES,
     ) -> None:  # fmt: skip
         """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
 
@@ -59,6 +60,7 @@ class Moving:
         self._passed = passed
         self._functions = functions
         self._orders = orders
+        self._quiet = quiet
         self._limit = limit
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
@@ -87,7 +89,8 @@ class Moving:
         if self._functions is None:
             return Walk(self._roots(), passed=self._passed(), limit=self._limit)
         variables = itertools.chain.from_iterable(map(around, self._functions))
-        return Walk(self._roots(), variables=variables, looks_into=is_of_the_script, limit=self._limit)
+        passed = self._passed()
+        return Walk(self._roots(), passed=passed, variables=variables, looks_into=is_of_the_script, limit=self._limit)
 
     def calm(self) -> None:
         """What has changed up to now means nothing: the script has made its objects ready."""
@@ -163,7 +166,7 @@ class Moving:
         )
 
     def _warn(self, about: str, message: str) -> None:
-        if about not in self._warned:
+        if about not in self._warned and not self._quiet:
             self._warned.add(about)
             print(f"torchrelay: {message}", file=sys.stderr, flush=True)
 

@@ -47,6 +47,9 @@ Models = torch.nn.Module | Mapping[str, torch.nn.Module] | Sequence[torch.nn.Mod
 Optimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None
 
 
+_HELD = ("value", "tensor", "array", "generator")  # in which parts have what they carry
+
+
 class State:
     """The state of this rank: made once, by join()."""
 
@@ -109,7 +112,8 @@ class State:
         """Modules and other objects of the script, whose attributes are looked at."""
         others = [(part.path, part.value) for part in self.flat() if isinstance(part, StatefulPart)]
         others = [(path, value) for path, value in others if not isinstance(value, (LRScheduler, GradScaler))]
-        return Hidden([*self.modules(), *others])
+        known = [getattr(part, name) for part in self.flat() for name in _HELD if hasattr(part, name)]
+        return Hidden([*self.modules(), *others], carried=known, quiet=self.saves)
 
     def optimizers(self) -> list[Optimizer]:
         """All optimizers of the state, and those that are only watched."""
