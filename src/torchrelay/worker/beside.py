@@ -27,7 +27,7 @@ FIRST = 64  # steps within which a script is refused for it; later the replaceme
 _BEGUN = "_torchrelay_begun"
 REMEDY = (
     "let one loop of run.batches() give both: a dataset whose items have a part of each "
-    "(torch.utils.data.StackDataset), or go through the other one inside a step or section"
+    "(torch.utils.data.StackDataset), or go through all of the other one inside a step or section"
 )
 
 _watch: Watch | None = None
