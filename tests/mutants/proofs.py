@@ -38,6 +38,7 @@ class Mutant:
 
 
 PROGRAM = "tests/test_program.py"
+LOADERS, STATE = "tests/test_hidden_loaders.py", "tests/test_hidden_state.py"
 PROOFS = (
     Mutant(
         "code: digests are not compared", "worker/program.py",
@@ -60,6 +61,39 @@ PROOFS = (
         "code: cached bytecode is believed", "worker/program.py",
         "        return self.source_to_code(program.source(fullname, path, self.get_data(path)), path)\n",
         "        return plain(self, fullname)\n", (PROGRAM,),
+    ),
+    Mutant(
+        "hidden: marks of loops are not put back", "worker/loaders.py",
+        "            self.hidden.put(found.hidden)\n", "            pass\n", (LOADERS,),
+    ),
+    Mutant(
+        "hidden: what has moved is not put back before an item", "worker/loops.py",
+        "            self._source.hidden.put(frame.moved)\n", "            pass\n", (LOADERS,),
+    ),
+    Mutant(
+        "hidden: a large order of data is let pass", "worker/moving.py",
+        "                self._too_large(path, _size(leaf.value))\n", "                pass\n", (LOADERS,),
+    ),
+    Mutant(
+        "hidden: a second loader is let pass", "worker/beside.py",
+        "            if frame.count > count:\n", "            if False:\n", (LOADERS,),
+    ),
+    Mutant(
+        "hidden: an item is not compared", "worker/loops.py",
+        "        if frame.item and arguments.digest(taken[0]) != frame.item:\n", "        if False:\n",
+        ("tests/test_loaders.py",),
+    ),
+    Mutant(
+        "hidden: modules and step functions are not told of", "worker/hidden.py",
+        "        self.state.put(told.state)\n", "", (STATE,),
+    ),
+    Mutant(
+        "hidden: a call that is redone goes on with its counters", "worker/redo.py",
+        "            self._hidden.rewind()\n", "            pass\n", (STATE,),
+    ),
+    Mutant(
+        "hidden: what the update changes is not borrowed", "worker/hidden.py",
+        "        lacking = self._late.keys() - self.state.put(lent)\n", "        lacking = set[str]()\n", (STATE,),
     ),
 )  # fmt: skip
 
