@@ -10,6 +10,7 @@ import mmap
 import os
 import socket
 import struct
+import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -33,6 +34,7 @@ from torchrelay.protocol.orders import Assign, CatchUp, Decide, Interrupt, Leave
 from torchrelay.wire.codec import encode
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.link import ToWorker, Welcome, decode_to_worker
+from torchrelay.wire.output import announce
 from torchrelay.wire.page import Page
 
 PATIENCE_S = 60.0
@@ -113,11 +115,19 @@ class Trainer:
         self.point = point
         self.page.commit(point, WorkerPhase.COMPUTING, time.monotonic_ns(), int(self.step_s * 1e9))
         print("step", point.step, flush=True)
+        if "loud" in self.rest:
+            print("." * 2000, flush=True)
+            subprocess.run(["sh", "-c", "echo a child prints, too"], check=True)
         if point.step >= self.steps:
             self.finish()
 
     def finish(self) -> None:
         for word in self.rest:
+            if word.startswith("flood="):
+                line = "x" * 99 + "\n"
+                for _ in range(int(word.removeprefix("flood="))):
+                    sys.stdout.write(line * 10_000)
+                print("LAST LINE")
             if word.startswith("exit="):
                 self.fail(int(word.removeprefix("exit=")))
         self.finished = True
@@ -170,10 +180,7 @@ class Trainer:
         if self.assigned is not None:
             return
         self.assigned = order
-        path = Path(os.environ["TORCHRELAY_LOGS"]) / f"rank-{order.rank}.log"
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        os.dup2(log, 1)
-        os.dup2(log, 2)
+        assert announce(order.rank)
         print("rank", order.rank, "is", self.me, flush=True)
         if "never-join" in self.rest:
             self.finish()

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import atexit
+import itertools
 import os
 import signal
 import socket
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from torchrelay.protocol.orders import Assign, Interrupt, Leave, Order
 from torchrelay.wire.codec import encode
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.link import Attended, Welcome, decode_to_worker
+from torchrelay.wire.output import announce
 from torchrelay.wire.page import Page
 
 PATIENCE_S = 60.0  # longer than any test waits for an end
@@ -217,3 +220,20 @@ class FakeWorker:
 
 def work() -> None:
     FakeWorker().serve()
+
+
+def become_a_rank() -> None:
+    """Print before and after it is known which rank this is, and let a child print, which knows nothing of it."""
+    print("nobody yet")
+    rank = int(sys.argv[1])
+    announce(rank)
+    print(f"rank {rank}")
+    subprocess.run(["sh", "-c", f"echo a child of rank {rank}"], check=True)
+
+
+def print_on() -> None:
+    """Print numbers, until SIGTERM."""
+    announce(int(sys.argv[1]))
+    for number in itertools.count():
+        print(number)
+        time.sleep(0.0005)

@@ -47,7 +47,7 @@ def seen_by(pid: int, folder: Path) -> Path:
 
 @contextmanager
 def kept_full(folder: Path) -> Iterator[None]:
-    """Whatever room there is in this folder, or comes to be, is taken at once. (It goes with its namespace.)"""
+    """Whatever room there is in this folder, or comes to be, is taken at once; afterwards it is free again."""
     stop, full = Event(), Event()
 
     def fill() -> None:
@@ -67,6 +67,7 @@ def kept_full(folder: Path) -> Iterator[None]:
     finally:
         stop.set()
         thread.join()
+        (folder / "filler").unlink(missing_ok=True)  # its namespace may be gone
 
 
 needs_mounts = pytest.mark.skipif(not may_mount(), reason="mounts in a namespace of one's own are not permitted here")

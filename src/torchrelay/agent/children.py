@@ -134,14 +134,16 @@ class Children:
                 return  # a worker that ended just now is for the next `collect`
             os.waitpid(status.si_pid, 0)
 
-    def end_all(self, deadline_s: float = 10.0) -> None:
-        """Kill and reap every descendant, workers or not, so that nothing is left running."""
+    def end_all(self, deadline_s: float = 10.0, keep: int = 0) -> None:
+        """Kill and reap every descendant but `keep`, workers or not, so that nothing is left running."""
         for process in self._running.values():
             send_group(process.child.pid, signal.SIGKILL)
         self._running.clear()
         deadline = time.monotonic() + deadline_s
         while time.monotonic() < deadline:
-            left = set(children_of(os.getpid()))
+            left = set(children_of(os.getpid())) - {keep}
+            if keep and not left:
+                return
             spared = {pid for pid in left if not send_signal(pid, signal.SIGKILL)}
             self._tell_spared(spared)
             if left and left == spared:
@@ -159,7 +161,10 @@ class Children:
             self._spared.add(pid)
             name = (read_proc(f"/proc/{pid}/comm") or "?").strip()
             text = f"process {pid} ({name}) runs as another user and cannot be ended: it is left running"
-            print(f"forkserver {os.getpid()}: {text}", file=sys.stderr, flush=True)
+            try:
+                print(f"forkserver {os.getpid()}: {text}", file=sys.stderr, flush=True)
+            except OSError:
+                pass  # the disk is full
 
 
 # ---------------------------------------------------------------- the kernel

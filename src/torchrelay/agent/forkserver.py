@@ -26,8 +26,10 @@ from pathlib import Path
 
 from torchrelay.agent.children import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Children, prctl
 from torchrelay.agent.forks import Bide, Child, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
+from torchrelay.agent.outputs import Outputs
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
+from torchrelay.wire.output import open_channel
 from torchrelay.wire.page import reserve
 
 # An agent that does not read for so long is as good as gone; it may connect again.
@@ -40,7 +42,8 @@ class Birth:
     """What `ForkServer.serve` returns in a forked child."""
 
     request: Fork
-    log_file: int  # descriptor
+    output: int  # descriptor
+    key: bytes  # of the mark that it may leave there
     server: int  # the forkserver's process id
 
 
@@ -60,6 +63,7 @@ class ForkServer:
         for end in (self._listener, self._wake, self._woken):
             end.setblocking(False)
         self._stopping = False
+        self._outputs = Outputs(Path(listener.getsockname()).parent, self._leave_server)
 
     def serve(self) -> Birth | None:
         """Serve until told to stop: then None. In a forked child: returns what the child is to become."""
@@ -69,18 +73,29 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the launcher, which ends us in order
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._wake, selectors.EVENT_READ, self._drain_wake)
+        self._selector.register(self._outputs.control, selectors.EVENT_READ, self._hear_scribe)
         while not self._stopping:
             for key, _ in self._selector.select(self._linger_left()):
                 birth: Birth | None = key.data()
                 if birth is not None:
                     return birth
             for ended in self._children.collect():
+                self._outputs.settle(ended.worker)
                 self._report(ended)
             if self._linger_left() == 0.0:
                 log(f"no agent for {max(self._linger_s, self._bide_s)} s: ending all workers")
                 break
-        self._children.end_all()
+        self._children.end_all(keep=self._outputs.pid)
+        self._outputs.close()
         return None
+
+    def _hear_scribe(self) -> None:
+        """It has something to say, or has been killed: then there is another one now."""
+        before = self._outputs.control
+        if self._outputs.hear():
+            log("the scribe was killed: another one goes on")
+            self._selector.unregister(before)
+            self._selector.register(self._outputs.control, selectors.EVENT_READ, self._hear_scribe)
 
     def _on_sigterm(self, *_: object) -> None:
         self._stopping = True
@@ -169,20 +184,22 @@ class ForkServer:
         server = os.getpid()
         try:
             reserve_page(request)
-            log_file = open_log(request)
+            check_folders(request)
+            output, key = self._outputs.open(request.worker, request.log)
         except OSError as error:
             self._report(self._children.fail(request.worker, request.slot, error))
             return None
         try:
             pid = os.fork()
         except OSError as error:
-            os.close(log_file)
+            os.close(output)
             self._report(self._children.fail(request.worker, request.slot, error))
             return None
         if pid == 0:
             self._leave_server()
-            return Birth(request, log_file, server)
-        os.close(log_file)
+            self._outputs.abandon()
+            return Birth(request, output, key, server)
+        os.close(output)
         child = Child(worker=request.worker, job=request.job, slot=request.slot, pid=pid)
         self._report(self._children.add(child))
         return None
@@ -200,11 +217,11 @@ class ForkServer:
             self._agent.abandon()
 
 
-def open_log(request: Fork) -> int:
-    """The worker's log file, opened for appending. Raises `OSError` also if its working folder is not there."""
-    if not os.path.isdir(request.cwd):
-        raise NotADirectoryError(f"working folder {request.cwd} does not exist")
-    return os.open(request.log, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+def check_folders(request: Fork) -> None:
+    """Where it is to work and where its log is to be. Raises `OSError` if that is not there."""
+    for what, folder in (("working folder", request.cwd), ("folder for logs", os.path.dirname(request.log))):
+        if not os.path.isdir(folder):
+            raise NotADirectoryError(f"{what} {folder} does not exist")
 
 
 def reserve_page(request: Fork) -> None:
@@ -217,9 +234,9 @@ def reserve_page(request: Fork) -> None:
 def settle(birth: Birth) -> None:
     """In the child: session, stdio, environment, working folder and argv, as if it had been started by itself."""
     request = birth.request
-    os.dup2(birth.log_file, 1)
-    os.dup2(birth.log_file, 2)
-    os.close(birth.log_file)
+    os.dup2(birth.output, 1)
+    os.dup2(birth.output, 2)
+    open_channel(birth.output, birth.key)
     os.setsid()
     prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != birth.server:  # it died before the kernel knew of our wish
@@ -227,14 +244,21 @@ def settle(birth: Birth) -> None:
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    for descriptor, name in ((1, "stdout"), (2, "stderr")):
+        vars(sys)[name] = vars(sys)[f"__{name}__"] = fresh_stream(descriptor, f"<{name}>")
     os.environ.clear()
     os.environ.update(request.env)
     os.chdir(request.cwd)
     sys.argv = list(request.argv) or [""]
     reseed()
+
+
+def fresh_stream(descriptor: int, name: str) -> io.TextIOWrapper:
+    """The server's own were made for a file, and would seek in a pipe."""
+    raw = io.FileIO(descriptor, "w", closefd=False)
+    raw.name = name
+    buffered = io.BufferedWriter(raw)
+    return io.TextIOWrapper(buffered, encoding="utf-8", errors="backslashreplace", line_buffering=True)
 
 
 def reseed() -> None:
@@ -261,7 +285,10 @@ def peer_uid(connection: socket.socket) -> int:
 
 
 def log(text: str) -> None:
-    print(f"forkserver {os.getpid()}: {text}", file=sys.stderr, flush=True)
+    try:
+        print(f"forkserver {os.getpid()}: {text}", file=sys.stderr, flush=True)
+    except OSError:
+        pass  # the disk is full: no worker is to die of that
 
 
 def preload(modules: list[str]) -> None:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from torchrelay.protocol.ids import Rank
@@ -14,37 +15,75 @@ from torchrelay.protocol.ids import Rank
 RANK_LOG = re.compile(r"rank-(\d+)\.log")
 # Read at most so much of one file before the others have their turn, and take so long a line as one.
 CHUNK = 1 << 20
+BEHIND = 4 << 20  # bytes: a reader that is so far behind goes on with the last chunk, and says how much it has left out
 LISTED_S = 1.0  # after which a folder is listed again, also if it does not seem to have changed
 
 
 @dataclass
 class Tail:
-    """One file, and how far it has been read."""
+    """One file, and how far it has been read. When it is renamed, as logs are that have grown, the next one follows."""
 
     path: Path
     offset: int = 0
     rest: bytes = b""  # a line that has not ended yet
-    lines: list[str] = field(default_factory=list)
+    file: int = -1
 
     def read(self, last: bool = False) -> list[str]:
-        """The lines that were completed since; with `last` also one without an end."""
-        try:
-            size = self.path.stat().st_size
-            if size < self.offset:  # cut short: somebody emptied it
-                self.offset, self.rest = 0, b""
-            if size > self.offset:
-                with self.path.open("rb") as file:
-                    file.seek(self.offset)
-                    chunk = file.read(CHUNK)
-                self.offset += len(chunk)
-                self.rest += chunk
-        except FileNotFoundError:
-            return []
-        *whole, self.rest = self.rest.split(b"\n")
+        """The lines that were completed since; with `last` all of them, and also one without an end."""
+        found: list[str] = []
+        while self._open():
+            before = self.offset
+            found += self._read_on()
+            turned = self._turned()
+            if turned:
+                self.close()
+            elif not last or self.offset == before:
+                break
         if self.rest and (last or len(self.rest) > CHUNK):
-            whole.append(self.rest)
+            found.append(text_of(self.rest))
             self.rest = b""
-        return [text_of(line) for line in whole]
+        return found
+
+    def close(self) -> None:
+        """What comes next is in another file."""
+        if self.file >= 0:
+            os.close(self.file)
+        self.file, self.offset = -1, 0
+
+    def _open(self) -> bool:
+        if self.file < 0:
+            try:
+                self.file = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC)
+            except FileNotFoundError:
+                return False
+        return True
+
+    def _read_on(self) -> list[str]:
+        size, left_out = os.fstat(self.file).st_size, 0
+        if size < self.offset:  # cut short: somebody emptied it
+            self.offset, self.rest = 0, b""
+        if size - self.offset > BEHIND:
+            left_out = size - CHUNK - self.offset + len(self.rest)
+            self.offset, self.rest = size - CHUNK, b""
+        chunk = os.pread(self.file, CHUNK, self.offset)
+        self.offset += len(chunk)
+        if left_out:
+            part, _, chunk = chunk.partition(b"\n")
+            left_out += len(part) + 1
+        *whole, self.rest = (self.rest + chunk).split(b"\n")
+        told = [f"torchrelay: {left_out:,} bytes are left out here, see {self.path}"] if left_out else []
+        return told + [text_of(line) for line in whole]
+
+    def _turned(self) -> bool:
+        """Whether all of this file has been read, and another one has its name."""
+        known = os.fstat(self.file)
+        if known.st_size > self.offset:
+            return False
+        try:
+            now = self.path.stat()
+        except FileNotFoundError:
+            return False
+        return (now.st_dev, now.st_ino) != (known.st_dev, known.st_ino)
 
 
 def text_of(line: bytes) -> str:

@@ -14,6 +14,7 @@ import msgspec
 
 from torchrelay.agent.logs import LogTail, last_lines
 from torchrelay.cli.alone import Followed
+from torchrelay.agent.scribe import read_left_out
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.follow import Degraded, moments
 from torchrelay.cli.keeper import CANNOT_START, Keeper
@@ -125,6 +126,7 @@ class LocalRun:
         self.finishing = False  # the orchestrator has said that every rank's script has ended
         self.unheard = False  # they have, and no orchestrator has heard of it
         self._signals = 0
+        self._left_out: set[str] = set()  # logs of which that was said
         self._stopping: asyncio.Task[None] | None = None
 
     # ------------------------------------------------------------ start
@@ -230,6 +232,17 @@ class LocalRun:
             self.voice.line(rank, line)
         if lines:
             self.voice.flush()
+        self.tell_left_out()
+
+    def tell_left_out(self, *, last: bool = False) -> None:
+        """Say of each log that it cannot be written, once; and at the end how much is missing."""
+        for found in (found for folder in self.folder.iterdir() for found in read_left_out(folder)):
+            where = self.plan.run_dir / LOGS / found.log
+            if last:
+                self.voice.say(f"{found.size:,} bytes of output could not be written to {where}: {found.why}")
+            elif found.log not in self._left_out:
+                self._left_out.add(found.log)
+                self.voice.notice(f"{where} cannot be written ({found.why}): output is left out, training goes on")
 
     async def follow_alone(self, alone: Followed) -> None:
         """Without an orchestrator the ranks' own ends are the verdict."""
@@ -298,6 +311,7 @@ class LocalRun:
     async def conclude(self) -> None:
         """The last lines of the ranks, and our own."""
         self.print_new_lines(last=True)
+        self.tell_left_out(last=True)
         if self.client is None:
             return
         if self.unheard:

@@ -19,6 +19,7 @@ from typing import Any
 
 from torchrelay.protocol.ids import Rank
 from torchrelay.protocol.orders import Assign
+from torchrelay.wire import output
 
 # The variables that tell ranks apart, and what is known with them only.
 NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
@@ -93,7 +94,10 @@ class Identity:
         logs, self._logs = self._logs, None
         if logs is not None:
             assert self.assigned is not None, "who writes for a rank has been assigned to it"
-            point_output_to(logs / f"rank-{self.assigned.rank}.log")
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+            if not output.announce(self.assigned.rank):
+                point_output_to(logs / f"rank-{self.assigned.rank}.log")
 
     def let_environment_wait(self) -> None:
         """From now on, whoever asks `os.environ` for the rank waits for it, unless it has come already."""
