@@ -28,6 +28,7 @@ from torchrelay.agent.uplink import UNIX
 from torchrelay.protocol.ids import NodeId
 from torchrelay.wire.launch import Launch, read_launch
 from torchrelay.wire.owned import Foreign, read_owned
+from torchrelay.wire.ownlog import OwnLog
 from torchrelay.wire.trust import TrustError, read_token
 
 logger = logging.getLogger("torchrelay.agent")
@@ -139,9 +140,9 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
 def main(arguments: list[str] | None = None) -> int:
     parent = os.getppid()
     options = parse(arguments)
-    logging.basicConfig(
-        stream=sys.stderr, level=logging.INFO, format=f"%(asctime)s %(levelname).1s {options.node}: %(message)s"
-    )
+    handler = OwnLog(sys.stderr, options.run_dir / "logs" / f"agent-{options.node}.log")
+    form = f"%(asctime)s %(levelname).1s {options.node}: %(message)s"
+    logging.basicConfig(handlers=[handler], level=logging.INFO, format=form)
     try:
         launch = read_launch(options.run_dir)
         read_token(options.token_file)

@@ -27,6 +27,7 @@ from torchrelay.orchestrator.publishing import publish_rosters
 from torchrelay.orchestrator.rules import other_rules
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.schedulers.local import LocalScheduler
+from torchrelay.wire.ownlog import OwnLog
 from torchrelay.wire.trust import TrustError, new_token, read_token, write_token
 
 CANNOT_START = 94
@@ -79,7 +80,8 @@ def prepare(run_dir: Path) -> None:
     """The run's folder, and the log."""
     try:
         (run_dir / LOGS).mkdir(parents=True, exist_ok=True, mode=0o700)
-        handler = logging.FileHandler(run_dir / LOGS / "orchestrator.log")
+        path = run_dir / LOGS / "orchestrator.log"
+        handler = OwnLog(path.open("a"), path)
     except OSError as error:
         raise CannotStart(f"{run_dir}: {error.strerror}; choose a folder that you may write to") from error
     logging.basicConfig(level=logging.INFO, handlers=[handler], format="%(asctime)s %(levelname)s %(message)s")
