@@ -60,7 +60,8 @@ def tell_environment() -> None:
     print("cwd", os.getcwd())
     print("session", os.getsid(0) == os.getpid())
     print("stdin", repr(sys.stdin.read()))
-    print("open", sorted(os.readlink(f"/proc/self/fd/{fd}").split(":")[0] for fd in os.listdir("/proc/self/fd")[:-1]))
+    listed = [Path("/proc/self/fd", name) for name in os.listdir("/proc/self/fd")]
+    print("open", sorted(os.readlink(fd).split(":")[0] for fd in listed if fd.is_symlink()))
     print("terminated by default", signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
 
 

@@ -142,8 +142,8 @@ async def test_workers_do_not_outlive_an_agent_unless_told_to(stage: Stage) -> N
     await stage.start("w1")
     await stage.says("w1", "staying")
     family = await stage.kill_agent()
-    assert len(family) == 2
-    await until(lambda: not any(lives(pid) for pid in family), "worker and forkserver are gone")
+    assert len(family) == 3
+    await until(lambda: not any(lives(pid) for pid in family), "worker, forkserver and scribe are gone")
 
 
 @on_stage("stay", linger_s=3.0)

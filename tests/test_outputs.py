@@ -8,7 +8,9 @@ import re
 import signal
 import struct
 import subprocess
+import sys
 from collections.abc import Iterator
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +18,7 @@ import pytest
 
 from tests.agent_stage import offspring
 from tests.brain import wait_for
+from tests.jobs import SCRIPTS
 from tests.mounts import kept_full, needs_mounts, seen_by, within
 from tests.test_cli_local_run import TWO, LocalRun
 from tests.test_forkserver import Server, serving
@@ -191,6 +194,10 @@ class OnASmallDisk(LocalRun):
         return first
 
 
+def both_at(folder: Path, step: str) -> bool:
+    return all((folder / f"at-{step}-{rank}").exists() for rank in (0, 1))
+
+
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[OnASmallDisk]:
     run = OnASmallDisk(tmp_path)
@@ -215,6 +222,31 @@ class TestFullDisk:
         assert "ended with 0 after 300 steps" in err
         assert "rank-0.log cannot be written (No space left on device): output is left out, training goes on" in err
         assert re.search(r"[\d,]+ bytes of output could not be written to \S+/rank-0.log: No space left on device", err)
+
+    def test_a_real_job_ends_with_the_bits_of_an_undisturbed_one(self, tmp_path: Path) -> None:
+        bits = []
+        for disturbed in (True, False):
+            work = tmp_path / str(disturbed)
+            (work / "disk").mkdir(parents=True)
+            (work / "out").mkdir()
+            script = [str(SCRIPTS / "loud.py"), str(work / "out"), str(work / "out" / "go")]
+            words = ["--nproc-per-node", "2", "--run-dir", str(work / "disk" / "run"), *script]
+            command = [sys.executable, "-m", "torchrelay.cli.main", "run", *words]
+            command = within(work / "disk", "3m", command, mode="0700")
+            job = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+            try:
+                wait_for("ten steps", partial(both_at, work / "out", "ten"), 120)
+                with kept_full(seen_by(job.pid, work / "disk")) if disturbed else nullcontext():
+                    (work / "out" / "go").touch()
+                    wait_for("forty steps", partial(both_at, work / "out", "forty"), 120)
+                (work / "out" / "end").touch()
+                told, _ = job.communicate(timeout=120)
+            finally:
+                job.kill()
+            assert job.returncode == 0, told
+            assert ("rank-0.log: No space left on device" in told) == disturbed
+            bits.append([(work / "out" / f"bits-{rank}").read_text() for rank in (0, 1)])
+        assert bits[0] == bits[1]
 
 
 @pytest.mark.slow
