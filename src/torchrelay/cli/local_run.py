@@ -13,8 +13,8 @@ from typing import Any
 import msgspec
 
 from torchrelay.agent.logs import LogTail, last_lines
-from torchrelay.cli.alone import Followed
 from torchrelay.agent.scribe import read_left_out
+from torchrelay.cli.alone import Followed
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.follow import Degraded, moments
 from torchrelay.cli.keeper import CANNOT_START, Keeper
