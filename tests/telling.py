@@ -117,6 +117,10 @@ class Story:
                 shard = self.stands.get(seat.worker, Stand()).shard
                 self.stands[seat.worker] = replace(training(point), shard=shard)
 
+    def prove(self, point: Point) -> None:
+        """Beats show that all ranks have committed this point."""
+        self.hear(ev.PointCommitted(job=JOB, generation=self.job.generation, point=point))
+
     def lose(self, worker: WorkerId, *, code: int | None = None, signal: int | None = None) -> None:
         """A worker's process ends, and its page is read."""
         known = self.cluster.workers[worker]

@@ -57,20 +57,20 @@ def test_a_start_that_commits_something_begins_the_count_anew() -> None:
 def test_a_job_that_only_recovers_gives_up_and_one_that_trains_does_not() -> None:
     story = running(slot_faults=0)
     for count in range(1, GENERATION_BUDGET):
-        story.lose(story.holder(1), code=6)
+        story.lose(story.holder(1), signal=9)
         story.settle()
         story.train(HERE)
         assert story.job.fruitless == (0 if count == 1 else count - 1)
     story.train(NEXT)
-    story.lose(story.holder(1), code=6)
+    story.lose(story.holder(1), signal=9)
     story.settle()
     assert story.job.fruitless == 0
     for _ in range(GENERATION_BUDGET):
         story.train(NEXT)
-        story.lose(story.holder(1), code=6)
+        story.lose(story.holder(1), signal=9)
         story.settle()
     assert story.job.outcome is not None
-    assert (story.job.outcome.code, GENERATION_BUDGET) == (6, 20)
+    assert (story.job.outcome.code, GENERATION_BUDGET) == (137, 20)
 
 
 def test_a_fall_back_is_no_failed_start() -> None:
@@ -174,7 +174,7 @@ def test_buddies_are_asked_however_late_the_loss_of_a_node_is_heard(late_ms: int
     story.stands = {worker: replace(stand, keeps=True) for worker, stand in story.stands.items()}
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
-    assert story.job.incidents[-1].resolution is Resolution.CLEAN
+    assert story.job.incidents[-1].resolution is Resolution.RESUMED
 
 
 def test_buddies_are_waited_for_as_long_as_for_a_report() -> None:

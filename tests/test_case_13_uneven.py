@@ -38,3 +38,18 @@ def test_a_barrier_by_a_counter_of_the_scripts_own_is_found_after_a_fault(tmp_pa
     assert ran.code == 91, ran.output[-3000:]
     assert "waits in a collective outside of any step or section (barrier, train.py:" in ran.reason, ran.output[-3000:]
     assert "run.section(function, ...)" in ran.reason
+
+
+def test_a_section_that_only_some_come_to_ends_the_job_after_two_aborts_of_gloo(tmp_path: Path) -> None:
+    ran = run(tmp_path, "eval")
+    assert ran.code == 91, ran.output[-3000:]
+    assert "the collectives of the ranks do not match: Gloo ended the process" in ran.reason, ran.output[-3000:]
+    assert "(train.py:" in ran.reason
+    assert "0 resolved clean" in ran.reason
+
+
+@pytest.mark.parametrize(("mode", "code"), [("code", 7), ("abort", 134)])
+def test_a_rank_that_ends_alike_twice_ends_the_job_with_its_code(tmp_path: Path, mode: str, code: int) -> None:
+    ran = run(tmp_path, mode)
+    assert ran.code == code, ran.output[-3000:]
+    assert "on two workers that held rank 1" in ran.reason, ran.output[-3000:]

@@ -58,7 +58,7 @@ def test_time_that_was_left_out_counts_for_the_ledger_and_for_no_deadline() -> N
     story.wait(499)
     assert story.job.phase is JobPhase.AGREEING, "nobody is late"
     story.settle()
-    assert incident(story).resolution is Resolution.CLEAN
+    assert incident(story).resolution is Resolution.RESUMED
     assert pause(story) == HANG_MS + 499
     assert sum(phases_of(incident(story)).values()) == HANG_MS + 499
     assert incident(story).story[-1][0] - incident(story).story[0][0] == HANG_MS + 499

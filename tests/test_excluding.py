@@ -42,7 +42,7 @@ def test_a_lost_worker_counts() -> None:
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
     (found,) = lines(story)
-    assert (found.resolution, found.eligible, found.excluded, found.evidence) == ("clean", True, "", "")
+    assert (found.resolution, found.eligible, found.excluded, found.evidence) == ("resumed", True, "", "")
 
 
 def test_an_exception_that_does_not_come_again_counts() -> None:
@@ -51,7 +51,7 @@ def test_an_exception_that_does_not_come_again_counts() -> None:
     story.wait(300)
     story.settle()
     (found,) = lines(story)
-    assert (found.resolution, found.eligible) == ("clean", True)
+    assert (found.resolution, found.eligible) == ("resumed", True)
 
 
 def test_the_same_exception_on_two_ranks_is_a_users_bug() -> None:
@@ -74,7 +74,7 @@ def test_what_was_resolved_is_a_users_bug_too_if_it_comes_again() -> None:
     assert lines(story)[0].eligible, "so far nothing shows it"
     raise_and_end(story, 1, summary="ValueError: nan")
     (found,) = lines(story)  # the end itself was no interruption: nothing was to be recovered
-    assert (found.resolution, found.excluded) == ("clean", Exclusion.USER_BUG)
+    assert (found.resolution, found.excluded) == ("resumed", Exclusion.USER_BUG)
     assert "ValueError: nan" in found.evidence
     assert "raised the same there, and the job ended" in found.evidence
     assert tally(story.job) == IncidentTally(total=1, eligible=0, clean=0, open=0)
@@ -133,7 +133,7 @@ def test_a_storage_that_fails_is_no_fault_of_ours_whatever_came_of_it() -> None:
     story.wait(300)
     story.settle()
     (found,) = lines(story)
-    assert (found.resolution, found.eligible, found.excluded) == ("clean", False, Exclusion.STORAGE)
+    assert (found.resolution, found.eligible, found.excluded) == ("resumed", False, Exclusion.STORAGE)
     assert FULL in found.evidence
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from torchrelay.agent.aborts import cause_of
 from torchrelay.agent.allegiance import Allegiance
 from torchrelay.agent.environment import base_environment, worker_environment
 from torchrelay.agent.forks import Child, Ended, Fork
@@ -237,14 +238,21 @@ class Agent:
     async def _report_end(self, ended: Ended) -> None:
         await self.links.last_words(ended.worker, LAST_WORDS_S)
         private = self.sampler.records(ended.worker)
-        logger.info("worker %s (process %s): %s", ended.worker, ended.pid, ended.cause)
+        cause = cause_of(ended, self._logs_of(ended.worker))
+        logger.info("worker %s (process %s): %s", ended.worker, ended.pid, cause)
         self.uplink.tell(
             WorkerExited(
-                worker=ended.worker, node=self.site.node, code=ended.code, signal=ended.signal, cause=ended.cause,
+                worker=ended.worker, node=self.site.node, code=ended.code, signal=ended.signal, cause=cause,
                 private=private, kept=self.shelf.kept(),
             ),
             at_ns=ended.at_ns,
         )  # fmt: skip
+
+    def _logs_of(self, worker: WorkerId) -> list[Path]:
+        """Where a worker's output is: its rank's log, or its own before it has a rank."""
+        rank = self.links.rank_of(worker)
+        names = [f"{worker}.log"] if rank is None else [f"rank-{rank}.log", f"{worker}.log"]
+        return [self.site.logs / name for name in names]
 
     async def _look(self) -> None:
         """See to the network paths, if this run's processes tell of them; never ends by itself."""

@@ -33,6 +33,7 @@ from torchrelay.cli.show import Output, milliseconds, table
 from torchrelay.cli.words import positive
 from torchrelay.orchestrator.shown import IncidentView
 from torchrelay.protocol.ids import NodeId, Rank
+from torchrelay.protocol.incident import UNSETTLED
 from torchrelay.schedulers.port import SchedulerError
 from torchrelay.wire.launch import read_launch
 
@@ -42,7 +43,6 @@ CALM_S = 2.0  # how long nothing may be open before a fault that should interrup
 RESOLVED_S = 180.0
 BACK_S = 60.0
 HEARD_MS = 1_500  # a node heard within this time is there
-OPEN = "open"
 EXAMPLES = """
 torchrelay chaos kill --rank 3 --phase gate     when it is in its gate
 torchrelay chaos stop --rank 1 --for 20s        and SIGCONT after that
@@ -304,7 +304,7 @@ class Session:
                 continue
             ended = job.outcome is not None
             still = bool(incidents) or not expects.incident
-            if ended or (still and back and all(one.resolution != OPEN for one in incidents)):
+            if ended or (still and back and all(one.resolution not in UNSETTLED for one in incidents)):
                 calm_since = calm_since if calm_since is not None else time.monotonic()
                 enough = ended or (expects.incident and bool(incidents)) or time.monotonic() - calm_since >= CALM_S
                 if enough:

@@ -21,6 +21,7 @@ from torchrelay.economics.claims import proven
 from torchrelay.goodput.guarantee import TARGET, Entry, Finding, Guarantee, Part, Standing, Verdict, guarantee
 from torchrelay.goodput.ledger import Interval, Line
 from torchrelay.orchestrator.shown import Exclusion
+from torchrelay.protocol.incident import UNSETTLED as UNDER_WAY
 from torchrelay.protocol.incident import Resolution
 
 DECLARED = {"user-bug": Exclusion.USER_BUG, "operator-stop": Exclusion.OPERATOR, "storage-outage": Exclusion.STORAGE}
@@ -199,9 +200,9 @@ def each_once(entries: Iterable[Entry]) -> list[Entry]:
         place = next((at for at, one in enumerate(known) if is_same(one.line, line)), None)
         if place is None:
             known.append(entry)
-        elif known[place].line.resolution == Resolution.OPEN:
+        elif known[place].line.resolution in UNDER_WAY:
             known[place] = entry
-        elif line.resolution != Resolution.OPEN:
+        elif line.resolution not in UNDER_WAY:
             first = known[place]
             check_same(first, entry)
             later = not line.eligible and (first.line.eligible or first.line.excluded in UNTOLD)

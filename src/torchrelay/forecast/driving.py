@@ -262,7 +262,9 @@ class Driving:
             self.world.usage.taken += sum(self.cut.has_moved(seat) for seat in before.seats.values())
         if before.open_incident is not None and job.open_incident is None and job.incidents:
             last = job.incidents[-1]
-            self.world.verdicts[last.resolution] += last.kind == "unplanned"
+            # What was resumed is clean: here every rank commits, sooner or later.
+            resolution = Resolution.CLEAN if last.resolution is Resolution.RESUMED else last.resolution
+            self.world.verdicts[resolution] += last.kind == "unplanned"
         if job.moved != self._moved:
             self.world.moves += job.moved - self._moved
             self._moved = job.moved

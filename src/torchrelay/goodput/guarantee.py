@@ -1,7 +1,8 @@
 """Guarantee: how many of the interruptions that count were resolved clean, how sure that is, and what was left out.
 
 Interruption: whatever stopped training, or would have. It counts unless it has an `Exclusion`. Clean: no step that was
-committed was lost or made again; to redo the step that was cut short is allowed, and its time is in the pause.
+committed was lost or made again, and all ranks have committed a further point since. To redo the step that was cut
+short is allowed, and its time is in the pause.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from msgspec import Struct
 
 from torchrelay.goodput.ledger import Interval, Line, wilson
 from torchrelay.orchestrator.shown import SYMPTOM, Exclusion
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.incident import UNSETTLED, Resolution
 
 TARGET = 0.90
 # Classes of causes by who told of the fault; what is not named here is named by its detector.
@@ -209,7 +210,7 @@ def standing_of(entry: Entry) -> Standing:
     line = entry.line
     if not line.eligible:
         return Standing.EXCLUDED
-    if line.resolution == Resolution.OPEN and entry.live:
+    if line.resolution in UNSETTLED and entry.live:
         return Standing.PENDING
     # That no step was lost follows from the resolution; a ledger that says otherwise is taken at its worst.
     return Standing.CLEAN if line.resolution == Resolution.CLEAN and not line.steps_lost else Standing.NOT_CLEAN
@@ -241,6 +242,8 @@ def what_was_lost(line: Line) -> str:
             return "the job ended"
         case Resolution.OPEN:
             return "never seen to end"
+        case Resolution.RESUMED:
+            return "never proved: nothing was committed after it"
         case Resolution.CLEAN | Resolution.CALLED_OFF:
             return f"{line.steps_lost} steps"
 

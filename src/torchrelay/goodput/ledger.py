@@ -11,7 +11,7 @@ from msgspec import Struct
 from torchrelay.orchestrator.shown import Exclusion, IncidentView, causes
 from torchrelay.orchestrator.views import ALL_PHASES
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.incident import UNSETTLED, Resolution
 from torchrelay.protocol.recovery import BEGUN_ANEW
 
 Z95 = 1.959963984540054  # of the normal distribution, for an interval of 95 %
@@ -119,7 +119,7 @@ def source_of(incident: IncidentView) -> str:
     match Resolution(incident.resolution):
         case Resolution.FELL_BACK:
             return "the script's own checkpoint"
-        case Resolution.CLEAN | Resolution.CALLED_OFF:
+        case Resolution.RESUMED | Resolution.CLEAN | Resolution.CALLED_OFF:
             return "in place"  # nobody had lost anything
         case Resolution.ROLLED_BACK | Resolution.OPEN | Resolution.RESTARTED | Resolution.ENDED:
             return ""
@@ -135,7 +135,7 @@ def share_text(incident: IncidentView, rank: Rank) -> str:
 def steps_lost(incident: IncidentView) -> int | None:
     """Committed steps that must be done again: none if clean, or if none was committed yet."""
     match Resolution(incident.resolution):
-        case Resolution.CLEAN | Resolution.RESTARTED | Resolution.CALLED_OFF:
+        case Resolution.RESUMED | Resolution.CLEAN | Resolution.RESTARTED | Resolution.CALLED_OFF:
             return 0
         case Resolution.ROLLED_BACK:
             return incident.lost
@@ -165,7 +165,7 @@ def wilson(clean: int, eligible: int) -> Interval | None:
 
 def total(lines: Sequence[Line], *, live: bool = True) -> Totals:
     """What the lines come to. `live`: their run is, and what is open is not counted yet; else it never ended."""
-    eligible = [line for line in lines if line.eligible and not (live and line.resolution == Resolution.OPEN)]
+    eligible = [line for line in lines if line.eligible and not (live and line.resolution in UNSETTLED)]
     clean = [line for line in eligible if line.resolution == Resolution.CLEAN]
     pauses = [line.pause_ms for line in lines if line.pause_ms is not None]
     phases = {}

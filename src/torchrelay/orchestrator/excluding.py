@@ -10,6 +10,7 @@ import re
 from msgspec import Struct
 
 from torchrelay.orchestrator.shown import Exclusion, causes
+from torchrelay.protocol.deaths import Death
 from torchrelay.protocol.ending import REFUSED, STOPPED
 from torchrelay.protocol.ids import WorkerId
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
@@ -46,8 +47,15 @@ def exclusion(incident: Incident, job: Job) -> Excluded | None:
         if again is not None and incident.eligible:
             told = f"{first.cause}; rank {again.rank} ({again.worker}) raised the same there, and the job ended"
             return Excluded(Exclusion.USER_BUG, told)
+    if first is not None and incident.eligible:
+        died = died_again(job, first.worker)
+        if died is not None:
+            told = f"{first.cause}; rank {died.rank} ({died.worker}) ended alike there, and the job ended"
+            return Excluded(Exclusion.USER_BUG, told)
     if not incident.eligible:
         return of_the_end(incident, job.outcome)
+    if incident.resolution is Resolution.RESUMED and job.outcome is not None:
+        return unproved(incident, job.outcome)
     return None
 
 
@@ -67,6 +75,14 @@ def of_the_end(incident: Incident, outcome: Outcome | None) -> Excluded:
         return Excluded(Exclusion.USER_BUG, told)
     reasons = {REFUSED: Exclusion.REFUSED, STOPPED: Exclusion.OPERATOR}
     return Excluded(reasons.get(outcome.code, Exclusion.UNTOLD), told)
+
+
+def unproved(incident: Incident, outcome: Outcome) -> Excluded | None:
+    """Of an incident after which all went on, and the job ended before anything was committed: None if that counts."""
+    told = f"all went on after {incident.since}, and nothing was committed before the job ended with {outcome.code}"
+    reasons = {0: Exclusion.UNPROVED, REFUSED: Exclusion.REFUSED, STOPPED: Exclusion.OPERATOR}
+    reason = reasons.get(outcome.code)
+    return None if reason is None else Excluded(reason, f"{told}: {outcome.reason}")
 
 
 def since(incident: Incident) -> str:
@@ -93,6 +109,14 @@ def raised_again(job: Job, worker: WorkerId | None) -> Raised | None:
             if same and other.worker != worker and not other.cramped:
                 return other
     return None
+
+
+def died_again(job: Job, worker: WorkerId | None) -> Death | None:
+    """Who has ended like this worker, later at the same point, if that has ended the job."""
+    if job.outcome is None or not job.outcome.reason.startswith(OWN_ERROR):
+        return None
+    mine = [death for death in job.deaths if death.worker == worker]
+    return next((other for one in mine for other in job.deaths if one.same(other)), None)
 
 
 def first_cause(incident: Incident) -> Fault | None:

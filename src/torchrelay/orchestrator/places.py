@@ -192,11 +192,7 @@ def incident_of(job: Job, move: Move) -> Incident | None:
 def pause_of(incident: Incident) -> int | None:
     """How long training stood: from the first fault, or in a move from the first worker that stood at the boundary."""
     begun, resumed = begin_of(incident), incident.marks.get(Mark.RESUMED)
-    if (
-        begun is None
-        or resumed is None
-        or incident.resolution not in (Resolution.CLEAN, Resolution.CALLED_OFF, Resolution.ROLLED_BACK)
-    ):
+    if begun is None or resumed is None or incident.resolution not in PAUSED:
         return None  # some may have gone on, all have not
     return max(0, resumed - begun)
 
@@ -210,3 +206,5 @@ def begin_of(incident: Incident) -> int | None:
 
 
 UNPLANNED = "unplanned"
+# Of which it is known how long training stood.
+PAUSED = (Resolution.RESUMED, Resolution.CLEAN, Resolution.CALLED_OFF, Resolution.ROLLED_BACK)

@@ -362,6 +362,7 @@ class Exclusion(StrEnum):
     OPERATOR = "operator stop"
     STORAGE = "storage outage"  # the operating system said so to the script
     CALLED_OFF = "move called off"  # nobody connected anew and nothing was lost: no interruption
+    UNPROVED = "not proved"  # every script ended with 0, and none had committed anything after it
     UNTOLD = "not told"  # by an older version, which kept only that it does not count
 
 

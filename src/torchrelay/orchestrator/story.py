@@ -19,7 +19,7 @@ from torchrelay.orchestrator.views import describe, summarize
 from torchrelay.protocol.cluster import EMPTY, advance
 from torchrelay.protocol.events import Event
 from torchrelay.protocol.ids import JobId
-from torchrelay.protocol.incident import Incident, Resolution
+from torchrelay.protocol.incident import UNSETTLED, Incident
 from torchrelay.protocol.job import Job
 from torchrelay.protocol.state import Cluster
 
@@ -146,8 +146,8 @@ def tell_incident(before: Incident | None, after: Incident) -> Iterator[Note]:
     # The last line said may have been the last one before; a story only grows.
     for _, text in after.story[0 if before is None else len(before.story) :]:
         yield Note(kind=Kind.DECIDED, job=after.job, incident=after.name, text=text)
-    was_open = before is None or before.resolution is Resolution.OPEN
-    if was_open and after.resolution is not Resolution.OPEN:
+    unsettled = before is None or before.resolution in UNSETTLED
+    if unsettled and after.resolution not in UNSETTLED:
         yield Note(kind=Kind.RESOLVED, job=after.job, incident=after.name, text=summarize(after))
 
 

@@ -38,7 +38,7 @@ from torchrelay.orchestrator.shown import (
     size_text,
 )
 from torchrelay.protocol.ids import JobId, Rank, WorkerId
-from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
+from torchrelay.protocol.incident import UNSETTLED, Fault, Incident, Mark, Resolution
 from torchrelay.protocol.job import Job
 from torchrelay.protocol.roster import Life, Seat, Worker, natural
 from torchrelay.protocol.sharing import shares_with
@@ -109,11 +109,12 @@ def is_guest(cluster: Cluster, name: WorkerId | None) -> bool:
 def tally(job: Job) -> IncidentTally:
     incidents = job.incidents
     eligible = [incident for incident in incidents if exclusion(incident, job) is None]
+    under_way = UNSETTLED if job.outcome is None else frozenset({Resolution.OPEN})
     return IncidentTally(
         total=len(incidents),
         eligible=len(eligible),
         clean=sum(incident.resolution is Resolution.CLEAN for incident in eligible),
-        open=sum(incident.resolution is Resolution.OPEN for incident in incidents),
+        open=sum(incident.resolution in under_way for incident in incidents),
     )
 
 
@@ -270,7 +271,7 @@ def summarize(incident: Incident) -> str:
     pause = pause_of(incident)
     took = f" in {pause / 1000:.2f} s" if pause is not None else ""
     how = [f"{incident.name} {incident.resolution}{took}", what]
-    if incident.resolution in (Resolution.CLEAN, Resolution.ROLLED_BACK) and incident.verdict:
+    if incident.resolution in (Resolution.RESUMED, Resolution.CLEAN, Resolution.ROLLED_BACK) and incident.verdict:
         how.append(incident.verdict)
     if incident.resolution is Resolution.ROLLED_BACK:
         how.append(f"{size_text(incident.size)} of state from snapshots, {incident.lost} steps made again")

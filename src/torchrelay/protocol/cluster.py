@@ -13,8 +13,9 @@ from typing import Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.boundary import with_move
+from torchrelay.protocol.deaths import MISMATCH, death_of, note_death, twice
 from torchrelay.protocol.differing import replicas_differ
-from torchrelay.protocol.ending import REFUSED, STOPPED, collect, end, fall_back, interrupt, lose
+from torchrelay.protocol.ending import NO_STATE, REFUSED, STOPPED, collect, end, expendable, fall_back, interrupt, lose
 from torchrelay.protocol.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Mark
 from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase, Raised
@@ -39,10 +40,20 @@ from torchrelay.protocol.taints import (
     taint_cleared,
     taint_set,
 )
+from torchrelay.protocol.ways import MATCHING
 
 EMPTY = Cluster()
+OWN_ERROR = "the script's own error"
+EQUAL_BATCHES = "give every rank the same number of batches"
+# Exceptions after which nobody can go on from what is in memory, by their kind: who tells of them, and the exit code.
+# One that is to replace a rank and is refused leaves those who train without it: they have done nothing wrong.
+NO_WAY_ON = {
+    "undeclared": ("worker: undeclared collective", NO_STATE),
+    "diverged": ("worker: another way than its predecessor", NO_STATE),
+    "refused": ("worker: refused replacement", REFUSED),
+}
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 10
+RULES_VERSION = 11
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -159,11 +170,44 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     told = [entry.summary for entry in job.raised if entry.worker == event.worker]
     if told:
         cause, detector = f"{told[-1]}; {cause}", "worker: exception"
+    elif known.life is not Life.FENCING:
+        cluster = trained_to_death(cluster, event)
     cluster = lose(
         cluster, event.worker, cause=cause, detector=detector, ended=True, private=event.private,
         age_ms=event.age_ms,
     )  # fmt: skip
-    return judge_raised(cluster, known.job)
+    return judge_deaths(judge_raised(cluster, known.job), event)
+
+
+def trained_to_death(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
+    """Remember how one that trained, or a newcomer on its way, has ended by itself; of a survivor that says nothing."""
+    found = seated(cluster, event.worker)
+    if found is None:
+        return cluster
+    job, rank = found
+    comes = job.phase is JobPhase.PREPARING and expendable(job.seats[rank])
+    if not comes and job.phase not in MOVING | {JobPhase.RUNNING, JobPhase.RESUMING}:
+        return cluster
+    death = death_of(event, rank, exit_text(event), job.target if comes else None)
+    return cluster if death is None else cluster.with_job(note_death(job, death))
+
+
+def judge_deaths(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
+    """The same end of two workers that held a rank, at the same point: the job ends, or falls back."""
+    found = next((job for job in cluster.jobs.values() if job.deaths and job.deaths[-1].worker == event.worker), None)
+    both = None if found is None or over(found) else twice(found)
+    if found is None or both is None:
+        return cluster
+    first, last = both
+    if last.how == MISMATCH:
+        ranks = f"ranks {first.rank} and {last.rank}" if first.rank != last.rank else f"rank {last.rank}, twice"
+        reason = f"{OWN_ERROR}, after {last.point} on {ranks}: {last.cause}. {MATCHING}, and {EQUAL_BATCHES}"
+        return fall_back(cluster, found, reason)
+    reason = (
+        f"{OWN_ERROR}, on two workers that held rank {last.rank}: both ended alike after {last.point}: {last.cause}"
+    )
+    code = 128 + event.signal if event.signal else event.code or NO_STATE
+    return end(cluster, found, code, reason, eligible=False)
 
 
 def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
@@ -183,12 +227,14 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     if over(job) or any((entry.worker, entry.fatal) == (event.worker, event.fatal) for entry in job.raised):
         return cluster
     now = cluster.now_ms
-    if event.kind == "refused":
+    replaces = found is not None and found[0].seats[found[1]].newcomer and found[0].phase in RECOVERING
+    if event.kind == "refused" and not replaces:
         return end(cluster, job, REFUSED, event.summary, eligible=False)
-    if event.kind == "undeclared" and found is not None:
+    if event.kind in NO_WAY_ON and found is not None:
         at = job.moment(now, event.age_ms)
-        fault = Fault(event.summary, "worker: undeclared collective", at, event.rank, event.worker, known.node)
-        return fall_back(cluster, job.suffer(fault, now), event.summary)
+        detector, code = NO_WAY_ON[event.kind]
+        fault = Fault(event.summary, detector, at, event.rank, event.worker, known.node)
+        return fall_back(cluster, job.suffer(fault, now), event.summary, code)
     raised = Raised(
         event.worker, event.rank, event.point, event.signature, event.summary, now, event.fatal,
         cramped=out_of_memory(event.signature) and is_shared(cluster, known),
@@ -217,7 +263,7 @@ def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
             both = f"ranks {entry.rank} and {same[0].rank}"
             if same[0].rank == entry.rank:
                 both = f"two workers that held rank {entry.rank}"
-            reason = f"the script's own error, on {both}: {entry.summary}"
+            reason = f"{OWN_ERROR}, on {both}: {entry.summary}"
             return end(cluster, job, entry.code, reason, eligible=False)
     return cluster
 
@@ -251,6 +297,14 @@ def worker_hung(cluster: Cluster, event: ev.WorkerHung) -> Cluster:
     return lose(
         cluster, event.worker, cause=event.evidence, detector="hang", ended=False, age_ms=event.age_ms
     )  # fmt: skip
+
+
+def point_committed(cluster: Cluster, event: ev.PointCommitted) -> Cluster:
+    """What all went on from has come to a further point: it is clean."""
+    job = cluster.jobs.get(event.job)
+    if job is None or event.generation > job.generation:
+        return cluster
+    return cluster.with_job(job.prove(event.generation, event.point, cluster.now_ms))
 
 
 def once_recorded(cluster: Cluster, event: ev.OnceRecorded) -> Cluster:
@@ -419,7 +473,7 @@ def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     job, seat = found
     if not seat.resumed:
         job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms))
-    job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True))
+    job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point))
     if job.phase is JobPhase.STARTING and all(other.finished for other in job.seats.values()):
         why = "every rank has finished without being wired"
         job = job.enter(JobPhase.FINISHING, cluster.now_ms, why)
@@ -448,6 +502,7 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.CollectiveFailed: collective_failed,
     ev.ReplicasDiffer: replicas_differ,
     ev.WorkerHung: worker_hung,
+    ev.PointCommitted: point_committed,
     ev.OnceRecorded: once_recorded,
     ev.Tick: tick,
     ev.TimeLeftOut: time_left_out,

@@ -76,7 +76,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
             return start_again(cluster, job, "a worker was lost before anything was committed")
         case JobPhase.REWIRING if job.target is None:
             return start_again(cluster, job, "a worker was lost before anything was committed")
-        case JobPhase.AGREEING | JobPhase.PREPARING if expendable(job, rank, seat):
+        case JobPhase.AGREEING | JobPhase.PREPARING if expendable(seat) and job.seats[rank].worker is None:
             # Nobody counts on a newcomer that is not at the edge yet: the next spare takes its place. One that was
             # restored in an earlier generation is a survivor like others.
             return cluster.with_job(job.tell(now, f"rank {rank}'s newcomer is replaced"))
@@ -89,12 +89,12 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
             return interrupt(cluster, job, fault.cause)
 
 
-def expendable(job: Job, rank: Rank, seat: Seat) -> bool:
-    """Whether a lost holder was a newcomer on whom nobody counts yet, and whom the next spare replaces.
+def expendable(seat: Seat) -> bool:
+    """Whether its holder is a newcomer on whom nobody counts yet, and whom the next spare replaces if it is lost.
 
     One that was restored in an earlier generation is a survivor like others; a leaver that took its rank back is one.
     """
-    return seat.newcomer and not seat.ready and seat.holds is None and job.seats[rank].worker is None
+    return seat.newcomer and not seat.ready and seat.holds is None
 
 
 def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
@@ -165,6 +165,7 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
         broken=None,
         boundary=None,
         fruitless=0,
+        unproved=0,  # what was not proved by now never will be: points are counted anew
         kept=Table(),
         rolled=None,
         furthest=START,

@@ -259,9 +259,10 @@ class WorkerExited(Fact, frozen=True, tag=True, kw_only=True):
 class WorkerRaised(Fact, frozen=True, tag=True, kw_only=True):
     """An exception in the script.
 
-    kind `script`: the script's own error. `undeclared`: a collective outside any step or section was cut by a
-    fault. `refused`: torchrelay refuses to protect this script and says why. `signature` is equal for equal
-    exceptions (type, message without numbers, innermost line of the script).
+    kind `script`: the script's own error. `undeclared`: a collective outside any step or section was cut by a fault.
+    `diverged`: the script of one that takes over a rank went another way than its predecessor's. `refused`: torchrelay
+    refuses to protect this script and says why. `signature` is equal for equal exceptions (type, message without
+    numbers, innermost line of the script).
     """
 
     worker: WorkerId
@@ -308,6 +309,14 @@ class WorkerHung(Fact, frozen=True, tag=True, kw_only=True):
     worker: WorkerId
     evidence: str
     age_ms: int = 0  # how long it had been stuck
+
+
+class PointCommitted(Fact, frozen=True, tag=True, kw_only=True):
+    """All ranks have committed this point in this generation. Told by `vitals` if an incident is to be proved by it."""
+
+    job: JobId
+    generation: Generation
+    point: Point
 
 
 class OnceRecorded(Fact, frozen=True, tag=True, kw_only=True):
@@ -403,7 +412,12 @@ class WorkerResumed(Answer, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
-    """The script ended with 0 on this rank; the process stays and serves its state until it may leave."""
+    """The script ended with 0 on this rank; the process stays and serves its state until it may leave.
+
+    `point`: the last one that it has committed; None if it never joined.
+    """
+
+    point: Point | None = None
 
 
 AnyEvent = (
@@ -426,6 +440,7 @@ AnyEvent = (
     | CollectiveFailed
     | ReplicasDiffer
     | WorkerHung
+    | PointCommitted
     | OnceRecorded
     | Tick
     | TimeLeftOut

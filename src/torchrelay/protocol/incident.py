@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.table import Table
 
 
@@ -14,12 +14,17 @@ class Resolution(StrEnum):
     """How an incident ended."""
 
     OPEN = "open"
-    CLEAN = "clean"  # nothing was lost
+    RESUMED = "resumed"  # all went on with nothing lost; not proved yet: no point was committed by all since
+    CLEAN = "clean"  # nothing was lost, and all ranks have committed a further point
     RESTARTED = "restarted"  # before the first commit: nothing was there to be lost
     ROLLED_BACK = "rolled back"  # to a snapshot in the memory of the nodes: some steps were made again
     FELL_BACK = "fell back"  # the job started again from the script's own checkpoint
     CALLED_OFF = "called off"  # a move that did not take place: nothing was lost, nobody connected anew
     ENDED = "ended"  # the job ended, as it would have without us
+
+
+# Not settled: what comes may still change it.
+UNSETTLED = frozenset({Resolution.OPEN, Resolution.RESUMED})
 
 
 class Mark(StrEnum):
@@ -72,6 +77,8 @@ class Incident:
     lost: int = 0  # committed steps that are made again, from a snapshot
     move: int | None = None  # the number of the move that made it, or that it came into
     shares: Table[Rank, int] = Table()  # bytes of tensors by source, where it was told
+    went_on: Generation = Generation(0)  # in which all went on
+    since: Point = START  # ... and after which point; what all commit after it proves that this was clean
 
     @property
     def name(self) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from torchrelay.protocol.deaths import Death
 from torchrelay.protocol.events import JobSpec, Snapshot
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
@@ -79,6 +80,7 @@ class Job:
     broken: Fault | None = None  # a collective has failed, and nobody is known to be lost
     broken_ms: int = 0  # since when that is known
     raised: tuple[Raised, ...] = ()
+    deaths: tuple[Death, ...] = ()  # ends of workers, by themselves, while they trained
     last_code: int = 1
     once: Table[tuple[Rank, str], bytes] = Table()
     requests: Table[Rank, Request] = Table()  # moves that operators want
@@ -92,6 +94,7 @@ class Job:
     rolled: Point | None = None  # the snapshot from which all ranks begin anew, until training goes on
     furthest: Point = START  # from which it was ever gone back to a snapshot
     rolls: int = 0  # how often, without getting any further
+    unproved: int = 0  # incidents after which all went on, and have committed nothing yet
     left_out_ms: int = 0  # what the clock has left out since the job was submitted
     outcome: Outcome | None = None
 
@@ -169,6 +172,34 @@ class Job:
         incident = self.open_incident
         last = moment if incident is None else max(moment, incident.marks.get(mark, moment))
         return self if incident is None else self.with_incident(incident.mark(mark, last))
+
+    def went_on(self, now_ms: int) -> Job:
+        """All train again, and nothing was lost: that is proved by the next point that all commit."""
+        incident = self.open_incident
+        if incident is None:
+            return self
+        incident = replace(incident, went_on=self.generation, since=self.target or START)
+        job = replace(self, unproved=self.unproved + 1).with_incident(incident)
+        return job.close(Resolution.RESUMED, now_ms)
+
+    def prove(self, generation: Generation, point: Point, now_ms: int) -> Job:
+        """All ranks have committed this point in this generation: whatever they had resumed from is clean."""
+        if not self.unproved:
+            return self
+        moment, incidents, unseen, still = self.moment(now_ms), list(self.incidents), self.unproved, 0
+        for at in range(len(incidents) - 1, -1, -1):  # they are among the last
+            if unseen == 0:
+                break
+            one = incidents[at]
+            if one.resolution is not Resolution.RESUMED:
+                continue
+            unseen -= 1
+            if one.went_on <= generation and one.since < point:
+                one = one.tell(moment, f"resolved: {Resolution.CLEAN}, as all ranks have committed {point}")
+                incidents[at] = replace(one, resolution=Resolution.CLEAN)
+            else:
+                still += 1
+        return replace(self, incidents=tuple(incidents), unproved=still)
 
     def close(self, resolution: Resolution, now_ms: int, *, eligible: bool = True) -> Job:
         """Close the open incident, if there is one."""

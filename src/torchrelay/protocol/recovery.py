@@ -65,6 +65,7 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
     """All ranks finished: they may leave. A collective broken without a cause: connect anew, nobody is replaced."""
     now = cluster.now_ms
     if all(seat.finished for seat in job.seats.values()):
+        job = prove_at_the_end(job, now)
         return cluster.with_job(job.enter(JobPhase.FINISHING, now, "every rank has finished"))
     if job.broken is not None:
         return mend(cluster, job, job.broken)
@@ -73,6 +74,13 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
             cause = f"raised and did not end: {raised.summary}"
             return lose(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
     return cluster
+
+
+def prove_at_the_end(job: Job, now_ms: int) -> Job:
+    """All scripts have ended: what they had committed by then, they have committed."""
+    points = [seat.ended_at for seat in job.seats.values()]
+    known = [point for point in points if point is not None]
+    return job.prove(job.generation, min(known), now_ms) if known and len(known) == len(points) else job
 
 
 def watch_move(cluster: Cluster, job: Job) -> Cluster:
@@ -387,7 +395,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     job = replace(job, seats=seats, raised=raised)
     why = "training" if job.target is None else f"training on after {job.target}"
     incident = job.open_incident
-    resolution = Resolution.ROLLED_BACK if incident is not None and incident.lost else Resolution.CLEAN
+    rolled_back = incident is not None and incident.lost
     job = replace(job, boundary=None, rolled=None, kept=Table())
     job = weigh_requests(cluster, job.enter(JobPhase.RUNNING, now, why))
-    return finish_move(cluster, job.close(resolution, now))
+    return finish_move(cluster, job.close(Resolution.ROLLED_BACK, now) if rolled_back else job.went_on(now))

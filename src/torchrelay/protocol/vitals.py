@@ -42,8 +42,8 @@ from dataclasses import dataclass, replace
 
 from msgspec import Struct, structs
 
-from torchrelay.protocol.events import Event, NodeLost, WorkerHung, WorkerRaised
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.events import Event, NodeLost, PointCommitted, WorkerHung, WorkerRaised
+from torchrelay.protocol.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase
 from torchrelay.protocol.roster import Life, Node, Seat
 from torchrelay.protocol.state import Cluster
@@ -263,7 +263,21 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
     for job in cluster.jobs.values():
         if job.phase is JobPhase.RUNNING:
             found.extend(judge_ways(vitals, job, now_ms))
+        if job.unproved:
+            found.extend(proof(vitals, job))
     return tuple(found)
+
+
+def proof(vitals: Vitals, job: Job) -> tuple[Event, ...]:
+    """That all ranks have committed a point after that from which they went on, if the newest beats show it."""
+    holders = [seat.worker for seat in job.seats.values()]
+    pulses = [vitals.pulses.get(worker) for worker in holders if worker is not None]
+    samples = [pulse.sample for pulse in pulses if pulse is not None and pulse.sample.generation == job.generation]
+    points = [sample.point for sample in samples if sample.point is not None]
+    least = min(points, default=START)
+    if len(points) < len(holders) or least <= (job.target or START):
+        return ()
+    return (PointCommitted(job=job.spec.job, generation=job.generation, point=least),)
 
 
 # ---------------------------------------------------------------- silence

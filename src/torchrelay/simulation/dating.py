@@ -57,7 +57,7 @@ def check_fault(world: World, event: ev.WorkerExited, was: Job | None, now: Job)
 def check_end(world: World, now: Job) -> None:
     """All train again since the last of them went on."""
     incident = now.incidents[-1]
-    if incident.resolution is not Resolution.CLEAN or any(seat.finished for seat in now.seats.values()):
+    if incident.resolution is not Resolution.RESUMED or any(seat.finished for seat in now.seats.values()):
         return
     times = said(world, now.seats.values(), od.Resume)
     resumed = incident.marks.get(Mark.RESUMED)

@@ -462,7 +462,7 @@ class Training(Edge):
             if self.interrupted:
                 yield from self.stand()
             self.process.enter(WorkerPhase.FINISHED)
-            self.standing_news = ev.WorkerFinished(**self.speaking())
+            self.standing_news = ev.WorkerFinished(**self.speaking(), point=self.committed)
             self.process.say(self.standing_news)
             told = self.heard
             while not self.interrupted and not (self.heard > told and not self.halted):

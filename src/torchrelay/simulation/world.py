@@ -21,6 +21,7 @@ from torchrelay.simulation.invariants import Checker
 from torchrelay.simulation.machines import Machine
 from torchrelay.simulation.plans import JOB, On, Plan
 from torchrelay.simulation.processes import Life, Process
+from torchrelay.simulation.proofs import check_proofs
 from torchrelay.simulation.shelf import Shot
 from torchrelay.simulation.shell import Shell
 from torchrelay.simulation.training import Training
@@ -143,6 +144,8 @@ class World:
             self.seen(f"move: {now.moves[-1].state}")
         if was is not None and was.moves != now.moves and now.moves:
             self.tell(f"   {now.moves[-1].name} {now.moves[-1].state}: {now.moves[-1].story[-1][1]}")
+        if was is not None:
+            check_proofs(self, was, now)
         if was is None or (was.phase, was.generation) == (now.phase, now.generation):
             return
         self.tell(f"== {now.phase}, generation {now.generation}: {now.why}")

@@ -10,6 +10,7 @@ from types import TracebackType
 
 from torchrelay.errors import Refused, StateMismatch, Undeclared
 from torchrelay.protocol.events import CollectiveFailed, WorkerRaised
+from torchrelay.worker.cursor import Diverged
 from torchrelay.worker.lines import is_library
 from torchrelay.worker.session import Session
 
@@ -68,9 +69,11 @@ def tell_failed(session: Session, error: BaseException) -> None:
 
 
 def kind_of(error: BaseException) -> str:
-    """What the core calls it: refused, undeclared, or the script's own."""
+    """What the core calls it: refused, undeclared, diverged, or the script's own."""
     if isinstance(error, Undeclared):
         return "undeclared"
+    if isinstance(error, Diverged):
+        return "diverged"
     return "refused" if isinstance(error, Refused | StateMismatch) else "script"
 
 

@@ -263,7 +263,8 @@ class Cursor:
             expected = f"a loop of {entry.kind}" if entry is not None else "nothing of the kind"
         return Diverged(
             f"this worker takes over a rank, and its script {what} where the lost worker came to {expected}. "
-            "Let the path of the script depend on its settings and on results of steps and sections only"
+            "Let the path of the script depend on its settings and on results of steps and sections only; what it "
+            "finds at its start, such as its newest checkpoint, let torchrelay.once(NAME, FUNCTION) keep for successors"
         )
 
 

@@ -119,8 +119,9 @@ def finish(session: Session, joining: Joining) -> int:
         standing.enter(WorkerPhase.FINISHED)
         wired = standing.wired
         finished = WorkerFinished(
-            job=session.job, generation=wired or standing.heard, worker=session.worker, rank=session.rank
-        )
+            job=session.job, generation=wired or standing.heard, worker=session.worker, rank=session.rank,
+            point=standing.committed,
+        )  # fmt: skip
         link.answer(finished, Leave)
 
         def next_thing(told: Generation = wired) -> Leave | bool | None:
