@@ -95,6 +95,36 @@ PROOFS = (
         "hidden: what the update changes is not borrowed", "worker/hidden.py",
         "        lacking = self._late.keys() - self.state.put(lent)\n", "        lacking = set[str]()\n", (STATE,),
     ),
+    Mutant("looks: none at the entry of a call", "worker/redo.py", "        self._hidden.look_entry()\n", "", (STATE,)),
+    Mutant("looks: none at a gate", "worker/redo.py", "        self._hidden.look_gate()\n", "", (STATE,)),
+    Mutant(
+        "looks: none when a call has returned", "worker/hidden.py",
+        "        if not self._looking and not self._late:\n", "        if True:\n", (STATE,),
+    ),
+    Mutant(
+        "looks: records do not tell of it", "worker/private.py",
+        "self._names, buffers, self.hidden.record())", 'self._names, buffers, b"")', (STATE,),
+    ),
+    Mutant(
+        "looks: none at objects in extra", "worker/state.py",
+        "return Hidden([*self.modules(), *others],", "return Hidden([*self.modules()],", (STATE,),
+    ),
+    Mutant(
+        "looks: samplers have no mark", "worker/hidden.py",
+        "        return _together(told)\n", '        return b""\n', (LOADERS,),
+    ),
+    Mutant(
+        "looks: items have no mark", "worker/hidden.py",
+        '        return _together(moved) if moved else b""\n', '        return b""\n', (LOADERS,),
+    ),
+    Mutant(
+        "looks: loaders between their loops are forgotten", "worker/hidden.py",
+        "                resting.append((one.name, one.moving.record()))\n", "", (LOADERS,),
+    ),
+    Mutant(
+        "looks: a call that goes through a loader is not undone", "worker/loops.py",
+        "            self._source.hidden.within_call()\n", "            pass\n", (LOADERS,),
+    ),
 )  # fmt: skip
 
 
