@@ -54,6 +54,19 @@ def stay() -> None:
     time.sleep(PATIENCE_S)
 
 
+def hear() -> None:
+    """Say which signals come, of SIGTERM and SIGUSR1."""
+
+    def say(number: int, _: object) -> None:
+        print("heard", signal.Signals(number).name, flush=True)
+
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, say)
+    print("listening", flush=True)
+    while True:
+        signal.pause()
+
+
 def tell_environment() -> None:
     for name in sorted(os.environ):
         print(f"{name}={os.environ[name]}")

@@ -179,8 +179,8 @@ def begun(cluster: Cluster) -> Cluster:
 def place_of(order: od.Order) -> tuple[int, str]:
     """Orders in the order of a recovery, then by worker."""
     kinds = (
-        od.Fence, od.StartWorker, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp, od.Rewire,
-        od.Restore, od.Resume, od.Leave,
+        od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp,
+        od.Rewire, od.Restore, od.Resume, od.Leave,
     )  # fmt: skip
     return kinds.index(type(order)), getattr(order, "worker", "")
 
@@ -201,6 +201,8 @@ def answers(order: od.Order, stands: dict[WorkerId, Stand]) -> tuple[ev.Event, .
             return (ev.WorkerExited(worker=worker, node=node, signal=9, cause="fenced", private=records),)
         case od.Leave(worker=worker, node=node, code=code):
             return (ev.WorkerExited(worker=worker, node=node, code=code, cause="left"),)
+        case od.PassOn():
+            return ()  # nobody but the script hears of it
         case od.WorkerOrder():
             return worker_answers(order, stands)
     raise AssertionError(f"nobody knows how to answer {order}")

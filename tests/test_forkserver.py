@@ -17,7 +17,19 @@ import pytest
 
 from tests.agent_stage import ROOT, lives, offspring
 from torchrelay.agent.children import Children, ProcessGone, read_stat, signal_name
-from torchrelay.agent.forks import Child, Ended, Forget, Fork, FromForkserver, Inventory, Kill, Stop, from_forkserver
+from torchrelay.agent.forks import (
+    Child,
+    Deliver,
+    Ended,
+    Forget,
+    Fork,
+    FromForkserver,
+    Inventory,
+    Kill,
+    Stop,
+    ToForkserver,
+    from_forkserver,
+)
 from torchrelay.agent.forkserver import preload, resolve
 from torchrelay.agent.oom import OomCounters, own_cgroup_file
 from torchrelay.protocol.ids import JobId, WorkerId
@@ -56,7 +68,7 @@ class Server:
         for connection in self._connections:
             connection.close()
 
-    def say(self, request: Fork | Kill | Forget | Stop) -> None:
+    def say(self, request: ToForkserver) -> None:
         self.agent.send(encode(request))
 
     def hear(self, kind: type[M], agent: FrameSocket | None = None) -> M:
@@ -228,6 +240,35 @@ def test_only_sigkill_is_for_the_family(server: Server) -> None:
     assert (ended.signal, ended.cause) == (signal.SIGTERM, "SIGTERM (enough)")
     assert all(gone(pid) for pid in children)  # they live through SIGTERM: it was the clearing up that killed them
     assert "a child got SIGTERM" not in server.log("w1").read_text()
+
+
+def test_a_signal_of_the_launcher_comes_once_and_to_who_listens(server: Server) -> None:
+    server.fork("w1", "hear")
+    server.hear(Child)
+    server.says("w1", "listening")
+    server.say(Deliver(worker=WorkerId("w1"), signal=signal.SIGUSR1, nth=1))
+    server.says("w1", "heard SIGUSR1")
+    for nth, number in ((1, signal.SIGUSR1), (2, signal.SIGUSR2), (3, signal.SIGTERM)):
+        server.say(Deliver(worker=WorkerId("w1"), signal=number, nth=nth))
+    server.says("w1", "heard SIGTERM")
+    for nth, number in ((4, signal.SIGUSR1), (5, signal.SIGTERM)):
+        server.say(Deliver(worker=WorkerId("w1"), signal=number, nth=nth))
+    deadline = time.monotonic() + DEADLINE_S
+    while server.log("w1").read_text().count("heard SIGTERM") < 2:
+        assert time.monotonic() < deadline, server.log("w1").read_text()
+        time.sleep(0.002)
+    heard = [line for line in server.log("w1").read_text().splitlines() if line.startswith("heard")]
+    assert sorted(heard) == [*["heard SIGTERM"] * 2, *["heard SIGUSR1"] * 2], "SIGUSR2 would have ended it"
+
+
+def test_who_has_no_handler_is_ended_by_a_signal_that_ends(server: Server) -> None:
+    server.fork("w1", "wait")
+    server.hear(Child)
+    server.says("w1", "waiting")
+    server.say(Deliver(worker=WorkerId("w1"), signal=signal.SIGUSR1, nth=1))
+    server.say(Deliver(worker=WorkerId("w1"), signal=signal.SIGTERM, nth=2))
+    ended = server.hear(Ended)
+    assert (ended.signal, ended.cause) == (signal.SIGTERM, "SIGTERM (passed on by the launcher)")
 
 
 def test_a_worker_that_has_just_been_forked_can_be_killed(server: Server) -> None:

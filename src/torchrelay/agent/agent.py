@@ -28,7 +28,7 @@ from torchrelay.agent.solitude import all_of, write_while_alone
 from torchrelay.agent.uplink import Rejected, Uplink
 from torchrelay.protocol.events import Event, WorkerExited, WorkerSeen
 from torchrelay.protocol.ids import JobId, NodeId, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import AnyOrder, Fence, Leave, StartWorker, WorkerOrder
+from torchrelay.protocol.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder
 from torchrelay.protocol.vitals import Beat, Sample
 from torchrelay.wire.alone import Alone
 from torchrelay.wire.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
@@ -317,6 +317,8 @@ class Agent:
                 self._start(order)
             case Fence(worker=worker):
                 self.processes.kill(worker, signal.SIGKILL, "fenced")
+            case PassOn(worker=worker, number=number, nth=nth):
+                self.processes.pass_on(worker, number, nth)
             case WorkerOrder():
                 self.links.pass_on(order)
 

@@ -23,6 +23,7 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 PAGE = 4096
 CANNOT_START = 94  # what a worker that could not be started has ended with
+TELLING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that are not meant to end a process
 
 
 @dataclass
@@ -31,6 +32,7 @@ class Process:
 
     child: Child
     ordered: dict[int, str] = field(default_factory=dict)  # signals we sent, and why
+    delivered: set[int] = field(default_factory=set)  # signals of the launcher that it has had, by their number
 
 
 class Children:
@@ -79,6 +81,20 @@ class Children:
         send_signal(process.child.pid, number)
         if number == signal.SIGKILL:
             send_group(process.child.pid, number)
+
+    def deliver(self, worker: WorkerId, number: int, nth: int) -> None:
+        """Pass a signal of the launcher on to a worker, once; nothing if it has ended.
+
+        SIGUSR1 and SIGUSR2 tell a script something. One that does not listen for them would be ended by them.
+        """
+        process = self._running.get(worker)
+        if process is None or nth in process.delivered:
+            return
+        process.delivered.add(nth)
+        if number in TELLING and not heeds(process.child.pid, number):
+            return
+        process.ordered.setdefault(number, "passed on by the launcher")
+        send_signal(process.child.pid, number)
 
     def collect(self) -> Iterator[Ended]:
         """Workers that have ended since the last call, with what was left of their families killed.
@@ -193,6 +209,13 @@ def send_group(group: int, number: int) -> None:
         os.killpg(group, number)
     except (ProcessLookupError, PermissionError):
         pass  # it has ended, or a set-uid program is left in it that is not ours to kill
+
+
+def heeds(pid: int, number: int) -> bool:
+    """Whether a process has a handler for this signal, or ignores it."""
+    text = read_proc(f"/proc/{pid}/status") or ""
+    masks = [int(line.split()[1], 16) for line in text.splitlines() if line.startswith(("SigCgt:", "SigIgn:"))]
+    return any(mask >> (number - 1) & 1 for mask in masks)
 
 
 def signal_name(number: int) -> str:

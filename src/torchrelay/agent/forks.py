@@ -36,6 +36,17 @@ class Kill(Struct, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class Deliver(Struct, frozen=True, tag=True, kw_only=True):
+    """Send a signal that came to the launcher to a worker's process alone, once for each `nth`.
+
+    One that would end a script which has no handler for it, and is not meant to end anything, is dropped.
+    """
+
+    worker: WorkerId
+    signal: int
+    nth: int
+
+
 class Forget(Struct, frozen=True, tag=True, kw_only=True):
     """The end of this worker has been heard by whom it concerns."""
 
@@ -52,7 +63,7 @@ class Bide(Struct, frozen=True, tag=True, kw_only=True):
     seconds: float
 
 
-ToForkserver = Fork | Kill | Forget | Bide | Stop
+ToForkserver = Fork | Kill | Deliver | Forget | Bide | Stop
 
 # ---------------------------------------------------------------- forkserver -> agent
 

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from torchrelay.agent.children import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, Children, prctl
-from torchrelay.agent.forks import Bide, Child, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
+from torchrelay.agent.forks import Bide, Child, Deliver, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
 from torchrelay.agent.outputs import Outputs
 from torchrelay.wire.codec import WireError, encode
 from torchrelay.wire.framing import Closed, FrameSocket
@@ -157,6 +157,8 @@ class ForkServer:
                         return birth
                 case Kill(worker=worker, signal=number, reason=reason):
                     self._children.kill(worker, number, reason)
+                case Deliver(worker=worker, signal=number, nth=nth):
+                    self._children.deliver(worker, number, nth)
                 case Forget(worker=worker):
                     self._children.forget(worker)
                 case Bide(seconds=seconds):

@@ -17,6 +17,7 @@ from torchrelay.agent.children import ProcessGone, read_stat, send_group, send_s
 from torchrelay.agent.forks import (
     Bide,
     Child,
+    Deliver,
     Ended,
     Forget,
     Fork,
@@ -97,6 +98,11 @@ class Processes:
             self._send(Kill(worker=worker, signal=number, reason=reason))
         else:
             self._end(self.ended.get(worker) or absent(worker, -1, "unknown here"))
+
+    def pass_on(self, worker: WorkerId, number: int, nth: int) -> None:
+        """Send a signal of the launcher to a worker that runs, once however often it is asked for."""
+        if worker in self.running:
+            self._send(Deliver(worker=worker, signal=number, nth=nth))
 
     def forget(self, worker: WorkerId) -> None:
         """Its end has been acknowledged: the forkserver need not keep it."""

@@ -95,6 +95,11 @@ class Client:
         """End a job, with exit code 130."""
         self._ask("POST", f"/v1/jobs/{quote(job)}/cancel", msgspec.json.encode({"reason": reason}))
 
+    def signal(self, job: str, name: str, reason: str, grace_ms: int | None) -> None:
+        """Pass a signal on to a job's ranks; with a grace time they are to end."""
+        body = {"signal": name, "reason": reason, "grace_ms": grace_ms}
+        self._ask("POST", f"/v1/jobs/{quote(job)}/signal", msgspec.json.encode(body))
+
     def note(self, call: str, what: str) -> None:
         """Write into the audit what was done without the orchestrator."""
         self._ask("POST", "/v1/audit", msgspec.json.encode({"call": call, "what": what}))

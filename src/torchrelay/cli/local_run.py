@@ -20,10 +20,10 @@ from torchrelay.cli.follow import Degraded, moments
 from torchrelay.cli.keeper import CANNOT_START, Keeper
 from torchrelay.cli.renewal import Renewal
 from torchrelay.cli.report import ledger, write_ledger
-from torchrelay.cli.run import Plan
+from torchrelay.cli.run import ENDING, TELLING, Plan
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.sweep import PrivateFolder, sweep
-from torchrelay.cli.voice import NEVER_JOINED, UNHEARD, Voice, remedy, summary
+from torchrelay.cli.voice import HOW_TO_JOIN, NEVER_JOINED, NOT_JOINED, UNHEARD, Voice, remedy, summary
 from torchrelay.orchestrator.endpoint import ENDPOINT, LOGS, TOKEN
 from torchrelay.orchestrator.shown import Incidents
 from torchrelay.protocol.ending import NO_SPARE
@@ -35,7 +35,7 @@ from torchrelay.schedulers.network import RECORD as NETWORK
 from torchrelay.schedulers.network import Isolation
 from torchrelay.schedulers.port import GrantLost, SchedulerError, SpareRequest
 from torchrelay.schedulers.tether import adopt_orphans
-from torchrelay.wire.launch import Launch, forget_environment, write_launch
+from torchrelay.wire.launch import UNPROTECTED, Launch, forget_environment, write_launch
 from torchrelay.wire.page import no_room
 from torchrelay.wire.trust import new_token, write_token
 
@@ -95,8 +95,10 @@ async def go(plan: Plan, voice: Voice, folder: Path, isolation: Isolation | None
     """Start everything, wait for the verdict, end everything. Raises `NotPossible`."""
     run = LocalRun(plan, voice, folder, isolation)
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        loop.add_signal_handler(number, run.interrupt, number.name)
+    for name in ENDING | TELLING:
+        number = signal.Signals[name]
+        if signal.getsignal(number) is not signal.SIG_IGN:  # ignored, as by nohup: it stays so
+            loop.add_signal_handler(number, run.hear, name)
     try:
         await run.until_verdict(run.start())
         code = await run.until_verdict(run.watch())
@@ -125,9 +127,10 @@ class LocalRun:
         self.hurry = asyncio.Event()
         self.finishing = False  # the orchestrator has said that every rank's script has ended
         self.unheard = False  # they have, and no orchestrator has heard of it
+        self.warned = False  # the operator knows that the script is not protected, and what would protect it
         self._signals = 0
         self._left_out: set[str] = set()  # logs of which that was said
-        self._stopping: asyncio.Task[None] | None = None
+        self._telling: set[asyncio.Task[None]] = set()
 
     # ------------------------------------------------------------ start
 
@@ -230,6 +233,9 @@ class LocalRun:
         lines = self.tail.read(last)
         for rank, line in lines:
             self.voice.line(rank, line)
+            if line == UNPROTECTED and not self.warned and not self.voice.quiet:
+                self.warned = True
+                self.voice.say(NOT_JOINED)
         if lines:
             self.voice.flush()
         self.tell_left_out()
@@ -283,8 +289,16 @@ class LocalRun:
         if not self.verdict.done():
             self.verdict.set_exception(reason)
 
+    def hear(self, name: str) -> None:
+        """A signal came: passed on to the ranks, and if it is one that ends them they have the grace time for it."""
+        if name in self.plan.ending:
+            self.interrupt(name)
+        elif self.client is not None and not self.verdict.done():
+            self.voice.notice(f"{name}: passed on to the ranks that listen for it")
+            self.pass_on(name, f"{name} to the launcher", None)
+
     def interrupt(self, name: str) -> None:
-        """Ctrl-C or the like: the first time the job ends in order, the second time everything is killed."""
+        """Ctrl-C or the like: the first time the ranks are told, the second time everything is killed."""
         self._signals += 1
         if self._signals > 1:
             self.hurry.set()
@@ -294,17 +308,27 @@ class LocalRun:
         elif self.client is None:
             self.decide(STOPPED)
         else:
-            self.voice.say(f"stopping ({name}); once more kills at once")
-            asyncio.get_running_loop().call_later(STOP_S, self.decide, STOPPED)
-            self._stopping = asyncio.create_task(self.cancel(self.now(), f"stopped by the operator ({name})"))
+            grace_s = self.plan.grace_s
+            told = f"the ranks have {grace_s:g} s to end by themselves (--grace)"
+            self.voice.say(f"stopping ({name}): {told}; once more kills at once")
+            asyncio.get_running_loop().call_later(grace_s + STOP_S, self.decide, STOPPED)
+            self.pass_on(name, f"stopped by the operator ({name})", round(grace_s * 1000))
 
-    async def cancel(self, client: Client, reason: str) -> None:
-        """Let the job end. Apart from the loop, which must hear a second Ctrl-C while this waits for an answer."""
+    def pass_on(self, name: str, reason: str, grace_ms: int | None) -> None:
+        task = asyncio.create_task(self.tell_ranks(self.now(), name, reason, grace_ms))
+        self._telling.add(task)
+        task.add_done_callback(self._telling.discard)
+
+    async def tell_ranks(self, client: Client, name: str, reason: str, grace_ms: int | None) -> None:
+        """Apart from the loop, which must hear a second Ctrl-C while this waits for an answer."""
         try:
-            await asyncio.to_thread(client.cancel, self.plan.spec.job, reason)
+            await asyncio.to_thread(client.signal, self.plan.spec.job, name, reason, grace_ms)
         except (Away, Denied) as error:
-            self.voice.say(f"{error}: ending without it")
-            self.decide(STOPPED)
+            if grace_ms is None:
+                self.voice.say(f"{name} could not be passed on: {error}")
+            else:
+                self.voice.say(f"{error}: ending without it")
+                self.decide(STOPPED)
 
     # ------------------------------------------------------------ end
 
@@ -329,7 +353,7 @@ class LocalRun:
         if code not in (0, STOPPED):
             self.quote(incidents)
         if not job.joined and code == 0:
-            self.voice.say(NEVER_JOINED)
+            self.voice.say(NEVER_JOINED if self.warned else f"{NEVER_JOINED}. {HOW_TO_JOIN}")
         self.voice.say(summary(job, str(self.plan.run_dir)))
         if helps := remedy(code, self.plan.spec):
             self.voice.say(helps)

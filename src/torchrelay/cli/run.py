@@ -32,6 +32,9 @@ from torchrelay.wire.owned import open_to_others
 BAD_ARGUMENTS = 2
 CANNOT_START = 94
 MOST_PORT = 65_535
+MOST_GRACE_S = 86_400
+ENDING = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})  # as torchrun has it
+TELLING = frozenset({"SIGUSR1", "SIGUSR2"})  # passed on, and training goes on
 MOST_LINKS = 4  # paths that the network core can use
 
 DESCRIPTION = """
@@ -44,7 +47,7 @@ from; 92 the orchestrator stayed away; 93 the script is refused; 94 could not st
 IGNORED_VALUES = (
     "rdzv-backend", "rdzv-endpoint", "rdzv-id", "rdzv-conf", "monitor-interval", "start-method", "event-log-handler",
     "role", "redirects", "tee", "local-ranks-filter", "node-rank", "master-addr", "master-port", "local-addr",
-    "logs-specs", "numa-binding", "signals-to-handle",
+    "logs-specs", "numa-binding",
 )  # fmt: skip
 IGNORED_FLAGS = ("standalone",)
 ONE_MACHINE = (
@@ -71,6 +74,8 @@ class Plan:
     isolate: bool = False
     spare_nodes: int = 0
     links: int = 0
+    grace_s: float = 30.0
+    ending: frozenset[str] = ENDING  # signals that end the ranks
 
 
 def both(name: str) -> tuple[str, str]:
@@ -90,6 +95,14 @@ def parser() -> argparse.ArgumentParser:
     as_torchrun.add_argument(
         *both("max-restarts"), type=int, default=0, metavar="N",
         help="how often all ranks may start again from the script's own checkpoint, if nothing better is left (0)",
+    )  # fmt: skip
+    as_torchrun.add_argument(
+        "--grace", *both("shutdown-timeout"), type=float, default=30.0, metavar="S", dest="grace",
+        help="seconds that the ranks have to end by themselves after a SIGTERM, SIGINT, SIGHUP or SIGQUIT (30)",
+    )  # fmt: skip
+    as_torchrun.add_argument(
+        *both("signals-to-handle"), default="", metavar="NAMES",
+        help="further signals that end the ranks, such as SIGUSR1; without it SIGUSR1 and SIGUSR2 are only passed on",
     )  # fmt: skip
     as_torchrun.add_argument(*both("log-dir"), type=Path, metavar="DIR", help="where the ranks' output goes")
     ours = parser.add_argument_group("torchrelay's own")
@@ -170,6 +183,9 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--links {given.links} means nothing without --isolate", BAD_ARGUMENTS)
     nproc, nodes = number_of_ranks(given.nproc_per_node), number_of_nodes(given.nodes)
     check_machines(given, nodes)
+    if not 0 <= given.grace <= MOST_GRACE_S:
+        raise NotPossible(f"--grace {given.grace:g}: give seconds, from 0 to {MOST_GRACE_S}", BAD_ARGUMENTS)
+    ending = ENDING | signals_in(given.signals_to_handle)
     for name in ("spares", "spare_nodes", "max_restarts", "slot_faults", "spare_wait", "port"):
         if getattr(given, name) < 0:
             flag = f"--{name.replace('_', '-')}"
@@ -189,8 +205,20 @@ def plan(words: list[str]) -> Plan:
         paths=path_limits(given), code=str(keep_script(run_dir, None if given.module else given.script)),
     )  # fmt: skip
     return Plan(
-        run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links
+        run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links,
+        given.grace, ending,
     )  # fmt: skip
+
+
+def signals_in(text: str) -> frozenset[str]:
+    """The names in --signals-to-handle."""
+    names = frozenset(filter(None, (name.strip() for name in text.split(","))))
+    if unknown := sorted(names - ENDING - TELLING):
+        known = ", ".join(sorted(ENDING | TELLING))
+        raise NotPossible(
+            f"--signals-to-handle {', '.join(unknown)}: those that are passed on are {known}", BAD_ARGUMENTS
+        )
+    return names
 
 
 def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> JobSpec:

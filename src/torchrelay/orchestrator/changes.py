@@ -2,6 +2,7 @@
 
     POST /v1/jobs                      submit: a JobSpec
     POST /v1/jobs/{job}/cancel         {"reason": "..."}
+    POST /v1/jobs/{job}/signal         {"signal": "SIGTERM", "grace_ms": 30000}: pass it on to the ranks
     POST /v1/jobs/{job}/migrate        {"ranks": [2]} or {"node": "node-1"}; "to", "reason", "cancel"
     POST /v1/taint, /v1/untaint        {"node": "node-1", "slot": 0, "key": "gpu/ecc", ...}
     POST /v1/drain, /v1/undrain        {"node": "node-1", "reason": "..."}
@@ -16,6 +17,7 @@ who he is in the header `X-Torchrelay-Who`.
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Callable
 
 import msgspec
@@ -41,13 +43,15 @@ from torchrelay.orchestrator.plans import (
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.orchestrator.shown import LONGEST_MS, Change
 from torchrelay.orchestrator.views import view_job
-from torchrelay.protocol.events import Event, JobCancelled, JobSpec, JobSubmitted
+from torchrelay.protocol.events import Event, JobCancelled, JobSpec, JobSubmitted, SignalAsked
 from torchrelay.protocol.job import JobPhase
 from torchrelay.protocol.moves import MoveState
 from torchrelay.schedulers.local import write_file
 
 Planner = Callable[[Orchestrator, str], Planned]
 MOST_RANKS = 100_000
+PASSED_ON = ("SIGHUP", "SIGINT", "SIGQUIT", "SIGTERM", "SIGUSR1", "SIGUSR2")
+SIGNALS = {name: int(signal.Signals[name]) for name in PASSED_ON}
 MOST = 1_000_000
 JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
@@ -56,6 +60,14 @@ class Cancel(Struct, frozen=True):
     """The body of a cancel."""
 
     reason: str = "cancelled by the operator"
+
+
+class SignalAsk(Struct, frozen=True, kw_only=True):
+    """The body of a signal. `grace_ms`: the job is to stop, within so long; None: it goes on."""
+
+    signal: str
+    grace_ms: int | None = None
+    reason: str = "asked for by the operator"
 
 
 class ShutDown(Struct, frozen=True):
@@ -125,6 +137,23 @@ async def post_cancel(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     event = JobCancelled(job=job.spec.job, reason=cancel.reason)
     await journalled(request, event, "cancel", f"{job.spec.job}: {cancel.reason}")
+    return answer(view_job(service.scene(), service.cluster.jobs[job.spec.job]), 202)
+
+
+async def post_signal(request: web.Request) -> web.Response:
+    """Pass a signal on to the ranks; with a grace time the job is to stop."""
+    job = job_of(request)
+    ask = await body_of(request, SignalAsk)
+    number = SIGNALS.get(ask.signal)
+    if number is None:
+        raise refusal(
+            web.HTTPBadRequest, f"signal {ask.signal!r} is not passed on; those that are: {', '.join(SIGNALS)}"
+        )
+    if ask.grace_ms is not None and not 0 <= ask.grace_ms <= LONGEST_MS:
+        raise refusal(web.HTTPBadRequest, f"grace_ms is {ask.grace_ms}: give 0 to {LONGEST_MS}")
+    service = request.app[SERVICE]
+    event = SignalAsked(job=job.spec.job, number=number, grace_ms=ask.grace_ms, reason=ask.reason)
+    await journalled(request, event, "signal", f"{job.spec.job}: {ask.signal}, {ask.reason}")
     return answer(view_job(service.scene(), service.cluster.jobs[job.spec.job]), 202)
 
 
@@ -293,6 +322,7 @@ def check_restart(service: Orchestrator, ask: RestartAsk) -> str:
 ROUTES = (
     web.post("/v1/jobs", post_job),
     web.post("/v1/jobs/{job}/cancel", post_cancel),
+    web.post("/v1/jobs/{job}/signal", post_signal),
     web.post("/v1/jobs/{job}/migrate", post_migrate),
     web.post("/v1/taint", post_taint),
     web.post("/v1/untaint", post_untaint),

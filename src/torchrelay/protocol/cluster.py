@@ -12,6 +12,7 @@ from itertools import zip_longest
 from typing import Any
 
 from torchrelay.protocol import events as ev
+from torchrelay.protocol import passing_time, stopping
 from torchrelay.protocol.boundary import with_move
 from torchrelay.protocol.deaths import MISMATCH, death_of, note_death, twice
 from torchrelay.protocol.differing import replicas_differ
@@ -53,7 +54,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 11
+RULES_VERSION = 12
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -158,6 +159,9 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     job = cluster.jobs[known.job]
     if known.heir is not None:  # how a target ends says nothing about the job, which is well
         return lose(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
+    rank = job.rank_of(event.worker)
+    if rank is not None and stopping.has_left(job, event):
+        return stopping.leave(cluster, event, rank)
     if event.code:
         raised = tuple(
             replace(entry, code=event.code) if entry.worker == event.worker and entry.fatal else entry
@@ -224,7 +228,8 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
         text = f"target {known.worker} of rank {known.heir} raised: {event.summary}"
         cluster = cluster.with_job(with_move(job, move.tell(cluster.now_ms, text)))
         return note_cramped(cluster, known, event.signature)
-    if over(job) or any((entry.worker, entry.fatal) == (event.worker, event.fatal) for entry in job.raised):
+    known_by_now = {(entry.worker, entry.fatal) for entry in job.raised}
+    if over(job) or job.stop is not None or (event.worker, event.fatal) in known_by_now:
         return cluster
     now = cluster.now_ms
     replaces = found is not None and found[0].seats[found[1]].newcomer and found[0].phase in RECOVERING
@@ -294,9 +299,10 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
 
 
 def worker_hung(cluster: Cluster, event: ev.WorkerHung) -> Cluster:
-    return lose(
-        cluster, event.worker, cause=event.evidence, detector="hang", ended=False, age_ms=event.age_ms
-    )  # fmt: skip
+    found = seated(cluster, event.worker)
+    if found is not None and found[0].stop is not None:
+        return cluster  # who saves keeps others waiting, and there is a deadline
+    return lose(cluster, event.worker, cause=event.evidence, detector="hang", ended=False, age_ms=event.age_ms)
 
 
 def point_committed(cluster: Cluster, event: ev.PointCommitted) -> Cluster:
@@ -313,19 +319,6 @@ def once_recorded(cluster: Cluster, event: ev.OnceRecorded) -> Cluster:
     if job is None or key in job.once:
         return cluster
     return cluster.with_job(replace(job, once=job.once.put(key, event.value)))
-
-
-def tick(cluster: Cluster, event: ev.Tick) -> Cluster:
-    """Only time passed: what is due is done by `settle`."""
-    del event
-    return cluster
-
-
-def time_left_out(cluster: Cluster, event: ev.TimeLeftOut) -> Cluster:
-    """For the ledger only. No deadline hears of it."""
-    jobs = cluster.jobs.items()
-    later = Table((name, replace(job, left_out_ms=job.left_out_ms + event.ms)) for name, job in jobs)
-    return replace(cluster, jobs=later)
 
 
 # ---------------------------------------------------------------- answers
@@ -485,6 +478,7 @@ def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
 RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.JobSubmitted: job_submitted,
     ev.JobCancelled: job_cancelled,
+    ev.SignalAsked: stopping.signal_asked,
     ev.NodeJoined: node_joined,
     ev.NodeLost: node_lost,
     ev.TaintSet: taint_set,
@@ -504,8 +498,8 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.WorkerHung: worker_hung,
     ev.PointCommitted: point_committed,
     ev.OnceRecorded: once_recorded,
-    ev.Tick: tick,
-    ev.TimeLeftOut: time_left_out,
+    ev.Tick: passing_time.tick,
+    ev.TimeLeftOut: passing_time.time_left_out,
     ev.WorkerReported: worker_reported,
     ev.WorkerReady: worker_ready,
     ev.RecordKept: record_kept,
@@ -533,9 +527,11 @@ def settle(cluster: Cluster) -> Cluster:
         before = cluster
         cluster = expire(cluster)
         for job_id in sorted(cluster.jobs):
-            cluster = place(cluster, job_id)
-            cluster = migrate(cluster, job_id)
-            cluster = progress(cluster, cluster.jobs[job_id])
+            cluster = stopping.wind_up(cluster, job_id)
+            if not stopping.winds_up(cluster.jobs[job_id]):
+                cluster = place(cluster, job_id)
+                cluster = migrate(cluster, job_id)
+                cluster = progress(cluster, cluster.jobs[job_id])
             cluster = collect(cluster, job_id)
         if cluster == before:
             return cluster

@@ -67,6 +67,9 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     """A rank has lost its holder."""
     now = cluster.now_ms
     seat = job.seats[rank]
+    if job.stop is not None and job.stop.left:  # others have left: nobody is replaced
+        stop = replace(job.stop, left=(*job.stop.left, None))
+        return cluster.with_job(replace(job.with_seat(rank, vacate(seat)), stop=stop))
     job = job.suffer(fault, now)
     job = give_back(cluster, job, rank) or job.with_seat(rank, vacate(seat))
     if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:

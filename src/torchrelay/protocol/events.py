@@ -123,6 +123,18 @@ class JobCancelled(Fact, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
+class SignalAsked(Fact, frozen=True, tag=True, kw_only=True):
+    """A signal is to be passed on to all ranks of a job.
+
+    `grace_ms`: the job is to stop, and its ranks have so long to end by themselves; None: it goes on.
+    """
+
+    job: JobId
+    number: int
+    grace_ms: int | None = None
+    reason: str
+
+
 class NodeJoined(Fact, frozen=True, tag=True, kw_only=True):
     """An agent connected, for the first time or again; `workers` are those alive on its node now."""
 
@@ -423,6 +435,7 @@ class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
 AnyEvent = (
     JobSubmitted
     | JobCancelled
+    | SignalAsked
     | NodeJoined
     | NodeLost
     | TaintSet

@@ -60,6 +60,26 @@ class Raised:
 
 
 @dataclass(frozen=True, slots=True)
+class PassedOn:
+    """A signal for all ranks, the how manieth of this job, and when it was asked for."""
+
+    number: int
+    nth: int
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job is to stop: its ranks were told so by a signal, and have some time to end by themselves."""
+
+    number: int
+    reason: str
+    since_ms: int
+    grace_ms: int
+    left: tuple[int | None, ...] = ()  # the exit codes of the ranks that have left, in this order; None: by a signal
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """One training run."""
 
@@ -96,6 +116,9 @@ class Job:
     rolls: int = 0  # how often, without getting any further
     unproved: int = 0  # incidents after which all went on, and have committed nothing yet
     left_out_ms: int = 0  # what the clock has left out since the job was submitted
+    signals: tuple[PassedOn, ...] = ()  # to be passed on to ranks that have not had them
+    signalled: int = 0  # how many there were so far
+    stop: Stop | None = None
     outcome: Outcome | None = None
 
     @property

@@ -59,13 +59,22 @@ class Fence(Order, frozen=True, tag=True, kw_only=True):
     worker: WorkerId
 
 
+class PassOn(Order, frozen=True, tag=True, kw_only=True):
+    """Send this signal to a worker, once: its agent remembers the number `nth`."""
+
+    worker: WorkerId
+    number: int
+    nth: int
+
+
 # ---------------------------------------------------------------- to a worker, through its agent
 
 
 class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
     """Take this rank. `newcomer`: the job is already trained to some point; `restarts`: starts of the whole job.
 
-    `local_rank`: the slot on its node, and so the device: another one than its predecessor's, on another node.
+    `local_rank`: the slot on its node, another one than its predecessor's. The script does not see it: under the
+    LOCAL_RANK of its rank it finds the slot's device.
 
     `examples`: for the target of a move, who trains now and can show what a step is called with. While training goes
     on there is time to rehearse.
@@ -166,5 +175,17 @@ class Leave(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 AnyOrder = (
-    StartWorker | Fence | Assign | Interrupt | Halt | Decide | Recall | CatchUp | Rewire | Restore | Resume | Leave
+    StartWorker
+    | Fence
+    | PassOn
+    | Assign
+    | Interrupt
+    | Halt
+    | Decide
+    | Recall
+    | CatchUp
+    | Rewire
+    | Restore
+    | Resume
+    | Leave
 )

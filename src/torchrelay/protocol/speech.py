@@ -18,6 +18,7 @@ from torchrelay.protocol.orders import (
     Interrupt,
     Leave,
     Order,
+    PassOn,
     Recall,
     Restore,
     Resume,
@@ -65,6 +66,7 @@ def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Work
     """What one holder is to do. A phase of the job is a set of orders to its seats."""
     if job.phase is JobPhase.STARTING and not seat.ready and not seat.finished:
         yield assign(job, rank, seat.newcomer, worker)
+    yield from signal_orders(job, seat, worker)
     if seat.newcomer and not seat.ready:
         yield assign(job, rank, seat.newcomer, worker)
     match job.phase:
@@ -84,6 +86,15 @@ def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Work
             yield Leave(**to(job, worker), code=0)
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.ENDING | JobPhase.ENDED:
             pass
+
+
+def signal_orders(job: Job, seat: Seat, worker: Worker) -> Iterator[Order]:
+    """Signals of the launcher; and in a job that stops, a rank whose script has ended need not wait for the others."""
+    if not seat.newcomer or seat.resumed:  # whoever is still being brought to its place has no handler yet
+        for passed in job.signals:
+            yield PassOn(node=worker.node, worker=worker.worker, number=passed.number, nth=passed.nth)
+    if job.stop is not None and seat.finished and job.phase is not JobPhase.FINISHING:
+        yield Leave(**to(job, worker), code=0)
 
 
 def move_orders(job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:

@@ -28,8 +28,8 @@ SEQUENCE: dict[Any, int] = {
     kind: place
     for place, kind in enumerate(
         (
-            od.Fence, od.StartWorker, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp, od.Rewire,
-            od.Restore, od.Resume, od.Leave,
+            od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp,
+            od.Rewire, od.Restore, od.Resume, od.Leave,
         )
     )
 }  # fmt: skip

@@ -25,6 +25,8 @@ PRELOAD = (
     "torchrelay.worker.main",
 )
 FUNCTION = "torchrelay.worker.main:run_worker"
+# Printed by rank 0 of a script that takes a step without join(); `torchrelay run` says beside it what would protect it.
+UNPROTECTED = "torchrelay: this script takes a step without join(): it runs unprotected"
 
 
 class PathLimits(Struct, frozen=True, kw_only=True):

@@ -137,15 +137,9 @@ class Backends:
         default = not ranks
         members = tuple(range(size)) if default else tuple(ranks)
         wiring = Wiring(
-            str(group_name),
-            members,
-            rank,
-            kinds,
-            timeout,
-            default,
-            group_desc or "undefined",
+            str(group_name), members, rank, kinds, timeout, default, group_desc or "undefined",
             nccl_options=backend_options,
-        )
+        )  # fmt: skip
         self._wirings[group] = wiring
         if not self.alone:
             self._connect_later(group, wiring, meeting)

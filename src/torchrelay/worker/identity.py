@@ -20,6 +20,7 @@ from typing import Any
 from torchrelay.protocol.ids import Rank
 from torchrelay.protocol.orders import Assign
 from torchrelay.wire import output
+from torchrelay.worker import devices
 
 # The variables that tell ranks apart, and what is known with them only.
 NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
@@ -28,7 +29,7 @@ NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_
 LOOK_S = 1.0  # between two looks at whether waiting makes sense
 
 
-def _nothing() -> None:
+def _nothing(*_: object) -> None:
     pass
 
 
@@ -45,6 +46,7 @@ class Identity:
         self.assigned: Assign | None = None
         self.assigned_cpu_s = 0.0  # processor time of this process by then
         self.asked: Callable[[], None] = _nothing  # called once: the script asks for its rank for the first time
+        self.told: Callable[[Assign], object] = _nothing  # called once: the script is about to hear its rank
         self.wait_on: Callable[[], None] = _nothing  # called now and then while the rank is waited for; raises to end
 
     @property
@@ -86,8 +88,11 @@ class Identity:
             return
         with self._telling:
             if not self._told:
-                tell_environment(environment_of(order))
+                values = environment_of(order)
+                values |= devices.arrange(os.environ, order.local_rank, int(values["LOCAL_RANK"]))
+                tell_environment(values)
                 self._told = True
+                self.told(order)
 
     def take_over_output(self) -> None:
         """What is printed from now on belongs into the rank's log."""
@@ -110,10 +115,10 @@ class Identity:
 
 def environment_of(order: Assign) -> dict[str, str]:
     """torchrun's variables that differ between ranks, or are known with the rank only."""
-    group = order.rank // order.local_world_size
+    group, local_rank = divmod(order.rank, order.local_world_size)
     return {
         "RANK": str(order.rank),
-        "LOCAL_RANK": str(order.local_rank),
+        "LOCAL_RANK": str(local_rank),
         "GROUP_RANK": str(group),
         "ROLE_RANK": str(order.rank),
         "WORLD_SIZE": str(order.world_size),

@@ -22,8 +22,9 @@ from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.events import WorkerFinished, WorkerWarm
 from torchrelay.protocol.ids import Generation, WorkerPhase
 from torchrelay.protocol.orders import Leave
-from torchrelay.worker import forked, groups, program, rehearsal, script, wiring
+from torchrelay.worker import forked, groups, program, rehearsal, script, unprotected, wiring
 from torchrelay.worker.blame import kind_of, line_of, print_for_people, tell_failed, tell_raised
+from torchrelay.worker.entropy import Entropy
 from torchrelay.worker.link import EXIT_DEFECT, NotWelcome
 from torchrelay.worker.run import Joining
 from torchrelay.worker.session import Session, open_session
@@ -31,6 +32,7 @@ from torchrelay.worker.standing import OrdersStayedAway
 
 EXIT_RAISED = 1
 EXIT_AWAY = 92
+EXIT_INTERRUPTED = 130  # as of any Python that Ctrl-C has ended
 EXIT_REFUSED = 93
 EXIT_CANNOT_START = 94
 GOODBYE_S = 2.0  # what the script has registered to be done at exit may take, when its process is ending by a fault
@@ -53,11 +55,14 @@ def run_worker() -> None:
         os._exit(EXIT_CANNOT_START)
     session.program = program.begin(os.environ)
     rehearsal.rehearse()
+    entropy = Entropy(session.welcome.secret)
     joining = Joining(session)
+    unprotected.watch(lambda: joining.calls is not None, lambda: session.identity.known and session.rank == 0)
     torchrelay._join, torchrelay._once = joining.join, session.once_by_call
     wiring.install(session)
     # A spare is warm when its script has come to the question which rank it is: imports are behind it by then.
     session.identity.asked = lambda: session.link.say(WorkerWarm(worker=session.worker))
+    session.identity.told = lambda order: entropy.belong_to(order.rank)
     session.identity.let_environment_wait()
     code = run_script(session, joining, argv)
     if code:
@@ -168,6 +173,8 @@ def fail(session: Session, joining: Joining, error: BaseException) -> int:
     # People first: once the core knows, it may end this process at once.
     print_for_people(error, remedy)
     tell_raised(session, error, fatal=True, kind=kind, remedy=remedy)
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
     if isinstance(error, TorchrelayError):
         return EXIT_REFUSED if kind == "refused" else EXIT_RAISED
     return EXIT_DEFECT if isinstance(error, AssertionError) and _is_ours(error) else EXIT_RAISED
