@@ -101,7 +101,7 @@ def test_a_fault_before_anybody_has_left_is_recovered() -> None:
     assert newcomer not in {worker for worker, _, _ in passed(story)}, "it has no handler yet"
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
-    assert story.job.incidents[-1].resolution is Resolution.CLEAN
+    assert story.job.incidents[-1].resolution is Resolution.RESUMED
     assert newcomer in {worker for worker, _, _ in passed(story)}
 
 
