@@ -168,7 +168,8 @@ def test_a_rank_that_dies_when_the_others_have_finished_is_replaced(manners: Mak
     stage.until(lambda: any(event.rank == 0 for event in stage.of(WorkerFinished)), "rank 0 has finished")
     (tmp_path / "rank-0-finished").touch()
     assert stage.end() == 0, stage.all_logs()
-    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.CLEAN]
+    # All had committed their last point before the fault: nothing that came after could prove it.
+    assert [incident.resolution for incident in stage.job.incidents] == [Resolution.RESUMED]
     lines = [stage.log(f"rank-{rank}").strip().splitlines()[-1] for rank in (0, 1)]
     assert lines == [lines[0]] * 2
     assert "committed 4" in lines[0]
