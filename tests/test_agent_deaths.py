@@ -13,8 +13,9 @@ import pytest
 
 from tests.agent_stage import JOB, NODE, Stage, interrupt, lives, offspring, on_stage, staged, until
 from torchrelay.agent.__main__ import private_folder, take_node
-from torchrelay.agent.forks import Child
-from torchrelay.agent.processes import see_gone
+from torchrelay.agent.children import read_stat
+from torchrelay.agent.forks import Child, Ended, Fork
+from torchrelay.agent.processes import MOST_ENDED, Processes, see_gone
 from torchrelay.protocol.events import (
     WorkerExited,
     WorkerJoined,
@@ -170,9 +171,27 @@ async def test_when_the_forkserver_dies_its_workers_go_with_it_and_another_takes
 def test_a_worker_without_a_parent_is_seen_to_its_end() -> None:
     orphan = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True)
     with orphan:
-        asyncio.run(see_gone(Child(worker=WorkerId("w1"), job=JOB, slot=0, pid=orphan.pid)))
+        child = Child(worker=WorkerId("w1"), job=JOB, slot=0, pid=orphan.pid)
+        started = read_stat(orphan.pid).started
+        for another in (started - 1, None):  # the process id has come again: this one is a stranger
+            asyncio.run(see_gone(child, another))
+            assert lives(orphan.pid)
+        asyncio.run(see_gone(child, started))
         assert not lives(orphan.pid)
-    asyncio.run(see_gone(Child(worker=WorkerId("w1"), job=JOB, slot=0, pid=orphan.pid)))  # nothing to wait for
+    asyncio.run(see_gone(child, started))  # nothing to wait for
+
+
+def test_ends_are_remembered_up_to_a_bound_and_no_id_is_used_again(tmp_path: Path) -> None:
+    told: list[Ended] = []
+    processes = Processes(tmp_path, preload=(), env={}, cwd="/", linger_s=0.0, on_ended=told.append)
+    (tmp_path / "lives").mkdir()
+    for number in range(MOST_ENDED + 1):
+        processes.kill(WorkerId(f"w{number}"), signal.SIGKILL, "unknown")
+    assert len(processes.ended) == MOST_ENDED
+    assert "w0" not in processes.ended
+    processes.start(Fork(worker=WorkerId("w0"), job=JOB, slot=0, function="", log=""))
+    assert told[-1].worker == "w0"
+    assert len(told) == MOST_ENDED + 2
 
 
 @on_stage("work", linger_s=30.0)

@@ -26,6 +26,7 @@ from pathlib import Path
 from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
 from torchrelay.agent.uplink import UNIX
 from torchrelay.protocol.ids import NodeId
+from torchrelay.wire.descriptors import allow_many
 from torchrelay.wire.launch import Launch, read_launch
 from torchrelay.wire.owned import Foreign, read_owned
 from torchrelay.wire.ownlog import OwnLog
@@ -140,6 +141,7 @@ async def serve(options: argparse.Namespace, folder: Path, launch: Launch, paren
 def main(arguments: list[str] | None = None) -> int:
     parent = os.getppid()
     options = parse(arguments)
+    allow_many()
     handler = OwnLog(sys.stderr, options.run_dir / "logs" / f"agent-{options.node}.log")
     form = f"%(asctime)s %(levelname).1s {options.node}: %(message)s"
     logging.basicConfig(handlers=[handler], level=logging.INFO, format=form)

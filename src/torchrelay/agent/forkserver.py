@@ -28,6 +28,7 @@ from torchrelay.agent.children import PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG, 
 from torchrelay.agent.forks import Bide, Child, Deliver, Ended, Forget, Fork, Inventory, Kill, Stop, to_forkserver
 from torchrelay.agent.outputs import Outputs
 from torchrelay.wire.codec import WireError, encode
+from torchrelay.wire.descriptors import allow_many
 from torchrelay.wire.framing import Closed, FrameSocket
 from torchrelay.wire.output import open_channel
 from torchrelay.wire.page import reserve
@@ -316,6 +317,7 @@ def main() -> int:
     parser.add_argument("--linger", type=float, default=0.0, help="seconds to keep workers without an agent")
     parser.add_argument("--preload", action="append", default=[], help="module to import first")
     options = parser.parse_args()
+    allow_many()  # workers inherit it: a rank must not end because somebody fills its ports
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     preload(options.preload)
     listener = socket.socket(fileno=options.listener)

@@ -37,6 +37,7 @@ logger = logging.getLogger(__name__)
 # A forkserver that is there answers at once; if it is still importing, it takes as long as that takes.
 INVENTORY_S = 120.0
 KILLED_S = 10.0
+MOST_ENDED = 1000  # ends that are remembered; of older ones a file still says that the id was used
 
 
 class CannotFork(RuntimeError):
@@ -64,6 +65,7 @@ class Processes:
         self._on_ended = on_ended
         self.running: dict[WorkerId, Child] = {}
         self.ended: dict[WorkerId, Ended] = {}
+        self._births: dict[WorkerId, int] = {}  # of those that run, as the kernel counts; a process id may come again
         self._asked: dict[WorkerId, Fork] = {}  # to be forked; not heard of yet
         self._changed = asyncio.Condition()
         self._reader: asyncio.StreamReader | None = None
@@ -97,6 +99,7 @@ class Processes:
         if worker in self.running or worker in self._asked:
             self._send(Kill(worker=worker, signal=number, reason=reason))
         else:
+            (self._lives / worker).touch(mode=0o600)
             self._end(self.ended.get(worker) or absent(worker, -1, "unknown here"))
 
     def pass_on(self, worker: WorkerId, number: int, nth: int) -> None:
@@ -249,7 +252,7 @@ class Processes:
             )
         logger.error("the forkserver has died (code %s): its workers go with it; starting another", code)
         for child in list(self.running.values()):
-            await see_gone(child)
+            await see_gone(child, self._births.get(child.worker))
             cause = f"SIGKILL (its forkserver died, code {code})"
             self._end(absent(child.worker, child.slot, cause, pid=child.pid, number=9))
         for fork in asked:  # it may have been forked, unheard of: an id is never started twice
@@ -266,7 +269,7 @@ class Processes:
                 self._take(message)
             case Child():
                 self._asked.pop(message.worker, None)
-                self.running[message.worker] = message
+                self._see_running(message)
             case Ended():
                 self._end(message)
         async with self._changed:
@@ -275,18 +278,29 @@ class Processes:
     def _take(self, inventory: Inventory) -> None:
         """Who runs, as the forkserver has it: that is the truth."""
         self._served = True
-        self.running = {child.worker: child for child in inventory.children}
+        self.running.clear()
         for child in inventory.children:
+            self._see_running(child)
             self._asked.pop(child.worker, None)
         for ended in inventory.ended:
             self._end(ended)
         for fork in self._asked.values():
             self._send(fork)  # asked for while the connection was broken; twice does no harm
 
+    def _see_running(self, child: Child) -> None:
+        self.running[child.worker] = child
+        try:
+            self._births.setdefault(child.worker, read_stat(child.pid).started)
+        except ProcessGone:
+            pass  # its end is told next
+
     def _end(self, ended: Ended) -> None:
         self._asked.pop(ended.worker, None)
         self.running.pop(ended.worker, None)
+        self._births.pop(ended.worker, None)
         self.ended[ended.worker] = ended
+        if len(self.ended) > MOST_ENDED:
+            del self.ended[next(iter(self.ended))]
         self._on_ended(ended)
 
 
@@ -299,10 +313,15 @@ def frame_of(request: ToForkserver) -> bytes:
     return frame(encode(request))
 
 
-async def see_gone(child: Child) -> None:
-    """Wait until a worker without a parent is gone: the kernel was told to kill it with its forkserver."""
+async def see_gone(child: Child, started: int | None) -> None:
+    """Wait until a worker without a parent is gone: the kernel was told to kill it with its forkserver.
+
+    `started`: when it did, as the kernel counts; None if it had ended before that was seen. Whoever has its process id
+    by now and started at another time is a stranger.
+    """
     try:
-        started = read_stat(child.pid).started
+        if read_stat(child.pid).started != started:
+            return
         send_signal(child.pid, 9)
         send_group(child.pid, 9)
         while (now := read_stat(child.pid)).started == started and now.state != "Z":

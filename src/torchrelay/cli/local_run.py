@@ -35,6 +35,7 @@ from torchrelay.schedulers.network import RECORD as NETWORK
 from torchrelay.schedulers.network import Isolation
 from torchrelay.schedulers.port import GrantLost, SchedulerError, SpareRequest
 from torchrelay.schedulers.tether import adopt_orphans
+from torchrelay.wire.descriptors import allow_many
 from torchrelay.wire.launch import UNPROTECTED, Launch, forget_environment, write_launch
 from torchrelay.wire.page import no_room
 from torchrelay.wire.trust import new_token, write_token
@@ -55,6 +56,7 @@ def follow(plan: Plan) -> int:
     for remark in plan.remarks:
         voice.say(remark)
     adopt_orphans()
+    allow_many()
     folder = PrivateFolder()
     isolation = None
     try:

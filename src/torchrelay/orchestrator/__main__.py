@@ -27,6 +27,7 @@ from torchrelay.orchestrator.publishing import publish_rosters
 from torchrelay.orchestrator.rules import other_rules
 from torchrelay.orchestrator.service import Orchestrator
 from torchrelay.schedulers.local import LocalScheduler
+from torchrelay.wire.descriptors import allow_many
 from torchrelay.wire.ownlog import OwnLog
 from torchrelay.wire.trust import TrustError, new_token, read_token, write_token
 
@@ -57,6 +58,7 @@ def options_of(words: list[str] | None) -> argparse.Namespace:
 def main(words: list[str] | None = None) -> int:
     """The process: everything that can go wrong at the start is one line and exit code 94."""
     options = options_of(words)
+    allow_many()
     run_dir: Path = options.run_dir
     try:
         prepare(run_dir)

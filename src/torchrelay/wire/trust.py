@@ -62,6 +62,11 @@ def verify(secret: bytes, nonce_a: bytes, nonce_b: bytes, context: str, proof: b
     return hmac.compare_digest(prove(secret, nonce_a, nonce_b, context), proof)
 
 
+def keys_of(secret: bytes, generation: int) -> str:
+    """Where the workers of a job meet in a store in this generation: a prefix that only they can know beforehand."""
+    return f"torchrelay/{hmac.digest(secret, f'store keys {generation}'.encode(), 'sha256').hex()}"
+
+
 def token_matches(expected: str, presented: str | None) -> bool:
     """Whether the token presented is the expected one, in constant time. An empty expected token matches nothing."""
     if not expected or presented is None:

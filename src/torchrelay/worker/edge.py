@@ -32,6 +32,7 @@ from torchrelay.protocol.events import (
 )
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerPhase
 from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
+from torchrelay.wire import trust
 from torchrelay.worker import ddp, fsdp, groups, random_state, transfer, zero
 from torchrelay.worker.blame import tell_failed
 from torchrelay.worker.buddies import RECORDS
@@ -186,7 +187,8 @@ class Edge:
         begin = time.monotonic()
         try:
             store = groups.connect_store(order.store, WIRING_S)
-            groups.rewire(store, generation=order.generation, timeout_s=WIRING_S)
+            keys = trust.keys_of(session.welcome.secret, order.generation)
+            groups.rewire(store, generation=order.generation, timeout_s=WIRING_S, keys=keys)
             here = standing.committed or standing.caught_up
             record = b"" if here is None else self._kept(here)
             self._connect_lanes(order, store, here, record)

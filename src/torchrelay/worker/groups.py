@@ -168,17 +168,17 @@ def protect() -> None:
 # ---------------------------------------------------------------- rewiring
 
 
-def rewire(store: Store, *, generation: int, timeout_s: float) -> None:
+def rewire(store: Store, *, generation: int, timeout_s: float, keys: str | None = None) -> None:
     """Tear down the backends of all groups of this process, and connect new ones through `store`.
 
     Every rank calls it, with the same generation and a client of the same store. The groups stay the same objects:
     default group first, then in the order in which they were made. Ends with a proof: an all-reduce over the default
     group. Raises `RewireError` if it fails, is broken, or takes longer than `timeout_s`; it may then be called again
-    with a later generation.
+    with a later generation. `keys`: the prefix of all keys in the store (default: the generation's number tells it).
     """
     deadline = time.monotonic() + timeout_s
     process = _process
-    shared = PrefixStore(f"torchrelay/{generation}", store)
+    shared = PrefixStore(f"torchrelay/{generation}" if keys is None else keys, store)
     try:
         wirings = process.backends.survey()
         if not wirings:

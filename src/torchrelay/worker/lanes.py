@@ -20,6 +20,7 @@ from torch._C._distributed_c10d import Store
 
 from torchrelay.protocol.ids import Generation, Rank
 from torchrelay.protocol.orders import Rewire
+from torchrelay.wire import trust
 from torchrelay.worker import groups
 from torchrelay.worker.request import Cancel
 from torchrelay.worker.stream import Stream, StreamBroken
@@ -85,15 +86,16 @@ class Lanes:
         self.part()
         with self._changed:
             self._generation, self._cancel = order.generation, Cancel()
+        keys = trust.keys_of(session.welcome.secret, order.generation)
         found = {purpose: Ends() for purpose in wanted}
         addresses: dict[Rank, str] = {}
         try:
             if any(by for _, by in wanted.values()):
-                store.set(f"torchrelay/{order.generation}/lanes/{order.rank}", session.server.address)
+                store.set(f"{keys}/lanes/{order.rank}", session.server.address)
             for purpose, (to, _) in wanted.items():
                 for other in to:
                     if other not in addresses:
-                        addresses[other] = store.get(f"torchrelay/{order.generation}/lanes/{other}").decode()
+                        addresses[other] = store.get(f"{keys}/lanes/{other}").decode()
                     lane = self._reach(addresses[other], session.welcome.secret, order, purpose, deadline)
                     found[purpose].to.append(self._keep(lane))
             for purpose, (_, by) in wanted.items():

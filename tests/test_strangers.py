@@ -1,0 +1,107 @@
+"""Other users of the machine, who reach the ports of ranks and know no secret."""
+
+from __future__ import annotations
+
+import re
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.brain import wait_for
+from tests.jobs import SCRIPTS, end_job, start_job
+from torchrelay.cli.client import Client
+from torchrelay.wire.descriptors import ENOUGH, allow_many
+from torchrelay.wire.trust import keys_of
+
+USUAL = 1024  # the soft limit that most systems give
+IDLE = 1200
+PORTS = 8  # at most, of the ranks of this job
+
+
+@contextmanager
+def soft_limit(wanted: int) -> Iterator[int]:
+    """This process and what it starts; yields the hard limit."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+    try:
+        yield hard
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def ports_of(pid: int) -> list[int]:
+    connections = psutil.Process(pid).net_connections(kind="tcp")
+    return [one.laddr.port for one in connections if one.status == psutil.CONN_LISTEN]
+
+
+def connect(port: int) -> socket.socket:
+    """A connection that says nothing, whether it is accepted or waits to be."""
+    idle = socket.socket()
+    idle.setblocking(False)
+    idle.connect_ex(("127.0.0.1", port))
+    return idle
+
+
+@pytest.mark.slow
+@pytest.mark.jobs
+@pytest.mark.timeout(180)
+def test_idle_connections_to_all_ports_of_ranks_end_nobody(tmp_path: Path) -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard < (PORTS + 1) * IDLE:
+        pytest.skip(f"the hard limit of {hard} open files is too low for so many connections")
+    run_dir = tmp_path / "run"
+    with soft_limit(USUAL):
+        process = start_job(
+            run_dir, [str(SCRIPTS / "besieged.py"), str(tmp_path)], ["--nproc-per-node", "2", "--spares", "1"]
+        )
+    wait_for("both ranks wait", lambda: all((tmp_path / f"at-{rank}").exists() for rank in range(2)), 90)
+    rows = Client.of(run_dir).ranks()["ranks"]
+    pids = [row["pid"] for row in rows if row["rank"] is not None]
+    ports = [port for pid in pids for port in ports_of(pid)]
+    assert 2 <= len(ports) <= PORTS
+    with ExitStack() as held, soft_limit(hard):
+        for port in ports:
+            for _ in range(IDLE):
+                held.enter_context(connect(port))
+        wait_for("they are accepted", lambda: all(psutil.Process(pid).num_fds() > USUAL for pid in pids), 60)
+        (tmp_path / "go").touch()
+        done = end_job(process, run_dir, timeout_s=90)
+    assert done.code == 0, done.output
+    assert "1 incident, resolved clean" in done.output
+    for rank in range(2):
+        keys = (tmp_path / f"keys-{rank}").read_text().splitlines()
+        meeting = {key.split("/")[1] for key in keys if key.startswith("torchrelay/")}
+        assert meeting, keys
+        assert all(re.fullmatch("[0-9a-f]{64}", name) for name in meeting), "nobody can write there beforehand"
+        assert [key for key in keys if re.search(r"(lanes|devices|roll)/\d", key) and key[:11] != "torchrelay/"] == []
+
+
+def test_the_soft_limit_is_raised_as_far_as_is_sensible(monkeypatch: pytest.MonkeyPatch) -> None:
+    infinite = resource.RLIM_INFINITY
+    for soft, hard, wanted in (
+        (USUAL, 20_000, 20_000), (USUAL, 1 << 30, ENOUGH), (USUAL, infinite, ENOUGH), (1 << 20, 1 << 20, 1 << 20),
+        (infinite, infinite, infinite),
+    ):  # fmt: skip
+        limits = [(soft, hard)]
+        monkeypatch.setattr(resource, "getrlimit", lambda _, now=limits: now[-1])
+        monkeypatch.setattr(resource, "setrlimit", lambda _, new, now=limits: now.append(new))
+        assert allow_many() == wanted
+        assert limits[-1] == (wanted, hard)
+
+    def refuse(*_: object) -> None:
+        raise ValueError("not permitted")
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (USUAL, 4096))
+    monkeypatch.setattr(resource, "setrlimit", refuse)
+    assert allow_many() == USUAL
+
+
+def test_keys_in_the_store_are_of_one_job_and_one_generation() -> None:
+    secret, another = bytes(32), bytes([1] * 32)
+    assert keys_of(secret, 2) == keys_of(secret, 2)
+    assert len({keys_of(secret, 1), keys_of(secret, 2), keys_of(another, 1), keys_of(another, 2)}) == 4
