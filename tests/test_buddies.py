@@ -191,7 +191,7 @@ def test_new_buddies_have_the_record_before_anybody_goes_on(make: Callable[[int]
 
 def test_a_ward_that_does_not_come_fails_the_rewire_in_time(make: Callable[[int], Circle]) -> None:
     ring = make(2)
-    ring.store.set("torchrelay/1/lanes/1", ring.servers[1].address)  # told before it was lost
+    ring.store.set(f"{trust.keys_of(ring.secret, 1)}/lanes/1", ring.servers[1].address)  # told before it was lost
     with pytest.raises(groups.RewireError, match="rank 1 did not come"):
         ring.share_one(0, 1, Point(3), 1, 1, timeout_s=2.0)
     assert not ring.all[0].active
@@ -237,7 +237,7 @@ def test_what_ends_an_exchange_in_the_middle_is_no_record_of_the_next_one(
 def test_who_does_not_know_the_secret_brings_no_records(make: Callable[[int], Circle]) -> None:
     ring = make(2)
     ring.secret = trust.new_secret()
-    ring.store.set("torchrelay/1/lanes/1", ring.servers[1].address)
+    ring.store.set(f"{trust.keys_of(ring.secret, 1)}/lanes/1", ring.servers[1].address)
     with pytest.raises(groups.RewireError, match="not reached"):
         ring.share_one(0, 1, Point(3), 1, 1, timeout_s=0.3)
     assert ring.lanes[1]._came == {}
