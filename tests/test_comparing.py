@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec import structs
 
 from tests.telling import JOB, Story, running
 from torchrelay.protocol import events as ev
@@ -78,6 +79,43 @@ def test_without_a_majority_nobody_goes_on(story: Story) -> None:
     assert story.job.outcome is not None
     assert story.job.outcome.code == 91
     assert story.job.outcome.reason == "ranks () differ: nobody can tell who is right"
+
+
+def taken_over(story: Story, rank: int) -> None:
+    """This rank is lost, and its replacement trains."""
+    story.lose(story.holder(rank), signal=9)
+    story.settle()
+    assert story.job.phase is JobPhase.RUNNING
+
+
+def test_a_replacement_that_goes_another_way_is_not_replaced_again_by_one_that_would_too(story: Story) -> None:
+    taken_over(story, 1)
+    story.hear(structs.replace(differ(story, 1), since=Point(3)))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 91
+    assert "ranks changed hands after" in story.job.outcome.reason
+    assert "between two calls" in story.job.outcome.reason
+    assert not story.cluster.taints, "no machine is to blame"
+
+
+def test_another_rank_that_differs_after_a_recovery_is_replaced_as_ever(story: Story) -> None:
+    taken_over(story, 1)
+    story.hear(structs.replace(differ(story, 2), since=Point(3)))
+    assert story.job.outcome is None
+    assert story.job.incidents[-1].faults[0].rank == 2
+
+
+def test_a_replacement_that_differs_much_later_is_replaced_as_ever(story: Story) -> None:
+    taken_over(story, 1)
+    story.hear(differ(story, 1))
+    assert story.job.outcome is None
+
+
+def test_without_a_majority_after_a_recovery_the_usual_cause_is_named(story: Story) -> None:
+    taken_over(story, 1)
+    story.hear(structs.replace(differ(story), since=Point(3)))
+    assert story.job.outcome is not None
+    assert "ranks changed hands after" in story.job.outcome.reason
 
 
 @pytest.mark.parametrize("wrong", ["generation", "sender", "phase"])

@@ -34,5 +34,12 @@ class Undeclared(TorchrelayError):
     """
 
 
+class Unproved(TorchrelayError):
+    """What a replacement or a repeated step would compute with cannot be shown to be what it must be.
+
+    Nothing is trained on it: the job falls back to the script's own checkpoint.
+    """
+
+
 class StepInterrupted(BaseException):
     """Unwinds a step or section that a fault has cut short; it is then called again. Not for scripts to catch."""

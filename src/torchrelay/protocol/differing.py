@@ -19,6 +19,10 @@ from torchrelay.protocol.taints import taint_set
 
 DETECTOR = "comparison of replicas"
 TAINT = "replica-differs"
+TAKEN_OVER = (
+    "ranks changed hands after {}, and a worker that took one over has gone another way. The usual cause is a decision "
+    "made between two calls from what the script has read there: make it in a step or section, and return it"
+)
 
 
 @dataclass(frozen=True)
@@ -55,7 +59,12 @@ def replicas_differ(cluster: Cluster, event: ReplicasDiffer) -> Cluster:
     now = cluster.now_ms
     if not event.ranks:
         fault = Fault(event.evidence, DETECTOR, job.moment(now, event.age_ms))
-        return fall_back(cluster, job.suffer(fault, now), f"{event.evidence}: nobody can tell who is right")
+        cause = "nobody can tell who is right" if event.since is None else TAKEN_OVER.format(event.since)
+        return fall_back(cluster, job.suffer(fault, now), f"{event.evidence}: {cause}")
+    if event.since is not None and all(job.seats[rank].resumed_in == event.generation for rank in event.ranks):
+        # No bit has flipped: it was given its replicas' state a few steps ago, and so will be the next one.
+        fault = Fault(event.evidence, DETECTOR, job.moment(now, event.age_ms))
+        return fall_back(cluster, job.suffer(fault, now), f"{event.evidence}: {TAKEN_OVER.format(event.since)}")
     holders = [cluster.workers[seat.worker] for r in event.ranks if (seat := job.seats[r]).worker is not None]
     for holder in holders:
         # One bit may be nobody's fault: the place is taken last. A second one tells of the place.

@@ -303,6 +303,7 @@ class ReplicasDiffer(Fact, frozen=True, tag=True, kw_only=True):
     """Ranks that are replicas of one another hold different bits after `point`; nobody passes the gate that follows.
 
     Said by the lowest rank that is not among `ranks`: those that differ from most. None named: there is no majority.
+    `since`: ranks have changed hands after this point, a few steps before; None if that is longer ago.
     """
 
     worker: WorkerId
@@ -312,6 +313,7 @@ class ReplicasDiffer(Fact, frozen=True, tag=True, kw_only=True):
     point: Point
     ranks: tuple[Rank, ...]
     evidence: str
+    since: Point | None = None
     age_ms: int = 0
 
 

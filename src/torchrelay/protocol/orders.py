@@ -126,12 +126,16 @@ class Recall(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 class CatchUp(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Newcomer: bring the script to the edge after `point` with this private state; the record is at any source."""
+    """Newcomer: bring the script to the edge after `point` with this private state; the record is at any source.
+
+    `snapshot`: what the sources have is a snapshot, as for `Restore`.
+    """
 
     rank: Rank
     point: Point
     private: bytes
     sources: tuple[Source, ...]
+    snapshot: bool = False
 
 
 class Rewire(WorkerOrder, frozen=True, tag=True, kw_only=True):

@@ -17,7 +17,7 @@ from dataclasses import replace
 from torchrelay.protocol.acquiring import acquire
 from torchrelay.protocol.boundary import finish_move, halting, quiescing, release_leavers, releasing
 from torchrelay.protocol.ending import fall_back, interrupt, lose, start_again
-from torchrelay.protocol.ids import START, Point, Rank
+from torchrelay.protocol.ids import START, Generation, Point, Rank
 from torchrelay.protocol.incident import Fault, Mark, Resolution
 from torchrelay.protocol.job import MOVING, Job, JobPhase
 from torchrelay.protocol.orders import Verdict
@@ -380,6 +380,12 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
 # ---------------------------------------------------------------- resume
 
 
+def settled(seat: Seat, generation: Generation) -> Seat:
+    """The holder trains: it is no newcomer any more."""
+    came = generation if seat.newcomer else seat.resumed_in
+    return replace(seat, newcomer=False, resumed_in=came, distrusted=frozenset())
+
+
 def resume(cluster: Cluster, job: Job) -> Cluster:
     """When everybody trains again the incident is closed; not if a connection has broken meanwhile."""
     now = cluster.now_ms
@@ -389,7 +395,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
         if now - job.phase_ms >= job.spec.rewire_ms:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster
-    seats = Table((rank, replace(seat, newcomer=False, distrusted=frozenset())) for rank, seat in job.seats.items())
+    seats = Table((rank, settled(seat, job.generation)) for rank, seat in job.seats.items())
     # What was raised in the wake of this fault, and did not end its worker, is settled by now.
     raised = tuple(entry for entry in job.raised if entry.fatal)
     job = replace(job, seats=seats, raised=raised)

@@ -69,6 +69,7 @@ class Seat:
     assigned_in: Generation = Generation(0)  # in which it took the rank as a newcomer
     assigned_ms: int = 0
     newcomer: bool = False  # holds no state until it is restored
+    resumed_in: Generation = Generation(0)  # in which this holder began to train, if it took the rank from another
     joined: bool = False
     shard: str = ""  # which part of the state it holds; unknown until a holder has joined
     finished: bool = False

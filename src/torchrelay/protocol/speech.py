@@ -189,7 +189,10 @@ def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: W
     record = seat.record_of(job.target)
     sources = source_list(cluster, job, rank)
     if record is not None and sources:
-        yield CatchUp(**to(job, worker), rank=rank, point=job.target, private=record.data, sources=sources)
+        yield CatchUp(
+            **to(job, worker), rank=rank, point=job.target, private=record.data, sources=sources,
+            snapshot=job.rolled is not None,
+        )  # fmt: skip
 
 
 def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:

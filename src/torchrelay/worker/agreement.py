@@ -41,7 +41,7 @@ def check_agreement(state: State, shard: str, asked: str = "") -> list[int]:
     """
     values = value_lines(state)
     mine = _Told(shard, state.fingerprint(), digest_of(values), asked)
-    everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
+    everyone = [msgspec.msgpack.decode(data, type=_Told) for data in gather(msgspec.msgpack.encode(mine))]
     for rank, told in enumerate(everyone):
         if told.asked != everyone[0].asked:
             raise StateMismatch(
@@ -57,7 +57,7 @@ def check_agreement(state: State, shard: str, asked: str = "") -> list[int]:
 def tell(shard: str, lines: list[str]) -> list[tuple[str, str]]:
     """Collective over all ranks: of each the name of its shard, and a digest of its lines."""
     mine = msgspec.msgpack.encode((shard, digest_of(lines)))
-    return [msgspec.msgpack.decode(data, type=tuple[str, str]) for data in _gather(mine)]
+    return [msgspec.msgpack.decode(data, type=tuple[str, str]) for data in gather(mine)]
 
 
 def lines_of_all(lines: list[str]) -> list[list[str]]:
@@ -71,7 +71,7 @@ def compare(shard: str, lines: list[str], difference: str, remedy: str) -> None:
     `difference`: what is the matter with the one, as seen from the other ("holds other values than").
     """
     mine = _Told(shard, "", digest_of(lines))
-    everyone = [msgspec.msgpack.decode(data, type=_Told) for data in _gather(msgspec.msgpack.encode(mine))]
+    everyone = [msgspec.msgpack.decode(data, type=_Told) for data in gather(msgspec.msgpack.encode(mine))]
     _compare(everyone, lambda told: told.values, lines, difference, remedy)
 
 
@@ -137,10 +137,10 @@ def _first_difference(expected: list[str], found: list[str]) -> str:
 
 
 def _gather_lines(lines: list[str]) -> list[bytes]:
-    return _gather(msgspec.msgpack.encode(lines[:MAX_LINES]))
+    return gather(msgspec.msgpack.encode(lines[:MAX_LINES]))
 
 
-def _gather(data: bytes) -> list[bytes]:
+def gather(data: bytes) -> list[bytes]:
     """Everybody's bytes, by rank. Plain tensors, so that nothing is unpickled."""
     group, device = world()
     size = torch.tensor([len(data)], dtype=torch.int64, device=device)

@@ -36,6 +36,7 @@ MAX_FIELDS = 64  # of an object that is looked into
 
 _NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool}
 _heads: dict[tuple[torch.dtype, torch.Size], bytes] = {}  # what a tensor looks like, encoded once
+_SCALAR = 1  # a bit of an entry's first byte
 _number = struct.Struct("=d")
 _mix = struct.Struct("=q")
 
@@ -46,29 +47,45 @@ class NotData(Exception):
 
 def digest(value: Any) -> bytes:
     """Eight bytes over this value. Raises nothing, whatever it is."""
-    maker = _Maker()
-    maker.add(value, 0)
-    return maker.finish()
+    return _maker(value).finish()
 
 
 def digests(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bytes:
     """Of a call: eight bytes for the function's name, and for each argument, keyword arguments by name."""
-    made = [xxhash.xxh3_64_digest(name.encode("utf-8", "replace"))]
-    made += map(digest, args)
-    made += [digest(kwargs[key]) for key in sorted(kwargs)] if kwargs else ()
-    if len(made) > MAX_ENTRIES:
-        made[MAX_ENTRIES - 1 :] = [xxhash.xxh3_64_digest(b"".join(made[MAX_ENTRIES - 1 :]))]
-    return b"".join(made)
+    return begin(name, args, kwargs)()
 
 
-def names_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
-    """What each entry of `digests` is about, in words."""
-    found = [
-        "the function",
-        *(f"argument {at}" for at in range(len(args))),
-        *(f"argument {key!r}" for key in sorted(kwargs)),
-    ]
+def begin(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Callable[[], bytes]:
+    """Begin with `digests`, of the values as they are now; what is returned gives them, and waits for devices."""
+    makers = [_maker(value) for value in args]
+    makers += [_maker(kwargs[key]) for key in sorted(kwargs)] if kwargs else ()
+
+    def finish() -> bytes:
+        made = [_named(name), *(maker.finish() for maker in makers)]
+        if len(made) > MAX_ENTRIES:
+            made[MAX_ENTRIES - 1 :] = [xxhash.xxh3_64_digest(b"".join(made[MAX_ENTRIES - 1 :]))]
+        return b"".join(made)
+
+    return finish
+
+
+def _named(name: str) -> bytes:
+    maker = _Maker()
+    maker.add(name, 0)
+    return maker.finish()
+
+
+def names_of(args: Sequence[Any], kwargs: Mapping[str, Any], parameters: Sequence[str] = ()) -> list[str]:
+    """What each entry of `digests` is about, in words. `parameters`: the names of positional ones, if known."""
+    named = [f"argument {parameters[at]!r}" if at < len(parameters) else f"argument {at}" for at in range(len(args))]
+    found = ["the function", *named, *(f"argument {key!r}" for key in sorted(kwargs))]
     return [*found[: MAX_ENTRIES - 1], "the last arguments"] if len(found) > MAX_ENTRIES else found
+
+
+def is_scalar(made: bytes, at: int) -> bool:
+    """Whether this entry is about numbers and texts only."""
+    cut = made[at * SIZE : (at + 1) * SIZE]
+    return bool(cut) and bool(cut[0] & _SCALAR)
 
 
 def differing(recorded: bytes, own: bytes) -> list[int]:
@@ -81,21 +98,30 @@ def differing(recorded: bytes, own: bytes) -> list[int]:
 # ---------------------------------------------------------------- one value
 
 
+def _maker(value: Any) -> _Maker:
+    maker = _Maker()
+    maker.add(value, 0)
+    return maker
+
+
 class _Maker:
     """The digest of one value in the making."""
 
-    __slots__ = ("_away", "_hash", "_nodes")
+    __slots__ = ("_away", "_hash", "_nodes", "_scalar")
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_64()
         self._nodes = 0
+        self._scalar = True  # so far there was nothing but numbers and texts
         self._away: list[torch.Tensor] = []  # sums under way on devices
 
     def finish(self) -> bytes:
         for total in self._away:
             self._hash.update(_mix.pack(int(total.item())))
         found: bytes = self._hash.digest()
-        return found
+        # One bit of 64 tells numbers from data: what a step is called with is told apart by it.
+        first = found[0] | _SCALAR if self._scalar else found[0] & ~_SCALAR
+        return bytes((first,)) + found[1:]
 
     def add(self, value: Any, depth: int) -> None:
         self._nodes += 1
@@ -104,8 +130,10 @@ class _Maker:
         if plain is not None:
             self._hash.update(plain(value))
         elif isinstance(value, torch.Tensor):
+            self._scalar = False
             self._tensor(value)
         elif isinstance(value, np.ndarray):
+            self._scalar = False
             self._array(value)
         elif depth > MAX_DEPTH or self._nodes > MAX_NODES:
             self._hash.update(b"...")
@@ -201,8 +229,9 @@ class _Maker:
             if not isinstance(value, Set):
                 for item in value:
                     self.add(item, depth + 1)
-        elif kind in _GENERATORS:
-            self._hash.update(_GENERATORS[kind](value))
+        elif kind in GENERATORS:
+            self._scalar = False
+            self._hash.update(GENERATORS[kind](value))
         else:
             self._object(value, depth)
 
@@ -218,6 +247,7 @@ class _Maker:
             inner.add(key, depth + 1)
             inner.add(fields[key], depth + 1)
         self._nodes = inner._nodes
+        self._scalar = self._scalar and inner._scalar
         self._hash.update(inner.finish())
 
 
@@ -232,7 +262,7 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 def is_data(value: Any, depth: int = 0) -> bool:
     """Whether a value says something by what it is: a number, a text, a tensor, a container or record of such."""
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, (torch.Tensor, np.ndarray, np.generic)) or kind in _GENERATORS:
+    if kind in _PLAIN or isinstance(value, (torch.Tensor, np.ndarray, np.generic)) or kind in GENERATORS:
         return True
     if depth > 4:
         return False
@@ -309,7 +339,7 @@ _PLAIN: dict[type, Callable[[Any], bytes]] = {
     torch.device: lambda value: value.type.encode(),  # a replacement may have another number
     torch.Size: lambda value: repr(tuple(value)).encode(),
 }
-_GENERATORS: dict[type, Callable[[Any], bytes]] = {
+GENERATORS: dict[type, Callable[[Any], bytes]] = {
     torch.Generator: lambda value: value.get_state().numpy().tobytes(),
     np.random.Generator: lambda value: _numpy_state(value.bit_generator.state),
     np.random.RandomState: lambda value: _numpy_state(value.get_state(legacy=False)),

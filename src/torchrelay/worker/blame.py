@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from torchrelay.errors import Refused, StateMismatch, Undeclared
+from torchrelay.errors import Refused, StateMismatch, Undeclared, Unproved
 from torchrelay.protocol.events import CollectiveFailed, WorkerRaised
 from torchrelay.worker.cursor import Diverged
 from torchrelay.worker.lines import is_library
@@ -70,7 +70,7 @@ def tell_failed(session: Session, error: BaseException) -> None:
 
 def kind_of(error: BaseException) -> str:
     """What the core calls it: refused, undeclared, diverged, or the script's own."""
-    if isinstance(error, Undeclared):
+    if isinstance(error, Undeclared | Unproved):
         return "undeclared"
     if isinstance(error, Diverged):
         return "diverged"

@@ -31,14 +31,17 @@ from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, exchange_of, largest
+from torchrelay.worker.given import STEP, Function
 from torchrelay.worker.proof import Proof
+from torchrelay.worker.proving import NobodyPasses, Proving
 from torchrelay.worker.record import AtGate, AtReturn, Private, Told, encode_gate, encode_return
 from torchrelay.worker.redo import Redo
 from torchrelay.worker.reserve import pieces
+from torchrelay.worker.returned import Returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.snapshots import Snapshots
 from torchrelay.worker.state import State
-from torchrelay.worker.tail import NoCollectives
+from torchrelay.worker.taking_over import TakingOver
 
 FIRST, EVERY = 3, 64  # calls of which it is checked that nothing but local work follows their gate
 MAX_RESULT = 256 << 10  # bytes of a call's result
@@ -47,10 +50,11 @@ MAX_RESULT = 256 << 10  # bytes of a call's result
 class Attempt:
     """One run of a call's function."""
 
-    __slots__ = ("call", "compares", "gathered", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
+    __slots__ = ("call", "compares", "gathered", "given", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
 
-    def __init__(self, kind: str, pending: Point, rng: random_state.Seen) -> None:
+    def __init__(self, kind: str, pending: Point, rng: random_state.Seen, given: Callable[[], bytes] = bytes) -> None:
         self.kind = kind
+        self.given = given  # tells what the call is made with
         self.pending = pending  # the point that it is to commit
         self.rng = rng  # at the entry
         self.compares = False  # replicas compare what they hold, in its gate
@@ -82,7 +86,7 @@ class Calls:
         self._place = place
         self._rehearse = rehearse
         self._whole = False  # of a target: the reducers with which it has rehearsed may stay
-        self._private: Private | None = None  # of a newcomer, from its arrival until it goes on from the edge
+        self._taking_over: TakingOver | None = None  # of a newcomer, from its arrival until it goes on from the edge
         self.examples = Examples(
             keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts,
             pipeline=state.pipeline.told,
@@ -90,7 +94,8 @@ class Calls:
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
-        self._edge = Edge(session, state, self._tell)
+        self._returned = Returned(state)
+        self._edge = Edge(session, state, self._tell, self._returned.encoded)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = early.Early(state, shard)
         self._comparison = Comparison(session, state, shard)
@@ -100,13 +105,14 @@ class Calls:
         self._unsettled = list(self._wrappers)
         for optimizer in state.zeros():
             zero.stand_before_gather(optimizer, self._gather)
+        self._proving = Proving(lambda: session.rank)
+        self._proved = 0  # renewals after which the numbers of steps were shown to be right
         self._attempt: Attempt | None = None
         self._count = 0
+        self._ids = frozenset(map(id, state.objects()))  # the state holds them all, so no other has such an id
         self._late: dict[str, str] | None = None
         self._half_done: str | None = None  # an exception has left a call after its gate
         self._strayed: str | None = None  # an exception has left a call, and the script has gone on
-        self._inherited: tuple[tuple[bytes | memoryview, ...], bytes] = ((), b"")
-        self._tail: NoCollectives | None = None  # of a newcomer, between its last recorded call and the edge
 
     @property
     def inside(self) -> bool:
@@ -125,9 +131,10 @@ class Calls:
         if self._session.target:
             functions = self.examples.functions()
             self._whole = tryout.prepare(self._session, self._state, functions, self._try, self._rehearse)
-        self._private = self._place()
-        self._session.program.check(self._private.code)
-        self._late = self._private.late
+        private = self._place()
+        self._session.program.check(private.code)
+        self._taking_over = TakingOver(self._session, self._state, private)
+        self._late = private.late
         self._place = None
 
     def _try(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
@@ -138,31 +145,45 @@ class Calls:
         finally:
             self._attempt = None
 
+    def _is_elsewhere(self, holder: Any, name: str, value: Any) -> bool:
+        """Whether a replacement gets this in another way: with the state, or with what is hidden."""
+        return id(value) in self._ids or self.hidden.carries(holder, name, value)
+
     # ------------------------------------------------------------ a call
 
-    def run(self, kind: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def function(self, kind: str, function: Callable[..., Any]) -> Function:
+        """A function that is to be called as a step or section."""
+        return Function(function, kind, self._is_elsewhere)
+
+    def run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
+        kind = function.kind
         if self._attempt is not None:
             raise Refused(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section")
         if self._place is not None:
             self.arrive()
         if self._cursor.replaying:
-            return self._replay(kind)
+            return self._replay(function, args, kwargs)
         if self._half_done is not None:
             raise RuntimeError(
                 f"a {self._half_done} after its optimizer.step(), and the script went on: what it has updated by then "
                 "nobody can tell. Let the exception leave the script, raise it earlier, or return a flag instead"
             )
+        given: Callable[[], bytes] | None = None
         while True:
             # Most calls may begin; who may not looks why.
-            attempt = self._begin(kind) if self._private is None and self._strayed is None else None
+            attempt = self._begin(kind) if self._taking_over is None and self._strayed is None else None
             if attempt is None:
                 self.stand_still()
                 attempt = self._begin(kind)
             if attempt is None:
                 continue
+            if given is None:
+                given = function.begin(args, kwargs)
+                function.mark()
+            attempt.given = given
             try:
-                value = function(*args, **kwargs)
+                value = function.call(*args, **kwargs)
                 self._finish(attempt, value)
             except BaseException as error:
                 if not self._to_be_redone(attempt, error):
@@ -172,15 +193,14 @@ class Calls:
             finally:
                 self._attempt = None
             self._go_back(attempt)
+            function.rewind()
+            function.check_again(given(), args, kwargs, _named(kind, attempt.pending))
 
     def stand_still(self) -> None:
         """At the entry of a call, or at the script's end: stop if somebody has asked for it."""
-        if self._private is not None:
-            self._end_tail()
-            self._keep_inherited()
-            self._edge.stop(whole=self._whole)
-            self._take_over(self._private)
-            self._private = None
+        if self._taking_over is not None:
+            self._arrive_at_edge(self._taking_over)
+            self._taking_over = None
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
             if not self._standing.await_way(self._session.welcome.patience_s):
@@ -195,12 +215,12 @@ class Calls:
 
     def _begin(self, kind: str) -> Attempt | None:
         """The entry: what follows can be undone. None if we have to stand still before."""
-        phase = WorkerPhase.COMPUTING if kind == "step" else WorkerPhase.SECTION
+        phase = WorkerPhase.COMPUTING if kind == STEP else WorkerPhase.SECTION
         pending = self._pending(kind)
         if not self._standing.begin_call(phase, pending):
             return None
         self._snapshots.entry(self._cursor.point)
-        compares = kind == "step" and self._comparison.due(pending)
+        compares = kind == STEP and self._comparison.due(pending, self._edge.renewed_after)
         if compares:
             self._comparison.begin()
         redo = self._redo[kind]
@@ -216,7 +236,7 @@ class Calls:
 
     def _pending(self, kind: str) -> Point:
         point = self._cursor.point
-        return point.after_step() if kind == "step" else point.after_section()
+        return point.after_step() if kind == STEP else point.after_section()
 
     def _go_back(self, attempt: Attempt) -> None:
         """Put all back as it was at the entry, and wait until the call may be run again."""
@@ -234,7 +254,7 @@ class Calls:
         if self._session.rehearsing:
             raise tryout.AtGate
         attempt = self._attempt
-        if attempt is None or attempt.kind != "step":
+        if attempt is None or attempt.kind != STEP:
             where = "in a section" if attempt is not None else "outside of any step"
             if self._state.has_optimizer(optimizer):
                 raise Refused(
@@ -262,34 +282,42 @@ class Calls:
             self._unsettled = [wrapper for wrapper in self._unsettled if not ddp.settle(wrapper)]
         pending = attempt.pending
         attempt.rng_at_gate = random_state.look()
+        proofs = self._proofs(attempt)
         if attempt.call is None:
-            attempt.call = self._cursor.begin_call(attempt.kind, pending)
+            attempt.call = self._cursor.begin_call(attempt.kind, pending, attempt.given())
         try:
             record = self._record(attempt, attempt.rng_at_gate)
-            complete = self._gate.enter(pending, *record, also=self._also(attempt, pending))
+            complete = self._gate.enter(pending, *record, also=self._also(attempt, pending, proofs))
         except PageFull as error:
             raise _too_large(error) from error
         except Differing as found:
             self._stand_for(found)
+        except NobodyPasses:
+            self._gate.await_interrupt(_nothing)
+            raise StepInterrupted from None
+        if proofs is not None:
+            self._proved = self._edge.renewals
         attempt.passed = True
         self._cursor.point = pending
         if not self._snapshots.idle:
-            self._snapshots.passed(complete, step=attempt.kind == "step")
+            self._snapshots.passed(complete, step=attempt.kind == STEP)
         self._strayed = None
         if self._count < FIRST or self._count % EVERY == 0:
             self._afterwards.note()
 
-    def _also(self, attempt: Attempt, pending: Point) -> Callable[[], None] | None:
+    def _proofs(self, attempt: Attempt) -> Callable[[], None] | None:
+        """In the first step after ranks have changed hands: what shows that it is made with the right numbers."""
+        if self._proved == self._edge.renewals or attempt.kind != STEP:
+            return None
+        return self._proving.look(self._cursor.last_given, attempt.given())
+
+    def _also(self, attempt: Attempt, pending: Point, proofs: Callable[[], None] | None) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
-        looks: Callable[[], None] | None = None
-        if attempt.compares:
-            looks = partial(self._comparison.exchange, pending)
-        elif pending.step <= early.LAST and attempt.kind == "step":
-            looks = self._early.look(pending)
+        early_look = self._early.look(pending) if pending.step <= early.LAST and attempt.kind == STEP else None
+        compares = partial(self._comparison.exchange, pending, self._edge.renewed_after) if attempt.compares else None
         agrees = None if self._snapshots.idle else self._snapshots.agree()
-        if looks is None or agrees is None:
-            return looks or agrees
-        return partial(_do_all, (looks, agrees))
+        found = [each for each in (proofs, early_look, compares, agrees) if each is not None]
+        return partial(_do_all, found) if len(found) > 1 else next(iter(found), None)
 
     def _stand_for(self, found: Differing) -> NoReturn:
         """Replicas differ: nobody goes on from here. One says so, and all wait until that has led to something."""
@@ -352,6 +380,7 @@ class Calls:
             self._session.page.supplement(encode_return(since))
         except PageFull as error:
             raise _too_large(error) from error
+        self._returned.mark()
         self._standing.enter(WorkerPhase.BETWEEN)
 
     def _encode(self, kind: str, value: Any) -> bytes:
@@ -368,7 +397,7 @@ class Calls:
 
     def _check_local(self, attempt: Attempt) -> None:
         """Nothing but local work may follow the gate: it is not repeated, and nobody helps with it."""
-        if attempt.kind == "step" and self._afterwards.found():
+        if attempt.kind == STEP and self._afterwards.found():
             raise Refused(
                 "a step communicates after its first optimizer.step()",
                 "move that communication before optimizer.step(), or into run.section()",
@@ -379,7 +408,7 @@ class Calls:
                 "a step draws random numbers after its first optimizer.step()",
                 "draw them before optimizer.step(), or after the step",
             )
-        if attempt.kind == "step":
+        if attempt.kind == STEP:
             private = self._state.private
             moving = set().union(*(redo.moving for redo in self._redo.values()))
             self._late, shared = late.look(attempt.private, private.record(), private.unknown(moving))
@@ -412,49 +441,27 @@ class Calls:
 
     # ------------------------------------------------------------ newcomers
 
-    def _replay(self, kind: str) -> Any:
-        """The recorded result; after the last one, the random state of the lost worker."""
-        call = self._cursor.replay_call(kind)
-        assert call.result is not None, "results that were missing were fetched from a source"
+    def _replay(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        """The recorded result."""
+        assert self._taking_over is not None, "only newcomers replay"
+        call = self._cursor.replay_call(function.kind)
+        result = self._taking_over.replay(call, function, args, kwargs)
         if not self._cursor.replaying:
-            assert self._private is not None, "only newcomers replay"
-            self._state.private.load(self._private.state)
-            if not self._private.returned:
-                self.hidden.borrow(self._private.lent)
-                late.make_again(self._state.private, self._private.late)
-            random_state.restore(self._private.rng)
-            self._inherited = self._inherit(self._private, call.result)
-            self._tail = NoCollectives()  # type: ignore[no-untyped-call]
-            self._tail.begin()
-        return values.decode(call.result)
+            self._taking_over.begin_tail(call)
+            self._returned.mark()
+        return result
 
-    def _inherit(self, private: Private, result: bytes) -> tuple[tuple[bytes | memoryview, ...], bytes]:
-        """The record of the point that we are brought to, at its gate and at its return, as of now."""
-        state = self._state.private.record()
-        back = AtReturn(result, state if state != private.state else None, private.late)
-        gate = AtGate(private.state, private.place, private.late, private.learned, private.code)
-        return encode_gate((private.rng,), gate), encode_return(back)
-
-    def _keep_inherited(self) -> None:
-        """The rank is ours soon, and may be taken over from us before we have committed anything."""
-        gate, back = self._inherited
+    def _arrive_at_edge(self, taking_over: TakingOver) -> None:
+        """A newcomer gets its rank, and knows what the calls of its last holder have shown."""
         try:
-            self._session.page.keep(self._cursor.point, *gate)
-            self._session.page.supplement(back)
+            taking_over.end_tail(self._cursor.point)
         except PageFull as error:
             raise _too_large(error) from error
-        self._inherited = ((), b"")
-
-    def _take_over(self, private: Private) -> None:
-        """What the calls of this rank's last holder have shown."""
+        self._edge.stop(whole=self._whole)
+        self._proving.doubt = taking_over.doubt
         for kind, redo in self._redo.items():
-            if kind in private.learned:
-                redo.take_over(private.learned[kind])
-
-    def _end_tail(self) -> None:
-        if self._tail is not None:
-            self._tail.end()
-            self._tail = None
+            if kind in taking_over.private.learned:
+                redo.take_over(taking_over.private.learned[kind])
 
     def _tell(self) -> bytes:
         """Of our last call, for a newcomer whose predecessor did not see it return."""
@@ -475,12 +482,21 @@ class Calls:
             self._proof.note(random_state.capture())
 
 
+def _named(kind: str, point: Point) -> str:
+    """A call, in words."""
+    return f"the {kind} of {point}"
+
+
 def _too_large(error: PageFull) -> Refused:
     return Refused(
         f"a rank's private state is too large: {error}",
         f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
         "bytes",
     )
+
+
+def _nothing() -> None:
+    """Another rank says what is the matter."""
 
 
 def _do_all(steps: Sequence[Callable[[], None]]) -> None:

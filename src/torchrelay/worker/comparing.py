@@ -1,5 +1,9 @@
 """Comparing: every so many steps replicas compare what they hold, to find a bit that has flipped where nobody looked.
 
+And when 1, 2, 4 and 8 steps are committed after the start, or after ranks have changed hands: a replacement that
+decides otherwise than its replicas, by something that it does not have from them, soon holds other bits. Besides
+parameters and optimizer state they compare values: learning rates, schedules, and whatever else the state holds.
+
 At the entry of the step sums over parameters and optimizer state are made; in its gate all ranks tell one another
 theirs. Nobody passes that gate if replicas differ: the step is made again, without the one that differs from most. What
 it has given to the steps since the last comparison is in all of them, and alike.
@@ -8,18 +12,23 @@ it has given to the steps since the last comparison is in all of them, and alike
 from __future__ import annotations
 
 import sys
+from typing import Any
 
 import torch
 
 from torchrelay.errors import Refused
 from torchrelay.protocol.differing import Verdict, judge
 from torchrelay.protocol.events import ReplicasDiffer
-from torchrelay.protocol.ids import Point, Rank
-from torchrelay.worker import agreement, sums
+from torchrelay.protocol.ids import START, Point, Rank
+from torchrelay.worker import agreement, sums, tree
+from torchrelay.worker.digest import Digest
+from torchrelay.worker.parts import ContainerPart, OptimizerPart, StatefulPart
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
 EVERY = 100  # steps
+AFTER = (1, 2, 4, 8)  # steps after the start, and after ranks have changed hands
+TENSORS, VALUES = "tensors", "values"
 SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
 NEVER_ALIKE = (
     "torchrelay: ranks that hold the shard {} hold different parameters or optimizer state, and have since the first "
@@ -55,29 +64,38 @@ class Comparison:
         self._sums: _Sums | None = None
         self._warned = False
 
-    def due(self, pending: Point) -> bool:
-        """Whether the ranks compare before the update that is to commit this point: all come to the same answer."""
-        every = self._state.compare_every
-        return bool(every) and pending.section == 0 and pending.step > 1 and (pending.step - 1) % every == 0
+    def due(self, pending: Point, renewed: Point) -> bool:
+        """Whether the ranks compare before the update that is to commit this point: all come to the same answer.
+
+        `renewed`: after which ranks have changed hands last, or the start.
+        """
+        every, done = self._state.compare_every, pending.step - 1
+        return bool(every) and done > 0 and (done % every == 0 or done - renewed.step in AFTER)
 
     def begin(self) -> None:
         """At the entry of the step: what is compared stands still until its gate."""
         self._sums = _Sums(self._state)
 
-    def exchange(self, pending: Point) -> None:
-        """In the gate, collective over all ranks. Raises `Differing`, on all of them."""
+    def exchange(self, pending: Point, renewed: Point) -> None:
+        """In the gate, collective over all ranks. Raises `Differing`, on all of them. `renewed`: see `due`."""
         assert self._sums is not None, "begun at the entry"
-        lines, self._sums = self._sums.lines(), None
-        agreed = SEEN if self._state.replicas_agreed else NEVER
+        lines, values = self._sums.lines(), self._sums.values
+        self._sums = None
+        self._compare(pending, renewed, lines, TENSORS)
+        self._compare(pending, renewed, values, VALUES)
+
+    def _compare(self, pending: Point, renewed: Point, lines: list[str], what: str) -> None:
+        """Of the ranks that hold a shard all must tell the same, once they have."""
+        agreed = SEEN if what in self._state.agreed else NEVER
         told = agreement.tell(f"{agreed}{self._shard}", lines)
         known = [(name if name.startswith(SEEN) else f"{name} {rank}", held) for rank, (name, held) in enumerate(told)]
         verdict = judge(known)
         if verdict.differing or verdict.doubtful:
-            raise Differing(self._event(pending, verdict, agreement.lines_of_all(lines)))
+            raise Differing(self._event(pending, renewed, verdict, agreement.lines_of_all(lines)))
         mine = {value for name, value in told if name[1:] == self._shard}
         if len(mine) == 1:
-            self._state.replicas_agreed = True
-        elif not self._state.replicas_agreed and not self._warned:
+            self._state.agreed.add(what)
+        elif what == TENSORS and what not in self._state.agreed and not self._warned:
             self._warned = True
             print(NEVER_ALIKE.format(self._shard), file=sys.stderr, flush=True)
 
@@ -87,7 +105,7 @@ class Comparison:
         ranks = range(self._session.identity.wait().world_size)
         return self._session.rank == next((rank for rank in ranks if rank not in blamed), 0)
 
-    def _event(self, pending: Point, verdict: Verdict, everyone: list[list[str]]) -> ReplicasDiffer:
+    def _event(self, pending: Point, renewed: Point, verdict: Verdict, everyone: list[list[str]]) -> ReplicasDiffer:
         after = pending.step - 1
         named = verdict.doubtful or verdict.differing
         who = f"rank{'s' * (len(named) > 1)} {', '.join(map(str, named))}"
@@ -102,6 +120,7 @@ class Comparison:
             generation=self._session.standing.wired, point=Point(after),
             ranks=() if verdict.doubtful else tuple(map(Rank, verdict.differing)),
             evidence=f"{who} {how} after step {after}: {what}",
+            since=renewed if renewed > START and after - renewed.step <= AFTER[-1] else None,
         )  # fmt: skip
 
 
@@ -120,9 +139,33 @@ class _Sums:
         # The processor makes them at once, as the step may change small things before its gate. A device's queue keeps
         # them before any later update.
         self._finish = sums.begin([tensor for _, tensor in self._named])
+        self.values = values_of(state)
 
     def lines(self) -> list[str]:
         return [f"{name}: {value:016x}" for (name, _), value in zip(self._named, self._finish(), strict=True)]
+
+
+def values_of(state: State) -> list[str]:
+    """A line for each part with values of its own: hyper-parameters, what a schedule or a dict of the script holds."""
+    lines = []
+    for part in state.flat():
+        if isinstance(part, OptimizerPart):
+            lines += [
+                f"{part.path}.param_groups[{at}]: {_digest(group)}" for at, group in enumerate(part.hyper_parameters())
+            ]
+        elif isinstance(part, ContainerPart | StatefulPart):
+            given = part.give()
+            lines.append(f"{part.path}: {_digest(given['plain'] if isinstance(part, ContainerPart) else given)}")
+    return lines
+
+
+def _digest(values: Any) -> str:
+    data, tensors = tree.encode(values, "values", canonical=True)
+    digest = Digest()
+    digest.add(data)
+    for one in sums.of(tensors):
+        digest.add(one.to_bytes(8, "little"))
+    return digest.text()
 
 
 def compared(state: State) -> list[tuple[str, torch.Tensor]]:

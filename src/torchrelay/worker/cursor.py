@@ -32,6 +32,7 @@ class Call(Struct, array_like=True, tag="call", kw_only=True):
     kind: str  # step, section
     point: Point
     result: bytes | None = None  # encoded; None as long as it has not returned
+    given: bytes = b""  # what it was made with, see `given`
 
 
 class Frame(Struct, array_like=True, tag="loop"):
@@ -138,13 +139,18 @@ class Cursor:
         assert self._last is not None, "whoever is asked has committed something"
         return msgspec.msgpack.encode(self._last)
 
+    @property
+    def last_given(self) -> bytes:
+        """What the call that was committed last was made with."""
+        return self._last.given if self._last is not None else b""
+
     def counts(self) -> list[int]:
         """For each open loop, how many items it has yielded."""
         return [frame.count for frame in self._stack]
 
     # ------------------------------------------------------------ calls
 
-    def begin_call(self, kind: str, point: Point) -> Call:
+    def begin_call(self, kind: str, point: Point, given: bytes = b"") -> Call:
         """A call is about to be committed: the record of `point` holds it, without its result.
 
         Raises `Refused` if the script makes calls without end within one item.
@@ -152,7 +158,7 @@ class Cursor:
         trace = self._stack[-1].trace
         if self._trouble is not None or len(trace) >= MAX_TRACE:
             self._check()
-        call = Call(kind=kind, point=point)
+        call = Call(kind=kind, point=point, given=given)
         trace.append(call)
         self._former, self._last = self._last, call
         return call

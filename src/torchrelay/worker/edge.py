@@ -30,7 +30,7 @@ from torchrelay.protocol.events import (
     WorkerResumed,
     WorkerRewired,
 )
-from torchrelay.protocol.ids import Generation, Point, Rank, WorkerPhase
+from torchrelay.protocol.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.protocol.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
 from torchrelay.wire import trust
 from torchrelay.worker import ddp, fsdp, groups, random_state, transfer, zero
@@ -39,7 +39,7 @@ from torchrelay.worker.buddies import RECORDS
 from torchrelay.worker.gate import await_interrupt, on_lanes
 from torchrelay.worker.lanes import Ends, Parted, limit, watch_over
 from torchrelay.worker.rounds import GATE, partners
-from torchrelay.worker.serving import SNAPSHOT, STATE
+from torchrelay.worker.serving import STATE, snapshot_of
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
@@ -50,7 +50,12 @@ RESTORE_S = 600.0
 class Edge:
     """The edge of one worker. `record` tells the place of its script, for newcomers."""
 
-    def __init__(self, session: Session, state: State | None = None, record: Callable[[], bytes] | None = None) -> None:
+    def __init__(
+        self, session: Session, state: State | None = None, record: Callable[[], bytes] | None = None,
+        values: Callable[[], bytes] = bytes,
+    ) -> None:  # fmt: skip
+        """`values`: of the state, as they were when the last call returned; asked for by the main thread."""
+        self._values = values
         self._session = session
         self._standing = session.standing
         self._state = state
@@ -58,6 +63,8 @@ class Edge:
         self._ready = self._handed = self._rewired = Generation(0)  # done in this generation
         self._tried: Restore | None = None
         self._serves = True
+        self.renewals = 0  # how often ranks have changed hands while we stood here
+        self.renewed_after = START  # the point at which they did so last: the same on all ranks
 
     # ------------------------------------------------------------ stops
 
@@ -109,6 +116,8 @@ class Edge:
                             self._session.snapshots.renew()
                         if not self._gather(order):
                             continue
+                        self.renewals += 1
+                        self.renewed_after = order.point or START
                     if self._standing.go_on(order.generation):
                         self._say_resumed(order.generation)
                         return
@@ -149,7 +158,7 @@ class Edge:
         here = standing.committed if standing.committed is not None else standing.caught_up
         assert here == order.point, f"ordered to stand after {order.point}, and stands after {here}"
         if standing.committed is not None and self._serves:
-            session.server.publish(order.generation, order.point, self._record, self._state)
+            session.server.publish(order.generation, order.point, self._record, self._state, self._values())
         private = b""
         if isinstance(order, Decide) and order.hand_over:
             private = self._kept(order.point)
@@ -183,7 +192,7 @@ class Edge:
             return
         if self._state is not None and standing.committed is not None and self._serves:
             # After a halt there was no verdict in this generation; whoever has taken over a rank asks for the state.
-            session.server.publish(order.generation, standing.committed, self._record, self._state)
+            session.server.publish(order.generation, standing.committed, self._record, self._state, self._values())
         begin = time.monotonic()
         try:
             store = groups.connect_store(order.store, WIRING_S)
@@ -269,7 +278,7 @@ class Edge:
     def _wanted(self, order: Restore) -> str:
         if not order.snapshot:
             return STATE
-        return f"{SNAPSHOT}{order.rank} {self._session.identity.wait().restarts}"
+        return snapshot_of(order.rank, self._session.identity.wait().restarts)
 
     def _say_failed(self, order: Restore, error: transfer.TransferFailed) -> None:
         """A source has not delivered. Others may go on meanwhile: this answer is then followed by another."""

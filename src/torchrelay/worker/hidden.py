@@ -167,12 +167,25 @@ class Hidden:
         self._remembered: list[Any] = []
         self._touched: list[tuple[Seen, bytes]] = []
         self._loaded = False
+        self._known_of: Any = None  # what the two below were made of
+        self._known_count = 0
+        self._places: set[tuple[int, Any]] = set()
+        self._holders: set[int] = set()
         self.late = b""  # what the update of the last call has changed, as it was when that had returned
 
     @property
     def empty(self) -> bool:
         """Whether there is nothing to tell: asked twice in every call."""
         return not (self.state.kept or self._waiting or any(one.moving.kept for _, one in list(self._seen.values())))
+
+    def carries(self, holder: Any, name: str, value: Any) -> bool:
+        """Whether a replacement gets what stands here under this name, or what this value holds."""
+        kept = self.state.kept
+        if self._known_of is not kept or len(kept) != self._known_count:
+            self._known_of, self._known_count = kept, len(kept)
+            self._places = {(id(leaf.holder), leaf.name) for leaf in kept.values()}
+            self._holders = {id(leaf.holder) for leaf in kept.values()}
+        return (id(holder), name) in self._places or id(value) in self._holders
 
     def add(self, function: Any) -> None:
         """A step function: what it takes from around it is looked at, too."""

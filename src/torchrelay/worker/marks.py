@@ -142,6 +142,39 @@ class Scale:
             self._scaler._per_optimizer_states.clear()
 
 
+class Fields:
+    """What an object of the script holds. Shallow: what is changed in place within it is not put back."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._before: dict[str, Any] = {}
+
+    def mark(self) -> None:
+        self._before = vars(self._value).copy()
+
+    def rewind(self) -> None:
+        vars(self._value).clear()
+        vars(self._value).update(self._before)
+
+
+class Entries:
+    """What a dict, list, deque or set of the script holds; shallow, too."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+        self._before = value.copy()
+
+    def mark(self) -> None:
+        self._before = self._value.copy()
+
+    def rewind(self) -> None:
+        self._value.clear()
+        if isinstance(self._value, (dict, set)):
+            self._value.update(self._before)
+        else:
+            self._value.extend(self._before)
+
+
 class Draws:
     """A generator of the script: the forward pass draws from it."""
 

@@ -363,7 +363,7 @@ def _size(value: Any) -> int:
 
 
 def _bytes_of(generator: Any) -> bytes:
-    kind = arguments._GENERATORS.get(type(generator))
+    kind = arguments.GENERATORS.get(type(generator))
     if kind is not None:
         return kind(generator)
     return repr(_state_of(generator)).encode()

@@ -22,6 +22,7 @@ from torchrelay.errors import Refused, StateMismatch
 from torchrelay.worker import fsdp
 from torchrelay.worker.landing import Landing, array_fits
 from torchrelay.worker.tree import REMEDY, ArrayLeaf, Fields, Named
+from torchrelay.worker.values import into
 
 Tree = Any
 
@@ -30,6 +31,9 @@ class Part(Protocol):
     """One object of the script, as a part of the state."""
 
     path: str
+
+    def held(self) -> Any:
+        """The object itself, as the script holds it."""
 
     def give(self) -> Tree:
         """Its state now, with the live tensors at the leaves."""
@@ -73,6 +77,9 @@ class TensorPart:
         self.path = path
         self.tensor = tensor
 
+    def held(self) -> Any:
+        return self.tensor
+
     def give(self) -> Tree:
         return self.tensor
 
@@ -89,6 +96,9 @@ class ArrayPart:
     def __init__(self, path: str, array: np.ndarray[Any, Any]) -> None:
         self.path = path
         self.array = array
+
+    def held(self) -> Any:
+        return self.array
 
     def give(self) -> Tree:
         return self.array
@@ -111,6 +121,9 @@ class GeneratorPart:
         self.generator = generator
         self.kept = False  # whether it has its own state already, which what arrives must not replace
         self._arrived: torch.Tensor | None = None
+
+    def held(self) -> Any:
+        return self.generator
 
     def give(self) -> Tree:
         return self.generator.get_state()
@@ -143,6 +156,9 @@ class ModulePart:
         self.given = module
         self.module = unwrapped(module)
         self._tree: dict[str, Any] = {}
+
+    def held(self) -> Any:
+        return self.given
 
     def give(self) -> Tree:
         return Fields(
@@ -206,6 +222,9 @@ class OptimizerPart:
         self.optimizer = optimizer
         self._tree: dict[str, Any] = {}
 
+    def held(self) -> Any:
+        return self.optimizer
+
     def give(self) -> Tree:
         positions = {id(parameter): at for at, parameter in enumerate(self._parameters())}
         state = []
@@ -223,7 +242,7 @@ class OptimizerPart:
         return Fields(
             kind=f"{type(self.optimizer).__module__}.{type(self.optimizer).__qualname__}",
             parameters=[list(group["params"]) for group in self.optimizer.param_groups],
-            groups=[_hyper_parameters(group) for group in self.optimizer.param_groups],
+            groups=self.hyper_parameters(),
             state=state,
             called=bool(getattr(self.optimizer, "_opt_called", False)),
         )
@@ -254,6 +273,21 @@ class OptimizerPart:
         self.optimizer._opt_called = bool(self._tree["called"])  # type: ignore[attr-defined]
         self._tree = {}
 
+    def told_values(self) -> list[dict[str, Any]]:
+        """Its plain values; see `returned`."""
+        return self.hyper_parameters()
+
+    def take_values(self, told: list[dict[str, Any]]) -> None:
+        """Take what `told_values` has told of another rank's."""
+        for group, there in zip(self.optimizer.param_groups, told, strict=True):
+            group.update(into(group, there))
+
+    def hyper_parameters(self) -> list[dict[str, Any]]:
+        """Of each group."""
+        return [
+            {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
 
@@ -271,10 +305,6 @@ class OptimizerPart:
         known = range(sum(sizes))
         if not all(isinstance(key, str) or key in known for key, _ in tree["state"]):
             raise ValueError("state of a parameter that is not there")
-
-
-def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in group.items() if key != "params"}
 
 
 def mark_stepped(optimizer: Optimizer) -> None:
@@ -297,6 +327,9 @@ class ContainerPart:
         self._parts = {key: part_of(entry, f"{path}[{key!r}]") for key, entry in _objects(value)}
         self._plain: Any = None
 
+    def held(self) -> Any:
+        return self.value
+
     def give(self) -> Tree:
         return Fields(plain=self._without_parts(), parts={key: part.give() for key, part in self._parts.items()})
 
@@ -309,6 +342,9 @@ class ContainerPart:
     def settle(self) -> None:
         for part in self._parts.values():
             part.settle()
+        self._settle_plain()
+
+    def _settle_plain(self) -> None:
         plain, self._plain = self._plain, None
         if isinstance(self.value, dict):
             for key in [key for key in self.value if key not in self._parts and key not in plain]:
@@ -321,6 +357,15 @@ class ContainerPart:
             kept = {key: self.value[key] for key in self._parts}
             self.value.clear()
             self.value.extend(kept.get(at, entry) for at, entry in enumerate(plain))
+
+    def told_values(self) -> Any:
+        """Its plain entries; see `returned`."""
+        return self._without_parts()
+
+    def take_values(self, told: Any) -> None:
+        """Take what `told_values` has told of another rank's."""
+        self._plain = into(self._without_parts(), told)
+        self._settle_plain()
 
     def parts(self) -> list[Part]:
         """The entries that are parts of their own."""
@@ -357,6 +402,9 @@ class StatefulPart:
         self.value = value
         self._arrived: Any = None
 
+    def held(self) -> Any:
+        return self.value
+
     def give(self) -> Tree:
         return self.value.state_dict()
 
@@ -364,6 +412,14 @@ class StatefulPart:
         # What its own state_dict() returns is often its live tensors: landing there saves the memory of a second
         # copy, and load_state_dict() then copies them onto themselves.
         self._arrived = landing.anyhow(tree, self.value.state_dict(), self.path)
+
+    def told_values(self) -> Any:
+        """What its state_dict() returns; see `returned`."""
+        return self.value.state_dict()
+
+    def take_values(self, told: Any) -> None:
+        """Take what `told_values` has told of another rank's."""
+        self.value.load_state_dict(into(self.value.state_dict(), told))
 
     def settle(self) -> None:
         arrived, self._arrived = self._arrived, None

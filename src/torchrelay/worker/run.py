@@ -53,19 +53,20 @@ class WorkerRun:
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         run = self._calls.run
+        known = self._calls.function("step", function)
         look = self._calls.examples.add(function).look
         self._calls.hidden.add(function)
 
         @functools.wraps(function)
         def committed_step(*args: P.args, **kwargs: P.kwargs) -> R:
             look(args, kwargs)
-            result: R = run("step", function, args, kwargs)
+            result: R = run(known, args, kwargs)
             return result
 
         return committed_step
 
     def section(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        result: R = self._calls.run("section", function, args, kwargs)
+        result: R = self._calls.run(self._calls.function("section", function), args, kwargs)
         return result
 
     def epochs(self, count: int) -> Iterable[int]:

@@ -49,6 +49,9 @@ class SavedPart:
         self._arrived: Any = None
         self._written: _Folder | None = None
 
+    def held(self) -> Any:
+        return self._save
+
     def give(self) -> Any:
         if not self._by_path:
             return Fields(saved=self._save())

@@ -45,7 +45,7 @@ from torchrelay.worker.stream import (
 
 log = logging.getLogger(__name__)
 
-RECORD, STATE, SLICES, EXAMPLE = "record", "state", "slices", "example"
+RECORD, VALUES, STATE, SLICES, EXAMPLE = "record", "values", "state", "slices", "example"
 SHELVE, SNAPSHOT = "shelve ", "snapshot "  # and the rank and restarts: a snapshot is given, or asked for
 LANE = "lane "  # with its purpose and the rank that asks, which stays connected (see `lanes`)
 _LANE = re.compile(rf"{LANE}[a-z]{{1,16}} [0-9]{{1,9}}")
@@ -63,6 +63,7 @@ class _Offer(Struct):
     point: Point
     record: Callable[[], bytes] | None = None
     state: State | None = None
+    values: bytes | None = None
     manifest: tuple[bytes, list[Tensor]] | None = None  # made when first asked for; the state stands still
 
 
@@ -101,8 +102,9 @@ class StateServer:
         point: Point,
         record: Callable[[], bytes] | None = None,
         state: State | None = None,
+        values: bytes | None = None,
     ) -> None:
-        """Offer the record of a point, or the state at it, or both; what is offered already for the same stays.
+        """Offer the record of a point, the state at it, its values; what is offered already for the same stays.
 
         `record` is called in another thread when it is asked for. Another generation or point replaces all, and cuts
         the transfers of the one before.
@@ -114,6 +116,7 @@ class StateServer:
                 offer = self._offer = _Offer(generation, point)
             offer.record = record or offer.record
             offer.state = state or offer.state
+            offer.values = values or offer.values
             self._changed.notify_all()
 
     def withdraw(self) -> None:
@@ -257,7 +260,8 @@ class StateServer:
             return None, f"generation {generation} is over: this worker is in {offer.generation}"
         if offer.point != ask.point:
             return None, f"this worker is at {offer.point}, not at {ask.point}"
-        there = offer.record if ask.want == RECORD else offer.state
+        small = {RECORD: offer.record, VALUES: offer.values}
+        there: object = small.get(ask.want, offer.state)
         return (offer if there is not None else None), None
 
     @contextmanager
@@ -282,7 +286,7 @@ class StateServer:
             stream.send(RefusedAnswer(f"its {ask.want} cannot be told: {error}"))
             return
         stream.allow(STALL_S, float("inf"))
-        if ask.want == RECORD:
+        if ask.want in (RECORD, VALUES):
             _send(stream, offer.generation, offer.point, head)
             return
         state = _Given(offer.generation, offer.point, head, tensors)
@@ -318,6 +322,9 @@ class StateServer:
         if want == RECORD:
             assert offer.record is not None, "an offer without a record was found for a record"
             return offer.record(), []
+        if want == VALUES:
+            assert offer.values is not None, "an offer without values was found for values"
+            return offer.values, []
         assert offer.state is not None, "an offer without a state was found for a state"
         with self._manifest_lock:  # several may ask at once; telling it once is enough
             if offer.manifest is None:
@@ -325,9 +332,14 @@ class StateServer:
             return offer.manifest
 
 
+def snapshot_of(rank: Rank, restarts: int) -> str:
+    """By which a snapshot of this rank is asked for."""
+    return f"{SNAPSHOT}{rank} {restarts}"
+
+
 def _known(want: str) -> bool:
     return (
-        want in (RECORD, STATE, SLICES, EXAMPLE)
+        want in (RECORD, VALUES, STATE, SLICES, EXAMPLE)
         or want.startswith((SHELVE, SNAPSHOT))
         or _LANE.fullmatch(want) is not None
     )

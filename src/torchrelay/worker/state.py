@@ -41,7 +41,7 @@ from torchrelay.worker.private import Private
 from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.saved import Load, Save, SavedPart
 
-VERSION = 4  # of the manifest; both ends must have the same
+VERSION = 5  # of the manifest; both ends must have the same
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module] | Sequence[torch.nn.Module] | None
 Optimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None
@@ -91,7 +91,9 @@ class State:
         self.snapshot_every = self.compare_every = 0
         self.snapshot_auto = False
         self.snapshot_buddies = 1
-        self.replicas_agreed = False  # in a comparison: only from then on a difference is a fault
+        self.agreed: set[str] = (
+            set()
+        )  # in what replicas were alike in a comparison: from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(
             self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)], self._looked_at()
@@ -147,6 +149,25 @@ class State:
                 found.setdefault(id(parameter), (f"parameter {number} of optimizer {at}", parameter))
         return list(found.values())
 
+    def objects(self) -> list[Any]:
+        """What the state is made of, as scripts hold it: tensors, generators, containers, objects with a state."""
+        found: list[Any] = [tensor for _, tensor in self.parameters()]
+        for _, module in self.modules():
+            found += [tensor for _, tensor in named_tensors(module)]
+        return found + [part.held() for part in self.flat()]
+
+    def given_besides(self) -> list[tuple[str, torch.Tensor]]:
+        """Tensors of `extra`, with the path of their part: scripts may change them between two calls."""
+        found: list[tuple[str, torch.Tensor]] = []
+        for part in self.flat():
+            if part.path.startswith("extra["):
+                held = part.held()
+                if isinstance(held, torch.Tensor):
+                    found.append((part.path, held))
+                elif isinstance(held, torch.nn.Module):
+                    found += [(part.path, tensor) for _, tensor in named_tensors(held)]
+        return found
+
     def ddps(self) -> list[DistributedDataParallel]:
         """All DDP wrappers of the state, in a fixed order."""
         given = [part.given for part in self.flat() if isinstance(part, ModulePart)]
@@ -184,7 +205,7 @@ class State:
             ddp=self.ddp_layouts(),
             fsdp=fsdp.told(self._told_states()),
             pipeline=list(self.pipeline.told()),
-            every=[self.snapshot_every, self.compare_every, self.replicas_agreed],
+            every=[self.snapshot_every, self.compare_every, sorted(self.agreed)],
         )
         data, tensors = tree.encode(told, "state")
         if any(tensor.is_cuda for tensor in tensors):
@@ -253,7 +274,8 @@ class State:
         for part in self._parts.values():
             part.settle()
         self._layouts = self._arrived["ddp"]
-        self.snapshot_every, self.compare_every, self.replicas_agreed = self._arrived["every"]
+        self.snapshot_every, self.compare_every, agreed = self._arrived["every"]
+        self.agreed = set(agreed)
         fsdp.take(self._told_states(), self._arrived["fsdp"])
         self.pipeline.take(self._arrived["pipeline"])
         self.put_gradients(self._arrived["gradients"])

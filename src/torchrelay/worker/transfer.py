@@ -28,7 +28,7 @@ from torchrelay.worker.request import (
     TransferFailed,
     compare,
 )
-from torchrelay.worker.serving import EXAMPLE, LANE, RECORD, STATE, StateServer
+from torchrelay.worker.serving import EXAMPLE, LANE, RECORD, STATE, VALUES, StateServer
 from torchrelay.worker.slices import Body, SlicedDigest
 from torchrelay.worker.stream import READ, SEND, TAKE, Serving, Stream, StreamBroken
 
@@ -43,6 +43,7 @@ __all__ = [
     "fetch_example",
     "fetch_record",
     "fetch_state",
+    "fetch_values",
     "open_lane",
 ]
 
@@ -88,6 +89,20 @@ def fetch_record(
 ) -> bytes:
     """The record of `point`, from the first source that gives it. Raises `TransferFailed` of the last one tried."""
     request = Request(secret, generation, point, RECORD, time.monotonic() + timeout_s, stall_s, cancel or Cancel())
+    return request.from_any(sources, _take_bytes)
+
+
+def fetch_values(
+    sources: Sequence[Source],
+    secret: bytes,
+    generation: Generation,
+    point: Point,
+    timeout_s: float = 60.0,
+    *,
+    cancel: Cancel | None = None,
+) -> bytes:
+    """Plain values of the state at `point` (see `returned`). Raises `TransferFailed` of the last source tried."""
+    request = Request(secret, generation, point, VALUES, time.monotonic() + timeout_s, STALL_S, cancel or Cancel())
     return request.from_any(sources, _take_bytes)
 
 

@@ -79,6 +79,22 @@ def decode(data: bytes) -> Any:
     return value
 
 
+def into(live: Any, arrived: Any) -> Any:
+    """The values that arrived, with tensors put into those that stand at the same place, which others may hold, too."""
+    if isinstance(arrived, torch.Tensor):
+        fits = isinstance(live, torch.Tensor) and live.shape == arrived.shape and live.dtype == arrived.dtype
+        if not fits:
+            return arrived
+        live.detach().copy_(arrived)
+        return live
+    if isinstance(arrived, dict) and isinstance(live, dict):
+        for key, value in arrived.items():
+            arrived[key] = into(live.get(key), value)
+    if isinstance(arrived, list) and isinstance(live, list) and len(arrived) == len(live):
+        arrived[:] = map(into, live, arrived)
+    return arrived
+
+
 def _fill(place: torch.Tensor, given: bytes) -> None:
     if memory.size(place) != len(given):
         raise ValueError("a value with a tensor that is cut off")

@@ -1,0 +1,76 @@
+"""A step works on data that no loader gives it.
+
+MODE  globals: batches are fetched ahead into globals; count: a counter of its own, in a closure, is read by the step;
+      number: such a counter is an argument; carried: the counter is kept in extra, as it should; noise: a generator of
+      its own; unseeded: random numbers of NumPy, without a seed, drawn before the start; added: losses are added up
+"""
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import torchrelay
+from casework import MODE, Pairs, net, note, note_end, pace, strike
+
+data = Pairs(160)
+x = y = None
+taken = 0
+total = 0.0
+noise = torch.Generator()
+
+
+def fetch(rank):
+    global x, y, taken
+    at = [(taken * 8 + rank * 4 + each) % len(data) for each in range(4)]
+    taken += 1
+    x, y = data.inputs[at], data.targets[at]
+
+
+def main():
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(1)
+    noise.manual_seed(rank)
+    model = DistributedDataParallel(net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    kept = {"count": 0}
+    count = 0
+    order = np.random.default_rng(None if MODE == "unseeded" else 3).permutation(len(data))
+    run = torchrelay.join(model=model, optimizer=optimizer, extra={"kept": kept})
+    fetch(rank)
+
+    factors = {"count": lambda: 1 + count % 3, "noise": lambda: 1 + torch.rand((), generator=noise)}
+    factor = factors.get(MODE, lambda: 1)
+
+    @run.step
+    def step(*given):
+        global total
+        optimizer.zero_grad()
+        if MODE == "globals":
+            inputs, targets = x, y
+            fetch(rank)
+        else:
+            at = order[[(sum(given) * 8 + rank * 4 + each) % len(data) for each in range(4)]]
+            inputs, targets = data.inputs[at], data.targets[at]
+        loss = ((model(inputs) - targets) ** 2).mean()
+        (loss * factor()).backward()
+        strike("grad", run.committed + 1, rank)
+        optimizer.step()
+        total += float(loss.detach())
+        return loss.detach()
+
+    for _ in run.steps(30):
+        count += 1
+        kept["count"] += 1
+        given = {"globals": (), "number": (count,), "carried": (kept["count"],)}.get(MODE, (run.committed,))
+        loss = step(*given)
+        note(rank, run.committed, loss=loss)
+        pace(run.committed)
+        strike("after", run.committed, rank)
+    note_end(rank, model.module)
+    run.section(dist.barrier)
+
+
+if __name__ == "__main__":
+    main()

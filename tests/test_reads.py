@@ -1,0 +1,193 @@
+"""What a step reads from outside counts like its arguments, and what it rebinds there is put back."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from torchrelay.worker import arguments
+from torchrelay.worker.arguments import SIZE
+from torchrelay.worker.arguments import digest as arguments_digest
+from torchrelay.worker.reads import Reads
+
+COUNT = 0
+BATCH = torch.zeros(3)
+SEEN = 0
+LOSSES: list[float] = []
+CONFIG = {"lr": 0.1}
+STARTED = time.time()
+GENERATOR = random.Random(1)
+MODEL = nn.Linear(2, 2)
+
+
+def _fetch() -> torch.Tensor:
+    return BATCH + GENERATOR.random()
+
+
+def reads(function: Callable[..., Any], state: tuple[torch.Tensor, ...] = ()) -> Reads:
+    return Reads(function, lambda *place: any(place[-1] is one for one in state))
+
+
+def test_globals_that_are_data_count_and_those_of_functions_that_it_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    def step() -> Any:
+        return MODEL(_fetch()) * COUNT * CONFIG["lr"]
+
+    found = reads(step)
+    assert {name.split("'")[1] for name in found.names} >= {"COUNT", "CONFIG", "BATCH", "GENERATOR"}
+    before = found.digests()
+    assert before == found.digests()
+    for name, value in (("COUNT", 1), ("BATCH", torch.ones(3)), ("CONFIG", {"lr": 0.2})):
+        with monkeypatch.context() as patch:
+            patch.setitem(globals(), name, value)
+            assert found.digests() != before, name
+    assert found.digests() == before
+    GENERATOR.random()
+    assert found.digests() != before, "a generator that the step draws from"
+
+
+def test_a_counter_in_a_closure_counts() -> None:
+    count = 0
+
+    def step() -> int:
+        return count * 2
+
+    found = reads(step)
+    before = found.digests()
+    count = 1
+    assert found.digests() != before
+    assert ["count" in name and "step()" in name for name in found.names] == [True]
+
+
+def test_what_is_only_added_to_texts_lists_and_clocks_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    name = "run-17"
+
+    def step(loss: float) -> tuple[str, float]:
+        global SEEN
+        SEEN += 1
+        LOSSES.append(loss)
+        return name, time.time() - STARTED
+
+    found = reads(step)
+    before = found.digests()
+    monkeypatch.setitem(globals(), "SEEN", 5)
+    monkeypatch.setitem(globals(), "LOSSES", [1.0, 2.0])
+    monkeypatch.setitem(globals(), "STARTED", STARTED - 100)
+    name = "run-18"
+    assert found.digests() == before
+
+
+def test_tensors_of_the_state_are_left_out_as_a_replacement_has_them_later() -> None:
+    weight = torch.zeros(2, requires_grad=True)
+    average = torch.zeros(2)
+    batch = torch.zeros(2)
+
+    def step() -> Any:
+        return weight * average * batch
+
+    found = reads(step, (average,))
+    before = found.digests()
+    with torch.no_grad():
+        weight.add_(1)
+        average.add_(1)
+    assert found.digests() == before
+    batch.add_(1)
+    assert found.digests() != before
+
+
+class Trainer:
+    def __init__(self) -> None:
+        self.model = nn.Linear(2, 2)
+        self.count = 0
+        self.other = 0
+
+    def step(self, batch: torch.Tensor) -> Any:
+        self.count = self.count + 1
+        return self.model(batch) * self.count
+
+
+def test_attributes_of_the_object_whose_method_it_is() -> None:
+    trainer = Trainer()
+    found = reads(trainer.step)
+    before = found.digests()
+    trainer.other = 1
+    assert found.digests() == before, "the method does not name it"
+    found.mark()
+    trainer.count = 7
+    assert found.digests() != before
+    found.rewind()
+    assert trainer.count == 0
+    assert found.digests() == before
+
+
+def test_what_a_call_rebinds_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(globals(), "SEEN", 0)
+    ahead = torch.zeros(2)
+
+    def step() -> torch.Tensor:
+        global SEEN
+        nonlocal ahead
+        SEEN += 1
+        batch, ahead = ahead, torch.randn(2)
+        return batch
+
+    found = reads(step)
+    found.mark()
+    before, first = found.digests(), ahead
+    step()
+    assert SEEN == 1
+    assert found.digests() != before
+    found.rewind()
+    assert ahead is first
+    assert SEEN == 0
+    assert found.digests() == before
+
+
+def test_functions_that_cannot_be_read_have_no_names() -> None:
+    assert reads(print).digests() == b""
+    assert reads(np.sum).digests() == b""
+    assert reads(MODEL).digests() == b""
+    made: dict[str, Any] = {}
+    exec("n = 3\ndef step():\n    return n", made)
+    found = reads(made["step"])
+    assert len(found.digests()) == SIZE, "without a source its code tells"
+
+
+def test_a_name_that_is_not_bound_yet_counts_from_when_it_is() -> None:
+    def step() -> Any:
+        return later
+
+    found = reads(step)
+    before = found.digests()
+    later = 1
+    assert found.digests() != before
+
+
+def test_a_large_tensor_is_read_again_only_if_it_is_another_one_or_has_moved(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+
+    def digest(value: Any) -> bytes:
+        made.append(value)
+        return arguments_digest(value)
+
+    monkeypatch.setattr(arguments, "digest", digest)
+    big = torch.zeros(1 << 16)
+
+    def step() -> Any:
+        return big.sum()
+
+    found = reads(step)
+    before = found.digests()
+    assert found.digests() == before
+    assert len(made) == 1
+    big[0] = 1
+    assert found.digests() != before
+    big = torch.zeros(1 << 16)
+    assert found.digests() == before
+    assert len(made) == 3
