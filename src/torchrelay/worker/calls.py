@@ -25,6 +25,7 @@ from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import cursor as places
 from torchrelay.worker import ddp, early, groups, late, random_state, tryout, values, zero
 from torchrelay.worker.afterwards import Afterwards
+from torchrelay.worker.attempt import Attempt
 from torchrelay.worker.blame import tell_raised
 from torchrelay.worker.comparing import Comparison, Differing
 from torchrelay.worker.cursor import Cursor
@@ -45,24 +46,6 @@ from torchrelay.worker.taking_over import TakingOver
 
 FIRST, EVERY = 3, 64  # calls of which it is checked that nothing but local work follows their gate
 MAX_RESULT = 256 << 10  # bytes of a call's result
-
-
-class Attempt:
-    """One run of a call's function."""
-
-    __slots__ = ("call", "compares", "gathered", "given", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
-
-    def __init__(self, kind: str, pending: Point, rng: random_state.Seen, given: Callable[[], bytes] = bytes) -> None:
-        self.kind = kind
-        self.given = given  # tells what the call is made with
-        self.pending = pending  # the point that it is to commit
-        self.rng = rng  # at the entry
-        self.compares = False  # replicas compare what they hold, in its gate
-        self.rng_at_gate: random_state.Seen | None = None
-        self.private = b""  # the private state at the gate, as it was kept
-        self.passed = False
-        self.call: places.Call | None = None
-        self.gathered = False  # ZeRO's parameters, behind the gate
 
 
 class Calls:
