@@ -40,13 +40,7 @@ def test_a_learning_rate_by_a_counter_of_its_own_is_found_by_comparing_replicas(
 
 
 @pytest.mark.parametrize(
-    ("mode", "named"),
-    [
-        ("globals", "'x', which step() reads"),
-        ("count", "'count', which"),
-        ("number", "argument 'given' of step()"),
-        ("noise", "'noise', which"),
-    ],
+    ("mode", "named"), [("large", "'x', which step() reads"), ("number", "argument 'given' of step()")]
 )
 def test_data_of_its_own_that_a_replacement_has_not_is_refused(tmp_path: Path, mode: str, named: str) -> None:
     verdict = disturbed(tmp_path, "own-data", mode=mode, strike="grad:12:1")
@@ -60,7 +54,7 @@ def test_random_numbers_without_a_seed_are_refused(tmp_path: Path) -> None:
     assert "'order', which step() reads" in verdict.reason, verdict
 
 
-@pytest.mark.parametrize("mode", ["carried", "added"])
-def test_what_is_kept_in_the_state_or_only_added_to_is_no_matter(tmp_path: Path, mode: str) -> None:
+@pytest.mark.parametrize("mode", ["carried", "added", "globals", "count", "noise"])
+def test_what_is_kept_in_the_state_seen_to_move_or_only_added_to_is_no_matter(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, "own-data", mode=mode, strike="grad:12:1,after:20:0")
     assert verdict.fate is Fate.EQUAL, verdict

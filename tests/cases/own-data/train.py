@@ -1,8 +1,9 @@
 """A step works on data that no loader gives it.
 
-MODE  globals: batches are fetched ahead into globals; count: a counter of its own, in a closure, is read by the step;
-      number: such a counter is an argument; carried: the counter is kept in extra, as it should; noise: a generator of
-      its own; unseeded: random numbers of NumPy, without a seed, drawn before the start; added: losses are added up
+MODE  globals: batches are fetched ahead into globals; large: these are large; count: a counter of its own, in a
+      closure, is read by the step; number: such a counter is an argument; carried: the counter is kept in extra, as
+      it should; noise: a generator of its own; unseeded: random numbers of NumPy, without a seed, drawn before the
+      start; added: losses are added up
 """
 
 import numpy as np
@@ -25,6 +26,8 @@ def fetch(rank):
     at = [(taken * 8 + rank * 4 + each) % len(data) for each in range(4)]
     taken += 1
     x, y = data.inputs[at], data.targets[at]
+    if MODE == "large":
+        x, y = x.repeat(1000, 1), y.repeat(1000, 1)
 
 
 def main():
@@ -47,7 +50,7 @@ def main():
     def step(*given):
         global total
         optimizer.zero_grad()
-        if MODE == "globals":
+        if MODE in ("globals", "large"):
             inputs, targets = x, y
             fetch(rank)
         else:
@@ -63,7 +66,9 @@ def main():
     for _ in run.steps(30):
         count += 1
         kept["count"] += 1
-        given = {"globals": (), "number": (count,), "carried": (kept["count"],)}.get(MODE, (run.committed,))
+        given = {"globals": (), "large": (), "number": (count,), "carried": (kept["count"],)}.get(
+            MODE, (run.committed,)
+        )
         loss = step(*given)
         note(rank, run.committed, loss=loss)
         pace(run.committed)
