@@ -37,6 +37,7 @@ class Mutant:
         return self.name
 
 
+GIVEN, TAIL = "tests/test_given.py", "tests/test_tail.py"
 PROGRAM = "tests/test_program.py"
 LOADERS, STATE = "tests/test_hidden_loaders.py", "tests/test_hidden_state.py"
 PROOFS = (
@@ -50,7 +51,7 @@ PROOFS = (
     ),
     Mutant(
         "code: a newcomer does not look at them", "worker/calls.py",
-        "        self._session.program.check(self._private.code)\n", "",
+        "        self._session.program.check(private.code)\n", "",
         ("tests/test_case_26_edited.py::test_code_that_could_not_be_kept_is_refused",),
     ),
     Mutant(
@@ -61,6 +62,60 @@ PROOFS = (
         "code: cached bytecode is believed", "worker/program.py",
         "        return self.source_to_code(program.source(fullname, path, self.get_data(path)), path)\n",
         "        return plain(self, fullname)\n", (PROGRAM,),
+    ),
+    Mutant(
+        "given: what a recorded call is made with is not compared", "worker/given.py",
+        "if not recorded or own == recorded:", "if True:", (GIVEN,),
+    ),
+    Mutant(
+        "given: a call that is made again is not compared", "worker/given.py",
+        "if now != first:", "if False:", (GIVEN,),
+    ),
+    Mutant(
+        "given: what a step reads from outside does not count", "worker/given.py",
+        "return (lambda: made() + read) if read else made", "return made", (GIVEN,),
+    ),
+    Mutant(
+        "given: other numbers of a step are data", "worker/given.py",
+        "return Doubt(tuple(entries), what)", "return NONE", (GIVEN,),
+    ),
+    Mutant(
+        "given: what a step has bound is left", "worker/reads.py",
+        "            place.put(value)\n", "            pass\n", (GIVEN,),
+    ),
+    Mutant(
+        "arguments: of a tensor only its shape counts", "worker/arguments.py",
+        "                    self._hash.update(cast(Any, flat))\n", "                    pass\n",
+        ("tests/test_arguments.py",),
+    ),
+    Mutant(
+        "proving: a doubt proves itself", "worker/proving.py",
+        "if entry in other.doubt or", "if", ("tests/test_proving.py",),
+    ),
+    Mutant(
+        "proving: nobody compares numbers", "worker/proving.py",
+        "        return _cut(other.now, entry) == _cut(one.now, entry)\n", "        return True\n",
+        ("tests/test_proving.py",),
+    ),
+    Mutant(
+        "tail: what is read is not brought", "worker/tail.py",
+        "        if self._tail.reads(func, args, given):\n", "        if False:\n", (TAIL,),
+    ),
+    Mutant(
+        "tail: an optimizer's state is not brought", "worker/tail.py",
+        "register_state_dict_pre_hook(lambda _: self.bring())", "register_state_dict_pre_hook(lambda _: None)", (TAIL,),
+    ),
+    Mutant(
+        "tail: what nobody has is given away", "worker/tail.py",
+        "        self._tail.check(func, args, given)\n", "", (TAIL,),
+    ),
+    Mutant(
+        "returned: values are told as they are now", "worker/returned.py",
+        "        for mark in self._marks:\n            mark.rewind()\n", "", ("tests/test_returned.py",),
+    ),
+    Mutant(
+        "comparing: a replacement that goes another way is replaced by another", "protocol/differing.py",
+        "if event.since is not None and", "if False and", ("tests/test_comparing.py",),
     ),
     Mutant(
         "hidden: marks of loops are not put back", "worker/loaders.py",

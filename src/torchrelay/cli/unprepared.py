@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -15,6 +16,9 @@ def ends_at_once() -> Iterator[None]:
     While msgspec's core imports `datetime` it does not look whether that went well; its first decoder of a time then
     ends with SIGSEGV.
     """
+    if threading.current_thread() is not threading.main_thread():
+        yield  # signals are for the main thread, and so are their handlers
+        return
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)

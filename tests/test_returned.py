@@ -1,0 +1,100 @@
+"""A replacement is told values of the state as they were when a call returned, whatever has become of them since."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from torchrelay.worker import returned
+from torchrelay.worker.returned import Returned
+from torchrelay.worker.state import State
+
+
+class Meter:
+    """An object of the script, with a state."""
+
+    def __init__(self) -> None:
+        self.best = 0.0
+        self.shown = torch.zeros(2)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best, "shown": self.shown}
+
+    def load_state_dict(self, told: dict[str, Any]) -> None:
+        self.best, self.shown = told["best"], told["shown"]
+
+
+class Rank:
+    def __init__(self) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=torch.tensor(1.0))
+        self.plain = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=1.0)
+        self.schedule = torch.optim.lr_scheduler.ExponentialLR(self.plain, 0.5)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        self.scaler.scale(torch.ones(1))
+        self.kept: dict[str, Any] = {"count": 0, "sums": torch.zeros(2)}
+        self.meter = Meter()
+        self.average = AveragedModel(self.model)
+        extra = {
+            "schedule": self.schedule, "scaler": self.scaler, "kept": self.kept, "meter": self.meter,
+            "average": self.average,
+        }  # fmt: skip
+        self.plain.step()  # before its schedule, as in training
+        self.state = State(self.model, [self.optimizer, self.plain], extra)
+
+    def go_on(self) -> None:
+        """What a script does between two calls."""
+        self.schedule.step()
+        self.kept["count"] += 1
+        self.meter.best += 1.5
+
+
+def test_a_replacement_gets_them_as_they_were_and_goes_on_to_what_the_others_have() -> None:
+    rank, other = Rank(), Rank()
+    rank.go_on()
+    told = Returned(rank.state)
+    told.mark()
+    rank.go_on()
+    data = told.encoded()
+    assert (rank.schedule.last_epoch, rank.kept["count"], rank.meter.best) == (2, 2, 3.0), "nothing has changed here"
+    sums, shown, rate = other.kept["sums"], other.meter.shown, other.optimizer.param_groups[0]["lr"]
+    assert returned.take(other.state, data) == frozenset()
+    assert (other.schedule.last_epoch, other.kept["count"], other.meter.best) == (1, 1, 1.5)
+    assert other.plain.param_groups[0]["lr"] == 0.5
+    other.go_on()
+    assert other.plain.param_groups[0]["lr"] == rank.plain.param_groups[0]["lr"] == 0.25
+    assert other.schedule.state_dict() == rank.schedule.state_dict()
+    same = (other.kept["sums"] is sums, other.meter.shown is shown, other.optimizer.param_groups[0]["lr"] is rate)
+    assert same == (True, True, True), "others may hold these tensors, too"
+
+
+def test_the_scale_of_a_replacement_is_that_of_the_others() -> None:
+    rank, other = Rank(), Rank()
+    rank.scaler.update(2.0)
+    told = Returned(rank.state)
+    returned.take(other.state, told.encoded())
+    assert other.scaler.get_scale() == 2.0
+
+
+def test_tensors_that_have_moved_since_are_named() -> None:
+    rank = Rank()
+    told = Returned(rank.state)
+    rank.average.update_parameters(rank.model)
+    assert returned.take(Rank().state, told.encoded()) == {"extra['average']"}
+    told.mark()
+    assert returned.take(Rank().state, told.encoded()) == frozenset()
+
+
+def test_what_is_large_or_cannot_be_told_alone_is_left_to_the_state() -> None:
+    rank = Rank()
+    rank.kept["large"] = torch.zeros(returned.LIMIT)
+    told = Returned(rank.state).encoded()
+    assert len(told) < returned.LIMIT
+    other = Rank()
+    rank.kept["count"] = 9
+    returned.take(other.state, told)
+    assert other.kept["count"] == 0

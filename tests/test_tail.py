@@ -1,0 +1,117 @@
+"""Between its last recorded call and the edge a newcomer's script reads a state that is there, or is refused."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.optim.swa_utils import AveragedModel
+
+from torchrelay.errors import Undeclared
+from torchrelay.worker.state import State
+from torchrelay.worker.tail import Tail
+
+
+class Script:
+    """A model, its optimizer and an average; `state` has what they hold on a rank that trains."""
+
+    def __init__(self, moved: tuple[str, ...] = ()) -> None:
+        torch.manual_seed(1)
+        self.model = nn.Linear(2, 2)
+        self.optimizer = torch.optim.AdamW(self.model.parameters())
+        self.average = AveragedModel(self.model)
+        self.brought = 0
+        state = State(self.model, self.optimizer, {"average": self.average})
+        self.tail = Tail(state, self.bring, frozenset(moved))
+
+    def bring(self) -> None:
+        self.brought += 1
+        with torch.no_grad():
+            self.model.weight.fill_(7)
+        for parameter in self.model.parameters():
+            self.optimizer.state[parameter] = {"step": torch.tensor(3.0)}
+
+    @contextmanager
+    def between(self) -> Iterator[None]:
+        self.tail.begin()
+        try:
+            yield
+        finally:
+            self.tail.end()
+
+
+READS: list[Callable[[Script], Any]] = [
+    lambda script: torch.save(script.model.state_dict(), io.BytesIO()),
+    lambda script: torch.save(script.model.weight, io.BytesIO()),
+    lambda script: script.model(torch.ones(1, 2)),
+    lambda script: script.model.weight.detach().numpy(),
+    lambda script: script.model.weight.data,
+    lambda script: script.model.weight.tolist(),
+    lambda script: float(script.model.weight.detach()[0, 0]),
+    lambda script: torch.stack([one.norm() for one in script.model.parameters()]),
+    lambda script: torch._foreach_norm(list(script.model.parameters())),
+    lambda script: np.asarray(script.model.weight.detach()),
+    lambda script: script.average.update_parameters(script.model),
+    lambda script: script.optimizer.state_dict(),
+    lambda script: repr(script.model.weight),
+]
+
+
+@pytest.mark.parametrize("read", READS)
+def test_the_state_is_brought_once_before_it_is_read(read: Callable[[Script], Any]) -> None:
+    script = Script()
+    with script.between():
+        read(script)
+        read(script)
+    assert script.brought == 1
+    read(script)
+    assert script.brought == 1, "when it is over nothing is brought any more"
+
+
+def test_what_is_read_is_what_was_brought() -> None:
+    script = Script()
+    file = io.BytesIO()
+    with script.between():
+        torch.save({"model": script.model.state_dict(), "optimizer": script.optimizer.state_dict()}, file)
+    file.seek(0)
+    saved = torch.load(file, weights_only=True)
+    assert torch.equal(saved["model"]["weight"], torch.full((2, 2), 7.0))
+    assert saved["optimizer"]["state"][0]["step"] == 3
+
+
+def test_what_reads_nothing_of_it_brings_nothing() -> None:
+    script = Script()
+    with script.between():
+        script.model.train()
+        script.optimizer.zero_grad()
+        assert script.model.weight.shape == (2, 2)
+        assert sum(one.numel() for one in script.model.parameters()) == 6
+        assert torch.ones(3).sum() == 3
+        torch.save({"losses": torch.ones(3)}, io.BytesIO())
+    assert script.brought == 0
+
+
+def test_a_state_that_is_known_by_functions_alone_is_brought_at_once() -> None:
+    brought: list[int] = []
+    model = nn.Linear(2, 2)
+    tail = Tail(State(save=model.state_dict, load=lambda told: model.load_state_dict(told)), lambda: brought.append(1))
+    tail.begin()
+    tail.end()
+    assert brought == [1]
+
+
+def test_what_no_rank_has_as_it_was_is_not_given_away_but_may_go_on() -> None:
+    script = Script(moved=("extra['average']",))
+    with script.between():
+        script.average.update_parameters(script.model)
+        torch.save(script.model.state_dict(), io.BytesIO())
+        with pytest.raises(Undeclared, match=r"extra\['average'\] changes between two steps"):
+            torch.save(script.average.state_dict(), io.BytesIO())
+        with pytest.raises(Undeclared, match=r"extra\['average'\]"):
+            script.average.module.weight.detach().numpy()
