@@ -396,7 +396,8 @@ def main():
     schedule = torch.optim.lr_scheduler.LambdaLR(
         optimizer, warm_up_then_cosine(args.warmup, args.epochs * args.epoch_steps)
     )
-    done = load(args.checkpoint, model, optimizer, schedule)
+    # Once: who takes over a rank would find a checkpoint that this very job has written, and count from there.
+    done = torchrelay.once("start", load, args.checkpoint, model, optimizer, schedule)  # torchrelay
     losses = Losses(args.losses, rank)
     if rank == 0:
         size = sum(parameter.numel() for parameter in model.parameters())

@@ -175,13 +175,6 @@ def test_what_holders_left_is_kept_newest_last_and_once_a_point() -> None:
     assert seat.record_of(Point(9)) is None
 
 
-def test_a_result_is_recorded_once() -> None:
-    story = running()
-    story.hear(ev.OnceRecorded(job=JOB, rank=Rank(1), name="n", value=b"first"))
-    assert not changes(story, ev.OnceRecorded(job=JOB, rank=Rank(1), name="n", value=b"second"))
-    assert dict(story.job.once) == {(1, "n"): b"first"}
-
-
 def test_time_alone_changes_nothing() -> None:
     story = running()
     before = story.cluster

@@ -96,6 +96,28 @@ class Shards(Sampler[int]):
         return SIZE
 
 
+class OwnWay(DataLoader[Any]):
+    """A loader that iterates in its own way."""
+
+    def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        for item in super().__iter__():
+            yield [item, torch.rand(1)]
+
+
+class OwnOrder:
+    """What has items by number, and iterates over them in another order."""
+
+    def __len__(self) -> int:
+        return 9
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+    def __iter__(self) -> Iterator[int]:
+        for index in torch.randperm(9).tolist():
+            yield 10 * index + random.randrange(10)
+
+
 def loader(**options: Any) -> Callable[[], Any]:
     return lambda: DataLoader(Noisy(), batch_size=4, **options)
 
@@ -134,6 +156,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "tensor": lambda: torch.arange(6.0).reshape(3, 2),
     "stream": lambda: DataLoader(Stream(), batch_size=4),
     "own state": OwnState,
+    "own way": lambda: OwnWay(Noisy(), batch_size=4, shuffle=True),
+    "own order": OwnOrder,
 }
 WITH_WORKERS: dict[str, Callable[[], Any]] = {
     "two workers": loader(shuffle=True, num_workers=2),
@@ -334,9 +358,14 @@ class Silent(IterableDataset[int]):
         yield from range(3)
 
 
-class OwnWay(DataLoader[torch.Tensor]):
-    def __iter__(self) -> Any:
-        yield from super().__iter__()
+def test_the_way_of_its_own_is_what_is_used() -> None:
+    torch.manual_seed(3)
+    random.seed(3)
+    expected = list(OwnOrder())
+    torch.manual_seed(3)
+    random.seed(3)
+    source = source_of(OwnOrder())
+    assert list(source.begin(source.mark())) == expected
 
 
 @pytest.mark.parametrize(
@@ -347,7 +376,6 @@ class OwnWay(DataLoader[torch.Tensor]):
         (lambda: Silent(), "cannot be entered"),
         (lambda: DataLoader(Silent()), "does not tell where it is"),
         (lambda: DataLoader(Stream(), num_workers=1), "loader workers"),
-        (lambda: OwnWay(Noisy()), "own way"),
         (lambda: DataLoader(Noisy(), num_workers=1, in_order=False), "no fixed order"),
     ],
 )

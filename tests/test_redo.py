@@ -317,3 +317,25 @@ def test_a_mark_of_a_tiny_model_costs_microseconds() -> None:
             way_back.mark()
         best = min(best, (time.perf_counter() - start) / 10)
     assert best < 30e-6  # 3 us on an idle core; the best of many, as the machine may be busy
+
+
+# ---------------------------------------------------------------- layers that are frozen, and groups that are added
+
+
+def test_what_a_call_has_frozen_is_trained_again_when_it_is_redone() -> None:
+    model = nn.Linear(2, 2)
+    redo_ = Redo(State(model, torch.optim.SGD(model.parameters(), lr=0.1)))
+    redo_.mark()
+    model.requires_grad_(False)
+    redo_.rewind()
+    assert all(parameter.requires_grad for parameter in model.parameters())
+
+
+def test_a_group_of_what_join_was_not_given_is_refused_at_the_next_entry() -> None:
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    redo_ = Redo(State(model, optimizer))
+    redo_.mark()
+    optimizer.add_param_group({"params": list(other.parameters())})
+    with pytest.raises(Refused, match=r"group 1 of an SGD was added after join\(\)"):
+        redo_.mark()

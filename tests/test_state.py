@@ -184,8 +184,6 @@ def _adam() -> tuple[nn.Module, torch.optim.Optimizer]:
         (lambda: _linear(fan_in=2), r"model\.weight is \[4, 2\] float32 here and \[4, 3\] float32"),
         (lambda: _linear(dtype=torch.float64), r"model\.weight is \[4, 3\] float64 here and \[4, 3\] float32"),
         (lambda: _linear(bias=False), r"model has model\.bias only on the source"),
-        (_two_groups, r"optimizer has groups of \[1, 1\] parameters here and of \[2\]"),
-        (_frozen, r"model\.weight is not frozen on the source"),
         (_adam, r"optimizer is a torch\.optim\.adam\.Adam here and a torch\.optim\.sgd\.SGD"),
     ],
 )
@@ -196,6 +194,34 @@ def test_a_script_that_built_something_else_is_told_what(
     with pytest.raises(StateMismatch, match=reason):
         State(*make()).receive(data)
     assert State(*make()).fingerprint() != State(*_linear()).fingerprint()
+
+
+@pytest.mark.parametrize("here", [_linear, _two_groups])
+@pytest.mark.parametrize("there", [_linear, _two_groups, _frozen])
+def test_what_is_frozen_and_the_groups_of_an_optimizer_are_those_of_the_source(
+    here: Callable[[], tuple[nn.Module, torch.optim.Optimizer]],
+    there: Callable[[], tuple[nn.Module, torch.optim.Optimizer]],
+) -> None:
+    (model, optimizer), (source, other) = here(), there()
+    state = State(source, other)
+    carry(state, taken := State(model, optimizer))
+    assert taken.digest() == state.digest()
+    assert [one.requires_grad for one in model.parameters()] == [one.requires_grad for one in source.parameters()]
+    assert len(optimizer.param_groups) == len(other.param_groups)
+    held = [one for group in optimizer.param_groups for one in group["params"]]
+    assert list(map(id, held)) == list(map(id, model.parameters()))
+
+
+def test_a_group_of_what_no_module_holds_is_a_mismatch() -> None:
+    def made(more: bool) -> State:
+        model = nn.Linear(3, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if more:
+            optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
+        return State(model, optimizer)
+
+    with pytest.raises(StateMismatch, match=r"groups of \[2\] parameters here and of \[2, 1\] .* before join\(\)"):
+        made(False).receive(made(True).manifest()[0])
 
 
 def test_another_order_of_parameters_in_an_optimizer_is_a_mismatch() -> None:

@@ -100,12 +100,14 @@ def join(
 
 
 def once(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function once in the life of the job, on this rank; a successor gets the recorded result.
+    """Call a function once, on this rank; a successor gets the recorded result.
 
     For what a worker that takes over a rank in the middle must not repeat: starting a run of a tracker, agreeing on
-    settings by a broadcast. May be used before `join()`.
+    settings by a broadcast, loading the newest checkpoint, which by then is one of this very job. May be used before
+    `join()`. When all ranks start again from their checkpoint (`--max-restarts`) it is called again.
 
         run_id = torchrelay.once("tracker", start_tracker, project="gpt")
+        start = torchrelay.once("start", load)  # loads what there is, and returns the epochs behind it
     """
     if _once is None:
         return plain.once(name, function, *args, **kwargs)

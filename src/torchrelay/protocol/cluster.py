@@ -54,7 +54,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 13
+RULES_VERSION = 14
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -316,7 +316,7 @@ def point_committed(cluster: Cluster, event: ev.PointCommitted) -> Cluster:
 def once_recorded(cluster: Cluster, event: ev.OnceRecorded) -> Cluster:
     job = cluster.jobs.get(event.job)
     key = (event.rank, event.name)
-    if job is None or key in job.once:
+    if job is None or key in job.once or event.restarts != job.restarts:
         return cluster
     return cluster.with_job(replace(job, once=job.once.put(key, event.value)))
 

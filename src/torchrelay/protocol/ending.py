@@ -173,6 +173,7 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
         rolled=None,
         furthest=START,
         rolls=0,
+        once=Table(),  # what was done once was done by processes that end: a checkpoint is to be loaded again
     )
     resolution = Resolution.FELL_BACK if from_checkpoint else Resolution.RESTARTED
     job = job.enter(JobPhase.STARTING, cluster.now_ms, f"all workers start again: {reason}")

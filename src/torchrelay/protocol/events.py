@@ -334,12 +334,16 @@ class PointCommitted(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class OnceRecorded(Fact, frozen=True, tag=True, kw_only=True):
-    """A result of `once()`: done by this rank, never to be done again by its successors."""
+    """A result of `once()`: done by this rank, never to be done again by its successors.
+
+    `restarts`: starts of the whole job from its checkpoint before that; after another one it is to be done again.
+    """
 
     job: JobId
     rank: Rank
     name: str
     value: bytes
+    restarts: int = 0
 
 
 class Tick(Fact, frozen=True, tag=True, kw_only=True):

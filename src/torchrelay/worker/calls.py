@@ -19,11 +19,11 @@ import msgspec
 from msgspec import structs
 from torch.optim import Optimizer
 
-from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared
+from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared, a
 from torchrelay.protocol.ids import Point, WorkerPhase
 from torchrelay.wire.page import MAX_RECORD, PageFull
+from torchrelay.worker import between, ddp, early, groups, late, random_state, tryout, values, zero
 from torchrelay.worker import cursor as places
-from torchrelay.worker import ddp, early, groups, late, random_state, tryout, values, zero
 from torchrelay.worker.afterwards import Afterwards
 from torchrelay.worker.attempt import Attempt
 from torchrelay.worker.blame import tell_raised
@@ -33,6 +33,7 @@ from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, exchange_of, largest
 from torchrelay.worker.given import STEP, Function
+from torchrelay.worker.own_loops import Places
 from torchrelay.worker.proof import Proof
 from torchrelay.worker.proving import NobodyPasses, Proving
 from torchrelay.worker.record import AtGate, AtReturn, Private, Told, encode_gate, encode_return
@@ -74,6 +75,7 @@ class Calls:
             keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts,
             pipeline=state.pipeline.told,
         )  # fmt: skip
+        self.places = Places()
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
@@ -83,6 +85,7 @@ class Calls:
         self._early = early.Early(state, shard)
         self._comparison = Comparison(session, state, shard)
         self._afterwards = Afterwards()
+        self._between = between.of(session)
         self._proof = Proof.from_environment(session, state, cursor)
         self._wrappers = state.ddps()
         self._unsettled = list(self._wrappers)
@@ -143,8 +146,7 @@ class Calls:
         kind = function.kind
         if self._attempt is not None:
             raise Refused(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section")
-        if self._place is not None:
-            self.arrive()
+        self._come(kind)
         if self._cursor.replaying:
             return self._replay(function, args, kwargs)
         if self._half_done is not None:
@@ -179,6 +181,13 @@ class Calls:
             function.rewind()
             function.check_again(given(), args, kwargs, _named(kind, attempt.pending))
 
+    def _come(self, kind: str) -> None:
+        """The script makes a call, from wherever it is."""
+        if self._place is not None:
+            self.arrive()
+        if self._cursor.looks:
+            self._cursor.come(self.places.here(3), step=kind == STEP)
+
     def stand_still(self) -> None:
         """At the entry of a call, or at the script's end: stop if somebody has asked for it."""
         if self._taking_over is not None:
@@ -200,6 +209,7 @@ class Calls:
         """The entry: what follows can be undone. None if we have to stand still before."""
         phase = WorkerPhase.COMPUTING if kind == STEP else WorkerPhase.SECTION
         pending = self._pending(kind)
+        self._between.enter()
         if not self._standing.begin_call(phase, pending):
             return None
         self._snapshots.entry(self._cursor.point)
@@ -248,7 +258,7 @@ class Calls:
         if not self._state.has_optimizer(optimizer):
             if not self._state.saves:
                 raise Refused(
-                    f"a {type(optimizer).__name__} steps that was not given to join()",
+                    f"{a(type(optimizer).__name__)} steps that was not given to join()",
                     "pass all optimizers: join(optimizer=[first, second])",
                 )
             self._state.watch(optimizer)
@@ -365,6 +375,7 @@ class Calls:
             raise _too_large(error) from error
         self._returned.mark()
         self._standing.enter(WorkerPhase.BETWEEN)
+        self._between.leave()
 
     def _encode(self, kind: str, value: Any) -> bytes:
         try:
@@ -455,6 +466,7 @@ class Calls:
     def end(self) -> None:
         """The script has ended: stand at the last edge until nobody asks for it any more."""
         self.arrive()
+        self._between.enter()
         if self._cursor.replaying:
             raise places.Diverged("this worker takes over a rank, and its script ended before it came to its place")
         self.stand_still()

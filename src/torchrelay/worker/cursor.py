@@ -11,19 +11,34 @@ A newcomer's script runs from the top. Its loops start at the recorded items, it
 and a loop that has ended yields its last item again and ends, so that what the script keeps in variables of a loop is
 there. The call after the last recorded one is the edge, where all others wait.
 
+A loop that is not tracked leaves only its last turn in the trace, if `run.committed` is what it goes by (`own_loops`):
+
+    script    item -    trace: [section 0+1, skip to 671 at train.py:40, step 672]
+
 A record is a few kilobytes and is written at every gate, so it is the live frames themselves that are encoded.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import msgspec
 from msgspec import Struct
 
 from torchrelay.errors import Refused, TorchrelayError
 from torchrelay.protocol.ids import START, Point
+from torchrelay.worker.own_loops import Place, Rhythm
 
 # Calls and ended loops within one item. A script whose loop is not tracked makes them without end.
 MAX_TRACE = 4096
+FEW = 8  # of them: no need to look for loops, and none that has made fewer is cut
+MAX_STEPS = 10  # made by a loop outside of all tracked ones that does not ask where it is
+
+
+PATH = (
+    "Let the path of the script depend on its settings and on results of steps and sections only. What it computes "
+    'from a checkpoint must stay what it was when the job began: start = torchrelay.once("start", load)'
+)
 
 
 class Call(Struct, array_like=True, tag="call", kw_only=True):
@@ -35,6 +50,15 @@ class Call(Struct, array_like=True, tag="call", kw_only=True):
     given: bytes = b""  # what it was made with, see `given`
 
 
+class Skip(Struct, array_like=True, tag="skip", kw_only=True):
+    """Turns of a loop of the script's own that are over: it asks at its head, and the answer is the point."""
+
+    point: Point
+    key: str  # of the place where it asks
+    line: str
+    drawn: bytes = b""  # random state when it asked
+
+
 class Frame(Struct, array_like=True, tag="loop"):
     """A tracked loop; in a trace, one that has ended."""
 
@@ -43,9 +67,10 @@ class Frame(Struct, array_like=True, tag="loop"):
     begun: Point = START  # the point when the item was yielded
     mark: bytes = b""  # how the loop's source is entered
     drawn: bytes = b""  # random state just before the item was fetched, if fetching may draw
-    trace: list[Call | Frame] = []
+    trace: list[Call | Frame | Skip] = []
     moved: bytes = b""  # what was seen to move of what the loop's objects keep, just before the item was fetched
     item: bytes = b""  # a digest of the item, if its loader is entered by a state of its own
+    length: int = -1  # how many items there are in all; less than 0: it does not say
 
 
 class Record(Struct, array_like=True):
@@ -95,7 +120,7 @@ class _Followed:
         self.inner = inner  # open loops within the item; None for a loop that had ended
         self.at = 0  # how much of the trace is behind
 
-    def next(self) -> Call | Frame | None:
+    def next(self) -> Call | Frame | Skip | None:
         trace = self.frame.trace
         return trace[self.at] if self.at < len(trace) else None
 
@@ -111,6 +136,7 @@ class Cursor:
         self._trouble: Diverged | None = None  # found where nothing can be raised
         self._last: Call | None = None  # begun or replayed last; the loops may have moved on since
         self._former: Call | None = None  # the one before it, should it not be committed
+        self._rhythms: dict[int, Rhythm] = {}  # for each open loop, by its id
         self.point = START  # committed, as far as the script can know
         if record is not None:
             self.follow(record)
@@ -147,6 +173,68 @@ class Cursor:
     def counts(self) -> list[int]:
         """For each open loop, how many items it has yielded."""
         return [frame.count for frame in self._stack]
+
+    # ------------------------------------------------------------ loops of the script's own
+
+    @property
+    def looks(self) -> bool:
+        """Whether it matters from where the script calls or asks: outside of all tracked loops, or in a long item."""
+        return len(self._stack) == 1 or len(self._stack[-1].trace) >= FEW
+
+    def come(self, place: Place, *, step: bool = False) -> None:
+        """The script makes a call, or begins a loop, here. Raises `Refused` if that would have no end."""
+        frame = self._stack[-1]
+        rhythm = self._rhythms.setdefault(id(frame), Rhythm())
+        seen = rhythm.come(place, len(frame.trace), step=step)
+        if seen.steps > MAX_STEPS and len(self._stack) == 1 and not self.replaying and not rhythm.asked_before(seen):
+            raise Refused(
+                f"more than {MAX_STEPS} steps at {place.line} outside of all tracked loops: a worker that takes over a "
+                "rank begins such a loop anew, and cannot tell how far it is",
+                "write `for _ in run.steps(n):`, or run.epochs() and run.batches(); or `while run.committed < n:`, and "
+                "no counter beside it",
+            )
+
+    def ask(self, place: Place, draw: Callable[[], bytes]) -> bytes:
+        """The script asks for the point here. Returns the random state to go on with; empty: as it is.
+
+        `draw`: the random state now.
+        """
+        frame = self._stack[-1]
+        trace = frame.trace
+        rhythm = self._rhythms.setdefault(id(frame), Rhythm())
+        if self.replaying:
+            return self._ask_again(place, rhythm)
+        at = rhythm.heads.get(place.key)
+        if at is not None:
+            skip = trace[at]
+            assert isinstance(skip, Skip), "heads know where their loops are"
+            del trace[at + 1 :]
+            rhythm.cut(at + 1)
+            skip.point, skip.drawn = self.point, draw()
+            return b""
+        seen = rhythm.come(place, len(trace), asks=True)
+        if len(trace) - seen.first >= FEW and rhythm.leads(seen):
+            at = seen.first
+            trace[at:] = [Skip(point=self.point, key=place.key, line=place.line, drawn=draw())]
+            self._head(rhythm, place, at)
+        return b""
+
+    def _ask_again(self, place: Place, rhythm: Rhythm) -> bytes:
+        followed, trace = self._followed[-1], self._stack[-1].trace
+        entry = followed.next()
+        if not isinstance(entry, Skip) or entry.key != place.key:
+            rhythm.come(place, len(trace), asks=True)
+            return b""
+        followed.at += 1
+        trace.append(Skip(point=entry.point, key=entry.key, line=entry.line, drawn=entry.drawn))
+        self._head(rhythm, place, len(trace) - 1)
+        self.point = entry.point
+        return entry.drawn
+
+    def _head(self, rhythm: Rhythm, place: Place, at: int) -> None:
+        rhythm.cut(at)
+        rhythm.heads[place.key] = at
+        rhythm.come(place, at, asks=True)
 
     # ------------------------------------------------------------ calls
 
@@ -199,18 +287,20 @@ class Cursor:
 
     # ------------------------------------------------------------ loops
 
-    def open(self, kind: str) -> Opened:
-        """A tracked loop begins, inside the item of the innermost open one. Raises `Diverged`."""
+    def open(self, kind: str, length: int = -1) -> Opened:
+        """A tracked loop of so many items begins, inside the item of the innermost open one. Raises `Diverged`."""
         self._check()
         if not self.replaying:
-            return self._push(Frame(kind))
+            return self._push(Frame(kind, length=length))
         followed = self._followed[-1]
         entry = followed.next()
         if isinstance(entry, Frame) and entry.kind == kind:
             followed.at += 1
+            _check_length(entry, length)
             self._followed.append(_Followed(entry, None))
             return self._push(_copy(entry))
         if entry is None and followed.inner and followed.inner[0].kind == kind:
+            _check_length(followed.inner[0], length)
             self._followed.append(_Followed(followed.inner[0], followed.inner[1:]))
             return self._push(_copy(followed.inner[0]))
         raise self._diverged(f"begins a loop of {kind}", entry)
@@ -233,6 +323,7 @@ class Cursor:
         frame.count += 1
         frame.begun, frame.mark, frame.drawn, frame.trace = self.point, mark, drawn, []
         frame.moved, frame.item = moved, item
+        self._rhythms.pop(id(frame), None)
 
     def close(self, frame: Frame) -> None:
         """The loop has ended, or was left; so have those inside it that were never closed. Raises nothing."""
@@ -255,6 +346,7 @@ class Cursor:
     def _pop(self) -> None:
         frame = self._stack.pop()
         self._open.discard(id(frame))
+        self._rhythms.pop(id(frame), None)
         self._stack[-1].trace.append(frame)
         if self.replaying:
             followed = self._followed.pop()
@@ -262,16 +354,29 @@ class Cursor:
                 # A loop is left in a generator's clean-up, where what is raised is lost: the next call raises it.
                 self._trouble = self._diverged(f"leaves a loop of {frame.kind}", followed.next())
 
-    def _diverged(self, what: str, entry: Call | Frame | None) -> Diverged:
-        if isinstance(entry, Call):
-            expected = f"the {entry.kind} of {entry.point}"
-        else:
-            expected = f"a loop of {entry.kind}" if entry is not None else "nothing of the kind"
+    def _diverged(self, what: str, entry: Call | Frame | Skip | None) -> Diverged:
+        match entry:
+            case Call():
+                expected = f"came to the {entry.kind} of {entry.point}"
+            case Frame():
+                expected = f"came to a loop of {entry.kind}"
+            case Skip():
+                expected = f"asked for run.committed at {entry.line}"
+            case None:
+                expected = "came to nothing of the kind"
         return Diverged(
-            f"this worker takes over a rank, and its script {what} where the lost worker came to {expected}. "
-            "Let the path of the script depend on its settings and on results of steps and sections only; what it "
-            "finds at its start, such as its newest checkpoint, let torchrelay.once(NAME, FUNCTION) keep for successors"
+            f"this worker takes over a rank, and its script {what} where the lost worker {expected}. {PATH}"
         )
+
+
+def _check_length(recorded: Frame, length: int) -> None:
+    """Raises `Diverged` if this loop has another length than the lost worker's had."""
+    if length == recorded.length or min(length, recorded.length) < 0:
+        return
+    raise Diverged(
+        f"this worker takes over a rank, and its loop of {recorded.kind} has {length} items. That of the lost worker "
+        f"had {recorded.length}. {PATH}"
+    )
 
 
 class Opened(Struct):
@@ -283,4 +388,5 @@ class Opened(Struct):
 
 def _copy(frame: Frame) -> Frame:
     """The frame as it was when its item was yielded: the trace is lived through again."""
-    return Frame(frame.kind, frame.count, frame.begun, frame.mark, frame.drawn, [], frame.moved, frame.item)
+    began = frame.begun, frame.mark, frame.drawn
+    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length)

@@ -11,6 +11,7 @@ DDP object, the module in it and its parameters stay.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,6 +49,27 @@ class _Built:
 _SYNC = "_torchrelay_sync"  # where a wrapper carries what `mark` remembers
 _built: weakref.WeakKeyDictionary[DistributedDataParallel, _Built] = weakref.WeakKeyDictionary()
 _buckets: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[bool, list[list[int]]]] = weakref.WeakKeyDictionary()
+
+
+def install() -> None:
+    """From now on, see what each reducer is made of: scripts may freeze parameters between that and join()."""
+    inside: Any = DistributedDataParallel
+    make = inside._ddp_init_helper
+
+    @functools.wraps(make)
+    def seen(ddp: Any, parameters: Any, sparse: Any, names: Any, *more: Any, **named: Any) -> None:
+        _built[ddp] = _Built(list(parameters), list(sparse), dict(names))
+        make(ddp, parameters, sparse, names, *more, **named)
+
+    inside._ddp_init_helper = seen
+
+
+def left_out(ddp: DistributedDataParallel) -> list[str]:
+    """Parameters that get gradients by now and were frozen when DDP was made: nobody averages those gradients."""
+    known = set(map(id, _remember(ddp).parameters))
+    ignored = ddp.parameters_to_ignore
+    named = ddp.module.named_parameters()
+    return [name for name, one in named if one.requires_grad and id(one) not in known and name not in ignored]
 
 
 def find(model: torch.nn.Module) -> list[DistributedDataParallel]:

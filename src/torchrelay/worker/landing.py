@@ -39,6 +39,7 @@ class Landing:
         self._places: dict[int, torch.Tensor] = {}
         self._owners: dict[memory.Place, int] = {}  # which index a live tensor was given to
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []  # (to, from), when all bytes are here
+        self._live: dict[int, torch.Tensor] = {}  # the script's own tensors, by index
 
     def tensors(self) -> list[torch.Tensor]:
         """One tensor for each that was sent, in their order. Raises `ValueError` if the tree left one out."""
@@ -54,12 +55,14 @@ class Landing:
 
     def exactly(self, leaf: Any, live: torch.Tensor, path: str) -> None:
         """Land in this live tensor and in no other. Raises `StateMismatch`, naming it, if the bytes do not fit."""
+        given = live
         leaf, live = _parts(leaf, live, path)
         if not isinstance(leaf, Leaf):
             raise StateMismatch(f"{path} is a tensor here and a {type(leaf).__name__} in the state that arrives")
         why = _unlike(leaf, live)
         if why is not None:
             raise StateMismatch(f"{path} {why}: all ranks must build the same model and optimizer")
+        self._live.setdefault(leaf.index, given)
         if self._take_kept(leaf, live):
             return
         place = memory.place(live)
@@ -69,6 +72,11 @@ class Landing:
         if place is not None and self._owners.setdefault(place, leaf.index) != leaf.index:
             raise StateMismatch(f"{path} shares its memory with another tensor here, but not on the source")
         self._places[leaf.index] = live.detach()
+
+    def live(self, leaf: Any) -> torch.Tensor | None:
+        """The script's own tensor in which this leaf was told to land exactly; None if there was none."""
+        index = leaf.leaf.index if isinstance(leaf, ShardLeaf) else leaf.index
+        return self._live.get(index)
 
     def anyhow(self, node: Any, live: Any, path: str) -> Any:
         """The tree `node` with a tensor for each leaf: those of `live`, at the same position, where they fit."""

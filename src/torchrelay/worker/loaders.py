@@ -7,6 +7,7 @@
                                               the item's number (docs/decisions/0003-loader-workers.md)
     DataLoader of a dataset with state_dict   its state just before the item
     anything with state_dict                  the same
+    what iterates in its own way              it is gone through again from the same random state (see `walked`)
     range, list, any sequence                 by index
 
 What cannot be found again is refused with the reason: generators, and iterable datasets without state_dict.
@@ -23,8 +24,9 @@ from msgspec import Struct
 from torch.utils.data import DataLoader, IterableDataset
 
 from torchrelay.errors import Refused
-from torchrelay.worker import loader_workers, random_state, values
+from torchrelay.worker import loader_workers, prepared, random_state, values
 from torchrelay.worker.hidden import Hidden, OfLoader
+from torchrelay.worker.walked import Walked, iterates_by_itself
 
 REMEDY = (
     "iterate over a DataLoader with a map-style dataset, over a sequence, or over something with state_dict() and "
@@ -72,20 +74,23 @@ def source_of(loader: Any, hidden: Hidden | None = None) -> Source:
     """
     hidden = Hidden() if hidden is None else hidden
     kind = f"{type(loader).__module__}.{type(loader).__qualname__}"
+    if (base := prepared.base_of(loader)) is not None:
+        return prepared.Prepared(loader, source_of(base, hidden))
     if _has_state(loader):
         return WithState(loader, loader)
     if isinstance(loader, DataLoader):
-        return _of_data_loader(loader, kind, hidden)
+        return _of_data_loader(loader, hidden)
     if isinstance(loader, (Mapping, IterableDataset)):
         raise Refused(f"a {kind} cannot be entered in the middle", REMEDY)
+    if iterates_by_itself(loader) and hasattr(loader, "__len__"):
+        plain = _Drawing(hidden.of(loader))
+        return Walked(loader, plain.mark, plain.go_back, plain.hidden)
     if isinstance(loader, Sequence | torch.Tensor) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__")):
         return Indexed(loader, hidden.of(loader))
     raise Refused(f"a {kind} cannot be entered in the middle: nothing tells where it is", REMEDY)
 
 
-def _of_data_loader(loader: DataLoader[Any], kind: str, hidden: Hidden) -> Source:
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        raise Refused(f"a {kind} iterates in its own way", "give it state_dict() and load_state_dict()")
+def _of_data_loader(loader: DataLoader[Any], hidden: Hidden) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         name = type(loader.dataset).__qualname__
         if not _has_state(loader.dataset):
@@ -99,6 +104,9 @@ def _of_data_loader(loader: DataLoader[Any], kind: str, hidden: Hidden) -> Sourc
                 "use num_workers=0, or a loader with state_dict() such as torchdata's StatefulDataLoader",
             )
         return WithState(loader, loader.dataset)
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        plain = InProcess(loader, hidden.of(loader))
+        return Walked(loader, plain.mark, plain.go_back, plain.hidden)
     if loader.num_workers:
         return ByWorkers(loader, hidden.of(loader))
     return InProcess(loader, hidden.of(loader))
@@ -137,6 +145,23 @@ class Indexed:
     def _from(self, skip: int) -> Iterator[Any]:
         for at in range(skip, len(self._items)):
             yield self._items[at]
+
+
+class _Drawing:
+    """What draws from the global generators, and keeps something in attributes."""
+
+    def __init__(self, hidden: OfLoader | None) -> None:
+        self.hidden = hidden
+
+    def mark(self) -> bytes:
+        moved = b"" if self.hidden is None else self.hidden.mark()
+        return msgspec.msgpack.encode(Mark(random_state.capture(), hidden=moved))
+
+    def go_back(self, mark: bytes) -> None:
+        found = _decode_mark(mark)
+        random_state.restore(found.rng)
+        if self.hidden is not None:
+            self.hidden.put(found.hidden)
 
 
 class WithState:
@@ -189,11 +214,12 @@ class _OfMapStyle:
         nth = loader_workers.begun.get(self._loader, 0)
         return msgspec.msgpack.encode(Mark(random_state.capture(), states, nth, hidden=moved))
 
-    def _go_back(self, mark: bytes) -> Mark:
+    def go_back(self, mark: bytes) -> Mark:
         """Put all generators that the sampler draws from where they were when the mark was taken."""
         found = _decode_mark(mark)
         random_state.restore(found.rng)
-        for generator, state in zip(self._generators, found.generators, strict=True):
+        # A sampler that makes its generator in its first epoch has none yet in a newcomer, and makes it then.
+        for generator, state in zip(self._generators, found.generators, strict=False):
             generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         if self.hidden is not None:
             self.hidden.put(found.hidden)
@@ -210,7 +236,7 @@ class InProcess(_OfMapStyle):
         return self._open(0)
 
     def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
-        self._go_back(mark)
+        self.go_back(mark)
         return self._open(skip)
 
     def _open(self, skip: int) -> Iterator[Any]:
@@ -238,7 +264,7 @@ class ByWorkers(_OfMapStyle):
         return self._open(_decode_mark(mark), 0)
 
     def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
-        found = self._go_back(mark)
+        found = self.go_back(mark)
         loader_workers.begun[self._loader] = found.nth
         return self._open(found, skip)
 

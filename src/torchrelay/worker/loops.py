@@ -10,6 +10,7 @@ from torchrelay.worker import arguments, random_state
 from torchrelay.worker.beside import tracked
 from torchrelay.worker.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.loaders import Source
+from torchrelay.worker.own_loops import Place, Places
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -20,10 +21,11 @@ class Loop(Generic[T_co]):
     def __init__(
         self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, name: str | None = None,
         length: Callable[[], int], inside_call: Callable[[], bool], arrive: Callable[[], None],
+        here: Callable[[int], Place] | None = None,
     ) -> None:  # fmt: skip
         """`group`: yield lists of so many items of the source; None: the items themselves. `name`: of the loader.
 
-        `arrive`: called when a loop begins, which has a place then.
+        `arrive`: called when a loop begins, which has a place then, or inside a call. `here`: see `own_loops.Places`.
         """
         self._cursor = cursor
         self._kind = kind
@@ -33,6 +35,7 @@ class Loop(Generic[T_co]):
         self._length = length
         self._inside_call = inside_call
         self._arrive = arrive
+        self._here = Places().here if here is None else here
 
     def __len__(self) -> int:
         return self._length() if self._group is None else -(-self._length() // self._group)
@@ -42,6 +45,7 @@ class Loop(Generic[T_co]):
         return self._plain() if self._inside_call() else self._walk()
 
     def _plain(self) -> Iterator[T_co]:
+        self._arrive()
         if self._source.hidden is not None:
             self._source.hidden.within_call()
         items = self._source.begin(self._source.mark())
@@ -51,7 +55,9 @@ class Loop(Generic[T_co]):
     def _walk(self) -> Iterator[T_co]:
         self._arrive()
         cursor, source, hidden = self._cursor, self._source, self._source.hidden
-        opened = cursor.open(self._kind)
+        if cursor.looks:
+            cursor.come(self._here(1))
+        opened = cursor.open(self._kind, self._known_length())
         frame = opened.frame
         if hidden is not None:
             hidden.enter()
@@ -81,6 +87,13 @@ class Loop(Generic[T_co]):
             if hidden is not None:
                 hidden.leave()
             cursor.close(frame)
+
+    def _known_length(self) -> int:
+        """How many items there are; -1 if that is not known."""
+        try:
+            return len(self)
+        except (TypeError, NotImplementedError):  # torch's own answers for loaders that do not know
+            return -1
 
     def _enter(self, frame: Frame) -> tuple[Iterator[Any], T_co]:
         """The source's iterator at the recorded item, and this item."""

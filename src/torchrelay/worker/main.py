@@ -22,7 +22,17 @@ from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.events import WorkerFinished, WorkerWarm
 from torchrelay.protocol.ids import Generation, WorkerPhase
 from torchrelay.protocol.orders import Leave
-from torchrelay.worker import forked, groups, program, rehearsal, script, unprotected, wiring
+from torchrelay.worker import (
+    ddp,
+    forked,
+    groups,
+    loaded,
+    program,
+    rehearsal,
+    script,
+    unprotected,
+    wiring,
+)  # fmt: skip
 from torchrelay.worker.blame import kind_of, line_of, print_for_people, tell_failed, tell_raised
 from torchrelay.worker.entropy import Entropy
 from torchrelay.worker.link import EXIT_DEFECT, NotWelcome
@@ -60,6 +70,8 @@ def run_worker() -> None:
     unprotected.watch(lambda: joining.calls is not None, lambda: session.identity.known and session.rank == 0)
     torchrelay._join, torchrelay._once = joining.join, session.once_by_call
     wiring.install(session)
+    loaded.install()
+    ddp.install()
     # A spare is warm when its script has come to the question which rank it is: imports are behind it by then.
     session.identity.asked = lambda: session.link.say(WorkerWarm(worker=session.worker))
     session.identity.told = lambda order: entropy.belong_to(order.rank)

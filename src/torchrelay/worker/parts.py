@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -19,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import fsdp
+from torchrelay.worker import fsdp, zero
 from torchrelay.worker.landing import Landing, array_fits
 from torchrelay.worker.tree import REMEDY, ArrayLeaf, Fields, Named
 from torchrelay.worker.values import into
@@ -175,18 +176,17 @@ class ModulePart:
             landing.exactly(tree["tensors"][path], live, path)
         if len(tree["training"]) != sum(1 for _ in self.module.modules()):
             raise StateMismatch(f"{self.path} has another number of submodules on the source than here")
-        for (name, parameter), frozen in zip(self.module.named_parameters(), tree["frozen"], strict=True):
-            if parameter.requires_grad == bool(frozen):
-                raise StateMismatch(
-                    f"{self.path}.{name} is {'' if frozen else 'not '}frozen on the source, but {'not ' * frozen}"
-                    "here: set requires_grad before join(), and leave it"
-                )
+        if len(tree["frozen"]) != sum(1 for _ in self.module.parameters()):
+            raise StateMismatch(f"{self.path} has another number of parameters on the source than here")
         tree["extra"] = landing.anyhow(tree["extra"], {}, f"{self.path} extra state")
         self._tree = tree
 
     def settle(self) -> None:
         for module, training in zip(self.module.modules(), self._tree["training"], strict=True):
             module.training = bool(training)
+        for parameter, frozen in zip(self.module.parameters(), self._tree["frozen"], strict=True):
+            if parameter.requires_grad == bool(frozen):  # scripts freeze layers while they train, and let go of them
+                parameter.requires_grad_(not frozen)
         for name, module in self._with_extra_state():
             module.set_extra_state(self._tree["extra"][name])
         self._tree = {}
@@ -221,6 +221,7 @@ class OptimizerPart:
         self.path = path
         self.optimizer = optimizer
         self._tree: dict[str, Any] = {}
+        self._groups: list[list[torch.Tensor]] = []  # of the source, with the parameters of this process
 
     def held(self) -> Any:
         return self.optimizer
@@ -249,11 +250,13 @@ class OptimizerPart:
 
     def take(self, tree: Tree, landing: Landing) -> None:
         self._check_like(tree)
-        for at, (group, there) in enumerate(zip(self.optimizer.param_groups, tree["groups"], strict=True)):
-            for number, (leaf, live) in enumerate(zip(tree["parameters"][at], group["params"], strict=True)):
-                landing.exactly(leaf, live, f"{self.path}.param_groups[{at}]['params'][{number}]")
+        self._groups = self._groups_of(tree, landing)
+        here = [*self.optimizer.param_groups, *({} for _ in self._groups)]
+        for at, (group, there) in enumerate(zip(here, tree["groups"], strict=False)):
+            for number, (leaf, parameter) in enumerate(zip(tree["parameters"][at], self._groups[at], strict=True)):
+                landing.exactly(leaf, parameter, f"{self.path}.param_groups[{at}]['params'][{number}]")
             landing.anyhow(there, group, f"{self.path}.param_groups[{at}]")
-        parameters = self._parameters()
+        parameters = list(chain.from_iterable(self._groups))
         for entry in tree["state"]:
             key, values = entry
             live = self.optimizer.state.get(parameters[key] if isinstance(key, int) else key)
@@ -261,7 +264,13 @@ class OptimizerPart:
         self._tree = tree
 
     def settle(self) -> None:
-        for group, there in zip(self.optimizer.param_groups, self._tree["groups"], strict=True):
+        live = self.optimizer.param_groups
+        if [list(map(id, group["params"])) for group in live] != [list(map(id, group)) for group in self._groups]:
+            live.extend({"params": []} for _ in self._groups[len(live) :])
+            del live[len(self._groups) :]
+            for group, parameters_now in zip(live, self._groups, strict=True):
+                group["params"][:] = parameters_now
+        for group, there in zip(live, self._tree["groups"], strict=True):
             for key in [key for key in group if key != "params" and key not in there]:
                 del group[key]
             group.update(there)
@@ -295,16 +304,23 @@ class OptimizerPart:
         here = f"{type(self.optimizer).__module__}.{type(self.optimizer).__qualname__}"
         if tree["kind"] != here:
             raise StateMismatch(f"{self.path} is a {here} here and a {tree['kind']} on the source")
-        sizes = [len(group["params"]) for group in self.optimizer.param_groups]
-        there = [len(group) for group in tree["parameters"]]
-        if sizes != there:
-            raise StateMismatch(
-                f"{self.path} has groups of {sizes} parameters here and of {there} on the source: "
-                "add all groups before join()"
-            )
-        known = range(sum(sizes))
+        known = range(sum(map(len, tree["parameters"])))
         if not all(isinstance(key, str) or key in known for key, _ in tree["state"]):
             raise ValueError("state of a parameter that is not there")
+
+    def _groups_of(self, tree: Tree, landing: Landing) -> list[list[torch.Tensor]]:
+        """The parameters of each group that the source has: groups may have been added since join()."""
+        here = [list(group["params"]) for group in self.optimizer.param_groups]
+        if list(map(len, here)) == list(map(len, tree["parameters"])):
+            return here
+        found = [[landing.live(leaf) for leaf in group] for group in tree["parameters"]]
+        groups = [[one for one in group if one is not None] for group in found]
+        if zero.is_zero(self.optimizer) or list(map(len, groups)) != list(map(len, found)):
+            raise StateMismatch(
+                f"{self.path} has groups of {list(map(len, here))} parameters here and of {list(map(len, found))} on "
+                "the source, and they are not all of modules given to join(): add all groups before join()"
+            )
+        return groups
 
 
 def mark_stepped(optimizer: Optimizer) -> None:

@@ -22,7 +22,8 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchrelay.errors import Refused
+from torchrelay.errors import Refused, a
+from torchrelay.worker import ddp
 from torchrelay.worker.carried import CarriedGradients
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.fsdp import Settings
@@ -38,7 +39,7 @@ FIRST = 3  # calls that are looked at from the start
 EVERY = 256  # and one after so many; at what is large less often, as to look takes the longer
 SPREAD = 4  # then after twice and four times as many, and from there on one of four times as many
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
-_grad, _changes = attrgetter("grad"), attrgetter("_version")
+_grad, _changes, _trained = attrgetter("grad"), attrgetter("_version"), attrgetter("requires_grad")
 
 
 class Redo:
@@ -61,6 +62,8 @@ class Redo:
         self._tried_buffers: list[Mark] = []
         self._before: dict[str, str] = {}  # digests at the entry of a call that is probed
         self._carried: CarriedGradients | None = None
+        self._trained: list[bool] = []  # which parameters get gradients, at the entry
+        self._groups: list[int] = []  # how many groups each optimizer has
         self._still: dict[str, torch.Tensor] = {}  # buffers that no call was seen to change: not copied
         self._still_versions: list[int] = []
         self._rewritten: set[str] = set()  # buffers that are written to and stay what they are: no look is due for them
@@ -89,12 +92,39 @@ class Redo:
             self._prepare()
         for mark in self._marks:
             mark.mark()
+        trained = list(map(_trained, self._parameters))
+        if trained != self._trained or self._groups != [len(one.param_groups) for one in self._optimizers]:
+            self._changed_course(trained)
         self._has_gradient = list(map(is_not, map(_grad, self._parameters), repeat(None)))
         self._versions = list(map(self._version, self._parameters))
         if self._still:
             self._still_versions = list(map(_changes, self._still.values()))
         self._rewound = False
         self._hidden.mark()
+
+    def _changed_course(self, trained: list[bool]) -> None:
+        """Layers are frozen or trained from now on, or are given to an optimizer. Raises `Refused` if one is left out.
+
+        What newcomers take with the state must be all that this changes.
+        """
+        self._trained, self._groups = trained, [len(one.param_groups) for one in self._optimizers]
+        for wrapper in self._state.ddps():
+            if left_out := ddp.left_out(wrapper):
+                raise Refused(
+                    f"{left_out[0]} is trained, but it was frozen when DDP was made: its gradients are not averaged "
+                    "over the ranks",
+                    "make DDP while all layers are to be trained, with find_unused_parameters=True, and freeze them "
+                    "afterwards",
+                )
+        known = set(map(id, self._parameters))
+        for optimizer in self._optimizers:
+            for at, group in enumerate(optimizer.param_groups):
+                if not all(id(parameter) in known for parameter in group["params"]):
+                    raise Refused(
+                        f"group {at} of {a(type(optimizer).__name__)} was added after join(), and holds parameters of "
+                        "no module that was given to it",
+                        "pass all modules: join(model=[first, second]), or add the group before join()",
+                    )
 
     def rewind(self) -> None:
         """Put all back as it was at the last mark. May be called twice, and must be once more when DDP was renewed.
@@ -108,6 +138,9 @@ class Redo:
             self._hidden.rewind()
         self._rewound = True
         self._drop_carried()
+        for parameter, trained in zip(self._parameters, self._trained, strict=True):
+            if parameter.requires_grad != trained:
+                parameter.requires_grad_(trained)
         put_gradients(self._parameters, self._has_gradient)
         if self._before:
             now = self._probe.look(self._before)
@@ -265,6 +298,7 @@ class Redo:
         self._marks = [*self._usual_marks(), *self._copied.values()]
         self._parameters = [parameter for _, parameter in self._state.parameters()]
         self._names = [name for name, _ in self._state.parameters()]
+        self._optimizers = self._state.optimizers()
         self._still = self._unmoved()
         self._still_versions = list(map(_changes, self._still.values()))
         # Asked of each parameter in every step: where there are no shards, without a look whether it is one.

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import gc
 import sys
+import threading
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
@@ -16,13 +18,15 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import beside, comparing, groups, layout, pipeline, snapshots
+from torchrelay.worker import beside, comparing, groups, layout, loaded, pipeline, random_state, snapshots
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
 from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.loaders import source_of
 from torchrelay.worker.loops import Loop
+from torchrelay.worker.prepared import Prepared
+from torchrelay.worker.record import Private
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 from torchrelay.worker.tryout import PlaceAsked
@@ -49,6 +53,11 @@ class WorkerRun:
         if self._session.rehearsing:
             raise PlaceAsked
         self._calls.arrive()
+        if not self._calls.inside and threading.current_thread() is threading.main_thread() and self._cursor.looks:
+            # A loop of the script's own may go by it.
+            state = self._cursor.ask(self._calls.places.here(1), random_state.capture)
+            if state:
+                random_state.restore(state)
         return self._calls.committed.step
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -84,11 +93,19 @@ class WorkerRun:
         return result
 
     def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
+        source = source_of(items, self._calls.hidden)
         return Loop(
-            self._cursor, kind, source_of(items, self._calls.hidden), group=group, length=lambda: len(items),
+            self._cursor, kind, source, group=group, length=lambda: len(items),
             name=f"a {type(items).__module__}.{type(items).__qualname__}",
-            inside_call=lambda: self._calls.inside, arrive=self._calls.arrive,
+            inside_call=lambda: self._calls.inside, arrive=lambda: self._before(source), here=self._calls.places.here,
         )  # fmt: skip
+
+    def _before(self, source: Any) -> None:
+        """A loop is about to begin: it has a place, and ranks may have to agree on something before."""
+        self._calls.arrive()
+        agreement = source.agreement() if isinstance(source, Prepared) else None
+        if agreement is not None:
+            source.agree(agreement() if self._calls.inside else self.section(agreement))
 
 
 class Joining:
@@ -139,15 +156,28 @@ class Joining:
         )  # fmt: skip
         session.link.say(joined)
         cursor = Cursor()
-        if session.newcomer:
-            state.expect()
-            self.calls = Calls(session, state, cursor, lambda: await_place(session, cursor), shard, rehearse)
-        else:
-            self.calls = Calls(session, state, cursor, None, shard)
-            session.standing.start(START)
-            session.standing.enter(WorkerPhase.BETWEEN)
+        self.calls = self._begin(state, cursor, shard, rehearse)
         register_optimizer_step_pre_hook(self.calls.before_update)
         return WorkerRun(session, self.calls, cursor)
+
+    def _begin(self, state: State, cursor: Cursor, shard: str, rehearse: bool | None) -> Calls:
+        """A newcomer's calls begin when it knows its place, all others' here."""
+        session = self._session
+        checkpoints = loaded.loaded.over(module for _, module in state.modules())
+        if session.newcomer:
+            state.expect()
+            return Calls(session, state, cursor, partial(_arrive, session, cursor, checkpoints), shard, rehearse)
+        loaded.tell(session, checkpoints)
+        calls = Calls(session, state, cursor, None, shard)
+        session.standing.start(START)
+        session.standing.enter(WorkerPhase.BETWEEN)
+        return calls
+
+
+def _arrive(session: Session, cursor: Cursor, checkpoints: list[loaded.File]) -> Private:
+    private = await_place(session, cursor)
+    loaded.check(session, checkpoints)
+    return private
 
 
 def _watch_living_optimizers(state: State) -> None:

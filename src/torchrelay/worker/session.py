@@ -120,9 +120,14 @@ class Session:
                 f"the result of once({name!r}) has {len(encoded):,} bytes, and at most {MAX_ONCE:,} are kept",
                 "return what names it, such as a path",
             )
-        self.done_once[name] = encoded
-        self.link.say(OnceRecorded(job=self.job, rank=self.rank, name=name, value=encoded))
+        self.record_once(name, encoded)
         return value
+
+    def record_once(self, name: str, value: bytes) -> None:
+        """Whoever takes over this rank has this result."""
+        self.done_once[name] = value
+        restarts = self.identity.wait().restarts
+        self.link.say(OnceRecorded(job=self.job, rank=self.rank, name=name, value=value, restarts=restarts))
 
 
 def open_session(env: Mapping[str, str]) -> Session:

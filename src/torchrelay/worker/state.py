@@ -37,6 +37,7 @@ from torchrelay.worker.parts import (
     part_of,
 )
 from torchrelay.worker.pipeline import Pipeline
+from torchrelay.worker.prepared import optimizer_inside
 from torchrelay.worker.private import Private
 from torchrelay.worker.reserve import Reserve
 from torchrelay.worker.saved import Load, Save, SavedPart
@@ -68,7 +69,8 @@ class State:
         `save`, `load`: the script's own functions, instead of `model` and `optimizer` (see `saved`).
         `folder`: where the files of save(path) may lie while they are moved.
         """
-        named = [*_named("model", model, torch.nn.Module), *_named("optimizer", optimizer, Optimizer)]
+        optimizers = [(path, optimizer_inside(one)) for path, one in _named("optimizer", optimizer, Optimizer)]
+        named = [*_named("model", model, torch.nn.Module), *optimizers]
         named += [(f"{path}.optim", inner) for path, value in named for inner in zero.inside(value)]
         named += [(f"extra[{key!r}]", value) for key, value in (extra or {}).items()]
         parts = [part_of(value, path) for path, value in named]
