@@ -196,9 +196,9 @@ def points_of(script: Callable[[World], None]) -> list[Point]:
     world = World()
     begin = world.cursor.begin_call
 
-    def noted(kind: str, point: Point) -> Call:
+    def noted(kind: str, point: Point, given: bytes = b"") -> Call:
         points.append(point)
-        return begin(kind, point)
+        return begin(kind, point, given)
 
     world.cursor.begin_call = noted  # type: ignore[method-assign]
     script(world)

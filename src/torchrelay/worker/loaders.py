@@ -128,7 +128,8 @@ class Indexed:
     def __init__(self, items: Any, hidden: OfLoader | None = None) -> None:
         self._items = items
         self.hidden = hidden
-        self.draws = not isinstance(items, range | list | tuple | torch.Tensor)
+        # A range does not draw, but what follows it may: windows of a text by chance, in a loop of run.steps().
+        self.draws = True
 
     def mark(self) -> bytes:
         return b"" if self.hidden is None else self.hidden.mark()

@@ -288,7 +288,8 @@ class OptimizerPart:
 
     def take_values(self, told: list[dict[str, Any]]) -> None:
         """Take what `told_values` has told of another rank's."""
-        for group, there in zip(self.optimizer.param_groups, told, strict=True):
+        # A group that was added since join() comes with the state, and all of its values with it.
+        for group, there in zip(self.optimizer.param_groups, told, strict=False):
             group.update(into(group, there))
 
     def hyper_parameters(self) -> list[dict[str, Any]]:

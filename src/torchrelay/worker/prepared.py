@@ -71,7 +71,7 @@ def base_of(loader: Any) -> DataLoader[Any] | None:
             "take skip_first_batches() out: run.batches() finds the place by itself",
         )
     sampler = getattr(base.batch_sampler, "sampler", None)
-    if hasattr(sampler, "initial_seed") and getattr(sampler, "generator", sampler) is None:
+    if sampler is not None and hasattr(sampler, "initial_seed") and getattr(sampler, "generator", sampler) is None:
         # As it would do itself in its first epoch, and seed it with each: a newcomer has to have the same objects.
         sampler.generator = torch.Generator()
     return base
