@@ -10,7 +10,7 @@ import pytest
 
 from torchrelay.errors import Refused
 from torchrelay.protocol.ids import Point
-from torchrelay.worker.cursor import FEW, MAX_STEPS, Call, Cursor, Diverged, Record, decode_record
+from torchrelay.worker.cursor import MAX_STEPS, Call, Cursor, Diverged, Record, decode_record
 from torchrelay.worker.own_loops import Places
 
 
@@ -221,14 +221,14 @@ def test_a_newcomer_comes_to_the_same_place_with_the_same_batches(script: Callab
 @pytest.mark.parametrize("script", SCRIPTS[:-2])
 def test_the_record_does_not_grow(script: Callable[[World], None]) -> None:
     sizes = [go(script, World(until=point)).size for point in points_of(script)[-30:]]
-    assert max(sizes) < 40 * (FEW + 12), sizes
+    assert max(sizes) < 520, sizes
 
 
 def test_a_loop_may_go_on_for_ever() -> None:
     world = World()
     while world.committed < 20_000:
         world.step(world.batch())
-    assert world.size < 100 * FEW
+    assert world.size < 400
 
 
 class TestNoWayToTell:

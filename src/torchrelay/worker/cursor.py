@@ -31,7 +31,7 @@ from torchrelay.worker.own_loops import Place, Rhythm
 
 # Calls and ended loops within one item. A script whose loop is not tracked makes them without end.
 MAX_TRACE = 4096
-FEW = 8  # of them: no need to look for loops, and none that has made fewer is cut
+FEW = 1  # of them within an item: no need to look for loops. In a longer one each turn has random numbers of its own
 MAX_STEPS = 10  # made by a loop outside of all tracked ones that does not ask where it is
 
 
