@@ -120,6 +120,7 @@ class Calls:
         private = self._place()
         self._session.program.check(private.code)
         self._taking_over = TakingOver(self._session, self._state, private)
+        self._cursor.on_way = self._taking_over.goes_on
         self._late = private.late
         self._place = None
 
@@ -192,7 +193,7 @@ class Calls:
         """At the entry of a call, or at the script's end: stop if somebody has asked for it."""
         if self._taking_over is not None:
             self._arrive_at_edge(self._taking_over)
-            self._taking_over = None
+            self._taking_over = self._cursor.on_way = None
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
             if not self._standing.await_way(self._session.welcome.patience_s):

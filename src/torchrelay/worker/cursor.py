@@ -138,6 +138,8 @@ class Cursor:
         self._former: Call | None = None  # the one before it, should it not be committed
         self._rhythms: dict[int, Rhythm] = {}  # for each open loop, by its id
         self.point = START  # committed, as far as the script can know
+        # Of a newcomer: the script goes on in a recorded place; whether random numbers are those of its predecessor.
+        self.on_way: Callable[[bool], None] | None = None
         if record is not None:
             self.follow(record)
 

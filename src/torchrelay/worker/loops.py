@@ -67,6 +67,8 @@ class Loop(Generic[T_co]):
                     return
                 items, item = self._enter(frame)
                 cursor.enter_item(frame)
+                if cursor.on_way is not None:
+                    cursor.on_way(bool(frame.drawn))
                 yield item
                 mark = frame.mark
             else:

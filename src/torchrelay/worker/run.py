@@ -58,6 +58,8 @@ class WorkerRun:
             state = self._cursor.ask(self._calls.places.here(1), random_state.capture)
             if state:
                 random_state.restore(state)
+                if self._cursor.on_way is not None:
+                    self._cursor.on_way(True)
         return self._calls.committed.step
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:

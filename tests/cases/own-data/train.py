@@ -3,7 +3,7 @@
 MODE  globals: batches are fetched ahead into globals; large: these are large; count: a counter of its own, in a
       closure, is read by the step; number: such a counter is an argument; carried: the counter is kept in extra, as
       it should; noise: a generator of its own; unseeded: random numbers of NumPy, without a seed, drawn before the
-      start; added: losses are added up
+      start; added: losses are added up; drawn: two steps an item, on samples drawn by chance
 """
 
 import numpy as np
@@ -63,10 +63,12 @@ def main():
         total += float(loss.detach())
         return loss.detach()
 
-    for _ in run.steps(30):
+    twice = 2 if MODE == "drawn" else 1
+    for _ in (at for _ in run.steps(30 // twice) for at in range(twice)):
         count += 1
         kept["count"] += 1
-        given = {"globals": (), "large": (), "number": (count,), "carried": (kept["count"],)}.get(
+        drawn = (int(torch.randint(1000, ())),) if MODE == "drawn" else ()
+        given = {"drawn": drawn, "globals": (), "large": (), "number": (count,), "carried": (kept["count"],)}.get(
             MODE, (run.committed,)
         )
         loss = step(*given)
