@@ -198,12 +198,15 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--share-slots {given.share_slots}: give a number, at least 1", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
-    run_dir, spec = take_name(given, run_dir, spec)
     launch = Launch(
         script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(),
         env={**os.environ, **network_environment(given)}, nproc_per_node=nproc, master_port=free_port(),
-        paths=path_limits(given), code=str(keep_script(run_dir, None if given.module else given.script)),
+        paths=path_limits(given),
     )  # fmt: skip
+    source = None if given.module else source_of(given.script)
+    # Nothing is refused any more but for the folder itself: what is refused leaves none behind.
+    run_dir, spec = take_name(given, run_dir, spec)
+    launch = replace(launch, code=str(keep_script(run_dir, given.script, source)))
     return Plan(
         run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links,
         given.grace, ending,
@@ -395,12 +398,20 @@ def cannot_make(error: OSError) -> NotPossible:
     return NotPossible(f"{error.filename}: {error.strerror}; choose another --run-dir", CANNOT_START)
 
 
-def keep_script(run_dir: Path, script: str | None) -> Path:
-    """The folder in which the run keeps its code, with the script as it is now in it."""
+def source_of(script: str) -> bytes:
+    """The script as it is now. Raises `NotPossible` if it cannot be read."""
+    try:
+        return Path(script).read_bytes()
+    except OSError as error:
+        raise NotPossible(f"script cannot be read: {script}: {error.strerror}", BAD_ARGUMENTS) from error
+
+
+def keep_script(run_dir: Path, script: str, source: bytes | None) -> Path:
+    """The folder in which the run keeps its code, with the script's source in it (None: the script is a module)."""
     try:
         kept = Kept.begin(run_dir)
-        if script is not None:
-            kept.keep(Load(MAIN, os.path.abspath(script)), Path(script).read_bytes())
+        if source is not None:
+            kept.keep(Load(MAIN, os.path.abspath(script)), source)
     except OSError as error:
         raise cannot_make(error) from error
     return kept.folder
