@@ -29,6 +29,7 @@ from recovery import Kill, command, prepare, settled, stop
 from spread import LAYOUTS
 from steps import read_times, step_time_s, wait_for
 from torchrelay.cli.client import Client
+from torchrelay.protocol.incident import UNSETTLED
 
 HERE = Path(__file__).parent
 RANKS = {layout: 8 if layout == "tp-hsdp" else 4 for layout in LAYOUTS}
@@ -63,7 +64,7 @@ def unplanned(work: Path, layout: str, kills: int) -> dict[str, object]:
             )
             progress(f"{layout}: kill {number + 1} of {kills}: {pauses[-1]:.3f} s to the next step")
         step = step_time_s(read_times(kill.times))
-        wait_for("the last incident's end", lambda: client.incidents()[-1]["resolution"] != "open", 60)
+        wait_for("the last incident's end", lambda: client.incidents()[-1]["resolution"] not in UNSETTLED, 60)
         incidents = client.incidents()
     finally:
         stop(process)
@@ -86,7 +87,7 @@ def after_snapshot(kill: Kill, client: Client, number: int, at: int) -> float:
 
     def over() -> bool:
         found = client.incidents()
-        return len(found) > number and found[number]["resolution"] != "open"
+        return len(found) > number and found[number]["resolution"] not in UNSETTLED
 
     wait_for("the incident's end", over, 120)
     step = int(client.incidents()[number]["target"].partition("+")[0]) + 1

@@ -24,6 +24,7 @@ from torchrelay.cli.client import Denied
 from torchrelay.cli.guarantee import read_ledger
 from torchrelay.goodput.guarantee import Entry, Standing, find
 from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.incident import UNSETTLED
 
 FLAGS = ["--probation", "3s"]
 PACE_S = 0.1  # added to each step: the twin is to be done in a fraction of the time, and spares start meanwhile
@@ -217,7 +218,7 @@ def attribute(live: Live, chapter: Chapter, kind: str = "by itself") -> int:
     incidents = live.client.view_incidents().incidents
     for one in incidents:
         chapter.kinds.setdefault(one.name, kind)
-    return sum(one.eligible and one.resolution != "open" for one in incidents)
+    return sum(one.eligible and one.resolution not in UNSETTLED for one in incidents)
 
 
 def entries_of(chapter: Chapter) -> list[Entry]:

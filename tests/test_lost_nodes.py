@@ -22,7 +22,7 @@ from torchrelay.chaos.whereabouts import Whereabouts
 from torchrelay.chaos.wishes import Deed, Facts, How, Wish, draw
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.protocol.ids import NodeId, Rank
-from torchrelay.protocol.vitals import LEAST_SILENCE_MS, MOST_SILENCE_MS
+from torchrelay.protocol.silence import LEAST_SILENCE_MS, MOST_SILENCE_MS
 from torchrelay.schedulers import network as net
 from torchrelay.schedulers.port import SchedulerError
 from torchrelay.wire.prompt import resume_soon

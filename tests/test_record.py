@@ -10,19 +10,19 @@ import pytest
 from torchrelay.worker.record import AtGate, AtReturn, Learned, Private, decode_private, encode_gate, encode_return
 
 LEARNED = {"step": Learned(7, 3, b"names", b"\0\1", b"\0")}
-GATE = b"".join(encode_gate([b"r", b"ng"], AtGate(b"then", b"place", None, LEARNED)))
+GATE = b"".join(encode_gate([b"r", b"ng"], AtGate(b"then", b"place", None, LEARNED, b"code")))
 RETURN = encode_return(AtReturn(b"result", b"now", {"a": "b"}))
 
 
 def test_at_the_gate() -> None:
     record = decode_private(GATE)
-    assert record == Private(b"rng", b"then", b"place", None, None, LEARNED)
+    assert record == Private(b"rng", b"then", b"place", None, None, LEARNED, code=b"code")
     assert not record.returned
 
 
 def test_when_the_call_has_returned() -> None:
     record = decode_private(GATE + RETURN)
-    assert record == Private(b"rng", b"now", b"place", {"a": "b"}, b"result", LEARNED)
+    assert record == Private(b"rng", b"now", b"place", {"a": "b"}, b"result", LEARNED, code=b"code")
     assert record.returned
 
 

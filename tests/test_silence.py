@@ -13,19 +13,15 @@ from torchrelay.protocol import events as ev
 from torchrelay.protocol.cluster import EMPTY, Cluster, advance
 from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
 from torchrelay.protocol.table import Table
 from torchrelay.protocol.vitals import (
     ALL_SILENT_MS,
     BEAT_MS,
     DEAF_MS,
     FRESH_MS,
-    GAPS_MS,
-    LEAST_SILENCE_MS,
-    MOST_SILENCE_MS,
     Beat,
-    Rhythm,
     Sample,
-    Silence,
     Vitals,
     all_silent,
     hear,

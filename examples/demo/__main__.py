@@ -25,6 +25,7 @@ from examples.demo.report import IncidentLine, Struck, match, shortfalls, tables
 from examples.demo.watch import Job, Seen, Tail
 from torchrelay.chaos.faults import Gone, observe, strike
 from torchrelay.chaos.story import Act, Facts, Story, Strike, parse
+from torchrelay.protocol.incident import UNSETTLED
 
 EXAMPLES = Path(__file__).parent.parent
 RANKS = 4
@@ -86,7 +87,7 @@ class Run:
         if due is not None and not self.strike(due, facts, job):
             self.story.told -= 1  # a victim had just ended by itself: the strike is due again when all train
         for incident in seen.incidents:
-            if incident["resolution"] != "open" and incident["name"] not in self.resolved:
+            if incident["resolution"] not in UNSETTLED and incident["name"] not in self.resolved:
                 self.resolved.add(incident["name"])
                 self.news.append(incident["summary"])
 

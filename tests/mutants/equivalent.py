@@ -37,11 +37,11 @@ EQUIVALENT: dict[str, str] = {
         "who is there still is put back just after"
     ),
     "cluster:worker_raised: without if move is None": TARGET,
-    "cluster:stood_at_boundary: event.private and event.point is not None without event.point is not None": (
+    "answers:stood_at_boundary: event.private and event.point is not None without event.point is not None": (
         "it is the boundary, which was asked just before; it is said for the types"
     ),
     (
-        "cluster:record_kept: job is None or seat is None or ward is None or (event.worker not in..."
+        "answers:record_kept: job is None or seat is None or ward is None or (event.worker not in..."
         " without job is None"
     ): "without a job there is no seat; it is said for the types",
     "cluster:module: 10000 to 20001": "a bound that no sound core comes near",
@@ -135,7 +135,7 @@ EQUIVALENT: dict[str, str] = {
     "speech:circle_of: for all, not if worker is not None": HELD,
     "speech:job_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",
-    "vitals:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
+    "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
     "vitals:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
     "vitals:silence_of: 0 to 1 #2": "a limit is longer than that",
     "vitals:last_proof: worker is not None and node_of(cluster, worker) == node without worker is not None": NOBODY,

@@ -195,7 +195,7 @@ def killer_of(mutant: Mutant | None) -> str:
     """The first test that notices the mutant (None: the core as it is); empty if none does. Ends this process's use."""
     if mutant is not None:
         sys.meta_path.insert(0, Finder(f"torchrelay.protocol.{mutant.module}", mutant.tree()))
-    first = ["vitals"] if mutant is not None and mutant.module in ("vitals", "waiting") else []
+    first = ["vitals"] if mutant is not None and mutant.module in ("silence", "vitals", "waiting") else []
     for name in [*first, *(each for each in KILLERS if each not in first)]:
         try:
             KILLERS[name]()

@@ -9,7 +9,7 @@ from msgspec import Struct
 
 from torchrelay.economics.rates import Unreasonable
 from torchrelay.goodput.ledger import Interval, Line, wilson
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.incident import UNSETTLED, Resolution
 
 UNPLANNED = "unplanned"
 TO_A_CHECKPOINT = (Resolution.FELL_BACK, Resolution.ENDED)
@@ -47,9 +47,9 @@ def counted(clean: int, eligible: int, source: str) -> Measured:
 def measure(lines: Sequence[Line], source: str, *, live: bool = False) -> Measured:
     """From a ledger. Pauses are those of clean recoveries. Raises `Unreasonable` if no failure is in it.
 
-    `live`: its run is going on, and what is open is not counted yet; else it was never seen to end, and is not clean.
+    `live`: its run is going on, and what is not settled is not counted yet; else it was never seen to be clean.
     """
-    over = [line for line in lines if line.kind == UNPLANNED and not (live and line.resolution == Resolution.OPEN)]
+    over = [line for line in lines if line.kind == UNPLANNED and not (live and line.resolution in UNSETTLED)]
     eligible = [line for line in over if line.eligible]
     if not eligible:
         raise Unreasonable(

@@ -131,19 +131,22 @@ class Backends:
         group, meeting = made
         if not isinstance(group, ProcessGroup) or group in self._wirings:
             return made  # type: ignore[no-any-return]  # no member, or made before under this tag
-        group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         _c10d._world.pg_map[group] = (c10d.Backend(backend), meeting)
         _c10d._world.pg_backend_config[group] = repr(config)
-        default = not ranks
-        members = tuple(range(size)) if default else tuple(ranks)
+        members = tuple(ranks) or tuple(range(size))
         wiring = Wiring(
-            str(group_name), members, rank, kinds, timeout, default, group_desc or "undefined",
+            str(group_name), members, rank, kinds, timeout, not ranks, group_desc or "undefined",
             nccl_options=backend_options,
         )  # fmt: skip
+        self._note_made(group, wiring, meeting)
+        return group, meeting
+
+    def _note_made(self, group: ProcessGroup, wiring: Wiring, meeting: Store) -> None:
+        """A group with a fake backend was made: it is ours to connect, now if we are connected."""
+        group._set_default_backend(ProcessGroup.BackendType.CUSTOM)
         self._wirings[group] = wiring
         if not self.alone:
             self._connect_later(group, wiring, meeting)
-        return group, meeting
 
     def _make_path_group(
         self, size: int, rank: int, ranks: list[int], store: Store, group_name: GroupName, timeout: timedelta,

@@ -105,9 +105,9 @@ def decode_private(data: bytes) -> Private:
         rng = data[_HEAD.size : begin]
         gate = _at_gate.decode(data[begin:end])
         if len(data) <= end:
-            return Private(rng, gate.state, gate.place, gate.late, None, gate.learned, gate.code)
+            return Private(rng, gate.state, gate.place, gate.late, None, gate.learned, code=gate.code)
         back = _at_return.decode(data[end:])
     except (msgspec.DecodeError, struct.error) as error:
         raise ValueError(f"{len(data)} bytes that are no private record: {error}") from error
     state = gate.state if back.state is None else back.state
-    return Private(rng, state, gate.place, back.late, back.result, gate.learned, gate.code)
+    return Private(rng, state, gate.place, back.late, back.result, gate.learned, code=gate.code)
