@@ -90,7 +90,12 @@ class Comparison:
         told = agreement.tell(f"{agreed}{self._shard}", lines)
         known = [(name if name.startswith(SEEN) else f"{name} {rank}", held) for rank, (name, held) in enumerate(told)]
         verdict = judge(known)
-        if verdict.differing or verdict.doubtful:
+        differs = bool(verdict.differing or verdict.doubtful)
+        if differs and what == VALUES and not _is_recent(pending, renewed):
+            # A rank's own count in `extra`, say: no fault, and nothing that a recovery could be judged by.
+            self._state.agreed.discard(VALUES)
+            return
+        if differs:
             raise Differing(self._event(pending, renewed, verdict, agreement.lines_of_all(lines)))
         mine = {value for name, value in told if name[1:] == self._shard}
         if len(mine) == 1:
@@ -120,8 +125,13 @@ class Comparison:
             generation=self._session.standing.wired, point=Point(after),
             ranks=() if verdict.doubtful else tuple(map(Rank, verdict.differing)),
             evidence=f"{who} {how} after step {after}: {what}",
-            since=renewed if renewed > START and after - renewed.step <= AFTER[-1] else None,
+            since=renewed if _is_recent(pending, renewed) else None,
         )  # fmt: skip
+
+
+def _is_recent(pending: Point, renewed: Point) -> bool:
+    """Whether ranks have changed hands a few steps ago."""
+    return renewed > START and pending.step - 1 - renewed.step <= AFTER[-1]
 
 
 def _difference(expected: list[str], found: list[str]) -> str:

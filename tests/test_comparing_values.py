@@ -1,0 +1,83 @@
+"""Replicas compare values of the state, too: what differs is a fault only if it was alike, and ranks changed hands."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchrelay.protocol.ids import START, Generation, Point
+from torchrelay.worker import agreement
+from torchrelay.worker.comparing import TENSORS, VALUES, Comparison, Differing, values_of
+from torchrelay.worker.state import State
+
+
+class Pair:
+    """Rank 0 of two replicas; the other one tells the same, or other values."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.kept = {"count": 0}
+        model = nn.Linear(2, 2)
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        self.state = State(model, self.optimizer, {"kept": self.kept})
+        self.state.compare_every = 100
+        identity = SimpleNamespace(wait=lambda: SimpleNamespace(world_size=2))
+        standing = SimpleNamespace(wired=Generation(2))
+        session: Any = SimpleNamespace(worker="w", job="j", rank=0, identity=identity, standing=standing)
+        self.comparison = Comparison(session, self.state, "all")
+        self.other: list[str] | None = None
+        monkeypatch.setattr(agreement, "tell", self.tell)
+        monkeypatch.setattr(agreement, "lines_of_all", lambda lines: [lines, self.of_other(lines)])
+
+    def of_other(self, lines: list[str]) -> list[str]:
+        return self.other if self.other is not None and lines == values_of(self.state) else lines
+
+    def tell(self, shard: str, lines: list[str]) -> list[tuple[str, str]]:
+        return [(shard, agreement.digest_of(lines)), (shard, agreement.digest_of(self.of_other(lines)))]
+
+    def compare(self, step: int, renewed: Point = START) -> None:
+        self.comparison.begin()
+        self.comparison.exchange(Point(step + 1), renewed)
+
+
+@pytest.fixture
+def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
+    return Pair(monkeypatch)
+
+
+def test_it_is_due_after_the_first_steps_after_a_recovery_and_every_so_often(pair: Pair) -> None:
+    due = [step for step in range(1, 220) if pair.comparison.due(Point(step + 1), START)]
+    assert due == [1, 2, 4, 8, 100, 200]
+    due = [step for step in range(31, 120) if pair.comparison.due(Point(step + 1), Point(30, 2))]
+    assert due == [31, 32, 34, 38, 100]
+    pair.state.compare_every = 0
+    assert not pair.comparison.due(Point(2), START), "the script has ended it"
+
+
+def test_values_that_were_alike_and_differ_after_a_recovery_are_a_fault_that_is_named(pair: Pair) -> None:
+    pair.compare(1)
+    assert pair.state.agreed == {TENSORS, VALUES}
+    pair.other = values_of(pair.state)
+    pair.other[0] += "1"
+    with pytest.raises(Differing) as found:
+        pair.compare(31, Point(30))
+    assert found.value.event.since == Point(30)
+    assert "param_groups[0]" in found.value.event.evidence
+
+
+def test_values_that_begin_to_differ_in_peace_are_a_ranks_own(pair: Pair) -> None:
+    pair.compare(1)
+    pair.other = [*values_of(pair.state)[:-1], "extra['kept']: another count"]
+    pair.compare(100)
+    assert pair.state.agreed == {TENSORS}
+    pair.compare(131, Point(130))
+
+
+def test_values_that_were_never_alike_are_let_be(pair: Pair) -> None:
+    pair.other = ["others"]
+    pair.compare(1)
+    pair.compare(31, Point(30))
+    assert pair.state.agreed == {TENSORS}
