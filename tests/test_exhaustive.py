@@ -439,7 +439,7 @@ def test_faults_after_a_cutover_in_every_order_of_things() -> None:
 
 @pytest.mark.slow
 def test_a_second_fault_in_every_order_of_things() -> None:
-    assert explore(small.beginning(), last_generation=3, limit=10_000, quiet=lambda _: None) > 3_000
+    assert explore(small.beginning(), last_generation=3, limit=30_000, quiet=lambda _: None) > 3_000
 
 
 def test_a_state_is_told_from_another_by_what_matters() -> None:

@@ -167,7 +167,7 @@ def test_a_new_generation_has_lanes_of_its_own(make: Callable[[int], Circle]) ->
 
 def test_a_rank_that_does_not_come_fails_the_rewire_in_time(make: Callable[[int], Circle]) -> None:
     ring = make(2)
-    ring.store.set("torchrelay/2/lanes/1", ring.servers[1].address)  # told before it was lost
+    ring.store.set(f"{trust.keys_of(ring.secret, 2)}/lanes/1", ring.servers[1].address)  # told before it was lost
     with pytest.raises(groups.RewireError, match="rank 1 did not come"):
         ring.connect_one(0, 2, timeout_s=2.0)
 
@@ -177,7 +177,7 @@ def test_who_is_cut_while_it_reaches_out_for_one_that_is_stopped_does_not_wait_f
 ) -> None:
     ring = make(2)
     with socket.create_server(("127.0.0.1", 0)) as stopped:
-        ring.store.set("torchrelay/2/lanes/1", f"127.0.0.1:{stopped.getsockname()[1]}")
+        ring.store.set(f"{trust.keys_of(ring.secret, 2)}/lanes/1", f"127.0.0.1:{stopped.getsockname()[1]}")
         reaching = ring.pool.submit(ring.connect_one, 0, 2)
         connection, _ = stopped.accept()
         with connection:

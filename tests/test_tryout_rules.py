@@ -122,7 +122,7 @@ def test_one_step_is_rehearsed_beside_one_that_is_not(target: Target) -> None:
 
 @pytest.mark.parametrize("rehearse", [None, True])
 def test_who_asks_for_the_place_is_cut(rehearse: bool | None, target: Target) -> None:
-    calls: Any = SimpleNamespace(arrive=lambda: None, committed=SimpleNamespace(step=0))
+    calls: Any = SimpleNamespace(arrive=lambda: None, committed=SimpleNamespace(step=0), inside=True)
     run = WorkerRun(target.session, calls, None)  # type: ignore[arg-type]
     seen = []
 

@@ -246,7 +246,10 @@ class Training(Edge):
         if "tracker" in dict(self.assigned.once):
             return
         value = f"{self.rank} by {self.process.id}".encode()
-        self.process.say(ev.OnceRecorded(job=self.process.job, rank=self.rank, name="tracker", value=value))
+        recorded = ev.OnceRecorded(
+            job=self.process.job, rank=self.rank, name="tracker", value=value, restarts=self.assigned.restarts
+        )
+        self.process.say(recorded)
 
     def join(self) -> Main[None]:
         if self.script.refused:

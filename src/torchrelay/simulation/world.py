@@ -128,12 +128,14 @@ class World:
 
     def heard(self, event: ev.Event, before: Cluster, after: Cluster) -> None:
         """The orchestrator has heard an event."""
-        if isinstance(event, ev.OnceRecorded):
-            self.checker.once.setdefault(event.rank, event.value)
         if isinstance(event, ev.NodeLost):
             self.checker.given_up(self.machines[event.node])
         was, now = before.jobs.get(JOB), after.jobs.get(JOB)
         assert now is not None, "the job was submitted"
+        if was is not None and (was.starts, was.restarts) != (now.starts, now.restarts):
+            self.checker.once.clear()  # all begin anew, and do again what was done once
+        if isinstance(event, ev.OnceRecorded) and event.restarts == now.restarts:
+            self.checker.once.setdefault(event.rank, event.value)
         check_dates(self, event, after.now_ms, was, now)
         self.seen(f"event: {type(event).__name__} in {now.phase}")
         if was is not None:
