@@ -155,6 +155,37 @@ def collating() -> Any:
     return DataLoader(Plain(), batch_size=4, collate_fn=mixed)
 
 
+class Walking:
+    """A loader of one's own that keeps its generator, its order and its epoch."""
+
+    def __init__(self) -> None:
+        self.rng = np.random.default_rng(5)
+        self.order = list(range(16))
+        self.epoch = 0
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[torch.Tensor]:
+        self.epoch += 1
+        self.rng.shuffle(self.order)
+        for at in self.order:
+            yield torch.tensor([at + self.epoch + self.rng.random()])
+
+
+class WalkingLoader(DataLoader[torch.Tensor]):
+    """A DataLoader whose items are made by its own `__iter__`."""
+
+    def __init__(self) -> None:
+        super().__init__(Plain(), batch_size=4)
+        self.scale = 1.0
+
+    def __iter__(self) -> Any:
+        for item in super().__iter__():
+            self.scale *= 1.5
+            yield item * self.scale
+
+
 def sampled(kind: str, **options: Any) -> Callable[[], Any]:
     return lambda: DataLoader(Plain(), batch_size=4, sampler=Own(kind), **options)
 
@@ -168,6 +199,8 @@ LOADERS: dict[str, Callable[[], Any]] = {
     "a dataset by itself": Augmented,
     "a global": from_outside,
     "collate": collating,
+    "an iterable of one's own": Walking,
+    "a loader that iterates by itself": WalkingLoader,
 }
 
 

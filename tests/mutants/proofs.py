@@ -119,7 +119,12 @@ PROOFS = (
     ),
     Mutant(
         "hidden: marks of loops are not put back", "worker/loaders.py",
-        "            self.hidden.put(found.hidden)\n", "            pass\n", (LOADERS,),
+        "            self.hidden.put(found.hidden)\n        return found\n",
+        "            pass\n        return found\n", (LOADERS,),
+    ),
+    Mutant(
+        "hidden: marks of other iterables are not put back", "worker/loaders.py",
+        "            self.hidden.put(found.hidden)\n\n", "            pass\n\n", (LOADERS,),
     ),
     Mutant(
         "hidden: what has moved is not put back before an item", "worker/loops.py",

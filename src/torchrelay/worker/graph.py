@@ -39,6 +39,7 @@ _CLOSED_MODULES = """
 """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
+_OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader([0])))
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
@@ -172,6 +173,8 @@ class Walk:
             if not _is_of_the_script(kind):
                 return
         skipped = _OF_MODULES if module else frozenset[str]()
+        if issubclass(kind, torch.utils.data.DataLoader):
+            skipped = _OF_LOADERS
         for at, inner in list((fields or {}).items()):
             if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
                 self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))

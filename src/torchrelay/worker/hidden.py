@@ -345,6 +345,8 @@ def _objects_of(loader: Any) -> list[tuple[str, Any]]:
     found += [(name, fields.get(name)) for name in ("dataset", "collate_fn")]
     if fields.get("num_workers"):
         found = found[:-1]  # it is called in loader workers, which seed what they find
+    if not type(loader).__module__.startswith("torch."):
+        found.append(("loader", loader))  # what a class of the script's own keeps in it
     return [(name, thing) for name, thing in _once(found) if thing is not None and not isinstance(thing, _OURS_ALONE)]
 
 
