@@ -156,20 +156,18 @@ def collating() -> Any:
 
 
 class Walking:
-    """A loader of one's own that keeps its generator, its order and its epoch."""
+    """A loader of one's own that keeps its generator and its epoch, and draws its order when it begins."""
 
     def __init__(self) -> None:
         self.rng = np.random.default_rng(5)
-        self.order = list(range(16))
         self.epoch = 0
 
     def __len__(self) -> int:
-        return len(self.order)
+        return 16
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         self.epoch += 1
-        self.rng.shuffle(self.order)
-        for at in self.order:
+        for at in self.rng.permutation(len(self)).tolist():
             yield torch.tensor([at + self.epoch + self.rng.random()])
 
 
