@@ -39,7 +39,7 @@ _CLOSED_MODULES = """
 """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
-_OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader([0])))
+_OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
