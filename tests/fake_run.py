@@ -19,7 +19,7 @@ with ends_at_once():  # as the command itself has it
 
     from torchrelay.cli import local_run
     from torchrelay.cli import main as command
-    from torchrelay.cli.run import Plan
+    from torchrelay.cli.plan import Plan
     from torchrelay.wire.page import no_room
 
 follow = local_run.follow

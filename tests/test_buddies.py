@@ -7,8 +7,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import msgspec
 import pytest
@@ -75,10 +73,11 @@ class Circle:
             node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(generation), rank=Rank(rank),
             store="", buddies=after, wards=before,
         )  # fmt: skip
-        session: Any = SimpleNamespace(server=self.servers[rank], welcome=SimpleNamespace(secret=self.secret))
         record = b"" if point is None else b"%d shares %d" % (rank, point.step)
         wanted = {RECORDS: (after, before)}
-        ends, addresses = self.lanes[rank].meet(session, order, self.store, wanted, timeout_s)
+        ends, addresses = self.lanes[rank].meet(
+            self.servers[rank].address, self.secret, order, self.store, wanted, timeout_s
+        )
         self.all[rank].share(ends[RECORDS], [addresses[buddy] for buddy in after], point, record)
         limit(ends[RECORDS], DEADLINE_S)
 

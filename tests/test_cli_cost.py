@@ -13,7 +13,7 @@ from tests.test_cli_views import journal_of_a_recovery, torchrelay  # noqa: F401
 from tests.test_ledger import line, view
 from torchrelay.cli.client import Client
 from torchrelay.cli.cost_words import parser
-from torchrelay.cli.report import jsonl
+from torchrelay.cli.ledger_file import jsonl
 from torchrelay.economics.assumptions import ASSUMPTIONS
 from torchrelay.economics.field import RATES
 from torchrelay.economics.published import all_claims

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from torchrelay.cli import main as command
-from torchrelay.cli.run import IGNORED_FLAGS, IGNORED_VALUES, Plan, is_here, plan
+from torchrelay.cli.plan import Plan
+from torchrelay.cli.run import IGNORED_FLAGS, IGNORED_VALUES, is_here, plan
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.voice import Voice, remedy, summary, words_of
 from torchrelay.orchestrator.shown import IncidentTally, JobStatus, OutcomeView, SpareTally

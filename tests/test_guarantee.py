@@ -12,7 +12,8 @@ from msgspec.structs import replace
 
 from tests.test_cli_views import torchrelay
 from torchrelay.cli.guarantee import each_once, guarantee_page, moment_in
-from torchrelay.cli.report import jsonl, report_page
+from torchrelay.cli.ledger_file import jsonl
+from torchrelay.cli.report import report_page
 from torchrelay.cli.runs import NotPossible
 from torchrelay.economics.claims import proven
 from torchrelay.goodput.guarantee import Entry, Standing, Verdict, clean_ones_to_come, group_of, guarantee

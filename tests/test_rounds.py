@@ -9,7 +9,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,9 +50,8 @@ class Circle:
             node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(generation), rank=Rank(rank),
             store="",
         )  # fmt: skip
-        session: Any = SimpleNamespace(server=self.servers[rank], welcome=SimpleNamespace(secret=self.secret))
         wanted = {GATE: partners(Rank(rank), self.world)}
-        ends, _ = self.lanes[rank].meet(session, order, self.store, wanted, timeout_s)
+        ends, _ = self.lanes[rank].meet(self.servers[rank].address, self.secret, order, self.store, wanted, timeout_s)
         self.ends[rank] = ends[GATE]
         self.rounds[rank].connect(Rank(rank), self.world, ends[GATE])
         limit(ends[GATE], DEADLINE_S)

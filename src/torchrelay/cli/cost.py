@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
-from typing import Any
 
 import msgspec
-from msgspec import Struct
 
 from torchrelay.cli.client import Client
+from torchrelay.cli.cost_inputs import Used
 from torchrelay.cli.cost_pages import (
     advice_page,
     answer_page,
@@ -30,18 +29,6 @@ from torchrelay.economics.rates import Unreasonable
 from torchrelay.goodput.ledger import Line
 
 BAD = 2
-
-
-class Used(Struct, frozen=True, kw_only=True):
-    """An assumption as it is used."""
-
-    flag: str
-    value: Any
-    unit: str
-    default: str
-    given: str  # by whom
-    source: str
-    what: str
 
 
 def cost(words: list[str]) -> int:
@@ -147,7 +134,7 @@ def measured_by(given: argparse.Namespace) -> Measured | None:
     if given.ledger is not None:
         return measure(read_ledger(given.ledger), str(given.ledger))
     if given.run_dir is not None:
-        from torchrelay.cli.report import ledger
+        from torchrelay.cli.ledger_file import ledger
 
         source, note = look(given.run_dir)
         remark(note)

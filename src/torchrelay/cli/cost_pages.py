@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from torchrelay.cli.cost_inputs import Used
 from torchrelay.cli.show import clip, milliseconds, table
 from torchrelay.economics.advice import Advice, Option
 from torchrelay.economics.calculator import Answer, AtRate, View
 from torchrelay.economics.claims import Claim, Figure, dollars, proven
-
-if TYPE_CHECKING:
-    from torchrelay.cli.cost import Used
 
 WIDTH = 118
 HOURS_A_MONTH = 730.0

@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.cli.client import Client
-from torchrelay.cli.report import FILE, ledger, share_text
+from torchrelay.cli.ledger_file import FILE, ledger
+from torchrelay.cli.report import share_text
 from torchrelay.cli.runs import NotPossible, look, time_in
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
 from torchrelay.economics.claims import proven

@@ -18,9 +18,9 @@ from torchrelay.cli.alone import Followed
 from torchrelay.cli.client import Away, Client, Denied
 from torchrelay.cli.follow import Degraded, moments
 from torchrelay.cli.keeper import CANNOT_START, Keeper
+from torchrelay.cli.ledger_file import ledger, write_ledger
+from torchrelay.cli.plan import ENDING, TELLING, Plan
 from torchrelay.cli.renewal import Renewal
-from torchrelay.cli.report import ledger, write_ledger
-from torchrelay.cli.run import ENDING, TELLING, Plan
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.sweep import PrivateFolder, sweep
 from torchrelay.cli.voice import HOW_TO_JOIN, NEVER_JOINED, NOT_JOINED, UNHEARD, Voice, remedy, summary

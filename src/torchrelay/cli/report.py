@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
 from msgspec import Struct
 
 from torchrelay.cli.client import Client
+from torchrelay.cli.ledger_file import jsonl, ledger, write_ledger
 from torchrelay.cli.runs import NotPossible, find_run, look
 from torchrelay.cli.show import Output, clip, milliseconds, remark, show_json, table
 from torchrelay.economics.claims import proven
-from torchrelay.goodput.ledger import Interval, Line, Totals, line_of, total
-from torchrelay.orchestrator.shown import Incidents
+from torchrelay.goodput.ledger import Interval, Line, Totals, total
 
-FILE = "ledger.jsonl"
 OF_GUARANTEE = ("since", "ledger", "target", "check", "exclude")
 HEADS = ("id", "kind", "ranks", "cause", "verdict", "source", "lost", "pause", "phases", "resolution")
 
@@ -49,24 +46,6 @@ def refuse_flags(given: argparse.Namespace) -> None:
     for name in OF_GUARANTEE:
         if getattr(given, name):
             raise NotPossible(f"--{name} means nothing without --guarantee", 2)
-
-
-def ledger(found: Incidents) -> tuple[Line, ...]:
-    """All lines of a job, oldest first."""
-    return tuple(line_of(incident) for incident in found.incidents)
-
-
-def jsonl(lines: Sequence[Line]) -> str:
-    return "".join(msgspec.json.encode(line).decode() + "\n" for line in lines)
-
-
-def write_ledger(run_dir: Path, lines: Sequence[Line]) -> Path:
-    """Write `ledger.jsonl`, whole or not at all. Raises OSError."""
-    path = run_dir / FILE
-    draft = path.with_name(f".{FILE}.{os.getpid()}")
-    draft.write_text(jsonl(lines))
-    draft.replace(path)
-    return path
 
 
 def report_page(lines: Sequence[Line], *, live: bool = True) -> str:

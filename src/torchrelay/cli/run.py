@@ -9,7 +9,6 @@ import os
 import re
 import socket
 import sys
-from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from torchrelay.cli.net_flags import add_network, network_environment, path_limits
+from torchrelay.cli.plan import ENDING, TELLING, Plan
 from torchrelay.cli.runs import FOLDER, NotPossible, time_in
 from torchrelay.cli.unprepared import ends_at_once
 from torchrelay.orchestrator.endpoint import ENDPOINT, JOURNAL
@@ -33,8 +33,6 @@ BAD_ARGUMENTS = 2
 CANNOT_START = 94
 MOST_PORT = 65_535
 MOST_GRACE_S = 86_400
-ENDING = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})  # as torchrun has it
-TELLING = frozenset({"SIGUSR1", "SIGUSR2"})  # passed on, and training goes on
 MOST_LINKS = 4  # paths that the network core can use
 
 DESCRIPTION = """
@@ -59,23 +57,6 @@ REFUSED_FLAGS = {
     "run-path": "give the script's path itself",
     "virtual-local-rank": "each worker sees the LOCAL_RANK that torchrun would give it",
 }
-
-
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """A run that can be started."""
-
-    run_dir: Path
-    spec: JobSpec
-    launch: Launch
-    port: int
-    quiet: bool
-    remarks: tuple[str, ...]
-    isolate: bool = False
-    spare_nodes: int = 0
-    links: int = 0
-    grace_s: float = 30.0
-    ending: frozenset[str] = ENDING  # signals that end the ranks
 
 
 def both(name: str) -> tuple[str, str]:

@@ -13,6 +13,7 @@ from msgspec import Struct
 
 from torchrelay.cli.runs import NotPossible
 from torchrelay.cli.show import Output, show_json
+from torchrelay.cli.simulate_benchmark import Benchmark
 from torchrelay.cli.simulate_pages import (
     benchmark_page,
     cells_page,
@@ -60,16 +61,6 @@ class Table(Struct, frozen=True):
 
     cells: tuple[Cell, ...]
     full: tuple[Row, ...]
-
-
-class Benchmark(Struct, frozen=True):
-    """A case of the published benchmark."""
-
-    name: str
-    published_minutes: float
-    minutes: Mean
-    implied: str
-    forecast: Forecast
 
 
 def simulate(words: list[str]) -> int:

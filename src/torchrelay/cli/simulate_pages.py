@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 from torchrelay.cli.show import milliseconds, table
+from torchrelay.cli.simulate_benchmark import Benchmark
 from torchrelay.forecast.buckets import Bucket
 from torchrelay.forecast.describe import Description
 from torchrelay.forecast.presets import WITHIN, Cell, Row
 from torchrelay.forecast.results import Forecast, Mean
 from torchrelay.forecast.settings import Settings, Strategy
 from torchrelay.forecast.sweep import Swept
-
-if TYPE_CHECKING:
-    from torchrelay.cli.simulate import Benchmark
 
 
 def with_interval(mean: Mean, digits: int = 4) -> str:

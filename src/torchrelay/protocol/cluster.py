@@ -13,7 +13,7 @@ from typing import Any
 from torchrelay.protocol import answers, passing_time, stopping
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.boundary import with_move
-from torchrelay.protocol.deaths import MISMATCH, death_of, note_death, twice
+from torchrelay.protocol.deaths import MISMATCH, death_of, remembered, twice
 from torchrelay.protocol.differing import replicas_differ
 from torchrelay.protocol.ending import NO_STATE, REFUSED, STOPPED, collect, end, expendable, fall_back, interrupt, lose
 from torchrelay.protocol.ids import JobId, Rank, WorkerId
@@ -192,13 +192,13 @@ def trained_to_death(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     if not comes and job.phase not in MOVING | {JobPhase.RUNNING, JobPhase.RESUMING}:
         return cluster
     death = death_of(event, rank, exit_text(event), job.target if comes else None)
-    return cluster if death is None else cluster.with_job(note_death(job, death))
+    return cluster if death is None else cluster.with_job(replace(job, deaths=remembered(job.deaths, death)))
 
 
 def judge_deaths(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     """The same end of two workers that held a rank, at the same point: the job ends, or falls back."""
     found = next((job for job in cluster.jobs.values() if job.deaths and job.deaths[-1].worker == event.worker), None)
-    both = None if found is None or over(found) else twice(found)
+    both = None if found is None or over(found) else twice(found.deaths)
     if found is None or both is None:
         return cluster
     first, last = both

@@ -9,14 +9,10 @@ said or resolved between the two makes them unlike: the second has done again wh
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
 from torchrelay.protocol.events import WorkerExited
 from torchrelay.protocol.ids import Point, Rank, WorkerId
-
-if TYPE_CHECKING:
-    from torchrelay.protocol.job import Job
 
 # By which a process ends through what it has done itself.
 OWN_SIGNALS = frozenset(
@@ -71,14 +67,14 @@ def death_of(event: WorkerExited, rank: Rank, cause: str, coming_to: Point | Non
     return Death(event.worker, rank, point, how, cause, trained=coming_to is None)
 
 
-def note_death(job: Job, death: Death) -> Job:
-    """Remember a death."""
-    return replace(job, deaths=(*job.deaths[1 - KEPT :], death))
+def remembered(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
+    """The deaths of a job, and this one."""
+    return (*deaths[1 - KEPT :], death)
 
 
-def twice(job: Job) -> tuple[Death, Death] | None:
+def twice(deaths: tuple[Death, ...]) -> tuple[Death, Death] | None:
     """The last death and an earlier one that is the same; None if there is none."""
-    if not job.deaths:
+    if not deaths:
         return None
-    last = job.deaths[-1]
-    return next(((other, last) for other in job.deaths if other.same(last)), None)
+    last = deaths[-1]
+    return next(((other, last) for other in deaths if other.same(last)), None)

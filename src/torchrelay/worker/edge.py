@@ -223,7 +223,9 @@ class Edge:
         wanted: dict[str, tuple[Sequence[Rank], Sequence[Rank]]] = {RECORDS: (order.buddies, order.wards)}
         if on_lanes():
             wanted[GATE] = partners(order.rank, session.identity.wait().world_size)
-        ends, addresses = session.lanes.meet(session, order, store, wanted, WIRING_S)
+        ends, addresses = session.lanes.meet(
+            session.server.address, session.welcome.secret, order, store, wanted, WIRING_S
+        )
         session.buddies.share(ends[RECORDS], [addresses[buddy] for buddy in order.buddies], point, record)
         if GATE in ends:
             self._prove_rounds(order, ends[GATE])

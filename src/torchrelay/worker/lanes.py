@@ -14,7 +14,6 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torch._C._distributed_c10d import Store
 
@@ -25,9 +24,6 @@ from torchrelay.worker import groups
 from torchrelay.worker.request import Cancel
 from torchrelay.worker.stream import Stream, StreamBroken
 from torchrelay.worker.transfer import open_lane
-
-if TYPE_CHECKING:
-    from torchrelay.worker.session import Session
 
 AGAIN_S = 0.05  # between attempts to reach a rank, to which several others come at once
 _OURS = __name__.rpartition(".")[0]
@@ -75,28 +71,29 @@ class Lanes:
     # ------------------------------------------------------------ the main thread
 
     def meet(
-        self, session: Session, order: Rewire, store: Store, wanted: Wanted, timeout_s: float
+        self, address: str, secret: bytes, order: Rewire, store: Store, wanted: Wanted, timeout_s: float
     ) -> tuple[dict[str, Ends], dict[Rank, str]]:
         """All groups are connected anew: make the lanes of this generation, and let go of those before.
 
-        Returns our ends by purpose, and the addresses of the state servers that we send to. Raises `RewireError`. Until
-        `limit` says otherwise none of them waits for longer than is left of `timeout_s`.
+        `address`: of our own state server. Returns our ends by purpose, and the addresses of the state servers that we
+        send to. Raises `RewireError`. Until `limit` says otherwise none of them waits for longer than is left of
+        `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
         self.part()
         with self._changed:
             self._generation, self._cancel = order.generation, Cancel()
-        keys = trust.keys_of(session.welcome.secret, order.generation)
+        keys = trust.keys_of(secret, order.generation)
         found = {purpose: Ends() for purpose in wanted}
         addresses: dict[Rank, str] = {}
         try:
             if any(by for _, by in wanted.values()):
-                store.set(f"{keys}/lanes/{order.rank}", session.server.address)
+                store.set(f"{keys}/lanes/{order.rank}", address)
             for purpose, (to, _) in wanted.items():
                 for other in to:
                     if other not in addresses:
                         addresses[other] = store.get(f"{keys}/lanes/{other}").decode()
-                    lane = self._reach(addresses[other], session.welcome.secret, order, purpose, deadline)
+                    lane = self._reach(addresses[other], secret, order, purpose, deadline)
                     found[purpose].to.append(self._keep(lane))
             for purpose, (_, by) in wanted.items():
                 for other in by:

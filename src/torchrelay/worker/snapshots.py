@@ -20,22 +20,25 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torchrelay.errors import Refused
 from torchrelay.protocol.buddies import COPIES
 from torchrelay.protocol.events import Snapshot, WorkerJoined
-from torchrelay.protocol.ids import Generation, Point, Rank
+from torchrelay.protocol.ids import Generation, JobId, Point, Rank, WorkerId
+from torchrelay.wire.link import Welcome
+from torchrelay.wire.page import Page
 from torchrelay.wire.shelf import DIGEST, NoRoom, Shelf, Sizes
 from torchrelay.worker import memory
+from torchrelay.worker.buddies import Buddies
 from torchrelay.worker.cadence import Cadence
+from torchrelay.worker.identity import Identity
+from torchrelay.worker.link import Link
 from torchrelay.worker.shelving import give
+from torchrelay.worker.standing import Standing
+from torchrelay.worker.state import State
 from torchrelay.worker.stream import StreamBroken
 from torchrelay.worker.transfer import Cancel
-
-if TYPE_CHECKING:
-    from torchrelay.worker.session import Session
-    from torchrelay.worker.state import State
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,25 @@ def warning(alone: int, every: int) -> str:
     return ALONE.format(alone) + (WITH.format(every) if every else WITHOUT)
 
 
+class Host(Protocol):
+    """What snapshots need of this worker; a `Session` is one."""
+
+    worker: WorkerId
+    job: JobId
+    page: Page
+    standing: Standing
+    identity: Identity
+    link: Link
+    welcome: Welcome
+    buddies: Buddies
+
+    @property
+    def rank(self) -> Rank: ...
+
+    @property
+    def shelf(self) -> Shelf: ...
+
+
 class NotShelved(RuntimeError):
     """A snapshot has not come to the buddy: its connection is broken."""
 
@@ -79,9 +101,7 @@ class NotShelved(RuntimeError):
 class Snapshots:
     """The snapshots that this worker takes of its own rank."""
 
-    def __init__(
-        self, session: Session, state: State, shard: str, largest: Callable[[list[float]], list[float]]
-    ) -> None:
+    def __init__(self, session: Host, state: State, shard: str, largest: Callable[[list[float]], list[float]]) -> None:
         """`largest`: collective over all ranks, of each number the largest that any has."""
         self._session = session
         self._state = state
@@ -232,7 +252,7 @@ class Snapshots:
 class _Sender(threading.Thread):
     """Sends one snapshot from our shelf to the buddy's."""
 
-    def __init__(self, session: Session, what: Snapshot, address: str, keep: Point | None) -> None:
+    def __init__(self, session: Host, what: Snapshot, address: str, keep: Point | None) -> None:
         super().__init__(name="torchrelay snapshot", daemon=True)
         self.address = address
         self.cancel = Cancel()
