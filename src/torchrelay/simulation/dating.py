@@ -7,23 +7,18 @@ the standstill    begins when the first stands at the boundary, and the pause en
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.incident import Mark, Resolution
-from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.roster import Seat
+from torchrelay.simulation.scene import Scene
 from torchrelay.simulation.violation import Violation
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
-    from torchrelay.protocol.job import Job
-    from torchrelay.protocol.roster import Seat
-    from torchrelay.simulation.world import World
-
-
-def check_dates(world: World, event: ev.Event, now_ms: int, was: Job | None, now: Job) -> None:
+def check_dates(world: Scene, event: ev.Event, now_ms: int, was: Job | None, now: Job) -> None:
     """After an event, heard when the orchestrator's clock said `now_ms`. Raises `Violation`."""
     if now.moment(now_ms) != world.now:
         raise Violation(f"the ledger says {now.moment(now_ms)} at {world.now}")
@@ -38,7 +33,7 @@ def check_dates(world: World, event: ev.Event, now_ms: int, was: Job | None, now
         check_end(world, now)
 
 
-def check_fault(world: World, event: ev.WorkerExited, was: Job | None, now: Job) -> None:
+def check_fault(world: Scene, event: ev.WorkerExited, was: Job | None, now: Job) -> None:
     """The fault that an exit makes: it happened when the process ended."""
     if not now.incidents:
         return
@@ -54,7 +49,7 @@ def check_fault(world: World, event: ev.WorkerExited, was: Job | None, now: Job)
             raise Violation(f"the pause begins at {begun}, after its fault at {fault.at_ms}")
 
 
-def check_end(world: World, now: Job) -> None:
+def check_end(world: Scene, now: Job) -> None:
     """All train again since the last of them went on."""
     incident = now.incidents[-1]
     if incident.resolution is not Resolution.RESUMED or any(seat.finished for seat in now.seats.values()):
@@ -65,7 +60,7 @@ def check_end(world: World, now: Job) -> None:
         raise Violation(f"the last went on at {max(times)}, and the ledger says {resumed}")
 
 
-def said(world: World, seats: Iterable[Seat], order: type[od.Order]) -> list[int]:
+def said(world: Scene, seats: Iterable[Seat], order: type[od.Order]) -> list[int]:
     """When the holders of these seats have answered an order of this kind, as far as they have."""
     holders = [world.processes[seat.worker] for seat in seats if seat.worker is not None]
     return [holder.training.answers[order][1] for holder in holders if order in holder.training.answers]

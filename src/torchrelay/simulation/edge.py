@@ -2,50 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from enum import Enum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import Generation, Point, Rank, WorkerPhase
 from torchrelay.simulation import script as sc
+from torchrelay.simulation.life import Main, Wait
+from torchrelay.simulation.ports import Peers, Worker
+from torchrelay.simulation.shots import Shots
 from torchrelay.simulation.wiring import Broken
 
-if TYPE_CHECKING:
-    from torchrelay.simulation.processes import Process
-    from torchrelay.simulation.shots import Shots
-    from torchrelay.simulation.world import World
-
-R = TypeVar("R")
 REDONE, PASSED = False, True
-
-
-class Wait(Enum):
-    """What a main thread waits for, other than time."""
-
-    BLOCKED = "blocked"
-    ORDERED = "ordered"
-    IDLE = "idle"
-
-
-Main = Generator[int | Wait, Any, R]
-
-
-class Exit(Exception):
-    """The process ends by itself."""
-
-    def __init__(self, code: int, cause: str = "") -> None:
-        super().__init__(cause)
-        self.code = code
-        self.cause = cause
 
 
 class Edge:
     """What a worker does while it stands. `Training` adds what it does between two edges."""
 
-    process: Process
-    world: World
+    process: Worker
+    world: Peers
     committed: Point | None
     caught_up: Point | None
     reported: Generation

@@ -4,26 +4,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.ids import Rank
 from torchrelay.simulation.causes import Cause
+from torchrelay.simulation.invariants import Checker
+from torchrelay.simulation.life import Life
+from torchrelay.simulation.machines import Machine
 from torchrelay.simulation.plans import JOB, FaultKind, On, Strike
-from torchrelay.simulation.processes import Life, Process
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.machines import Machine
-    from torchrelay.simulation.world import World
+from torchrelay.simulation.processes import Process
+from torchrelay.simulation.scene import Scene
 
 NEVER_RETURNS_MS = 5_000  # a node that is lost for so long does not return at all
 NEVER_REWIRES = 60  # attempts, of all ranks together: more than any budget of generations
 
 
+class Struck(Scene, Protocol):
+    """A world that can be struck."""
+
+    stormy: bool
+    rewires_that_break: int
+    fetches_that_break: int
+    fetches_that_differ: int
+    targets_that_die: int
+
+    @property
+    def checker(self) -> Checker: ...
+
+
 class Faults:
     """The strikes of a plan, waiting for their triggers."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Struck) -> None:
         self.world = world
         self.waiting: list[Strike] = []
         for strike in world.plan.strikes:
@@ -68,17 +81,17 @@ class Faults:
 # ---------------------------------------------------------------- ranks
 
 
-def holder_of(world: World, rank: int) -> Process | None:
+def holder_of(world: Struck, rank: int) -> Process | None:
     """Who holds a rank, as the world sees it: the newest living process that was given it."""
     found = [process for process in world.processes.values() if process.rank == rank and process.alive]
     training = [process for process in found if process.training.resumed]
     return training[-1] if training else (found[-1] if found else None)
 
 
-def hit(strike_one: Callable[[World, Strike, Process], None]) -> Callable[[World, Strike], bool]:
+def hit(strike_one: Callable[[Struck, Strike, Process], None]) -> Callable[[Struck, Strike], bool]:
     """A strike on the holder of a rank."""
 
-    def strike_holder(world: World, strike: Strike) -> bool:
+    def strike_holder(world: Struck, strike: Strike) -> bool:
         process = holder_of(world, strike.rank)
         if process is None or process.life is not Life.RUNNING:
             return False
@@ -88,72 +101,72 @@ def hit(strike_one: Callable[[World, Strike, Process], None]) -> Callable[[World
     return strike_holder
 
 
-def kill(world: World, strike: Strike, process: Process) -> None:
-    world.checker.gone(process, strike.kind)
+def kill(world: Struck, strike: Strike, process: Process) -> None:
+    world.checker.gone(process.id, strike.kind)
     process.kill(signal=9, cause="SIGKILL")
 
 
-def make_exit(world: World, strike: Strike, process: Process) -> None:
+def make_exit(world: Struck, strike: Strike, process: Process) -> None:
     del world, strike
     process.training.will_exit = True
 
 
-def make_raise(world: World, strike: Strike, process: Process) -> None:
+def make_raise(world: Struck, strike: Strike, process: Process) -> None:
     del strike
     process.training.will_raise = f"once, at {world.now}, in {process.id}"
 
 
-def make_hang(world: World, strike: Strike, process: Process) -> None:
+def make_hang(world: Struck, strike: Strike, process: Process) -> None:
     del world, strike
     process.training.will_hang = True
 
 
-def make_stuck(world: World, strike: Strike, process: Process) -> None:
+def make_stuck(world: Struck, strike: Strike, process: Process) -> None:
     del world, strike
     process.training.will_stick = True
 
 
-def make_flip(world: World, strike: Strike, process: Process) -> None:
+def make_flip(world: Struck, strike: Strike, process: Process) -> None:
     del world, strike
     process.training.replicas.will_flip = True
 
 
-def stop(world: World, strike: Strike, process: Process) -> None:
+def stop(world: Struck, strike: Strike, process: Process) -> None:
     """SIGSTOP. When all ranks are stopped nobody waits for anybody: that is a pause of the job, and no fault."""
     others = [each for each in world.processes.values() if each.life is Life.RUNNING and each.rank is not None]
     if strike.kind is not FaultKind.PAUSE and not any(each.rank != process.rank for each in others):
         return
-    world.checker.gone(process, strike.kind)
+    world.checker.gone(process.id, strike.kind)
     process.stop()
 
 
-def pause(world: World, strike: Strike, process: Process) -> None:
+def pause(world: Struck, strike: Strike, process: Process) -> None:
     stop(world, strike, process)
     world.after(strike.length_ms, process.wake_up)
 
 
-def make_undying(world: World, strike: Strike, process: Process) -> None:
+def make_undying(world: Struck, strike: Strike, process: Process) -> None:
     stop(world, strike, process)
     if process.life is Life.STOPPED:
         process.undying = True
         world.checker.causes.add(Cause.UNDYING)
 
 
-def kill_two(world: World, strike: Strike) -> bool:
+def kill_two(world: Struck, strike: Strike) -> bool:
     victims = [holder_of(world, (strike.rank + step) % world.script.ranks) for step in (0, 1)]
     for process in victims:
         if process is not None:
-            world.checker.gone(process, strike.kind)
+            world.checker.gone(process.id, strike.kind)
             process.kill(signal=9, cause="SIGKILL")
     return None not in victims
 
 
-def kill_newcomer(world: World, strike: Strike) -> bool:
+def kill_newcomer(world: Struck, strike: Strike) -> bool:
     del strike
     for process in world.processes.values():
         order = process.training.assigned
         if process.alive and order is not None and order.newcomer and process.training.resumed == 0:
-            world.checker.gone(process, "newcomer killed")
+            world.checker.gone(process.id, "newcomer killed")
             process.kill(signal=9, cause="SIGKILL")
             return True
     return False
@@ -162,25 +175,25 @@ def kill_newcomer(world: World, strike: Strike) -> bool:
 # ---------------------------------------------------------------- spares
 
 
-def spare_of(world: World) -> Process | None:
+def spare_of(world: Struck) -> Process | None:
     spares = [each for each in world.processes.values() if each.rank is None and each.life is Life.RUNNING]
     return world.chance.choice(spares) if spares else None
 
 
-def kill_spare(world: World, strike: Strike) -> bool:
+def kill_spare(world: Struck, strike: Strike) -> bool:
     del strike
     spare = spare_of(world)
     if spare is not None:
-        world.checker.gone(spare, "spare killed")
+        world.checker.gone(spare.id, "spare killed")
         spare.kill(signal=9, cause="SIGKILL")
     return spare is not None
 
 
-def stop_spare(world: World, strike: Strike) -> bool:
+def stop_spare(world: Struck, strike: Strike) -> bool:
     del strike
     spare = spare_of(world)
     if spare is not None:
-        world.checker.gone(spare, "spare stopped")
+        world.checker.gone(spare.id, "spare stopped")
         spare.stop()
     return spare is not None
 
@@ -188,7 +201,7 @@ def stop_spare(world: World, strike: Strike) -> bool:
 # ---------------------------------------------------------------- connections and state
 
 
-def cut(world: World, strike: Strike) -> bool:
+def cut(world: Struck, strike: Strike) -> bool:
     """One rank's connections are reset, and some others see it."""
     process = holder_of(world, strike.rank)
     if process is None or process.wiring is None:
@@ -198,26 +211,26 @@ def cut(world: World, strike: Strike) -> bool:
     return True
 
 
-def break_rewires(world: World, strike: Strike) -> bool:
+def break_rewires(world: Struck, strike: Strike) -> bool:
     del strike
     world.rewires_that_break += world.chance.randint(1, 3)
     return True
 
 
-def break_all_rewires(world: World, strike: Strike) -> bool:
+def break_all_rewires(world: Struck, strike: Strike) -> bool:
     del strike
     world.checker.causes.add(Cause.NEVER_CONNECTS)
     world.rewires_that_break += NEVER_REWIRES
     return True
 
 
-def break_restores(world: World, strike: Strike) -> bool:
+def break_restores(world: Struck, strike: Strike) -> bool:
     del strike
     world.fetches_that_break += world.chance.randint(1, 3)
     return True
 
 
-def corrupt(world: World, strike: Strike) -> bool:
+def corrupt(world: Struck, strike: Strike) -> bool:
     del strike
     world.fetches_that_differ += world.chance.randint(1, 3)
     return True
@@ -226,12 +239,12 @@ def corrupt(world: World, strike: Strike) -> bool:
 # ---------------------------------------------------------------- nodes, agents, the orchestrator
 
 
-def machine_of(world: World, strike: Strike) -> Machine:
+def machine_of(world: Struck, strike: Strike) -> Machine:
     machines = list(world.machines.values())
     return machines[strike.rank % len(machines)]
 
 
-def crash_agent(world: World, strike: Strike) -> bool:
+def crash_agent(world: Struck, strike: Strike) -> bool:
     machine = machine_of(world, strike)
     world.checker.broke()
     machine.crash_agent()
@@ -239,7 +252,7 @@ def crash_agent(world: World, strike: Strike) -> bool:
     return True
 
 
-def split(world: World, strike: Strike) -> bool:
+def split(world: Struck, strike: Strike) -> bool:
     machine = machine_of(world, strike)
     world.checker.broke()
     if strike.kind is FaultKind.LONG_SPLIT:
@@ -255,7 +268,7 @@ def heal(machine: Machine) -> None:
     machine.split = False
 
 
-def lose_power(world: World, strike: Strike) -> bool:
+def lose_power(world: Struck, strike: Strike) -> bool:
     machine = machine_of(world, strike)
     world.checker.node_gone(machine)
     machine.lose_power()
@@ -266,7 +279,7 @@ def lose_power(world: World, strike: Strike) -> bool:
     return True
 
 
-def crash_orchestrator(world: World, strike: Strike) -> bool:
+def crash_orchestrator(world: Struck, strike: Strike) -> bool:
     if not world.shell.up:
         return False
     world.checker.broke()
@@ -275,7 +288,7 @@ def crash_orchestrator(world: World, strike: Strike) -> bool:
     return True
 
 
-def cancel(world: World, strike: Strike) -> bool:
+def cancel(world: Struck, strike: Strike) -> bool:
     del strike
     if world.shell.up:
         world.checker.cancelled = True
@@ -286,7 +299,7 @@ def cancel(world: World, strike: Strike) -> bool:
 # ---------------------------------------------------------------- moves and what disturbs them
 
 
-def say(world: World, event: ev.Event) -> bool:
+def say(world: Struck, event: ev.Event) -> bool:
     """Something that an operator or a detector says; again while the orchestrator is away."""
     if world.over:
         return False
@@ -297,7 +310,7 @@ def say(world: World, event: ev.Event) -> bool:
     return True
 
 
-def move(world: World, strike: Strike) -> bool:
+def move(world: Struck, strike: Strike) -> bool:
     """One rank or two, to a certain node or anywhere."""
     count = 2 if strike.kind is FaultKind.MOVE_TWO else 1
     ranks = tuple(Rank((strike.rank + step) % world.script.ranks) for step in range(count))
@@ -310,7 +323,7 @@ def move(world: World, strike: Strike) -> bool:
     return say(world, asked)
 
 
-def taint(world: World, strike: Strike) -> bool:
+def taint(world: Struck, strike: Strike) -> bool:
     """A slot, or for a drain a node, that is to be left; it is cleared after a while, or its time is over.
 
     By an operator, or by a detector, which leaves alone what the other has set.
@@ -334,26 +347,26 @@ def taint(world: World, strike: Strike) -> bool:
     )
 
 
-def freeze(world: World, strike: Strike) -> bool:
+def freeze(world: Struck, strike: Strike) -> bool:
     """What fails while the job is frozen ends it, as without us."""
     world.checker.causes.add(Cause.FROZEN)
     world.after(strike.length_ms, say, world, ev.FreezeCleared(source="operator"))
     return say(world, ev.FreezeSet(source="operator", reason="audit"))
 
 
-def targets_of(world: World) -> list[Process]:
+def targets_of(world: Struck) -> list[Process]:
     """The targets of the open move, that run."""
     open_move = world.job.open_move if world.job is not None else None
     found = [world.processes.get(worker) for worker in open_move.targets.values()] if open_move is not None else []
     return [process for process in found if process is not None and process.life is Life.RUNNING]
 
 
-def kill_target(world: World, strike: Strike) -> bool:
+def kill_target(world: Struck, strike: Strike) -> bool:
     targets = targets_of(world)
     if not targets:
         return False
     target = targets[strike.rank % len(targets)]
-    world.checker.gone(target, "target")
+    world.checker.gone(target.id, "target")
     if strike.kind is FaultKind.STOP_TARGET:
         target.stop()
     else:
@@ -361,14 +374,14 @@ def kill_target(world: World, strike: Strike) -> bool:
     return True
 
 
-def doom_targets(world: World, strike: Strike) -> bool:
+def doom_targets(world: Struck, strike: Strike) -> bool:
     """So many that a move is given up."""
     del strike
     world.targets_that_die = 3
     return True
 
 
-def kill_leaver(world: World, strike: Strike) -> bool:
+def kill_leaver(world: Struck, strike: Strike) -> bool:
     """Who is to leave in the open move, or stands there still."""
     open_move = world.job.open_move if world.job is not None else None
     if open_move is None:
@@ -378,12 +391,12 @@ def kill_leaver(world: World, strike: Strike) -> bool:
     if not living:
         return False
     leaver = living[strike.rank % len(living)]
-    world.checker.gone(leaver, "leaver")
+    world.checker.gone(leaver.id, "leaver")
     leaver.kill(signal=9, cause="SIGKILL")
     return True
 
 
-STRIKES: dict[FaultKind, Callable[[World, Strike], bool]] = {
+STRIKES: dict[FaultKind, Callable[[Struck, Strike], bool]] = {
     FaultKind.KILL: hit(kill),
     FaultKind.EXIT: hit(make_exit),
     FaultKind.RAISE: hit(make_raise),

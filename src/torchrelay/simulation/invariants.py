@@ -14,28 +14,25 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import Move, MoveState, Request
 from torchrelay.protocol.state import Cluster
 from torchrelay.simulation import script as sc
 from torchrelay.simulation.causes import Cause
+from torchrelay.simulation.life import Life
+from torchrelay.simulation.machines import Machine
 from torchrelay.simulation.plans import JOB, FaultKind, Lack
+from torchrelay.simulation.processes import Process
+from torchrelay.simulation.scene import Scene
 from torchrelay.simulation.together import check_together
+from torchrelay.simulation.training import Training
 from torchrelay.simulation.violation import Violation
-
-if TYPE_CHECKING:
-    from torchrelay.protocol.job import Job
-    from torchrelay.simulation.machines import Machine
-    from torchrelay.simulation.processes import Process
-    from torchrelay.simulation.training import Training
-    from torchrelay.simulation.world import World
 
 START_BUDGET = 3
 # More than all strikes of a plan can ask for, each tried again and again.
@@ -45,7 +42,7 @@ MANY_MOVES = 60
 class Checker:
     """Watches one world."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Scene) -> None:
         self.world = world
         self.history = sc.undisturbed(world.script.ranks, world.script.shards, len(world.script.calls))
         self.causes: set[Cause] = set()
@@ -109,12 +106,12 @@ class Checker:
 
     # ------------------------------------------------------------ faults
 
-    def gone(self, process: Process, why: str) -> None:
+    def gone(self, worker: WorkerId, why: str) -> None:
         """A fault hits this process: from now on nobody may count on it."""
         del why
-        self.victims.add(process.id)
+        self.victims.add(worker)
         self.disturbed = True
-        self.weigh_shard(process)
+        self.weigh_shard(self.world.processes[worker])
         self.weigh_records()
         if not any(has_trained(each) for each in self.sound()):
             self.start_hit()
@@ -180,7 +177,17 @@ class Checker:
     def spread(self) -> None:
         """A state with a flipped bit is given to a newcomer before anybody has compared: then most may be wrong."""
         self.spoiled = True
+        self.doubted()
+
+    def doubted(self) -> None:
+        """Replicas differ, or may, and nobody can tell which of them are right."""
         self.causes.add(Cause.DOUBT)
+
+    def flipped(self, worker: WorkerId) -> None:
+        """A bit flips in what a worker holds. Its slot is tainted by the second one, for good."""
+        self.gone(worker, "a flipped bit")
+        process = self.world.processes[worker]
+        self.tainted.add((process.node, process.slot))
 
     def broke(self) -> None:
         """A connection breaks, or is not made, and nobody is lost."""
@@ -195,6 +202,22 @@ class Checker:
             for each in self.world.processes.values()
             if each.alive and each.rank is not None and each.id not in self.victims and each.id not in self.fenced
         ]
+
+    def holders(self, rank: Rank) -> int:
+        """How many of them train, and hold what this rank holds."""
+        shards = self.world.script.shards
+        trained = [each for each in self.sound() if has_trained(each) and each.training.resumed]
+        return sum(shards[each.training.rank] == shards[rank] for each in trained)
+
+    def missed(self, rank: Rank | None) -> bool:
+        """Whether others train, and would wait for this rank."""
+        return any(
+            each.life is Life.RUNNING
+            and each.rank not in (None, rank)
+            and each.training.resumed
+            and not each.training.will_hang
+            for each in self.world.processes.values()
+        )
 
     def given_up(self, machine: Machine) -> None:
         """It was silent for too long. One crash of its agent is short, or one split; one after the other may not be."""
@@ -215,11 +238,11 @@ class Checker:
             if process.rank is not None and process.id not in self.fenced and training.joined and not target:
                 self.orphans[process.rank] = process
         for process in list(machine.processes.values()):
-            self.gone(process, "its node")
+            self.gone(process.id, "its node")
 
-    def raised(self, training: Training, kind: str, signature: str) -> None:
+    def raised(self, worker: WorkerId, kind: str, signature: str) -> None:
         """A worker raises, and ends of it."""
-        self.gone(training.process, "raised")
+        self.gone(worker, "raised")
         if kind == "undeclared":
             self.causes.add(Cause.UNDECLARED)
         elif kind == "refused":
@@ -236,9 +259,9 @@ class Checker:
             self.causes.add(Cause.MISMATCH)
             self.unheld = True
 
-    def lost_patience(self, process: Process) -> None:
+    def lost_patience(self, worker: WorkerId) -> None:
         self.causes.add(Cause.PATIENCE)
-        self.gone(process, "patience")
+        self.gone(worker, "patience")
 
     # ------------------------------------------------------------ orders
 
@@ -319,9 +342,9 @@ class Checker:
             elif shards[source.rank] != shards[order.rank] or process.id == order.worker:
                 self.fail(f"rank {order.rank} is to be restored from rank {source.rank}, another shard")
 
-    def free_slot(self, machine: Machine, order: od.StartWorker) -> None:
+    def free_slot(self, node: NodeId, order: od.StartWorker) -> None:
         """One process in a slot, or as many as may share one; and none of a job that is over."""
-        others = [process for process in machine.processes.values() if process.slot == order.slot]
+        others = [each for each in self.world.machines[node].processes.values() if each.slot == order.slot]
         hosts = [process.id for process in others if not process.guest]
         if hosts and not order.guest:
             self.fail(f"{order.worker} is started in the slot of {hosts[0]}, which runs")
@@ -331,7 +354,7 @@ class Checker:
         if order.guest:
             self.world.seen("a slot is shared")
         died = any(
-            each.node == machine.node
+            each.node == node
             and each.slot == order.slot
             and each.id != order.worker  # it ended before anybody had heard of it
             and not each.alive
@@ -340,15 +363,16 @@ class Checker:
         )
         # A guest may be sent to one whose death nobody has heard of yet.
         if died and not order.guest and not self.started_again and Lack.REFILL in self.world.plan.lacks:
-            self.fail(f"slot {order.slot} of {machine.node} is filled again, which the job did not want")
+            self.fail(f"slot {order.slot} of {node} is filled again, which the job did not want")
 
     # ------------------------------------------------------------ training
 
-    def committed(self, training: Training, call: int, after: sc.RankState) -> None:
+    def committed(self, worker: WorkerId, call: int, after: sc.RankState) -> None:
         """A rank commits a call: with the batch, the random numbers and the state of the undisturbed run."""
+        training = self.world.processes[worker].training
         self.world.seen(f"commit: {self.world.script.calls[call]}")
         if after != self.history.left[call][training.rank] and not self.spoiled:
-            self.fail(f"{training.process.id} commits call {call} with another state than the undisturbed run")
+            self.fail(f"{worker} commits call {call} with another state than the undisturbed run")
         if training.interrupted:
             self.check_promise(training)
         if call in self.world.script.saves and training.rank == 0:
@@ -361,26 +385,26 @@ class Checker:
         if not allowed or decided is None or decided.point != training.committed:
             self.fail(f"{training.process.id} passes the gate of {training.committed} after its report")
 
-    def resumed(self, training: Training) -> None:
+    def resumed(self, worker: WorkerId) -> None:
         """A rank trains on: at the point of all, with the state that belongs there."""
-        process = training.process
-        if process.id in self.fenced and training.resumed > self.fenced[process.id]:
-            self.fail(f"{process.id} was fenced and resumes in a later generation")
+        training = self.world.processes[worker].training
+        if worker in self.fenced and training.resumed > self.fenced[worker]:
+            self.fail(f"{worker} was fenced and resumes in a later generation")
         if training.committed is None:
             if training.assigned is not None and training.assigned.newcomer:
-                self.fail(f"{process.id} resumes without any state")
+                self.fail(f"{worker} resumes without any state")
             return
         expected = self.history.entered[training.base + training.index][training.rank]
         spoiled = self.spoiled or training.replicas.flipped  # nobody has compared yet
         if not training.entered or (training.state != expected and not spoiled):
-            self.fail(f"{process.id} resumes from {training.committed} with another state than the undisturbed run")
+            self.fail(f"{worker} resumes from {training.committed} with another state than the undisturbed run")
         restarts = training.assigned.restarts if training.assigned is not None else 0
         job = self.world.job
         back = job is not None and job.open_incident is not None and job.open_incident.lost
         if training.committed < self.resumed_from.get(restarts, START) and not back:
-            self.fail(f"{process.id} resumes from {training.committed}: the job has been further")
+            self.fail(f"{worker} resumes from {training.committed}: the job has been further")
         self.resumed_from[restarts] = training.committed
-        if process.id not in self.victims:
+        if worker not in self.victims:
             self.orphans.pop(training.rank, None)
 
     def replayed(self, before: Cluster, after: Cluster) -> None:
@@ -389,7 +413,8 @@ class Checker:
 
     # ------------------------------------------------------------ the end
 
-    def died(self, process: Process) -> None:
+    def died(self, worker: WorkerId) -> None:
+        process = self.world.processes[worker]
         if process.exited is not None and process.exited.code != 0:
             self.deaths[process.node, process.slot] += 1
 

@@ -6,21 +6,18 @@ memory does not.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import structs
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import NodeId, WorkerId
 from torchrelay.protocol.vitals import Beat, Sample
+from torchrelay.simulation.life import Life
 from torchrelay.simulation.network import Connection
-from torchrelay.simulation.processes import Life, Process
+from torchrelay.simulation.ports import Peers
+from torchrelay.simulation.processes import Process
 from torchrelay.simulation.shelf import Shelf
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.shell import Shell
-    from torchrelay.simulation.world import World
+from torchrelay.simulation.shell import Shell
 
 BEAT_MS = 500  # as often as real ones
 RETRY_MS = 700
@@ -31,8 +28,10 @@ STANDS_MS = 1_000  # what a worker has begun is told when it has been in its pha
 class Machine:
     """One node: its processes, and its agent if that runs."""
 
-    def __init__(self, world: World, node: NodeId, slots: int) -> None:
+    def __init__(self, world: Peers, shell: Shell, workers: dict[WorkerId, Process], node: NodeId, slots: int) -> None:
         self.world = world
+        self.shell = shell
+        self.workers = workers  # of all machines, and those that have ended too
         self.node = node
         self.slots = slots
         self.processes: dict[WorkerId, Process] = {}
@@ -48,7 +47,7 @@ class Machine:
     @property
     def reached(self) -> bool:
         """Whether the orchestrator can talk to this node's agent now."""
-        return self.agent is not None and self.agent.connection is not None and self.world.shell.up
+        return self.agent is not None and self.agent.connection is not None and self.shell.up
 
     def start_agent(self) -> None:
         """A new agent; it adopts the workers that are there."""
@@ -87,9 +86,10 @@ class Machine:
         if order.worker in self.ended_ids:
             self._remind(order.worker)
             return
-        self.world.checker.free_slot(self, order)
+        self.world.checker.free_slot(self.node, order)
         self.pids += 1
-        self.processes[order.worker] = self.world.add_process(Process(self.world, order, self.pids))
+        process = Process(self.world, self, order, self.pids)
+        self.processes[order.worker] = self.workers[order.worker] = process
 
     def fence(self, worker: WorkerId) -> None:
         process = self.processes.get(worker)
@@ -100,11 +100,11 @@ class Machine:
                 self.ended_ids[worker] = ev.WorkerExited(worker=worker, node=self.node, cause="unknown here")
             self._remind(worker)
 
-    def ended(self, process: Process) -> None:
+    def ended(self, worker: WorkerId, exited: ev.WorkerExited) -> None:
         """A process has ended; the forkserver sees it within milliseconds."""
-        self.processes.pop(process.id, None)
-        self.ended_ids[process.id] = process.exited
-        self.world.after(self.world.chance.randint(1, 4), self._report, process.id)
+        self.processes.pop(worker, None)
+        self.ended_ids[worker] = exited
+        self.world.after(self.world.chance.randint(1, 4), self._report, worker)
 
     def _report(self, worker: WorkerId) -> None:
         if self.agent is not None and self.ended_ids.get(worker) is not None:
@@ -115,9 +115,9 @@ class Machine:
         if self.agent is not None:
             self.agent.report_end(worker)
 
-    def hear_worker(self, process: Process, event: ev.Event) -> None:
+    def hear_worker(self, event: ev.Event) -> None:
         """A worker says something. Without an agent nobody hears it."""
-        if self.agent is not None and process.alive:
+        if self.agent is not None:
             self.agent.tell(event)
 
 
@@ -126,7 +126,7 @@ class Agent:
 
     def __init__(self, machine: Machine, incarnation: str) -> None:
         self.machine = machine
-        self.world = machine.world
+        self.world, self.shell = machine.world, machine.shell
         self.incarnation = incarnation
         self.kept: dict[int, tuple[ev.Event, int]] = {}  # with the time at which it happened
         self.leaving: set[WorkerId] = set()  # whose end is told and not acknowledged
@@ -134,6 +134,10 @@ class Agent:
         self._seq = 0
         self._running = True
         self.world.after(self.world.chance.randint(1, 20), self._connect)
+
+    @property
+    def node(self) -> NodeId:
+        return self.machine.node
 
     def stop(self) -> None:
         self._running = False
@@ -152,22 +156,21 @@ class Agent:
             return
         self.leaving.add(worker)
         gone = ev.WorkerExited(worker=worker, node=self.machine.node, cause="gone")
-        process = self.world.processes.get(worker)
+        process = self.machine.workers.get(worker)
         at_ms = None if process is None or process.alive else process.ended_ms  # its forkserver has seen it
         ended = self.machine.ended_ids[worker] or gone
         self.tell(structs.replace(ended, kept=self.machine.shelf.kept), at_ms)
 
     def _send(self, seq: int) -> None:
         if self.connection is not None and seq in self.kept:
-            self.connection.up(self._deliver, seq, *self.kept[seq])
+            self.connection.up(self._deliver, self.connection, seq, *self.kept[seq])
 
     def _deliver(self, connection: Connection, seq: int, event: ev.Event, at_ms: int) -> None:
         """It is read. How old it is by then, the two ends find out: see `orchestrator.lateness`."""
-        if self.world.shell.hear_agent(connection, ev.aged(event, self.world.now - at_ms)):
+        if self.shell.hear_agent(connection, ev.aged(event, self.world.now - at_ms)):
             connection.down(self.hear_ack, seq)
 
-    def hear_ack(self, connection: Connection, seq: int) -> None:
-        del connection
+    def hear_ack(self, seq: int) -> None:
         event, _ = self.kept.pop(seq, (None, 0))
         if isinstance(event, ev.WorkerExited):
             self.leaving.discard(event.worker)
@@ -178,14 +181,13 @@ class Agent:
             return
         samples = tuple(sample_of(process) for process in self.machine.processes.values())
         beat = Beat(node=self.machine.node, incarnation=self.incarnation, samples=samples)
-        self.world.shell.hear_beat(self.connection, beat)
+        self.shell.hear_beat(self.connection, beat)
         self.world.after(BEAT_MS, self._beat)
 
     # ------------------------------------------------------------ down
 
-    def obey(self, connection: Connection, batch: tuple[od.AnyOrder, ...]) -> None:
+    def obey(self, batch: tuple[od.AnyOrder, ...]) -> None:
         """Orders for this node arrive."""
-        del connection
         for order in batch:
             match order:
                 case od.StartWorker():
@@ -202,8 +204,7 @@ class Agent:
     def _connect(self) -> None:
         if not self._running or self.connection is not None:
             return
-        shell: Shell = self.world.shell
-        if self.machine.split or not shell.up:
+        if self.machine.split or not self.shell.up:
             self.world.after(RECONNECT_MS, self._connect)
             return
         self.connection = Connection(self.world, self)
@@ -212,7 +213,7 @@ class Agent:
         joined = ev.NodeJoined(
             node=self.machine.node, incarnation=self.incarnation, slots=self.machine.slots, workers=tuple(workers)
         )
-        shell.attach(self.connection, joined)
+        self.shell.attach(self.connection, joined)
         for seq in list(self.kept):
             self._send(seq)
         self._beat()
@@ -234,7 +235,7 @@ class Agent:
         if self.connection is None:
             return
         self.connection.close()
-        self.world.shell.detach(self.connection)
+        self.shell.detach(self.connection)
         self.connection = None
         if self._running:
             self.world.after(RECONNECT_MS, self._connect)

@@ -8,30 +8,15 @@ the orchestrator its orders while they hold.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from torchrelay.simulation.machines import Agent
-    from torchrelay.simulation.world import World
-
-
-@dataclass(frozen=True)
-class Weather:
-    """How messages travel. Times in ms, chances from 0 to 1."""
-
-    latency_ms: tuple[int, int] = (1, 3)
-    late: float = 0.0  # chance that a message takes up to late_ms
-    late_ms: int = 600
-    lost: float = 0.0
-    doubled: float = 0.0
-    reordered: bool = False
+from torchrelay.simulation.ports import Carrier, Timeline
 
 
 class Connection:
     """One connection of one agent."""
 
-    def __init__(self, world: World, agent: Agent) -> None:
+    def __init__(self, world: Timeline, agent: Carrier) -> None:
         self.world = world
         self.agent = agent
         self.closed = False
@@ -71,4 +56,4 @@ class Connection:
 
     def _arrive(self, receive: Callable[..., None], given: tuple[Any, ...]) -> None:
         if not self.closed:
-            receive(self, *given)
+            receive(*given)

@@ -14,8 +14,8 @@ import msgspec
 from torchrelay.protocol.events import JobSpec
 from torchrelay.protocol.ids import JobId, WorkerPhase
 from torchrelay.protocol.job import JobPhase
-from torchrelay.simulation.network import Weather
 from torchrelay.simulation.script import Script, ScriptError
+from torchrelay.simulation.weather import Weather
 
 JOB = JobId("job")
 STEP, SECTION = WorkerPhase.COMPUTING, WorkerPhase.SECTION

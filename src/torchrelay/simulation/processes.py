@@ -9,33 +9,23 @@ wake-up with an older ticket comes too late and does nothing.
 from __future__ import annotations
 
 from collections.abc import Callable
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.simulation.edge import Exit, Main, Wait
+from torchrelay.simulation.life import Exit, Life, Main, Wait
+from torchrelay.simulation.ports import Members, Node, Peers, Wires
+from torchrelay.simulation.shelf import Shelf
 from torchrelay.simulation.training import Training
-from torchrelay.simulation.wiring import Members, Wiring
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.world import World
-
-
-class Life(Enum):
-    """Of a process, as its kernel sees it."""
-
-    RUNNING = "running"
-    STOPPED = "stopped"  # SIGSTOP
-    ENDED = "ended"
 
 
 class Process:
     """One worker process: its threads, its page, and what the kernel knows of it."""
 
-    def __init__(self, world: World, order: od.StartWorker, pid: int) -> None:
+    def __init__(self, world: Peers, machine: Node, order: od.StartWorker, pid: int) -> None:
         self.world = world
+        self.machine = machine
         self.id: WorkerId = order.worker
         self.node: NodeId = order.node
         self.slot = order.slot
@@ -52,7 +42,7 @@ class Process:
         self.phase = WorkerPhase.BOOTING
         self.phase_since_ms = world.now
         self.rank: Rank | None = None
-        self.wiring: Wiring | None = None
+        self.wiring: Wires | None = None
         self.begun: dict[Members, int] = {}  # how many collectives, by the ranks that they are among
         self.page: list[ev.PrivateRecord] = []
         self.inherited: ev.PrivateRecord | None = None  # of the rank's last holder, where this one goes on
@@ -63,7 +53,7 @@ class Process:
         self.ended_ms = 0
         self._waiting: Wait | None = None
         self._backlog: list[tuple[Callable[..., object], tuple[Any, ...]]] = []
-        self.training = Training(self)
+        self.training = Training(world, self)
         self._main: Main[None] = self.training.main()
         world.after(0, self._run, None, None)
 
@@ -72,6 +62,11 @@ class Process:
     @property
     def alive(self) -> bool:
         return self.life is not Life.ENDED
+
+    @property
+    def shelf(self) -> Shelf:
+        """Where the snapshots of its node lie."""
+        return self.machine.shelf
 
     def kill(self, *, signal: int | None = None, code: int | None = None, cause: str = "") -> None:
         """The process ends now. Its connections close; its page stays."""
@@ -82,10 +77,10 @@ class Process:
         self.exited = ev.WorkerExited(
             worker=self.id, node=self.node, code=code, signal=signal, cause=cause, private=self.records()
         )
-        self.world.checker.died(self)
+        self.world.checker.died(self.id)
         if self.wiring is not None and self.rank is not None:
             self.wiring.shut(self.rank)
-        self.world.machines[self.node].ended(self)
+        self.machine.ended(self.id, self.exited)
 
     def stop(self) -> None:
         """SIGSTOP: neither thread runs."""
@@ -148,10 +143,10 @@ class Process:
         """It has waited long. If the orchestrator is not there either, it ends."""
         if ticket != self.ticket or self._held(self._lose_patience, ticket):
             return
-        if self.world.machines[self.node].reached:
+        if self.machine.reached:
             self.world.after(self.world.plan.patience_ms, self._lose_patience, ticket)
         else:
-            self.world.checker.lost_patience(self)
+            self.world.checker.lost_patience(self.id)
             self.kill(code=92, cause="the orchestrator stayed away")
 
     # ------------------------------------------------------------ the control thread
@@ -164,13 +159,14 @@ class Process:
 
     def say(self, event: ev.Event) -> None:
         """Tell the agent. What is said before the end is heard before it."""
-        self.world.machines[self.node].hear_worker(self, event)
+        if self.alive:
+            self.machine.hear_worker(event)
 
     def enter(self, phase: WorkerPhase) -> None:
         """The main thread enters a phase."""
         self.phase = phase
         self.phase_since_ms = self.world.now
-        self.world.entered(self)
+        self.world.entered(self.phase, self.rank)
 
     def keep(self, point: Point, data: bytes) -> None:
         """Write the private record of a point into the page: four slots, as in `wire.page`."""

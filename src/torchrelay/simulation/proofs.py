@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from torchrelay.protocol.ids import START, Point, Rank
 from torchrelay.protocol.incident import UNSETTLED, Resolution
 from torchrelay.protocol.job import Job
+from torchrelay.simulation.scene import Scene
 from torchrelay.simulation.violation import Violation
 
-if TYPE_CHECKING:
-    from torchrelay.simulation.world import World
 
-
-def check_proofs(world: World, was: Job, now: Job) -> None:
+def check_proofs(world: Scene, was: Job, now: Job) -> None:
     """What an event has made clean, against what the ranks have done."""
     for before, after in zip(was.incidents, now.incidents, strict=False):
         if before.resolution is after.resolution or after.resolution is not Resolution.CLEAN:
@@ -28,7 +24,7 @@ def check_proofs(world: World, was: Job, now: Job) -> None:
         raise Violation(f"{now.unproved} incidents are to be proved, and {told} are not")
 
 
-def furthest(world: World, rank: Rank) -> Point:
+def furthest(world: Scene, rank: Rank) -> Point:
     """The last point that anybody has committed as this rank."""
     every = [each.training.committed for each in world.processes.values() if each.rank == rank]
     return max((point for point in every if point is not None), default=START)

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from msgspec import structs
 
 from torchrelay.protocol.differing import judge
 from torchrelay.protocol.events import ReplicasDiffer
 from torchrelay.protocol.ids import Rank, WorkerPhase
 from torchrelay.simulation import script as sc
-from torchrelay.simulation.causes import Cause
-from torchrelay.simulation.edge import Main
-from torchrelay.simulation.invariants import has_trained
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.training import Training
+from torchrelay.simulation.life import Main
+from torchrelay.simulation.ports import Trainee
 
 
 class Differing(Exception):
@@ -29,7 +23,7 @@ class Differing(Exception):
 class Replicas:
     """Those of one worker, and its own state."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Trainee) -> None:
         self._training = training
         self.will_flip = False
         self.flipped = False
@@ -37,32 +31,29 @@ class Replicas:
     def flip(self) -> None:
         """A bit flips, if a fault says so, and if enough others hold the same to tell who is right."""
         training = self._training
-        checker, script = training.world.checker, training.script
+        checker, calls = training.world.checker, training.world.script.calls
         # In a step, as only steps compare: what a section has been given is in it for ever.
-        step = script.calls[training.base + training.index] is WorkerPhase.COMPUTING
-        trained = [each for each in checker.sound() if has_trained(each) and each.training.resumed]
-        alike = [each for each in trained if script.shards[each.training.rank] == script.shards[training.rank]]
-        if self.will_flip and step and len(alike) > 2:
+        step = calls[training.base + training.index] is WorkerPhase.COMPUTING
+        if self.will_flip and step and checker.holders(training.rank) > 2:
             self.will_flip, self.flipped = False, True
             training.world.tell(f"** a bit flips in {training.process.id} (rank {training.rank})")
-            checker.gone(training.process, "a flipped bit")
-            checker.tainted.add((training.process.node, training.process.slot))  # by the second one, for good
+            checker.flipped(training.process.id)
             training.state = sc.RankState(training.state.model ^ 1, training.state.random)
 
     def compare(self) -> Main[None]:
         """Before the gate: nobody goes on if replicas differ."""
         training = self._training
         held = yield from training.collective(("compare", training.pending), training.state.digest())
-        found = judge(list(zip(training.script.shards, map(str, held), strict=True)))
+        found = judge(list(zip(training.world.script.shards, map(str, held), strict=True)))
         if found.doubtful:
-            training.world.checker.causes.add(Cause.DOUBT)
+            training.world.checker.doubted()
         if found.differing or found.doubtful:
             raise Differing(() if found.doubtful else found.differing)
 
     def say(self, error: Differing) -> None:
         """The lowest rank that is not at fault tells of it."""
         training = self._training
-        lowest = next(rank for rank in range(training.script.ranks) if rank not in error.ranks)
+        lowest = next(rank for rank in range(training.world.script.ranks) if rank not in error.ranks)
         if training.rank == lowest and not training.interrupted:
             assert training.committed is not None, "who compares holds state"
             event = ReplicasDiffer(

@@ -6,7 +6,7 @@ agents are back, as in the real one.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
@@ -15,9 +15,7 @@ from torchrelay.protocol.cluster import EMPTY, Cluster, advance, orders
 from torchrelay.protocol.ids import NodeId
 from torchrelay.protocol.vitals import Beat, Vitals
 from torchrelay.simulation.network import Connection
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.world import World
+from torchrelay.simulation.ports import Watched
 
 TICK_MS = 250
 REPEAT_MS = 1_000
@@ -38,7 +36,7 @@ SEQUENCE: dict[Any, int] = {
 class Shell:
     """The orchestrator's process."""
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: Watched) -> None:
         self.world = world
         self.up = True
         self.journal: list[tuple[ev.Event, int]] = []
@@ -85,7 +83,7 @@ class Shell:
 
     def hear_agent(self, connection: Connection, event: ev.Event) -> bool:
         """An agent's event arrives. True if it is in the journal."""
-        if not self.up or self.links.get(connection.agent.machine.node) is not connection:
+        if not self.up or self.links.get(connection.agent.node) is not connection:
             return False
         self.hear(event)
         return True
@@ -145,7 +143,7 @@ class Shell:
         self._send(frozenset(order for order in self.standing if order.node == joined.node))
 
     def detach(self, connection: Connection) -> None:
-        node = connection.agent.machine.node
+        node = connection.agent.node
         if self.links.get(node) is connection:
             del self.links[node]
 

@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
 
 from torchrelay.protocol.events import Snapshot
 from torchrelay.protocol.ids import Point
 from torchrelay.simulation import script as sc
-from torchrelay.simulation.edge import Main
+from torchrelay.simulation.life import Life, Main
+from torchrelay.simulation.ports import Trainee, Worker
 from torchrelay.simulation.shelf import Shelf, Shot
 from torchrelay.simulation.wiring import Broken
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.processes import Process
-    from torchrelay.simulation.training import Training
 
 
 class Shots:
     """The snapshots of one worker: at home, and with one buddy or two."""
 
-    def __init__(self, training: Training) -> None:
+    def __init__(self, training: Trainee) -> None:
         self._training = training
         self._world = training.world
         self._base: Point | None = None  # from which they are counted: the first of this generation
@@ -37,7 +33,7 @@ class Shots:
 
     @property
     def shelf(self) -> Shelf:
-        return self._world.machines[self._training.process.node].shelf
+        return self._training.process.shelf
 
     def renew(self) -> None:
         """Connected anew: they are counted from here."""
@@ -76,16 +72,16 @@ class Shots:
         found = [record.data for record in records if record is not None and record.point == point]
         return Shot(sc.RankState(training.state.model, 0), found[-1], training.base, training.index)
 
-    def _give(self, turn: int, keeper: Process, what: Snapshot, shot: Shot, keep: Point | None) -> None:
+    def _give(self, turn: int, keeper: Worker, what: Snapshot, shot: Shot, keep: Point | None) -> None:
         """It arrives with a buddy, if both are there."""
         training = self._training
         if turn != self._turn:
             return
-        lives = {keeper.life.value, training.process.life.value}
-        if lives == {"running", "stopped"} or lives == {"stopped"}:
+        lives = {keeper.life, training.process.life}
+        if lives == {Life.RUNNING, Life.STOPPED} or lives == {Life.STOPPED}:
             self._world.after(20, self._give, turn, keeper, what, shot, keep)
-        elif lives == {"running"} and not training.interrupted:
-            keeper.training.shots.shelf.put(what, shot, keep)
+        elif lives == {Life.RUNNING} and not training.interrupted:
+            keeper.shelf.put(what, shot, keep)
             self._under_way -= 1
 
     def wait(self) -> Main[None]:

@@ -6,19 +6,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
 from torchrelay.protocol.ids import START, Generation, Point, Rank, WorkerPhase
 from torchrelay.simulation import script as sc
-from torchrelay.simulation.edge import PASSED, Edge, Exit, Main, Wait
+from torchrelay.simulation.edge import PASSED, Edge
+from torchrelay.simulation.life import Exit, Main, Wait
+from torchrelay.simulation.ports import Kind, Members, Peers, Worker
 from torchrelay.simulation.replicas import Differing, Replicas
 from torchrelay.simulation.shots import Shots
-from torchrelay.simulation.wiring import Broken, Kind, Members
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.processes import Process
+from torchrelay.simulation.wiring import Broken
 
 
 class ScriptFailed(Exception):
@@ -28,10 +27,10 @@ class ScriptFailed(Exception):
 class Training(Edge):
     """One worker's two threads and all that they share."""
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, world: Peers, process: Worker) -> None:
         self.process = process
-        self.world = process.world
-        self.script = process.world.script
+        self.world = world
+        self.script = world.script
         # ---- what the lock guards
         self.committed: Point | None = None  # None: it holds no state
         self.pending: Point | None = None
@@ -133,7 +132,7 @@ class Training(Edge):
         self.process.say(self.report)
 
     def check_resumed(self) -> None:
-        self.world.checker.resumed(self)
+        self.world.checker.resumed(self.process.id)
 
     def lift(self) -> None:
         """The move is called off: the promise of the halt is lifted. It may never have heard of that."""
@@ -260,9 +259,8 @@ class Training(Edge):
     def rehearse(self) -> Main[None]:
         """The target of a move: training goes on meanwhile."""
         yield self.world.draw(self.world.plan.speed.compute_ms)
-        if self.world.targets_that_die and self.world.stormy:
-            self.world.targets_that_die -= 1
-            self.world.checker.gone(self.process, "a doomed target")
+        if self.world.target_dies():
+            self.world.checker.gone(self.process.id, "a doomed target")
             raise Exit(1, "doomed")
         self.prepared = True
         self.process.say(ev.WorkerPrepared(worker=self.process.id))
@@ -276,7 +274,7 @@ class Training(Edge):
 
     def die_of(self, kind: str, signature: str, code: int) -> Main[None]:
         """Tell of an exception that nobody catches, and end."""
-        self.world.checker.raised(self, kind, signature)
+        self.world.checker.raised(self.process.id, kind, signature)
         self.say_raised(kind, signature, fatal=True)
         yield self.world.chance.randint(1, 60)
         raise Exit(code, f"raised: {signature}")
@@ -380,7 +378,7 @@ class Training(Edge):
         assert self.pending is not None, "a gate is passed on the way to a point"
         self.committed, self.pending = self.pending, None
         self.process.enter(WorkerPhase.UPDATING)
-        self.world.checker.committed(self, call, after)
+        self.world.checker.committed(self.process.id, call, after)
         self.shots.passed()
         yield self.world.draw(self.world.plan.speed.update_ms)
         self.process.keep(self.committed, str(after.random).encode())
@@ -426,31 +424,24 @@ class Training(Edge):
         self.misbehave()
         if self.will_hang and self.script.calls[call] is WorkerPhase.COMPUTING and self.would_be_missed():
             self.world.tell(f"{self.process.id} (rank {self.rank}) hangs")
-            self.world.checker.gone(self.process, "hangs")
+            self.world.checker.gone(self.process.id, "hangs")
             yield Wait.BLOCKED
 
     def stick(self) -> Main[None]:
         """A collective that never returns, though its connections are gone."""
         if self.will_stick and self.interrupted:
             self.world.tell(f"{self.process.id} (rank {self.rank}) is stuck")
-            self.world.checker.gone(self.process, "stuck")
+            self.world.checker.gone(self.process.id, "stuck")
             yield Wait.BLOCKED
 
     def would_be_missed(self) -> bool:
         """A hang is found if others wait for it. Before the first commit it has ten minutes: too long for us."""
-        others = [
-            each
-            for each in self.world.processes.values()
-            if each.life.value == "running" and each.rank is not None and each.training.resumed
-        ]
-        return self.committed != START and any(
-            each.rank != self.process.rank and not each.training.will_hang for each in others
-        )
+        return self.committed != START and self.world.checker.missed(self.process.rank)
 
     def misbehave(self) -> None:
         """Exit or raise, if a fault says so."""
         if self.will_exit:
-            self.world.checker.gone(self.process, "exits")
+            self.world.checker.gone(self.process.id, "exits")
             raise Exit(3, "os._exit(3)")
         if self.will_raise:
             signature, self.will_raise = self.will_raise, ""

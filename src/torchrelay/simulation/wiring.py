@@ -8,18 +8,9 @@ between leaves some with it and some without. Whose connections are cut blocks t
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from torchrelay.protocol.ids import Generation, Rank
-
-if TYPE_CHECKING:
-    from torchrelay.simulation.processes import Process
-    from torchrelay.simulation.world import World
-
-# What a collective is: its name, and the point it works towards. All ranks must enter the same one.
-Kind = tuple[str, object]
-# The ranks of a group.
-Members = tuple[Rank, ...]
+from torchrelay.simulation.ports import Kind, Members, Watched, Worker
 
 
 class Broken(ConnectionError):
@@ -39,11 +30,11 @@ class Round:
 class Wiring:
     """The connections of one generation, made through one store."""
 
-    def __init__(self, world: World, generation: Generation, store: str) -> None:
+    def __init__(self, world: Watched, generation: Generation, store: str) -> None:
         self.world = world
         self.generation = generation
         self.store = store
-        self.members: dict[Rank, Process] = {}
+        self.members: dict[Rank, Worker] = {}
         self.connected = False
         self.rounds: dict[Members, list[Round]] = {}
         self.cut: set[Rank] = set()  # whose connections are closed
@@ -52,7 +43,7 @@ class Wiring:
 
     # ------------------------------------------------------------ connecting
 
-    def arrive(self, rank: Rank, process: Process) -> None:
+    def arrive(self, rank: Rank, process: Worker) -> None:
         """A rank asks to be connected. Its main thread, under its present ticket, waits for the others."""
         before = self.members.get(rank)
         if before is not None and before is not process:
@@ -79,7 +70,7 @@ class Wiring:
 
     # ------------------------------------------------------------ collectives
 
-    def enter(self, process: Process, rank: Rank, kind: Kind, value: int, members: Members) -> None:
+    def enter(self, process: Worker, rank: Rank, kind: Kind, value: int, members: Members) -> None:
         """A rank enters its next collective among these ranks, and blocks in it."""
         number = process.begun.get(members, 0)
         process.begun[members] = number + 1

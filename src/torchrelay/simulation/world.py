@@ -10,7 +10,7 @@ from typing import Any
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol.cluster import Cluster
-from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.orders import Restore, Source
 from torchrelay.simulation import script as sc
@@ -18,9 +18,11 @@ from torchrelay.simulation.causes import Cause
 from torchrelay.simulation.dating import check_dates
 from torchrelay.simulation.faults import Faults
 from torchrelay.simulation.invariants import Checker
+from torchrelay.simulation.life import Life
 from torchrelay.simulation.machines import Machine
 from torchrelay.simulation.plans import JOB, On, Plan
-from torchrelay.simulation.processes import Life, Process
+from torchrelay.simulation.ports import Got
+from torchrelay.simulation.processes import Process
 from torchrelay.simulation.proofs import check_proofs
 from torchrelay.simulation.shelf import Shot
 from torchrelay.simulation.shell import Shell
@@ -32,14 +34,6 @@ CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended wit
 SETTLE_MS = 4_000  # after a job's end, for its processes to go
 # More actions than any world needs: reaching it means that something goes round in circles.
 MAX_ACTIONS = 400_000
-
-
-class Got:
-    """What a source delivered: the state, and the digest of what was sent."""
-
-    def __init__(self, state: sc.RankState, sent: int) -> None:
-        self.state = state
-        self.sent = sent
 
 
 class World:
@@ -70,7 +64,7 @@ class World:
         self.machines: dict[NodeId, Machine] = {}
         for number, slots in enumerate(plan.slots):
             name = NodeId(f"node-{number}")
-            self.machines[name] = Machine(self, name, slots)
+            self.machines[name] = Machine(self, self.shell, self.processes, name, slots)
         self.faults = Faults(self)
         self.after(plan.calm_ms, self.faults.cease)
 
@@ -172,16 +166,12 @@ class World:
         if was.open_incident is not None and now.open_incident is None:
             self.seen(f"resolution: {now.incidents[-1].resolution}")
 
-    def entered(self, process: Process) -> None:
+    def entered(self, phase: WorkerPhase, rank: Rank | None) -> None:
         """A worker's main thread enters a phase."""
-        if self.faults.waiting and process.rank is not None:
-            self.faults.phase(On.WORKER, process.phase, process.rank)
+        if self.faults.waiting and rank is not None:
+            self.faults.phase(On.WORKER, phase, rank)
 
     # ------------------------------------------------------------ processes and what they share
-
-    def add_process(self, process: Process) -> Process:
-        self.processes[process.id] = process
-        return process
 
     def at(self, address: str) -> Process | None:
         """The process whose state server listens there."""
@@ -199,6 +189,13 @@ class World:
             return False
         self.rewires_that_break -= 1
         self.checker.broke()
+        return True
+
+    def target_dies(self) -> bool:
+        """Whether the target of a move dies while it is prepared."""
+        if not self.targets_that_die or not self.stormy:
+            return False
+        self.targets_that_die -= 1
         return True
 
     def checkpoint_of(self, restarts: int) -> tuple[int, tuple[sc.RankState, ...]]:
