@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.more_of_the_same import MORE
+
 # A machine that is busy takes a second for what takes a millisecond: no time of one example says anything.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
@@ -43,15 +45,26 @@ JOBS = frozenset(
 SOAK = frozenset({"test_nccl_plugin", "test_netpath_faults"})
 
 
-def pytest_collection_modifyitems(items: Iterable[pytest.Item]) -> None:
-    """Mark the tests of the files above."""
+def pytest_collection_modifyitems(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
+    """Mark the tests of the files above. Raises `UsageError` for a part of a name that no test of its file has."""
+    names: dict[str, list[str]] = {}
     for item in items:
-        if item.path.stem in SLOW:
-            item.add_marker(pytest.mark.slow)
-        if item.path.stem in SOAK:
+        stem = item.path.stem
+        names.setdefault(stem, []).append(item.name)
+        if any(part in item.name for part in MORE.get(stem, ())):
             item.add_marker(pytest.mark.soak)
-        if item.path.stem in JOBS:
+        if stem in SLOW:
+            item.add_marker(pytest.mark.slow)
+        if stem in SOAK:
+            item.add_marker(pytest.mark.soak)
+        if stem in JOBS:
             item.add_marker(pytest.mark.jobs)
+    if any("::" in arg for arg in config.args):
+        return  # not all tests of a file are here
+    for stem, parts in MORE.items():
+        for part in parts:
+            if stem in names and not any(part in name for name in names[stem]):
+                raise pytest.UsageError(f"tests/more_of_the_same.py: no test of {stem} has {part!r} in its name")
 
 
 @contextmanager

@@ -1,0 +1,44 @@
+"""More of the same: tests of a kind that `make test` shows by another one. They run in `make soak`.
+
+By file: what their names contain. `conftest` marks them, and refuses an entry that no test of its file answers to.
+"""
+
+from __future__ import annotations
+
+MORE: dict[str, tuple[str, ...]] = {
+    "test_case_01_hidden_state": ("[in-place]", "[epochs]", "in_a_move[python]", "[section:16:0", "within_an_item"),
+    "test_case_06_own_checkpoint": ("write[offset]", "write[shrink]", "[skip-once]"),
+    "test_case_07_own_while_loop": ("[epochs]", "[metrics]", "it_has_no_end"),
+    "test_case_0_between_calls": (
+        "refused[large", "matter[noise]", "matter[globals]", "matter[carried]", "matter[count]", "matter[added]",
+    ),
+    "test_case_10_layers_later": ("[skipped]", "[flag]", "[group]"),
+    "test_case_26_edited": ("link_that_leads", "by_its_name"),
+    "test_case_foreign_groups": ("joined[late]", "joined[default]"),
+    "test_case_places": ("[migrate]",),
+    "test_ddp": (
+        "redone_to_the_same_bits[views]", "redone_to_the_same_bits[a hook]", "redone_to_the_same_bits[copied",
+        "redone_to_the_same_bits[unused", "replaced_to_the_same_bits[views", "replaced_to_the_same_bits[a hook",
+        "replaced_to_the_same_bits[copied", "replaced_to_the_same_bits[static",
+    ),
+    "test_halts": (
+        "go_past_a_call", "gate_of_a_halt", "at_the_edge_of_a_halt", "told_again_in_its_generation",
+        "at_the_end_of_the_script", "serves_is_not_needed",
+    ),
+    "test_halts_and_core": ("not_wanted_any_more", "leaver_that_dies"),
+    "test_layouts": ("bits[pp-", "launch[hsdp", "launch[fsdp"),
+    "test_lost_journals": ("bits[flip]", "bits[zero]", "bits[remove_wal]"),
+    "test_network_for_real": ("persons_taint",),
+    "test_paths_for_real": ("storm_of_flaps",),
+    "test_preempted": (
+        "runs[SIGHUP]", "runs[SIGINT]", "may_go_on_to_its_own_end", "can_be_one_that_ends", "alone_is_for_its_handler",
+        "nobody_listens",
+    ),
+    "test_proofs": ("[hidden:", "[looks:", "[proving:", "[tail:", "[returned:", "[comparing:", "[arguments:"),
+    "test_run": (
+        "[scaler-", "[loader_workers-", "[saved-", "[sections-forward]", "[sections-between]", "[saved_by_path-",
+        "[two_optimizers-", "[stream-", "[tracker-",
+    ),
+    "test_silent": ("[edited-late-module-move]",),
+    "test_tryout": ("bits[saved]", "bits[scaler]", "bits[stream]", "told[dict]", "told[raises]", "told[skips]"),
+}  # fmt: skip
