@@ -289,8 +289,10 @@ class Calls:
         except NobodyPasses:
             self._gate.await_interrupt(_nothing)
             raise StepInterrupted from None
-        if proofs is not None:
+        if proofs is not None and self._proving.settled:
             self._proved = self._edge.renewals
+        if attempt.kind == STEP:
+            self._proving.note(attempt.call.given)
         attempt.passed = True
         self._cursor.point = pending
         if not self._snapshots.idle:
@@ -300,10 +302,10 @@ class Calls:
             self._afterwards.note()
 
     def _proofs(self, attempt: Attempt) -> Callable[[], None] | None:
-        """In the first step after ranks have changed hands: what shows that it is made with the right numbers."""
+        """In the first steps after ranks have changed hands: what shows that they are made with the right numbers."""
         if self._proved == self._edge.renewals or attempt.kind != STEP:
             return None
-        return self._proving.look(self._cursor.last_given, attempt.given())
+        return self._proving.look(attempt.given(), attempt.pending.step - self._edge.renewed_after.step)
 
     def _also(self, attempt: Attempt, pending: Point, proofs: Callable[[], None] | None) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
@@ -441,6 +443,8 @@ class Calls:
         assert self._taking_over is not None, "only newcomers replay"
         call = self._cursor.replay_call(function.kind)
         result = self._taking_over.replay(call, function, args, kwargs)
+        if call.kind == STEP:
+            self._proving.note(call.given)
         if not self._cursor.replaying:
             self._taking_over.begin_tail(call)
             self._returned.mark()
@@ -453,7 +457,7 @@ class Calls:
         except PageFull as error:
             raise _too_large(error) from error
         self._edge.stop(whole=self._whole)
-        self._proving.doubt = taking_over.doubt
+        self._proving.take_over(taking_over.doubts)
         for kind, redo in self._redo.items():
             if kind in taking_over.private.learned:
                 redo.take_over(taking_over.private.learned[kind])

@@ -34,6 +34,11 @@ class Doubt(Struct, frozen=True):
     entries: tuple[int, ...] = ()
     what: str = ""
 
+    def and_also(self, other: Doubt) -> Doubt:
+        """Both, of two calls of one function."""
+        entries = tuple(sorted({*self.entries, *other.entries}))
+        return Doubt(entries, other.what if self.what == other.what else f"{self.what}, {other.what}")
+
 
 NONE = Doubt()
 
