@@ -191,3 +191,19 @@ def test_a_large_tensor_is_read_again_only_if_it_is_another_one_or_has_moved(mon
     big = torch.zeros(1 << 16)
     assert found.digests() == before
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("kind", ["array", "turned", "tensor"])
+def test_a_large_buffer_that_numpy_fills_anew_is_read_again(kind: str) -> None:
+    memory = np.zeros((512, 256), np.float32)
+    buffer: Any = {"array": memory, "turned": memory.T, "tensor": torch.from_numpy(memory)}[kind]
+
+    def step() -> Any:
+        return buffer.sum()
+
+    found = reads(step)
+    first = found.digests()
+    memory[:] = 1
+    second = found.digests()
+    assert second != first, "NumPy counts no versions"
+    assert second == reads(step).digests(), "a replacement reads it for the first time"

@@ -34,7 +34,7 @@ MAX_NODES = 4096  # in one value
 MAX_DEPTH = 16
 MAX_FIELDS = 64  # of an object that is looked into
 
-_NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool}
+NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool}
 _heads: dict[tuple[torch.dtype, torch.Size], bytes] = {}  # what a tensor looks like, encoded once
 _SCALAR = 1  # a bit of an entry's first byte
 _number = struct.Struct("=d")
@@ -157,7 +157,7 @@ class _Maker:
                 _heads.clear()
             head = _heads[key] = f"T{value.dtype}{tuple(value.shape)}".encode()
         self._hash.update(head)
-        if type(value) is torch.Tensor and value.is_cpu and value.dtype in _NUMPY and value.is_contiguous():
+        if type(value) is torch.Tensor and value.is_cpu and value.dtype in NUMPY and value.is_contiguous():
             flat = value.detach().numpy()  # nearly all there is: one call for it
             if flat.nbytes <= WHOLE:
                 if flat.size:

@@ -32,6 +32,7 @@ from torchrelay.worker.lines import is_library
 MAX_FUNCTIONS = 64  # that a step calls, and whose reads count as its own
 MAX_NAMES = arguments.MAX_ENTRIES  # that are told apart
 LARGE = 64 << 10  # bytes of a tensor or array from which on its digest is kept as long as it stays the same
+PROBES = 256  # of its entries that are looked at for that
 AGE_S = 400 * 86400.0  # a number so close to the clock is a reading of it
 _NUMBERS = (bool, int, float, complex, np.bool_, np.integer, np.floating)
 NOTHING = bytes(arguments.SIZE)  # is told of what is no data, or comes to a replacement in another way
@@ -55,7 +56,7 @@ class _Place(Struct):
     name: str
     mapping: Any = None
     cell: CellType | None = None
-    known: tuple[weakref.ref[Any], int, bytes] | None = None  # a large value, its version, and its digest
+    known: tuple[weakref.ref[Any], object, bytes] | None = None  # a large value, its version, and its digest
 
     def get(self) -> Any:
         if self.cell is None:
@@ -108,7 +109,7 @@ class Reads:
         if not isinstance(value, (torch.Tensor, np.ndarray)) or value.nbytes < LARGE:
             return arguments.digest(value)
         # A data set stays what it is; a batch is another object each time, or its version has moved.
-        version = value._version if isinstance(value, torch.Tensor) else 0
+        version = _version_of(value)
         if place.known is None or place.known[0]() is not value or place.known[1] != version:
             place.known = weakref.ref(value), version, arguments.digest(value)
         return place.known[2]
@@ -127,6 +128,19 @@ class Reads:
             entries = value if kind is tuple else value.values()
             return 0 < len(value) <= arguments.MAX_FIELDS and all(map(self._counts, entries))
         return False
+
+
+def _version_of(value: torch.Tensor | np.ndarray[Any, Any]) -> object:
+    """What is another one after a change in place. NumPy counts none, also not in a tensor whose memory it shares."""
+    if isinstance(value, np.ndarray):
+        return _probe(value)
+    plain = type(value) is torch.Tensor and value.is_cpu and value.dtype in arguments.NUMPY and value.is_contiguous()
+    return value._version, _probe(value.detach().numpy()) if plain and not value.is_neg() else b""
+
+
+def _probe(value: np.ndarray[Any, Any]) -> bytes:
+    flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
+    return bytes(flat[:: max(1, value.size // PROBES)].tobytes())
 
 
 # ---------------------------------------------------------------- which names
