@@ -84,6 +84,10 @@ PROOFS = (
         "            place.put(value)\n", "            pass\n", (GIVEN,),
     ),
     Mutant(
+        "reads: what is carried never counts", "worker/reads.py",
+        "return found if place.between else NOTHING", "return NOTHING", ("tests/test_reads.py",),
+    ),
+    Mutant(
         "arguments: of a tensor only its shape counts", "worker/arguments.py",
         "                    self._hash.update(cast(Any, flat))\n", "                    pass\n",
         ("tests/test_arguments.py",),
