@@ -11,6 +11,7 @@ at the entry, and the function is called again with the same arguments.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -76,6 +77,7 @@ class Calls:
             pipeline=state.pipeline.told,
         )  # fmt: skip
         self.places = Places()
+        self._steps: weakref.WeakSet[Function] = weakref.WeakSet()
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
@@ -133,14 +135,18 @@ class Calls:
             self._attempt = None
 
     def _is_elsewhere(self, holder: Any, name: str, value: Any) -> bool:
-        """Whether a replacement gets this in another way: with the state, or with what is hidden."""
-        return id(value) in self._ids or self.hidden.carries(holder, name, value)
+        """Whether a replacement gets this with the state."""
+        del holder, name
+        return id(value) in self._ids
 
     # ------------------------------------------------------------ a call
 
     def function(self, kind: str, function: Callable[..., Any]) -> Function:
         """A function that is to be called as a step or section."""
-        return Function(function, kind, self._is_elsewhere)
+        made = Function(function, kind, self._is_elsewhere, self.hidden.carries)
+        if kind == STEP:
+            self._steps.add(made)
+        return made
 
     def run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
@@ -173,14 +179,22 @@ class Calls:
                 self._finish(attempt, value)
             except BaseException as error:
                 if not self._to_be_redone(attempt, error):
+                    self._note_returned()
                     raise
             else:
+                self._note_returned()
                 return value
             finally:
                 self._attempt = None
             self._go_back(attempt)
             function.rewind()
             function.check_again(given(), args, kwargs, _named(kind, attempt.pending))
+
+    def _note_returned(self) -> None:
+        """A call is over: what changes from now on is changed between two calls."""
+        if self.hidden.state.kept:
+            for function in self._steps:
+                function.returned()
 
     def _come(self, kind: str) -> None:
         """The script makes a call, from wherever it is."""
@@ -289,8 +303,10 @@ class Calls:
         except NobodyPasses:
             self._gate.await_interrupt(_nothing)
             raise StepInterrupted from None
-        if proofs is not None:
+        if proofs is not None and self._proving.settled:
             self._proved = self._edge.renewals
+        if attempt.kind == STEP:
+            self._proving.note(attempt.call.given)
         attempt.passed = True
         self._cursor.point = pending
         if not self._snapshots.idle:
@@ -300,10 +316,10 @@ class Calls:
             self._afterwards.note()
 
     def _proofs(self, attempt: Attempt) -> Callable[[], None] | None:
-        """In the first step after ranks have changed hands: what shows that it is made with the right numbers."""
+        """In the first steps after ranks have changed hands: what shows that they are made with the right numbers."""
         if self._proved == self._edge.renewals or attempt.kind != STEP:
             return None
-        return self._proving.look(self._cursor.last_given, attempt.given())
+        return self._proving.look(attempt.given(), attempt.pending.step - self._edge.renewed_after.step)
 
     def _also(self, attempt: Attempt, pending: Point, proofs: Callable[[], None] | None) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
@@ -441,6 +457,8 @@ class Calls:
         assert self._taking_over is not None, "only newcomers replay"
         call = self._cursor.replay_call(function.kind)
         result = self._taking_over.replay(call, function, args, kwargs)
+        if call.kind == STEP:
+            self._proving.note(call.given)
         if not self._cursor.replaying:
             self._taking_over.begin_tail(call)
             self._returned.mark()
@@ -453,7 +471,7 @@ class Calls:
         except PageFull as error:
             raise _too_large(error) from error
         self._edge.stop(whole=self._whole)
-        self._proving.doubt = taking_over.doubt
+        self._proving.take_over(taking_over.doubts)
         for kind, redo in self._redo.items():
             if kind in taking_over.private.learned:
                 redo.take_over(taking_over.private.learned[kind])

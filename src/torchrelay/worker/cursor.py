@@ -167,11 +167,6 @@ class Cursor:
         assert self._last is not None, "whoever is asked has committed something"
         return msgspec.msgpack.encode(self._last)
 
-    @property
-    def last_given(self) -> bytes:
-        """What the call that was committed last was made with."""
-        return self._last.given if self._last is not None else b""
-
     def counts(self) -> list[int]:
         """For each open loop, how many items it has yielded."""
         return [frame.count for frame in self._stack]

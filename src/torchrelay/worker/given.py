@@ -15,7 +15,7 @@ from msgspec import Struct
 from torchrelay.errors import Unproved
 from torchrelay.worker import arguments
 from torchrelay.worker.examples import name_of
-from torchrelay.worker.reads import NOTHING, Elsewhere, Reads
+from torchrelay.worker.reads import NOTHING, Elsewhere, Reads, never
 
 STEP = "step"
 OF_DATA = (
@@ -34,6 +34,11 @@ class Doubt(Struct, frozen=True):
     entries: tuple[int, ...] = ()
     what: str = ""
 
+    def and_also(self, other: Doubt) -> Doubt:
+        """Both, of two calls of one function."""
+        entries = tuple(sorted({*self.entries, *other.entries}))
+        return Doubt(entries, other.what if self.what == other.what else f"{self.what}, {other.what}")
+
 
 NONE = Doubt()
 
@@ -41,12 +46,13 @@ NONE = Doubt()
 class Function:
     """A function that is called as a step or section."""
 
-    def __init__(self, call: Callable[..., Any], kind: str, elsewhere: Elsewhere) -> None:
-        """`elsewhere`: see `Reads`."""
+    def __init__(self, call: Callable[..., Any], kind: str, elsewhere: Elsewhere, carried: Elsewhere = never) -> None:
+        """`elsewhere`, `carried`: see `Reads`."""
         self.call = call
         self.kind = kind
         self.name = name_of(call)
         self._elsewhere = elsewhere
+        self._carried = carried
         self._reads: Reads | None = None  # made at the first call, when all of its variables are there
 
     def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], bytes]:
@@ -55,9 +61,14 @@ class Function:
         if self.kind != STEP:
             return made
         if self._reads is None:
-            self._reads = Reads(self.call, self._elsewhere)
+            self._reads = Reads(self.call, self._elsewhere, self._carried)
         read = self._reads.digests()
         return (lambda: made() + read) if read else made
+
+    def returned(self) -> None:
+        """A call has returned, of this function or of another one."""
+        if self._reads is not None:
+            self._reads.returned()
 
     def mark(self) -> None:
         """At the entry of a call: keep what it may rebind."""
@@ -76,6 +87,8 @@ class Function:
         `proving`). Raises `Unproved` if anything else differs.
         """
         own = self.begin(args, kwargs)()
+        if self._reads is not None and len(recorded) == len(own):
+            self._reads.counted(recorded[len(own) - arguments.SIZE * len(self._reads.names) :])
         if not recorded or own == recorded:
             return NONE
         entries = arguments.differing(recorded, own)

@@ -4,8 +4,11 @@ A step without arguments still works on data: a batch that was fetched ahead int
 script's own, a generator. What of it is data counts like an argument (see `arguments`): a replacement on which it is
 another one is found out before anything is trained on it. What the step rebinds is put back when it is made again.
 
-Left out: what is only added to (`seen += 1`), texts, lists (they are mostly records of losses), clock readings, and
-what belongs to the state, which a replacement does not have yet.
+Left out: what is only added to (`seen += 1`), texts, lists of numbers and lists that grow (they are mostly records of
+losses), clock readings, and what belongs to the state, which a replacement does not have yet.
+
+What is carried (`hidden`) is right on a replacement if only calls change it. What changes between them comes from
+somewhere that may begin anew there, such as `batch = next(items)`: that counts, though it is carried.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import ast
 import builtins
 import dis
 import inspect
+import math
 import textwrap
 import time
 import weakref
@@ -27,11 +31,13 @@ from msgspec import Struct
 from torch.optim import Optimizer
 
 from torchrelay.worker import arguments
+from torchrelay.worker.around import is_of_the_script
 from torchrelay.worker.lines import is_library
 
 MAX_FUNCTIONS = 64  # that a step calls, and whose reads count as its own
 MAX_NAMES = arguments.MAX_ENTRIES  # that are told apart
 LARGE = 64 << 10  # bytes of a tensor or array from which on its digest is kept as long as it stays the same
+PROBES = 256  # of its entries that are looked at for that
 AGE_S = 400 * 86400.0  # a number so close to the clock is a reading of it
 _NUMBERS = (bool, int, float, complex, np.bool_, np.integer, np.floating)
 NOTHING = bytes(arguments.SIZE)  # is told of what is no data, or comes to a replacement in another way
@@ -39,6 +45,11 @@ _MISSING = object()
 
 # Whether a replacement gets in another way what stands in a holder (a dict, or a closure's cell) under a name.
 Elsewhere = Callable[[Any, str, Any], bool]
+
+
+def never(*_: Any) -> bool:
+    """Nothing is."""
+    return False
 
 
 class _Names(Struct):
@@ -55,7 +66,12 @@ class _Place(Struct):
     name: str
     mapping: Any = None
     cell: CellType | None = None
-    known: tuple[weakref.ref[Any], int, bytes] | None = None  # a large value, its version, and its digest
+    known: tuple[weakref.ref[Any], object, bytes] | None = None  # a large value, its version, and its digest
+    returned: bytes = b""  # the digest of what is carried, when the last call returned
+    between: bool = False  # it was seen to change between two calls
+    first: weakref.ref[Any] | None = None  # the first entry of a list, and how many there were
+    count: int = 0
+    grows: bool = False  # it was seen to
 
     def get(self) -> Any:
         if self.cell is None:
@@ -79,9 +95,11 @@ class _Place(Struct):
 class Reads:
     """What one step function reads from outside."""
 
-    def __init__(self, function: Callable[..., Any], elsewhere: Elsewhere) -> None:
+    def __init__(self, function: Callable[..., Any], elsewhere: Elsewhere, carried: Elsewhere = never) -> None:
+        """`elsewhere`: what comes with the state; `carried`: with the private record."""
         self._elsewhere = elsewhere
-        reads, rebinds = _places_of(function)
+        self._carried = carried
+        reads, rebinds = _places_of(function, elsewhere)
         self._reads = [place for place in reads if not _is_fixed(place.get())]
         self._rebinds = rebinds
         self.names = [place.label for place in self._reads]
@@ -101,14 +119,45 @@ class Reads:
         for place, value in self._kept:
             place.put(value)
 
+    def returned(self) -> None:
+        """A call, of whichever function, has returned: what is carried should be so when the next one begins."""
+        for place in self._reads:
+            value = place.get()
+            place.returned = self._of(place, value) if self._counts(value) and self._is_carried(place, value) else b""
+
+    def counted(self, recorded: bytes) -> None:
+        """A replacement's predecessor has told this: what counted there counts here."""
+        for at, place in enumerate(self._reads):
+            place.between |= recorded[at * arguments.SIZE : (at + 1) * arguments.SIZE] not in (NOTHING, b"")
+
+    def _is_carried(self, place: _Place, value: Any) -> bool:
+        return self._carried(*place.at(), value)
+
     def _digest(self, place: _Place) -> bytes:
         value = place.get()
-        if not self._counts(value) or self._elsewhere(*place.at(), value):
+        if not self._counts(value) or self._elsewhere(*place.at(), value) or self._grows(place, value):
             return NOTHING
+        found = self._of(place, value)
+        if not self._is_carried(place, value):
+            return found
+        if type(value) in arguments.GENERATORS:
+            return NOTHING  # whoever draws from it goes on where it was
+        place.between |= bool(place.returned) and place.returned != found
+        return found if place.between else NOTHING
+
+    def _grows(self, place: _Place, value: Any) -> bool:
+        """Whether it is a list that has been added to since the last call, or was so before."""
+        if type(value) is not list:
+            return False
+        place.grows |= place.first is not None and place.first() is value[0] and len(value) > place.count
+        place.first, place.count = _reference(value[0]), len(value)
+        return place.grows
+
+    def _of(self, place: _Place, value: Any) -> bytes:
         if not isinstance(value, (torch.Tensor, np.ndarray)) or value.nbytes < LARGE:
             return arguments.digest(value)
         # A data set stays what it is; a batch is another object each time, or its version has moved.
-        version = value._version if isinstance(value, torch.Tensor) else 0
+        version = _version_of(value)
         if place.known is None or place.known[0]() is not value or place.known[1] != version:
             place.known = weakref.ref(value), version, arguments.digest(value)
         return place.known[2]
@@ -126,13 +175,42 @@ class Reads:
         if kind is tuple or kind is dict:
             entries = value if kind is tuple else value.values()
             return 0 < len(value) <= arguments.MAX_FIELDS and all(map(self._counts, entries))
+        if kind is list and 0 < len(value) <= arguments.MAX_FIELDS:
+            return any(map(_is_many, value)) and all(map(self._counts, value))
         return False
+
+
+def _is_many(value: Any) -> bool:
+    """Whether it is data, and not a number."""
+    if type(value) is tuple or type(value) is list or type(value) is dict:
+        return any(map(_is_many, value.values() if type(value) is dict else value))
+    return isinstance(value, (torch.Tensor, np.ndarray)) and math.prod(value.shape) > 1
+
+
+def _reference(value: Any) -> weakref.ref[Any] | None:
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return None
+
+
+def _version_of(value: torch.Tensor | np.ndarray[Any, Any]) -> object:
+    """What is another one after a change in place. NumPy counts none, also not in a tensor whose memory it shares."""
+    if isinstance(value, np.ndarray):
+        return _probe(value)
+    plain = type(value) is torch.Tensor and value.is_cpu and value.dtype in arguments.NUMPY and value.is_contiguous()
+    return value._version, _probe(value.detach().numpy()) if plain and not value.is_neg() else b""
+
+
+def _probe(value: np.ndarray[Any, Any]) -> bytes:
+    flat = value.reshape(-1) if value.flags.c_contiguous else value.flat
+    return bytes(flat[:: max(1, value.size // PROBES)].tobytes())
 
 
 # ---------------------------------------------------------------- which names
 
 
-def _places_of(function: Callable[..., Any]) -> tuple[list[_Place], list[_Place]]:
+def _places_of(function: Callable[..., Any], elsewhere: Elsewhere) -> tuple[list[_Place], list[_Place]]:
     """Where the function, and those of the script that it calls, read and rebind, in a fixed order."""
     reads: dict[tuple[int, str], _Place] = {}
     rebinds: dict[tuple[int, str], _Place] = {}
@@ -149,6 +227,8 @@ def _places_of(function: Callable[..., Any]) -> tuple[list[_Place], list[_Place]
             if place.name in names.reads:
                 reads.setdefault(key, place)
                 waiting += _plain(place.get())
+                for inside in () if elsewhere(*place.at(), place.get()) else _inside(place, inner):
+                    reads.setdefault((id(inside.mapping), inside.name), inside)
             if place.name in names.rebinds:
                 rebinds.setdefault(key, place)
     if isinstance(function, MethodType):
@@ -186,6 +266,27 @@ def _of_object(method: MethodType) -> dict[tuple[int, str], _Place]:
     named = {one.argval for one in dis.get_instructions(method.__func__) if one.opname in ("LOAD_ATTR", "STORE_ATTR")}
     found = sorted(name for name in held if name in named)
     return {(id(held), name): _Place(f"'self.{name}'", name, mapping=held) for name in found}
+
+
+def _inside(place: _Place, function: FunctionType) -> Iterator[_Place]:
+    """Attributes of an object of the script's, as far as the function, or a method that it names, asks for them."""
+    thing = place.get()
+    held = getattr(thing, "__dict__", None)
+    kind: Any = type(thing)
+    if type(held) is not dict or isinstance(thing, torch.nn.Module) or not is_of_the_script(kind):
+        return
+    named = set(_attributes_in(function))
+    for name in sorted(named):
+        method = getattr(kind, name, None)
+        if isinstance(method, FunctionType):
+            named.update(_attributes_in(method))
+    for name in sorted(named & held.keys()):
+        yield _Place(f"'{place.name}.{name}', which {function.__name__}() reads", name, mapping=held)
+
+
+def _attributes_in(function: FunctionType) -> Iterator[str]:
+    for inner in _codes(function.__code__):
+        yield from (one.argval for one in dis.get_instructions(inner) if one.opname in ("LOAD_ATTR", "LOAD_METHOD"))
 
 
 def names_in(function: FunctionType) -> _Names:
