@@ -9,6 +9,7 @@ loaders between their loops   in the private record, as the loop that comes begi
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +21,8 @@ from msgspec import Struct
 from torch.utils.data import BatchSampler, DataLoader
 
 from torchrelay.errors import Undeclared
-from torchrelay.worker import moving
+from torchrelay.worker import moving, variables
+from torchrelay.worker.around import of_modules
 from torchrelay.worker.moving import Moving
 
 FIRST = 12  # looks that are made in any case
@@ -139,12 +141,24 @@ def _together(told: list[tuple[str, bytes]]) -> bytes:
     return msgspec.msgpack.encode(told) if told else b""
 
 
+class _Called:
+    """Functions of the script that are called in a step."""
+
+    def __init__(self, roots: list[tuple[str, Any]], steps: list[Any]) -> None:
+        self._roots = roots
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Any]:
+        modules = [inner for _, root in self._roots if isinstance(root, torch.nn.Module) for inner in root.modules()]
+        return itertools.chain(list(self._steps), of_modules(modules))
+
+
 class Hidden:
     """All of it, of one rank."""
 
     def __init__(
-        self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False
-    ) -> None:
+        self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False,
+    ) -> None:  # fmt: skip
         """`told`: modules and other objects that join() was given. `carried`: what others carry.
 
         `quiet`: the script has functions of its own that may carry more.
@@ -154,7 +168,12 @@ class Hidden:
         others = [thing for thing in carried if id(thing) not in given]
         self._functions: list[Any] = []
         self.state = Moving(
-            lambda: self._roots, functions=self._functions, passed=lambda: others, quiet=quiet, limit=STATE_LEAVES
+            lambda: self._roots,
+            functions=_Called(self._roots, self._functions),
+            passed=lambda: others,
+            quiet=quiet,
+            limit=STATE_LEAVES,
+            variables=variables.objects,
         )
         self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
         self._made: dict[str, int] = {}  # how many objects of this name there were
@@ -268,7 +287,7 @@ class Hidden:
         """Whether the object's own state_dict() tells of this attribute: then a replica has it."""
         name = path.rpartition(".")[2].strip("_")
         for root, thing in self._roots:
-            if path.startswith(f"{root}.") and not isinstance(thing, torch.nn.Module):
+            if path.startswith(f"{root}.") and not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
                 return any(str(key).strip("_") == name for key in thing.state_dict())
         return False
 
