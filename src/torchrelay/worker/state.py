@@ -120,7 +120,7 @@ class State:
         own = [part for part in self.flat() if isinstance(part, OptimizerPart)]
         others += [(part.path, part.optimizer) for part in own if is_of_the_script(type(part.optimizer))]
         known = [getattr(part, name) for part in self.flat() for name in _HELD if hasattr(part, name)]
-        return Hidden([*self.modules(), *others], carried=known, quiet=self.saves)
+        return Hidden([*self.modules(), *others], carried=known, quiet=self.saves, known=self.objects)
 
     def optimizers(self) -> list[Optimizer]:
         """All optimizers of the state, and those that are only watched."""
