@@ -200,6 +200,23 @@ def test_parameters_that_change_before_the_gate_are_copied_if_small() -> None:
         assert digests(clamped(Script()), {number: "gate"}) == expected
 
 
+def test_parameters_that_are_put_back_before_the_gate_are_copied_too() -> None:
+    def climbing(script: Script) -> Script:
+        def climb() -> None:
+            with torch.no_grad():
+                weight = script.model[0].weight
+                kept = weight.clone()
+                weight.mul_(1.1)
+                weight.copy_(kept)
+
+        script.before_gate = climb
+        return script
+
+    expected = digests(climbing(Script()), {})
+    for number in (0, 2, 4, 5):
+        assert digests(climbing(Script()), {number: "gate"}) == expected
+
+
 # ---------------------------------------------------------------- what is refused
 
 

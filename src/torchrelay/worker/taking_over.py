@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchrelay.protocol.ids import Point
-from torchrelay.worker import late, random_state, values
+from torchrelay.worker import late, numbering, random_state, values
 from torchrelay.worker.arguments import SIZE
 from torchrelay.worker.bringing import Bringing
 from torchrelay.worker.cursor import Call
@@ -78,6 +78,7 @@ class TakingOver:
         if self._tail is not None:
             self._tail.end()
             self._tail = None
+        numbering.remove()
         gate, back = self._inherited
         self._session.page.keep(point, *gate)
         self._session.page.supplement(back)

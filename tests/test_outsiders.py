@@ -1,0 +1,54 @@
+"""Copies of a model that a script keeps, and of which join() was not told, are refused when they move."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from torchrelay.errors import Refused
+from torchrelay.worker.hidden import Hidden
+
+
+def outsider(make: Any, change: Any, known: list[torch.Tensor]) -> Hidden:
+    thing = make()
+
+    def step() -> Any:
+        return thing
+
+    hidden = Hidden(known=lambda: known)
+    hidden.add(step)
+    for _ in range(3):
+        hidden.mark()
+        hidden.look_entry()
+        hidden.look_gate()
+        hidden.look_return()
+    change(thing)
+    return hidden
+
+
+def shadow() -> dict[str, torch.Tensor]:
+    return {"weight": torch.zeros(80, 80), "bias": torch.zeros(80)}
+
+
+@pytest.mark.parametrize(
+    ("make", "change"),
+    [
+        (lambda: nn.Linear(3, 3), lambda net: nn.init.zeros_(net.weight)),
+        (shadow, lambda kept: kept["weight"].mul_(0.9)),
+        (shadow, lambda kept: kept.update(weight=torch.ones(80, 80))),
+    ],
+)
+def test_a_copy_of_the_model_that_moves_is_refused(make: Any, change: Any) -> None:
+    hidden = outsider(make, change, 2 * list(nn.Linear(80, 80).parameters()))  # told twice, as a state does
+    with pytest.raises(Refused, match=r"thing of .* join\(\) was not given it"):
+        hidden._look()
+
+
+def test_what_is_in_the_state_or_is_no_copy_of_it_may_move() -> None:
+    known = nn.Linear(80, 80)
+    outsider(lambda: known, lambda net: nn.init.zeros_(net.weight), list(known.parameters()))._look()
+    batches = [torch.zeros(80, 80), torch.zeros(81)]
+    outsider(lambda: batches, lambda kept: kept[0].add_(1), list(known.parameters()))._look()
