@@ -44,7 +44,6 @@ _CLOSED_MODULES = """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 _OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
-_OF_OPTIMIZERS = frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
@@ -234,7 +233,7 @@ class Walk:
         if issubclass(kind, torch.utils.data.DataLoader):
             skipped = _OF_LOADERS
         if issubclass(kind, torch.optim.Optimizer):
-            skipped = _OF_OPTIMIZERS
+            skipped = _of_optimizers()
         for at, inner in list((fields or {}).items()):
             if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
                 self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
@@ -246,6 +245,12 @@ def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[s
     for at, value in list(fields.items()):
         if at not in _OF_MODULES and type(value) in PLAIN:
             yield f"{path}.{at}", fields, at, value, depth + 1
+
+
+@functools.cache
+def _of_optimizers() -> frozenset[str]:
+    """What torch's optimizers keep. Asked when there is one: the first that is made takes a second of imports."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
 
 
 def is_generator(value: Any) -> bool:
