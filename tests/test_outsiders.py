@@ -42,7 +42,7 @@ def shadow() -> dict[str, torch.Tensor]:
     ],
 )
 def test_a_copy_of_the_model_that_moves_is_refused(make: Any, change: Any) -> None:
-    hidden = outsider(make, change, 2 * list(nn.Linear(80, 80).parameters()))  # told twice, as a state does
+    hidden = outsider(make, change, [*nn.Linear(80, 80).parameters()] * 2)  # told twice, as a state does
     with pytest.raises(Refused, match=r"thing of .* join\(\) was not given it"):
         hidden._look()
 

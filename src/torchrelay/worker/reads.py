@@ -31,8 +31,7 @@ from msgspec import Struct
 from torch.optim import Optimizer
 
 from torchrelay.worker import arguments
-from torchrelay.worker.around import is_of_the_script
-from torchrelay.worker.lines import is_library
+from torchrelay.worker.lines import is_library, is_of_the_script
 
 MAX_FUNCTIONS = 64  # that a step calls, and whose reads count as its own
 MAX_NAMES = arguments.MAX_ENTRIES  # that are told apart
