@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -81,6 +82,30 @@ def test_what_is_only_added_to_texts_lists_and_clocks_are_left_out(monkeypatch: 
     monkeypatch.setitem(globals(), "STARTED", STARTED - 100)
     name = "run-18"
     assert found.digests() == before
+
+
+def test_lists_of_data_count_unless_they_are_only_added_to() -> None:
+    buffer: list[tuple[torch.Tensor, int]] = []
+    recent: deque[torch.Tensor] = deque(maxlen=100)
+    shown: list[torch.Tensor] = []
+
+    def step(batch: torch.Tensor) -> Any:
+        shown.append(batch)
+        return random.choice(buffer)[0] + recent[0]
+
+    found = reads(step)
+    names = [name.split("'")[1] for name in found.names]
+    assert {"buffer", "recent"} <= set(names)
+    assert "shown" not in names
+    told = {found.digests()}
+    for at in range(60):
+        buffer.append((torch.full((3,), float(at)), at))
+        recent.append(torch.full((3,), float(at)))
+        shown.append(torch.ones(3))
+        told.add(found.digests())
+    assert len(told) == 61
+    losses = [torch.ones(())]
+    assert set(reads(lambda: losses[-1]).digests()) == {0}, "a record of losses"
 
 
 def test_tensors_of_the_state_are_left_out_as_a_replacement_has_them_later() -> None:

@@ -4,8 +4,8 @@ A step without arguments still works on data: a batch that was fetched ahead int
 script's own, a generator. What of it is data counts like an argument (see `arguments`): a replacement on which it is
 another one is found out before anything is trained on it. What the step rebinds is put back when it is made again.
 
-Left out: what is only added to (`seen += 1`), texts, lists (they are mostly records of losses), clock readings, and
-what belongs to the state, which a replacement does not have yet.
+Left out: what is only added to (`seen += 1`, `seen.append()`), texts, lists of numbers (they are mostly records of
+losses), clock readings, and what belongs to the state, which a replacement does not have yet.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import inspect
 import textwrap
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -32,10 +33,12 @@ from torchrelay.worker.lines import is_library
 MAX_FUNCTIONS = 64  # that a step calls, and whose reads count as its own
 MAX_NAMES = arguments.MAX_ENTRIES  # that are told apart
 LARGE = 64 << 10  # bytes of a tensor or array from which on its digest is kept as long as it stays the same
+SAMPLED = 32  # entries of a longer list that count
 AGE_S = 400 * 86400.0  # a number so close to the clock is a reading of it
 _NUMBERS = (bool, int, float, complex, np.bool_, np.integer, np.floating)
 NOTHING = bytes(arguments.SIZE)  # is told of what is no data, or comes to a replacement in another way
 _MISSING = object()
+_ADDS = ("append", "appendleft", "extend")
 
 # Whether a replacement gets in another way what stands in a holder (a dict, or a closure's cell) under a name.
 Elsewhere = Callable[[Any, str, Any], bool]
@@ -105,6 +108,9 @@ class Reads:
         value = place.get()
         if not self._counts(value) or self._elsewhere(*place.at(), value):
             return NOTHING
+        if isinstance(value, (list, deque)) and len(value) > SAMPLED:
+            some = [value[at * (len(value) - 1) // (SAMPLED - 1)] for at in range(SAMPLED)]
+            return arguments.digest((len(value), some))
         if not isinstance(value, (torch.Tensor, np.ndarray)) or value.nbytes < LARGE:
             return arguments.digest(value)
         # A data set stays what it is; a batch is another object each time, or its version has moved.
@@ -123,6 +129,8 @@ class Reads:
             return type(value) is np.ndarray and not value.dtype.hasobject
         if kind in arguments.GENERATORS:
             return True
+        if kind is list or kind is deque:
+            return bool(value) and _is_of_tensors(value[-1])
         if kind is tuple or kind is dict:
             entries = value if kind is tuple else value.values()
             return 0 < len(value) <= arguments.MAX_FIELDS and all(map(self._counts, entries))
@@ -222,9 +230,24 @@ def _loaded_in_source(function: FunctionType) -> frozenset[str] | None:
         parsed = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
+    added = {
+        id(node.func.value) for node in ast.walk(parsed)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS
+    }  # fmt: skip
     return frozenset(
-        node.id for node in ast.walk(parsed) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    )
+        node.id for node in ast.walk(parsed)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in added
+    )  # fmt: skip
+
+
+def _is_of_tensors(entry: Any, depth: int = 0) -> bool:
+    """Whether this entry of a list is of data, as in a buffer for replay; a loss is a tensor of one number."""
+    if isinstance(entry, torch.Tensor):
+        return entry.numel() > 1 and not entry.requires_grad
+    if isinstance(entry, np.ndarray):
+        return entry.size > 1
+    inner = entry.values() if type(entry) is dict else entry if isinstance(entry, (tuple, list)) else ()
+    return depth < 3 and any(_is_of_tensors(one, depth + 1) for one in list(inner)[: arguments.MAX_FIELDS])
 
 
 def _is_fixed(value: Any) -> bool:
