@@ -11,7 +11,6 @@ at the entry, and the function is called again with the same arguments.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn
@@ -22,7 +21,7 @@ from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared, a
 from torchrelay.protocol.ids import Point, WorkerPhase
-from torchrelay.wire.page import MAX_RECORD, PageFull
+from torchrelay.wire.page import PageFull
 from torchrelay.worker import between, ddp, early, groups, late, random_state, tryout, values, zero
 from torchrelay.worker import cursor as places
 from torchrelay.worker.afterwards import Afterwards
@@ -33,8 +32,9 @@ from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, exchange_of, largest
-from torchrelay.worker.given import STEP, Function
+from torchrelay.worker.given import STEP, Function, Functions
 from torchrelay.worker.own_loops import Places
+from torchrelay.worker.private import too_large
 from torchrelay.worker.proof import Proof
 from torchrelay.worker.proving import NobodyPasses, Proving
 from torchrelay.worker.record import AtGate, AtReturn, Private, Told, encode_gate, encode_return
@@ -77,7 +77,7 @@ class Calls:
             pipeline=state.pipeline.told,
         )  # fmt: skip
         self.places = Places()
-        self._steps: weakref.WeakSet[Function] = weakref.WeakSet()
+        self._functions = Functions(state.objects(), self.hidden)
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
@@ -97,7 +97,6 @@ class Calls:
         self._proved = 0  # renewals after which the numbers of steps were shown to be right
         self._attempt: Attempt | None = None
         self._count = 0
-        self._ids = frozenset(map(id, state.objects()))  # the state holds them all, so no other has such an id
         self._late: dict[str, str] | None = None
         self._half_done: str | None = None  # an exception has left a call after its gate
         self._strayed: str | None = None  # an exception has left a call, and the script has gone on
@@ -134,19 +133,11 @@ class Calls:
         finally:
             self._attempt = None
 
-    def _is_elsewhere(self, holder: Any, name: str, value: Any) -> bool:
-        """Whether a replacement gets this with the state."""
-        del holder, name
-        return id(value) in self._ids
-
     # ------------------------------------------------------------ a call
 
     def function(self, kind: str, function: Callable[..., Any]) -> Function:
         """A function that is to be called as a step or section."""
-        made = Function(function, kind, self._is_elsewhere, self.hidden.carries)
-        if kind == STEP:
-            self._steps.add(made)
-        return made
+        return self._functions.add(function, kind)
 
     def run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
@@ -179,22 +170,16 @@ class Calls:
                 self._finish(attempt, value)
             except BaseException as error:
                 if not self._to_be_redone(attempt, error):
-                    self._note_returned()
+                    self._functions.returned()
                     raise
             else:
-                self._note_returned()
+                self._functions.returned()
                 return value
             finally:
                 self._attempt = None
             self._go_back(attempt)
             function.rewind()
             function.check_again(given(), args, kwargs, _named(kind, attempt.pending))
-
-    def _note_returned(self) -> None:
-        """A call is over: what changes from now on is changed between two calls."""
-        if self.hidden.state.kept:
-            for function in self._steps:
-                function.returned()
 
     def _come(self, kind: str) -> None:
         """The script makes a call, from wherever it is."""
@@ -297,7 +282,7 @@ class Calls:
             record = self._record(attempt, attempt.rng_at_gate)
             complete = self._gate.enter(pending, *record, also=self._also(attempt, pending, proofs))
         except PageFull as error:
-            raise _too_large(error) from error
+            raise too_large(error) from error
         except Differing as found:
             self._stand_for(found)
         except NobodyPasses:
@@ -389,7 +374,7 @@ class Calls:
         try:
             self._session.page.supplement(encode_return(since))
         except PageFull as error:
-            raise _too_large(error) from error
+            raise too_large(error) from error
         self._returned.mark()
         self._standing.enter(WorkerPhase.BETWEEN)
         self._between.leave()
@@ -469,7 +454,7 @@ class Calls:
         try:
             taking_over.end_tail(self._cursor.point)
         except PageFull as error:
-            raise _too_large(error) from error
+            raise too_large(error) from error
         self._edge.stop(whole=self._whole)
         self._proving.take_over(taking_over.doubts)
         for kind, redo in self._redo.items():
@@ -499,14 +484,6 @@ class Calls:
 def _named(kind: str, point: Point) -> str:
     """A call, in words."""
     return f"the {kind} of {point}"
-
-
-def _too_large(error: PageFull) -> Refused:
-    return Refused(
-        f"a rank's private state is too large: {error}",
-        f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
-        "bytes",
-    )
 
 
 def _nothing() -> None:

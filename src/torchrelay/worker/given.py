@@ -7,7 +7,8 @@ them with must be what its predecessor made them with, or its next calls are mad
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -15,6 +16,7 @@ from msgspec import Struct
 from torchrelay.errors import Unproved
 from torchrelay.worker import arguments
 from torchrelay.worker.examples import name_of
+from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.reads import NOTHING, Elsewhere, Reads, never
 
 STEP = "step"
@@ -117,6 +119,34 @@ class Function:
         names += self._reads.names if self._reads is not None else []
         found = [names[at] if at < len(names) else "their number" for at in arguments.differing(one, other)]
         return ", ".join(found[:3])
+
+
+class Functions:
+    """All functions of a script that are called as steps or sections."""
+
+    def __init__(self, state: Iterable[Any], hidden: Hidden) -> None:
+        """`state`: the objects that it is made of, which are held elsewhere: so no other has the id of one."""
+        self._ids = frozenset(map(id, state))
+        self._hidden = hidden
+        self._steps: weakref.WeakSet[Function] = weakref.WeakSet()
+
+    def add(self, call: Callable[..., Any], kind: str) -> Function:
+        """One more."""
+        made = Function(call, kind, self._is_elsewhere, self._hidden.carries)
+        if kind == STEP:
+            self._steps.add(made)
+        return made
+
+    def returned(self) -> None:
+        """A call is over: what changes from now on is changed between two calls."""
+        if self._hidden.state.kept:
+            for function in self._steps:
+                function.returned()
+
+    def _is_elsewhere(self, holder: Any, name: str, value: Any) -> bool:
+        """Whether a replacement gets this with the state."""
+        del holder, name
+        return id(value) in self._ids
 
 
 def _parameters(call: Callable[..., Any]) -> list[str]:

@@ -4,7 +4,7 @@ A step without arguments still works on data: a batch that was fetched ahead int
 script's own, a generator. What of it is data counts like an argument (see `arguments`): a replacement on which it is
 another one is found out before anything is trained on it. What the step rebinds is put back when it is made again.
 
-Left out: what is only added to (`seen += 1`), texts, lists of numbers and lists that grow (they are mostly records of
+Left out: what is only added to (`seen += 1`, `seen.append()`), texts, lists of numbers (they are mostly records of
 losses), clock readings, and what belongs to the state, which a replacement does not have yet.
 
 What is carried (`hidden`) is right on a replacement if only calls change it. What changes between them comes from
@@ -17,10 +17,10 @@ import ast
 import builtins
 import dis
 import inspect
-import math
 import textwrap
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
@@ -37,10 +37,12 @@ MAX_FUNCTIONS = 64  # that a step calls, and whose reads count as its own
 MAX_NAMES = arguments.MAX_ENTRIES  # that are told apart
 LARGE = 64 << 10  # bytes of a tensor or array from which on its digest is kept as long as it stays the same
 PROBES = 256  # of its entries that are looked at for that
+SAMPLED = 32  # entries of a longer list that count
 AGE_S = 400 * 86400.0  # a number so close to the clock is a reading of it
 _NUMBERS = (bool, int, float, complex, np.bool_, np.integer, np.floating)
 NOTHING = bytes(arguments.SIZE)  # is told of what is no data, or comes to a replacement in another way
 _MISSING = object()
+_ADDS = ("append", "appendleft", "extend")
 
 # Whether a replacement gets in another way what stands in a holder (a dict, or a closure's cell) under a name.
 Elsewhere = Callable[[Any, str, Any], bool]
@@ -68,9 +70,6 @@ class _Place(Struct):
     known: tuple[weakref.ref[Any], object, bytes] | None = None  # a large value, its version, and its digest
     returned: bytes = b""  # the digest of what is carried, when the last call returned
     between: bool = False  # it was seen to change between two calls
-    first: weakref.ref[Any] | None = None  # the first entry of a list, and how many there were
-    count: int = 0
-    grows: bool = False  # it was seen to
 
     def get(self) -> Any:
         if self.cell is None:
@@ -134,7 +133,7 @@ class Reads:
 
     def _digest(self, place: _Place) -> bytes:
         value = place.get()
-        if not self._counts(value) or self._elsewhere(*place.at(), value) or self._grows(place, value):
+        if not self._counts(value) or self._elsewhere(*place.at(), value):
             return NOTHING
         found = self._of(place, value)
         if not self._is_carried(place, value):
@@ -144,15 +143,10 @@ class Reads:
         place.between |= bool(place.returned) and place.returned != found
         return found if place.between else NOTHING
 
-    def _grows(self, place: _Place, value: Any) -> bool:
-        """Whether it is a list that has been added to since the last call, or was so before."""
-        if type(value) is not list:
-            return False
-        place.grows |= place.first is not None and place.first() is value[0] and len(value) > place.count
-        place.first, place.count = _reference(value[0]), len(value)
-        return place.grows
-
     def _of(self, place: _Place, value: Any) -> bytes:
+        if isinstance(value, (list, deque)) and len(value) > SAMPLED:
+            some = [value[at * (len(value) - 1) // (SAMPLED - 1)] for at in range(SAMPLED)]
+            return arguments.digest((len(value), some))
         if not isinstance(value, (torch.Tensor, np.ndarray)) or value.nbytes < LARGE:
             return arguments.digest(value)
         # A data set stays what it is; a batch is another object each time, or its version has moved.
@@ -171,26 +165,12 @@ class Reads:
             return type(value) is np.ndarray and not value.dtype.hasobject
         if kind in arguments.GENERATORS:
             return True
+        if kind is list or kind is deque:
+            return bool(value) and (_is_of_tensors(value[-1]) or _is_of_tensors(value[0]))
         if kind is tuple or kind is dict:
             entries = value if kind is tuple else value.values()
             return 0 < len(value) <= arguments.MAX_FIELDS and all(map(self._counts, entries))
-        if kind is list and 0 < len(value) <= arguments.MAX_FIELDS:
-            return any(map(_is_many, value)) and all(map(self._counts, value))
         return False
-
-
-def _is_many(value: Any) -> bool:
-    """Whether it is data, and not a number."""
-    if type(value) is tuple or type(value) is list or type(value) is dict:
-        return any(map(_is_many, value.values() if type(value) is dict else value))
-    return isinstance(value, (torch.Tensor, np.ndarray)) and math.prod(value.shape) > 1
-
-
-def _reference(value: Any) -> weakref.ref[Any] | None:
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return None
 
 
 def _version_of(value: torch.Tensor | np.ndarray[Any, Any]) -> object:
@@ -322,9 +302,24 @@ def _loaded_in_source(function: FunctionType) -> frozenset[str] | None:
         parsed = ast.parse(textwrap.dedent(inspect.getsource(function)))
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
+    added = {
+        id(node.func.value) for node in ast.walk(parsed)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS
+    }  # fmt: skip
     return frozenset(
-        node.id for node in ast.walk(parsed) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)
-    )
+        node.id for node in ast.walk(parsed)
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in added
+    )  # fmt: skip
+
+
+def _is_of_tensors(entry: Any, depth: int = 0) -> bool:
+    """Whether this entry of a list is of data, as in a buffer for replay; a loss is a tensor of one number."""
+    if isinstance(entry, torch.Tensor):
+        return entry.numel() > 1 and not entry.requires_grad
+    if isinstance(entry, np.ndarray):
+        return entry.size > 1
+    inner = entry.values() if type(entry) is dict else entry if isinstance(entry, (tuple, list)) else ()
+    return depth < 3 and any(_is_of_tensors(one, depth + 1) for one in list(inner)[: arguments.MAX_FIELDS])
 
 
 def _is_fixed(value: Any) -> bool:
