@@ -44,6 +44,10 @@ class TestWatch:
     def test_a_spare_that_ended_with_0_is_no_rank(self) -> None:
         assert Watch(JOB, 1).look(told(lone(0), lone(None, ended="exited with 0", code=0)), 0).over is None
 
+    def test_two_workers_that_held_one_rank_count_once(self) -> None:
+        twice = [*told(lone(0, DONE), lone(1)), *told(lone(0, DONE, worker=WorkerId("of a node that was lost")))]
+        assert Watch(JOB, 2).look(twice, 0).over is None
+
     def test_workers_of_another_job_do_not_count(self) -> None:
         assert Watch(JOB, 1).look(told(lone(0), lone(0, DONE, job=JobId("another"))), 0).over is None
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import enum
 import random
 import subprocess
 import sys
@@ -155,3 +158,41 @@ def test_many_arguments_take_no_more_room() -> None:
     assert len(many) == MAX_ENTRIES * SIZE
     assert differing(many, digests("f", [*range(999), -1], {})) == [MAX_ENTRIES - 1]
     assert len(names_of(range(1000), {})) == MAX_ENTRIES
+
+
+class Side(enum.Enum):
+    LEFT, RIGHT = "left", "right"
+
+
+class Shift(enum.IntEnum):
+    DAY, NIGHT = 1, 2
+
+
+class Tokens(list[int]):
+    pass
+
+
+class Path(str):
+    def __str__(self) -> str:
+        return "hidden"
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (Side.LEFT, Side.RIGHT),
+        (Shift.DAY, Shift.NIGHT),
+        (Tokens([1, 2]), Tokens([1, 3])),
+        (Path("a"), Path("b")),
+        (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+        (decimal.Decimal("0.1"), decimal.Decimal("0.2")),
+        (range(10**9), range(1, 10**9)),
+        (bytearray(b"a" * 5000), bytearray(b"a" * 4999 + b"b")),
+        ([10**5000], [10**5000 + 1]),  # more digits than may be shown
+        (torch._neg_view(torch.ones(2)), torch._neg_view(torch.full((2,), 2.0))),
+    ],
+    ids=range(10),
+)
+def test_values_of_further_kinds_are_told_apart(one: Any, other: Any) -> None:
+    assert digest(one) == digest(one)
+    assert digest(one) != digest(other)

@@ -33,6 +33,13 @@ def test_ranks_that_wait_for_one_another_in_vain_are_found(tmp_path: Path, mode:
     assert other in ran.reason, ran.output[-3000:]
 
 
+def test_so_are_those_of_a_script_that_was_not_changed(tmp_path: Path) -> None:
+    ran = run_case(tmp_path, "unchanged", mode="zero")
+    assert ran.code == 91, ran.output[-3000:]
+    assert "rank 1 has ended its script (train.py:" in ran.reason, ran.output[-3000:]
+    assert "rank 0 waits in a backward pass (train.py:" in ran.reason, ran.output[-3000:]
+
+
 def test_a_barrier_by_a_counter_of_the_scripts_own_is_found_after_a_fault(tmp_path: Path) -> None:
     ran = run(tmp_path, "barrier", strike="grad:5:1")
     assert ran.code == 91, ran.output[-3000:]

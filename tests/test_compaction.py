@@ -6,7 +6,9 @@ import asyncio
 import random
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -127,6 +129,11 @@ class TestSnapshot:
         monkeypatch.setattr(snapshots, "_encoder", encoder)
         with pytest.raises(snapshots.Inexact):
             snapshots.encode(200, cluster, {})
+
+    @pytest.mark.parametrize("broken", [{"born": 1 << 70}, {"nodes": {"n": object()}}, {"nodes": {"\udce9": 1}}])
+    def test_one_that_cannot_be_written_is_said_to_be_so(self, broken: dict[str, Any]) -> None:
+        with pytest.raises(snapshots.Inexact):
+            snapshots.encode(1, replace(EMPTY, **broken), {})
 
     def test_one_that_would_not_read_back_is_not_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def inexact(*_: object) -> bytes:

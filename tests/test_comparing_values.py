@@ -50,9 +50,9 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
 
 def test_it_is_due_after_the_first_steps_after_a_recovery_and_every_so_often(pair: Pair) -> None:
     due = [step for step in range(1, 220) if pair.comparison.due(Point(step + 1), START)]
-    assert due == [1, 2, 4, 8, 100, 200]
+    assert due == [1, 2, 4, 8, 16, 32, 64, 100, 200]
     due = [step for step in range(31, 120) if pair.comparison.due(Point(step + 1), Point(30, 2))]
-    assert due == [31, 32, 34, 38, 100]
+    assert due == [31, 32, 34, 38, 46, 62, 94, 100]
     pair.state.compare_every = 0
     assert not pair.comparison.due(Point(2), START), "the script has ended it"
 

@@ -8,7 +8,10 @@ from collections.abc import Iterator
 import numpy
 import pytest
 import torch
+from msgspec import structs
 
+from torchrelay.agent.environment import base_environment
+from torchrelay.wire.launch import Launch
 from torchrelay.worker.entropy import Entropy
 
 
@@ -73,3 +76,13 @@ def test_what_was_drawn_before_the_rank_was_known_is_gone_on_with() -> None:
         numpy.random.random(3)
 
     assert process(1, before=begin) == process(1, before=begin)
+
+
+def test_all_processes_of_a_run_come_to_the_same_order_of_a_set() -> None:
+    launch = Launch(script="train.py", cwd="/", nproc_per_node=2, master_port=29500)
+    found = [base_environment(one, "127.0.0.1")["PYTHONHASHSEED"] for one in (launch, launch)]
+    assert found[0] == found[1]
+    assert 0 <= int(found[0]) < 1 << 32
+    assert base_environment(structs.replace(launch, master_port=1), "127.0.0.1")["PYTHONHASHSEED"] != found[0]
+    given = structs.replace(launch, env={"PYTHONHASHSEED": "0"})
+    assert base_environment(given, "127.0.0.1")["PYTHONHASHSEED"] == "0"

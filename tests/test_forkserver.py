@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import os
 import signal
@@ -32,6 +33,7 @@ from torchrelay.agent.forks import (
 )
 from torchrelay.agent.forkserver import preload, resolve
 from torchrelay.agent.oom import OomCounters, own_cgroup_file
+from torchrelay.agent.processes import Processes
 from torchrelay.protocol.ids import JobId, WorkerId
 from torchrelay.wire.codec import encode
 from torchrelay.wire.framing import Closed, FrameSocket
@@ -467,3 +469,20 @@ def test_signals_have_names() -> None:
 def test_a_function_needs_a_module_and_a_name(name: str) -> None:
     with pytest.raises(ValueError, match="module:function"):
         resolve(name)
+
+
+def test_an_unknown_worker_is_ended_also_where_there_is_no_room_for_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends: list[Ended] = []
+    processes = Processes(tmp_path, preload=(), env={}, cwd="/", linger_s=0.0, on_ended=ends.append)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as there:
+        there.setattr(Path, "touch", full)
+        processes.kill(WorkerId("w9"), signal.SIGKILL, "fenced")
+    fork = Fork(worker=WorkerId("w9"), job=JobId("j"), slot=1, function="m:f", log=str(tmp_path / "log"))
+    processes.start(fork)
+    assert [(ended.worker, ended.cause) for ended in ends] == [("w9", "unknown here")] * 2, "never to be started"

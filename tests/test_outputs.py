@@ -25,7 +25,9 @@ from tests.test_forkserver import Server, serving
 from torchrelay.agent.bounded import TAIL, BoundedLog, Bounds
 from torchrelay.agent.forks import Child, Ended
 from torchrelay.agent.logs import LogTail
+from torchrelay.agent.outputs import Outputs
 from torchrelay.agent.scribe import beginning_of
+from torchrelay.protocol.ids import WorkerId
 from torchrelay.wire import output
 
 LINE = b"a line of output\n"
@@ -172,6 +174,33 @@ class TestScribe:
         numbers = [int(line) for line in server.log("rank-7").read_text().splitlines()]
         assert numbers == sorted(set(numbers))
         assert len(numbers) >= numbers[-1] - 200  # what a scribe had taken and not written when it was killed is lost
+
+
+def test_where_there_is_no_room_for_another_scribe_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = Outputs(tmp_path, lambda: None)
+    try:
+        os.kill(outputs.pid, signal.SIGKILL)
+        os.waitpid(outputs.pid, 0)
+
+        def none() -> int:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        with monkeypatch.context() as there:
+            there.setattr(os, "fork", none)
+            assert outputs.hear(), "no error: the forkserver would end, and with it all workers"
+            writing, _ = outputs.open(WorkerId("w1"), str(tmp_path / "w1.log"))
+            os.write(writing, b"meanwhile\n")
+            assert outputs.hear()
+            assert outputs.pid == 0
+        assert outputs.hear()
+        assert outputs.pid > 0
+        os.close(writing)
+        outputs.settle(WorkerId("w1"))
+        assert (tmp_path / "w1.log").read_text() == "meanwhile\n"
+    finally:
+        outputs.close()
 
 
 class OnASmallDisk(LocalRun):

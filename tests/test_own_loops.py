@@ -36,9 +36,9 @@ class World:
     @property
     def committed(self) -> int:
         if self.cursor.looks:
-            state = self.cursor.ask(self.places.here(1), lambda: str(self.random).encode())
-            if state:
-                self.random = int(state)
+            turn = self.cursor.ask(self.places.here(1), lambda: str(self.random).encode())
+            if turn is not None:
+                self.random = int(turn.drawn)
         return self.cursor.point.step
 
     def batch(self) -> int:

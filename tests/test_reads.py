@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Callable
+from types import CellType
 from typing import Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch import nn
 from torchrelay.worker import arguments
 from torchrelay.worker.arguments import SIZE
 from torchrelay.worker.arguments import digest as arguments_digest
-from torchrelay.worker.reads import Reads
+from torchrelay.worker.reads import NOTHING, Reads, never
 
 COUNT = 0
 BATCH = torch.zeros(3)
@@ -81,6 +83,30 @@ def test_what_is_only_added_to_texts_lists_and_clocks_are_left_out(monkeypatch: 
     monkeypatch.setitem(globals(), "STARTED", STARTED - 100)
     name = "run-18"
     assert found.digests() == before
+
+
+def test_lists_of_data_count_unless_they_are_only_added_to() -> None:
+    buffer: list[tuple[torch.Tensor, int]] = []
+    recent: deque[torch.Tensor] = deque(maxlen=100)
+    shown: list[torch.Tensor] = []
+
+    def step(batch: torch.Tensor) -> Any:
+        shown.append(batch)
+        return random.choice(buffer)[0] + recent[0]
+
+    found = reads(step)
+    names = [name.split("'")[1] for name in found.names]
+    assert {"buffer", "recent"} <= set(names)
+    assert "shown" not in names
+    told = {found.digests()}
+    for at in range(60):
+        buffer.append((torch.full((3,), float(at)), at))
+        recent.append(torch.full((3,), float(at)))
+        shown.append(torch.ones(3))
+        told.add(found.digests())
+    assert len(told) == 61
+    losses = [torch.ones(())]
+    assert set(reads(lambda: losses[-1]).digests()) == {0}, "a record of losses"
 
 
 def test_tensors_of_the_state_are_left_out_as_a_replacement_has_them_later() -> None:
@@ -191,3 +217,104 @@ def test_a_large_tensor_is_read_again_only_if_it_is_another_one_or_has_moved(mon
     big = torch.zeros(1 << 16)
     assert found.digests() == before
     assert len(made) == 3
+
+
+@pytest.mark.parametrize("kind", ["array", "turned", "tensor"])
+def test_a_large_buffer_that_numpy_fills_anew_is_read_again(kind: str) -> None:
+    memory = np.zeros((512, 256), np.float32)
+    buffer: Any = {"array": memory, "turned": memory.T, "tensor": torch.from_numpy(memory)}[kind]
+
+    def step() -> Any:
+        return buffer.sum()
+
+    found = reads(step)
+    first = found.digests()
+    memory[:] = 1
+    second = found.digests()
+    assert second != first, "NumPy counts no versions"
+    assert second == reads(step).digests(), "a replacement reads it for the first time"
+
+
+def carrying(function: Callable[..., Any], holders: list[Any]) -> Reads:
+    """All of these holders' entries, and all cells, are carried to a replacement."""
+    return Reads(function, never, lambda holder, *_: isinstance(holder, CellType) or any(holder is x for x in holders))
+
+
+def test_what_is_carried_counts_if_it_changes_between_two_calls() -> None:
+    batch = torch.zeros(2)
+
+    def step() -> Any:
+        return batch * 2
+
+    found = carrying(step, [])
+    assert found.digests() == NOTHING
+    batch.add_(1)
+    found.returned()
+    assert found.digests() == NOTHING, "by the call itself"
+    batch = torch.ones(2) * 5
+    assert found.digests() == arguments_digest(batch)
+    found.returned()
+    assert found.digests() == arguments_digest(batch), "it has come from elsewhere once"
+    another = carrying(step, [])
+    another.counted(found.digests())
+    assert another.digests() == arguments_digest(batch), "what its predecessor has seen"
+
+
+def test_a_generator_that_is_carried_goes_on_wherever_it_is_drawn_from() -> None:
+    chance = random.Random(1)
+
+    def step() -> float:
+        return chance.random()
+
+    found = carrying(step, [])
+    found.digests()
+    found.returned()
+    chance.random()
+    assert found.digests() == NOTHING
+
+
+def test_a_list_of_data_counts_and_one_of_losses_does_not() -> None:
+    batch: list[Any] = [torch.zeros(2), torch.zeros(2)]
+    losses = [torch.tensor(1.0), 2.0]
+    seen = [torch.zeros(3)]
+
+    def step() -> Any:
+        return batch, losses, seen
+
+    found = reads(step)
+
+    def made() -> list[bytes]:
+        told = found.digests()
+        return [told[at : at + SIZE] for at in range(0, len(told), SIZE)]
+
+    assert [name.split("'")[1] for name in found.names] == ["batch", "losses", "seen"]
+    assert [one == NOTHING for one in made()] == [False, True, False]
+    first = made()[0]
+    batch = [torch.ones(2), torch.zeros(2), torch.zeros(2)]
+    seen.append(torch.zeros(3))
+    assert [one == NOTHING for one in made()] == [False, True, False]
+    assert made()[0] != first
+
+
+class Held:
+    def __init__(self) -> None:
+        self.batch, self.other, self.model = torch.zeros(2), torch.zeros(2), MODEL
+
+    def loss(self) -> Any:
+        return self.model(self.batch)
+
+
+HELD = Held()
+
+
+@pytest.mark.parametrize("step", [lambda: HELD.batch * 2, lambda: HELD.loss()])
+def test_attributes_of_an_object_that_the_step_asks_for(
+    step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = reads(step)
+    before = found.digests()
+    monkeypatch.setattr(HELD, "other", torch.ones(2))
+    assert found.digests() == before
+    monkeypatch.setattr(HELD, "batch", torch.ones(2))
+    assert found.digests() != before
+    assert len(Reads(step, lambda *place: place[-1] is HELD).names) == 1, "not of one that join() was given"

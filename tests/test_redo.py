@@ -200,6 +200,23 @@ def test_parameters_that_change_before_the_gate_are_copied_if_small() -> None:
         assert digests(clamped(Script()), {number: "gate"}) == expected
 
 
+def test_parameters_that_are_put_back_before_the_gate_are_copied_too() -> None:
+    def climbing(script: Script) -> Script:
+        def climb() -> None:
+            with torch.no_grad():
+                weight = script.model[0].weight
+                kept = weight.clone()
+                weight.mul_(1.1)
+                weight.copy_(kept)
+
+        script.before_gate = climb
+        return script
+
+    expected = digests(climbing(Script()), {})
+    for number in (0, 2, 4, 5):
+        assert digests(climbing(Script()), {number: "gate"}) == expected
+
+
 # ---------------------------------------------------------------- what is refused
 
 
@@ -316,7 +333,7 @@ def test_a_mark_of_a_tiny_model_costs_microseconds() -> None:
         for _ in range(10):
             way_back.mark()
         best = min(best, (time.perf_counter() - start) / 10)
-    assert best < 30e-6  # 3 us on an idle core; the best of many, as the machine may be busy
+    assert best < 150e-6  # 13 us on an idle core; the best of many, as the machine may be busy
 
 
 # ---------------------------------------------------------------- layers that are frozen, and groups that are added

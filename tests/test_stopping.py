@@ -105,13 +105,16 @@ def test_a_fault_before_anybody_has_left_is_recovered() -> None:
     assert newcomer in {worker for worker, _, _ in passed(story)}
 
 
-def test_a_fault_after_somebody_has_left_ends_what_is_left() -> None:
+@pytest.mark.parametrize(("left", "code"), [(3, 3), (0, STOPPED)])
+@pytest.mark.parametrize("killed", [True, False])
+def test_a_fault_after_somebody_has_left_ends_what_is_left(killed: bool, left: int, code: int) -> None:
     story = stopping(ranks=3)
-    story.lose(story.holder(0), code=3)
-    story.lose(story.holder(1), signal=SIGKILL)
+    story.lose(story.holder(0), code=left)
+    if killed:
+        story.lose(story.holder(1), signal=SIGKILL)
     story.hear(say(story, ev.CollectiveFailed, 2, summary="gone"))
     story.wait(story.job.spec.collective_grace_ms)
-    assert outcome(story) == (3, "told to stop: some ranks have left, the others cannot go on")
+    assert outcome(story) == (code, "told to stop: some ranks have left, the others cannot go on")
 
 
 def test_who_keeps_others_waiting_while_it_saves_does_not_hang() -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import queue
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,6 +49,17 @@ class Script:
             self.tail.end()
 
 
+def in_a_thread(read: Callable[[], Any]) -> None:
+    thread = threading.Thread(target=read)
+    thread.start()
+    thread.join()
+
+
+POOL = ThreadPoolExecutor(1)
+POOL.submit(int).result()  # its thread is there
+WORK: queue.Queue[Any] = queue.Queue()
+
+
 READS: list[Callable[[Script], Any]] = [
     lambda script: torch.save(script.model.state_dict(), io.BytesIO()),
     lambda script: torch.save(script.model.weight, io.BytesIO()),
@@ -60,6 +74,9 @@ READS: list[Callable[[Script], Any]] = [
     lambda script: script.average.update_parameters(script.model),
     lambda script: script.optimizer.state_dict(),
     lambda script: repr(script.model.weight),
+    lambda script: in_a_thread(lambda: script.model.weight.sum()),
+    lambda script: POOL.submit(lambda: script.model.weight.sum()).result(),
+    lambda script: WORK.put(script.model),
 ]
 
 
@@ -115,3 +132,13 @@ def test_what_no_rank_has_as_it_was_is_not_given_away_but_may_go_on() -> None:
             torch.save(script.average.state_dict(), io.BytesIO())
         with pytest.raises(Undeclared, match=r"extra\['average'\]"):
             next(script.average.parameters()).detach().numpy()
+
+
+def test_threads_of_loaders_and_those_that_other_threads_start_bring_nothing() -> None:
+    script = Script()
+    plain = threading.Thread.start
+    with script.between():
+        data = torch.utils.data.TensorDataset(torch.zeros(4))
+        assert len(list(torch.utils.data.DataLoader(data, num_workers=1))) == 4
+        assert script.brought == 0
+    assert threading.Thread.start is plain

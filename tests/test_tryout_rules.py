@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ class Target:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.said: list[Any] = []
-        self.tried: list[Any] = []
+        self._tried = Mock()  # no object of the script's own: what such a one keeps is put back after a rehearsal
         model = torch.nn.Linear(4, 1)
         self.state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
         self.session: Any = SimpleNamespace(
@@ -34,6 +35,11 @@ class Target:
         )  # fmt: skip
         self.told: list[Example] = []
         monkeypatch.setattr(tryout, "_fetch", lambda _: Told(self.told))
+
+    @property
+    def tried(self) -> list[Any]:
+        """The arguments of all steps that were rehearsed."""
+        return [call.args for call in self._tried.call_args_list]
 
     def rehearse(self, *steps: Step, rehearse: bool | None = None) -> str:
         """Returns what was said of it."""
@@ -47,7 +53,7 @@ class Target:
         self.told.append(example_of(name_of(step), args, kwargs))
 
     def _go(self, function: Step, args: list[Any], kwargs: dict[str, Any]) -> None:
-        self.tried.append((args, kwargs))
+        self._tried(args, kwargs)
         function(*args, **kwargs)
         raise StepInterrupted  # at the gate
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.test_vitals import Ward
@@ -54,6 +56,13 @@ class TestCertain:
     def test_before_join_too(self) -> None:
         found = parted(way(0, P.BOOTING, IN_BARRIER, point=None), way(1, P.FINISHED, point=None))
         assert str(found).startswith("rank 1 has ended its script")
+
+    @pytest.mark.parametrize("phase", [P.BOOTING, P.BETWEEN])
+    def test_a_backward_pass_outside_of_calls_that_computes_nothing(self, phase: WorkerPhase) -> None:
+        waiting = replace(way(0, phase, Spot("train.py:40", "backward"), point=None), idle=True)
+        found = parted(waiting, way(1, P.FINISHED, point=None))
+        assert "rank 0 waits in a backward pass (train.py:40)" in str(found)
+        assert parting([replace(waiting, idle=False), way(1, P.FINISHED, point=None)]) is None
 
     @pytest.mark.parametrize("phase", [P.COMPUTING, P.SECTION, P.GATE])
     def test_a_barrier_outside_of_calls_while_others_are_in_the_next_one(self, phase: WorkerPhase) -> None:

@@ -84,18 +84,26 @@ PROOFS = (
         "            place.put(value)\n", "            pass\n", (GIVEN,),
     ),
     Mutant(
+        "reads: what is carried never counts", "worker/reads.py",
+        "return found if place.between else NOTHING", "return NOTHING", ("tests/test_reads.py",),
+    ),
+    Mutant(
         "arguments: of a tensor only its shape counts", "worker/arguments.py",
         "                    self._hash.update(cast(Any, flat))\n", "                    pass\n",
         ("tests/test_arguments.py",),
     ),
     Mutant(
         "proving: a doubt proves itself", "worker/proving.py",
-        "if entry in other.doubt or", "if", ("tests/test_proving.py",),
+        "if entry in other.doubts.get(function, ()) or", "if", ("tests/test_proving.py",),
     ),
     Mutant(
         "proving: nobody compares numbers", "worker/proving.py",
         "        return _cut(other.now, entry) == _cut(one.now, entry)\n", "        return True\n",
         ("tests/test_proving.py",),
+    ),
+    Mutant(
+        "proving: only the next step counts", "worker/proving.py",
+        "self.settled = not is_open(told) or steps >= MOST", "self.settled = True", ("tests/test_proving.py",),
     ),
     Mutant(
         "tail: what is read is not brought", "worker/tail.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import zlib
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -29,6 +30,9 @@ def base_environment(launch: Launch, host: str) -> dict[str, str]:
         env.setdefault("OMP_NUM_THREADS", "1")
     if is_loopback(host):
         env.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # The order of a set of texts is a matter of chance in each process, unless all have the same seed: a replacement
+    # that is forked on another node, or later, must not come to another order of its data.
+    env.setdefault("PYTHONHASHSEED", str(zlib.crc32(f"{launch.master_port} {launch.script}".encode())))
     # Broken connections are our daily bread; c10d would print a stack trace for each of them.
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
     return env

@@ -92,9 +92,12 @@ class ForkServer:
 
     def _hear_scribe(self) -> None:
         """It has something to say, or has been killed: then there is another one now."""
-        before = self._outputs.control
+        before, there = self._outputs.control, self._outputs.pid
         if self._outputs.hear():
-            log("the scribe was killed: another one goes on")
+            if self._outputs.pid:
+                log("the scribe was killed: another one goes on")
+            elif there:
+                log("the scribe was killed, and there is no room for another one yet: prints wait for it")
             self._selector.unregister(before)
             self._selector.register(self._outputs.control, selectors.EVENT_READ, self._hear_scribe)
 

@@ -21,12 +21,14 @@ from torchrelay.protocol.ids import WorkerId
 
 SETTLE_S = 0.25  # that the report of an end may wait for what the worker printed last
 END_S = 3.0
+AGAIN_S = 0.05  # before another scribe is tried, when there was no room for one
 
 
 class Outputs:
     """The pipes of the workers that run. Single-threaded.
 
     leave   called in the child that becomes the scribe: closes all that is the forkserver's
+    pid     of the scribe; 0 as long as there is no room for one: then `control` says that it has ended
     """
 
     def __init__(self, folder: Path, leave: Callable[[], None]) -> None:
@@ -39,13 +41,20 @@ class Outputs:
 
     def _start(self) -> socket.socket:
         control, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.pid = os.fork()
-        if self.pid == 0:
+        control.setblocking(False)
+        try:
+            child = os.fork()
+        except OSError:  # too many processes, or too little memory, as when the last one was killed: no worker's fault
+            self.pid = 0
+            time.sleep(AGAIN_S)
+            other.close()
+            return control
+        self.pid = child
+        if child == 0:
             control.close()
             self._leave()
             become_scribe(other, self._busy, self._folder, dict(self._pipes.values()))
         other.close()
-        control.setblocking(False)
         return control
 
     def open(self, worker: WorkerId, log: str) -> tuple[int, bytes]:
@@ -61,7 +70,7 @@ class Outputs:
         return writing, source.key
 
     def hear(self) -> bool:
-        """Listen to the scribe. True if it has ended and another one was started: `control` is a new one."""
+        """Listen to the scribe. True if it has ended and another one was started, or tried: `control` is a new one."""
         try:
             data = self.control.recv(65536)
         except BlockingIOError:
@@ -94,7 +103,7 @@ class Outputs:
             os.close(reading)
         until = time.monotonic() + END_S
         try:
-            while os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+            while self.pid and os.waitpid(self.pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > until:
                     os.kill(self.pid, signal.SIGKILL)
                 time.sleep(0.001)

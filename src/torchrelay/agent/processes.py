@@ -99,7 +99,10 @@ class Processes:
         if worker in self.running or worker in self._asked:
             self._send(Kill(worker=worker, signal=number, reason=reason))
         else:
-            (self._lives / worker).touch(mode=0o600)
+            try:
+                (self._lives / worker).touch(mode=0o600)
+            except OSError as error:  # no room left: for as long as this agent lives it knows without the file
+                logger.warning("that %s is never to be started cannot be kept: %s", worker, error.strerror)
             self._end(self.ended.get(worker) or absent(worker, -1, "unknown here"))
 
     def pass_on(self, worker: WorkerId, number: int, nth: int) -> None:

@@ -50,7 +50,8 @@ class Watch:
     def look(self, told: Iterable[Alone], now_s: float, *, finishing: bool = False) -> Finding:
         """`finishing`: the orchestrator has said that all ranks have finished, and may have let some of them go."""
         workers = sorted((one for alone in told for one in alone.workers if self._counts(one)), key=lambda w: w.worker)
-        if finishing or sum(one.done for one in workers) >= self._world_size:
+        # A rank that was taken over while its node could not be heard may have ended twice.
+        if finishing or len({one.rank for one in workers if one.done}) >= self._world_size:
             return Finding(over=True)
         place = tuple((one.worker, one.generation, one.point, one.phase, one.ended) for one in workers)
         if place != self._place:

@@ -53,7 +53,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 14
+RULES_VERSION = 15
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 

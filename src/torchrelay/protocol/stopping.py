@@ -86,8 +86,9 @@ def wind_up(cluster: Cluster, job_id: JobId) -> Cluster:
         return cluster
     cut = job.broken is not None and now - job.broken_ms >= job.spec.collective_grace_ms
     if stop.left and (job.phase in RECOVERING or cut):
-        return end(cluster, job, code_of(stop), f"{stop.reason}: some ranks have left, the others cannot go on",
-                   eligible=False)  # fmt: skip
+        # Those that are left have not ended with 0, whatever the others did.
+        code, how = code_of(stop) or STOPPED, "some ranks have left, the others cannot go on"
+        return end(cluster, job, code, f"{stop.reason}: {how}", eligible=False)
     if all(seat.worker is None for seat in job.seats.values()):
         return end(cluster, job, code_of(stop), f"{stop.reason}: all ranks have left", eligible=False)
     if now - stop.since_ms >= stop.grace_ms:

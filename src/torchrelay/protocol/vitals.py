@@ -262,7 +262,11 @@ def judge_ways(vitals: Vitals, job: Job, now_ms: int) -> tuple[Event, ...]:
     """The rank that has strayed, if ranks stand still at different calls of the script (see `ways`)."""
     pulses = fresh(vitals, job, now_ms)
     limit = clamp(ASTRAY_STEPS * max((pulse.sample.step_ms for pulse in pulses), default=0), ASTRAY_MS, MOST_ASTRAY_MS)
-    stood = (way_of(pulse) for pulse in pulses if now_ms - pulse.still_ms >= limit and pulse.sample.beat_ms < STALE_MS)
+    stood = (
+        way_of(pulse, now_ms)
+        for pulse in pulses
+        if now_ms - pulse.still_ms >= limit and pulse.sample.beat_ms < STALE_MS
+    )
     parted = parting(way for way in stood if way is not None)
     if parted is None:
         return ()
@@ -275,13 +279,14 @@ def judge_ways(vitals: Vitals, job: Job, now_ms: int) -> tuple[Event, ...]:
     )  # fmt: skip
 
 
-def way_of(pulse: Pulse) -> Way | None:
+def way_of(pulse: Pulse, now_ms: int) -> Way | None:
     """Where a rank's holder stands; None if its agent does not know yet which rank it holds."""
     sample = pulse.sample
     if sample.rank is None:
         return None
     begun = {DEFAULT: sample.collectives, **dict(sample.groups or ())}
-    return Way(sample.worker, sample.rank, sample.point, sample.phase, begun, sample.spot or Spot())
+    spot = sample.spot or Spot()
+    return Way(sample.worker, sample.rank, sample.point, sample.phase, begun, spot, not is_busy(pulse, now_ms))
 
 
 def judge_worker(
@@ -421,11 +426,14 @@ def patience(pulse: Pulse, now_ms: int) -> tuple[float | None, str]:
         return None, "in a section"
     if sample.phase not in (WorkerPhase.COMPUTING, WorkerPhase.GATE, WorkerPhase.UPDATING):
         return 1_800_000, f"{sample.phase}"
-    used = sample.cpu_ms - pulse.still_cpu_ms
-    busy = used > IDLE_SHARE * (now_ms - pulse.still_ms)
-    if busy:
+    if is_busy(pulse, now_ms):
         return (clamp(100 * step, 120_000, 3_600_000) if step else 3_600_000), "computing without an end"
     return (clamp(20 * step, 10_000, 600_000) if step else 600_000), "standing still"
+
+
+def is_busy(pulse: Pulse, now_ms: int) -> bool:
+    """Whether it has computed since it stands still."""
+    return pulse.sample.cpu_ms - pulse.still_cpu_ms > IDLE_SHARE * (now_ms - pulse.still_ms)
 
 
 def stopped_limit(sample: Sample) -> float:

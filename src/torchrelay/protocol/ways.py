@@ -6,7 +6,7 @@ So it is certain that nobody gets on any more if, after the same point,
     one is in a step, another in a section
     one is in a call, another's script has ended
     one is in a call, another waits in a collective outside of any call
-    one waits in a collective, another's script has ended
+    one waits in a collective, or idly in a backward pass outside of any call, another's script has ended
     two wait in the collective of the same number in one group, and one calls it barrier, the other all_reduce
 
 None of that is judged before both have stood for a while: then both places are known, too. A worker tells of its place
@@ -50,7 +50,7 @@ class Spot(Struct, frozen=True, omit_defaults=True):
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """A rank that has stood still for a while. `begun`: as in `Stand`, as far as it is known."""
+    """A rank that has stood still for a while. `begun`: as in `Stand`, as far as it is known. `idle`: without work."""
 
     worker: WorkerId
     rank: Rank
@@ -58,6 +58,7 @@ class Way:
     phase: WorkerPhase
     begun: Mapping[int, int]
     spot: Spot
+    idle: bool = False
 
     @property
     def kind(self) -> str:
@@ -74,6 +75,11 @@ class Way:
         """Whether it waits in a collective, and in no call."""
         return self.phase in OUTSIDE and bool(self.spot.call) and self.spot.call != BACKWARD and not self.spot.direct
 
+    @property
+    def waits_in_backward(self) -> bool:
+        """Whether it waits for its gradients, as it computes nothing: of a script that has no calls, as it seems."""
+        return self.phase in OUTSIDE and self.spot.call == BACKWARD and self.idle
+
     def among(self, group: int) -> bool:
         """Whether it is a member of this group, as far as is known."""
         return group == DEFAULT or group in self.begun
@@ -89,7 +95,8 @@ class Way:
 
     def __str__(self) -> str:
         """For people: "rank 0 is in a step (all_reduce, train.py:63)"."""
-        where = ", ".join(filter(None, (self.spot.call if self.phase is not WorkerPhase.GATE else "", self.spot.line)))
+        said = self.phase is WorkerPhase.GATE or self.waits_in_backward
+        where = ", ".join(filter(None, ("" if said else self.spot.call, self.spot.line)))
         return f"rank {self.rank} {self._how()}{f' ({where})' if where else ''}"
 
     def _how(self) -> str:
@@ -98,6 +105,8 @@ class Way:
                 return "has ended its script"
             case WorkerPhase.GATE:
                 return f"waits at the end of {f'a {self.kind}' if self.kind else 'its call'}"
+            case _ if self.waits_in_backward:
+                return "waits in a backward pass"
             case _:
                 return f"is in a {self.kind}" if self.kind else "waits in a collective outside of any step or section"
 
@@ -152,7 +161,8 @@ def ended_early(ways: list[Way]) -> Parting | None:
     for one in ended[:1]:
         for other in ways:
             behind = one.point is not None and other.point is not None and other.point >= one.point
-            if (other.called and behind) or (other.waits_outside and other.spot.group == DEFAULT):
+            outside = other.waits_in_backward or (other.waits_outside and other.spot.group == DEFAULT)
+            if outside or (other.called and behind):
                 return Parting(one, other, UNEVEN)
     return None
 

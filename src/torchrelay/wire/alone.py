@@ -31,9 +31,9 @@ class Lone(Struct, frozen=True, kw_only=True):
     @property
     def done(self) -> bool:
         """Whether its rank's script has ended with 0."""
-        if self.ended:
-            return self.rank is not None and self.code == 0
-        return self.phase is WorkerPhase.FINISHED
+        if self.rank is None:
+            return False
+        return self.code == 0 if self.ended else self.phase is WorkerPhase.FINISHED
 
 
 class Alone(Struct, frozen=True, kw_only=True):

@@ -14,9 +14,14 @@ Two different values have the same digest only by chance, or if they are large a
 from __future__ import annotations
 
 import dataclasses
+import datetime
+import decimal
+import enum
+import fractions
 import functools
 import random
 import struct
+import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -34,7 +39,7 @@ MAX_NODES = 4096  # in one value
 MAX_DEPTH = 16
 MAX_FIELDS = 64  # of an object that is looked into
 
-_NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool}
+NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.int16, torch.uint8, torch.bool}
 _heads: dict[tuple[torch.dtype, torch.Size], bytes] = {}  # what a tensor looks like, encoded once
 _SCALAR = 1  # a bit of an entry's first byte
 _number = struct.Struct("=d")
@@ -142,7 +147,7 @@ class _Maker:
             for key in value:
                 self.add(key, depth + 1)
                 self.add(value[key], depth + 1)
-        elif kind is list or isinstance(value, tuple):
+        elif isinstance(value, (list, tuple)):
             self._hash.update(b"[%d" % len(value))
             for item in value:
                 self.add(item, depth + 1)
@@ -157,7 +162,8 @@ class _Maker:
                 _heads.clear()
             head = _heads[key] = f"T{value.dtype}{tuple(value.shape)}".encode()
         self._hash.update(head)
-        if type(value) is torch.Tensor and value.is_cpu and value.dtype in _NUMPY and value.is_contiguous():
+        plain = type(value) is torch.Tensor and value.is_cpu and value.dtype in NUMPY and not value.is_neg()
+        if plain and value.is_contiguous():
             flat = value.detach().numpy()  # nearly all there is: one call for it
             if flat.nbytes <= WHOLE:
                 if flat.size:
@@ -224,7 +230,11 @@ class _Maker:
         kind = type(value)
         if isinstance(value, np.generic):
             self._hash.update(f"n{value.dtype}".encode() + value.tobytes())
-        elif isinstance(value, (Set, bytearray, memoryview, range)) or kind.__module__ == "collections":
+        elif isinstance(value, _TOLD):
+            self._hash.update(_name_of(value) + _told(value))
+        elif isinstance(value, (bytearray, memoryview)):
+            self._hash.update(b"y%d" % len(value) + bytes(value))
+        elif isinstance(value, Set) or kind.__module__ == "collections":
             self._hash.update(_unordered(value, depth) if isinstance(value, Set) else b"(")
             if not isinstance(value, Set):
                 for item in value:
@@ -262,13 +272,13 @@ def fields_of(value: Any) -> dict[str, Any] | None:
 def is_data(value: Any, depth: int = 0) -> bool:
     """Whether a value says something by what it is: a number, a text, a tensor, a container or record of such."""
     kind = type(value)
-    if kind in _PLAIN or isinstance(value, (torch.Tensor, np.ndarray, np.generic)) or kind in GENERATORS:
+    if kind in _PLAIN or isinstance(value, (torch.Tensor, np.ndarray, np.generic, *_TOLD)) or kind in GENERATORS:
         return True
     if depth > 4:
         return False
     if isinstance(value, Mapping):
         return len(value) <= MAX_FIELDS and all(is_data(entry, depth + 1) for entry in value.values())
-    if kind in (list, set, frozenset, range) or isinstance(value, tuple):
+    if isinstance(value, (list, tuple)) or kind in (set, frozenset):
         return len(value) <= MAX_NODES and all(is_data(entry, depth + 1) for entry in list(value)[:MAX_FIELDS])
     fields = _fields(value)
     return fields is not None and len(fields) <= MAX_FIELDS and all(is_data(one, depth + 1) for one in fields.values())
@@ -323,6 +333,16 @@ def _python_state(state: tuple[Any, ...]) -> bytes:
     return struct.pack(f"={len(words)}Q", *words) + repr((version, left)).encode()
 
 
+def _told(value: Any) -> bytes:
+    """Of a value whose kind is made from numbers or texts, or that says all in words. No method of a script's runs."""
+    if isinstance(value, enum.Enum):
+        return _text(str(value.name))
+    for base in (int, float, complex, str, bytes):
+        if isinstance(value, base):
+            return _PLAIN[base](base(*cast(Any, base).__getnewargs__(value)))
+    return repr(value).encode("utf-8", "surrogatepass")
+
+
 def _text(value: str) -> bytes:
     return b"s" + value.encode("utf-8", "surrogatepass")
 
@@ -330,7 +350,7 @@ def _text(value: str) -> bytes:
 _PLAIN: dict[type, Callable[[Any], bytes]] = {
     type(None): lambda _: b"N",
     bool: lambda value: b"b1" if value else b"b0",
-    int: lambda value: b"i%d" % value,
+    int: lambda value: b"i%x" % value,  # decimal digits are limited
     float: lambda value: b"f" + _number.pack(value),
     complex: lambda value: b"c" + _number.pack(value.real) + _number.pack(value.imag),
     str: _text,
@@ -345,4 +365,7 @@ GENERATORS: dict[type, Callable[[Any], bytes]] = {
     np.random.RandomState: lambda value: _numpy_state(value.get_state(legacy=False)),
     random.Random: lambda value: _python_state(value.getstate()),
 }
+# Whose kind is none of those above.
+_WORDS = (range, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID)
+_TOLD = (enum.Enum, int, float, complex, str, bytes, *_WORDS)
 _DOERS = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader, torch.utils.data.Dataset, type)

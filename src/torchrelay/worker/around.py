@@ -1,30 +1,33 @@
 """Around: what a step function uses from around it: variables of outer functions, globals, its own `self`.
 
-Functions of the script that it calls are gone through, too, as far as they are found by their names. Libraries are not.
+Functions of the script that it calls are gone through, too, as far as they are found by their names; so are hooks of
+modules, how they compute, and what classes keep in attributes of their own. Libraries are not.
 """
 
 from __future__ import annotations
 
-import builtins
 import functools
-import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from torchrelay.worker.graph import MISSING, Leaf, names_used
-from torchrelay.worker.lines import is_library
+from torchrelay.worker.graph import Leaf, of_class, told_apart, variables_of
+from torchrelay.worker.lines import is_library, is_of_the_script
 
 MAX_FUNCTIONS = 64
+_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at in another way, or not at all
 
 
-def around(function: Any) -> Iterator[Leaf]:
+def around(functions: Iterable[Any]) -> Iterator[Leaf]:
     """The variables, each once; a variable that has no value yet has `MISSING`."""
-    waiting = [function]
-    known: set[types.CodeType] = set()
+    waiting = list(functions)
+    known: set[tuple[int, ...]] = set()
+    named: dict[str, list[tuple[int, Any]]] = {}
     while waiting and len(known) < MAX_FUNCTIONS:
         one = waiting.pop(0)
         if isinstance(one, functools.partial):
@@ -34,35 +37,32 @@ def around(function: Any) -> Iterator[Leaf]:
         if isinstance(one, types.MethodType):
             yield Leaf(f"self of {one.__func__.__qualname__}", None, None, one.__self__)
             one = one.__func__
-        if not isinstance(one, types.FunctionType) or one.__code__ in known or is_library(one.__code__.co_filename):
+        if not isinstance(one, types.FunctionType) or is_library(one.__code__.co_filename):
             continue
-        known.add(one.__code__)
-        for leaf in _variables(one):
+        which = (id(one.__code__), *map(id, one.__closure__ or ()))
+        if which in known:
+            continue
+        known.add(which)
+        for leaf in variables_of(one):
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial)):
                 waiting.append(leaf.value)
+            elif isinstance(leaf.value, type):
+                yield from of_class(leaf.value)
             elif not issubclass(type(leaf.value), _ELSEWHERE):
-                yield leaf
+                yield told_apart(leaf, named)
 
 
-def _variables(function: types.FunctionType) -> Iterator[Leaf]:
-    code = function.__code__
-    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        leaf = Leaf(f"{name} of {function.__qualname__}", cell, "cell_contents", MISSING)
-        leaf.value = leaf.read()
-        yield leaf
-    here = function.__globals__
-    for name in dict.fromkeys(names_used(code)):
-        if name in here or not hasattr(builtins, name):
-            yield Leaf(f"{name} of {function.__module__}", here, name, here.get(name, MISSING))
-    for at, value in enumerate(function.__defaults__ or ()):
-        yield Leaf(f"default {at} of {function.__qualname__}", None, None, value)
-
-
-@functools.cache
-def is_of_the_script(kind: type) -> bool:
-    """Whether a class is the script's own, and no library's."""
-    if kind is types.SimpleNamespace:
-        return True
-    module = sys.modules.get(str(kind.__module__))
-    file = getattr(module, "__file__", None)
-    return file is not None and not is_library(file)
+def of_modules(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
+    """Functions of the script that these modules call: hooks, and how they compute."""
+    seen: set[type] = set()
+    for module in modules:
+        fields = vars(module)
+        for hooks in _HOOKS:
+            yield from list((fields.get(hooks) or {}).values())
+        for parameter in fields.get("_parameters", {}).values():
+            for hooks in _TENSOR_HOOKS:
+                yield from list((getattr(parameter, hooks, None) or {}).values())
+        kind = type(module)
+        if kind not in seen and is_of_the_script(kind):
+            seen.add(kind)
+            yield kind.forward

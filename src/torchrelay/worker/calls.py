@@ -21,7 +21,7 @@ from torch.optim import Optimizer
 
 from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared, a
 from torchrelay.protocol.ids import Point, WorkerPhase
-from torchrelay.wire.page import MAX_RECORD, PageFull
+from torchrelay.wire.page import PageFull
 from torchrelay.worker import between, ddp, early, groups, late, random_state, tryout, values, zero
 from torchrelay.worker import cursor as places
 from torchrelay.worker.afterwards import Afterwards
@@ -32,8 +32,9 @@ from torchrelay.worker.cursor import Cursor
 from torchrelay.worker.edge import Edge
 from torchrelay.worker.examples import Examples
 from torchrelay.worker.gate import Gate, exchange_of, largest
-from torchrelay.worker.given import STEP, Function
+from torchrelay.worker.given import STEP, Function, Functions
 from torchrelay.worker.own_loops import Places
+from torchrelay.worker.private import too_large
 from torchrelay.worker.proof import Proof
 from torchrelay.worker.proving import NobodyPasses, Proving
 from torchrelay.worker.record import AtGate, AtReturn, Private, Told, encode_gate, encode_return
@@ -76,6 +77,7 @@ class Calls:
             pipeline=state.pipeline.told,
         )  # fmt: skip
         self.places = Places()
+        self._functions = Functions(state.objects(), self.hidden)
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
@@ -95,7 +97,6 @@ class Calls:
         self._proved = 0  # renewals after which the numbers of steps were shown to be right
         self._attempt: Attempt | None = None
         self._count = 0
-        self._ids = frozenset(map(id, state.objects()))  # the state holds them all, so no other has such an id
         self._late: dict[str, str] | None = None
         self._half_done: str | None = None  # an exception has left a call after its gate
         self._strayed: str | None = None  # an exception has left a call, and the script has gone on
@@ -132,15 +133,11 @@ class Calls:
         finally:
             self._attempt = None
 
-    def _is_elsewhere(self, holder: Any, name: str, value: Any) -> bool:
-        """Whether a replacement gets this in another way: with the state, or with what is hidden."""
-        return id(value) in self._ids or self.hidden.carries(holder, name, value)
-
     # ------------------------------------------------------------ a call
 
     def function(self, kind: str, function: Callable[..., Any]) -> Function:
         """A function that is to be called as a step or section."""
-        return Function(function, kind, self._is_elsewhere)
+        return self._functions.add(function, kind)
 
     def run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
@@ -173,8 +170,10 @@ class Calls:
                 self._finish(attempt, value)
             except BaseException as error:
                 if not self._to_be_redone(attempt, error):
+                    self._functions.returned()
                     raise
             else:
+                self._functions.returned()
                 return value
             finally:
                 self._attempt = None
@@ -283,14 +282,16 @@ class Calls:
             record = self._record(attempt, attempt.rng_at_gate)
             complete = self._gate.enter(pending, *record, also=self._also(attempt, pending, proofs))
         except PageFull as error:
-            raise _too_large(error) from error
+            raise too_large(error) from error
         except Differing as found:
             self._stand_for(found)
         except NobodyPasses:
             self._gate.await_interrupt(_nothing)
             raise StepInterrupted from None
-        if proofs is not None:
+        if proofs is not None and self._proving.settled:
             self._proved = self._edge.renewals
+        if attempt.kind == STEP:
+            self._proving.note(attempt.call.given)
         attempt.passed = True
         self._cursor.point = pending
         if not self._snapshots.idle:
@@ -300,10 +301,10 @@ class Calls:
             self._afterwards.note()
 
     def _proofs(self, attempt: Attempt) -> Callable[[], None] | None:
-        """In the first step after ranks have changed hands: what shows that it is made with the right numbers."""
+        """In the first steps after ranks have changed hands: what shows that they are made with the right numbers."""
         if self._proved == self._edge.renewals or attempt.kind != STEP:
             return None
-        return self._proving.look(self._cursor.last_given, attempt.given())
+        return self._proving.look(attempt.given(), attempt.pending.step - self._edge.renewed_after.step)
 
     def _also(self, attempt: Attempt, pending: Point, proofs: Callable[[], None] | None) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
@@ -373,7 +374,7 @@ class Calls:
         try:
             self._session.page.supplement(encode_return(since))
         except PageFull as error:
-            raise _too_large(error) from error
+            raise too_large(error) from error
         self._returned.mark()
         self._standing.enter(WorkerPhase.BETWEEN)
         self._between.leave()
@@ -441,6 +442,8 @@ class Calls:
         assert self._taking_over is not None, "only newcomers replay"
         call = self._cursor.replay_call(function.kind)
         result = self._taking_over.replay(call, function, args, kwargs)
+        if call.kind == STEP:
+            self._proving.note(call.given)
         if not self._cursor.replaying:
             self._taking_over.begin_tail(call)
             self._returned.mark()
@@ -451,9 +454,9 @@ class Calls:
         try:
             taking_over.end_tail(self._cursor.point)
         except PageFull as error:
-            raise _too_large(error) from error
+            raise too_large(error) from error
         self._edge.stop(whole=self._whole)
-        self._proving.doubt = taking_over.doubt
+        self._proving.take_over(taking_over.doubts)
         for kind, redo in self._redo.items():
             if kind in taking_over.private.learned:
                 redo.take_over(taking_over.private.learned[kind])
@@ -481,14 +484,6 @@ class Calls:
 def _named(kind: str, point: Point) -> str:
     """A call, in words."""
     return f"the {kind} of {point}"
-
-
-def _too_large(error: PageFull) -> Refused:
-    return Refused(
-        f"a rank's private state is too large: {error}",
-        f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
-        "bytes",
-    )
 
 
 def _nothing() -> None:

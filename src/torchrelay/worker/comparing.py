@@ -1,6 +1,6 @@
 """Comparing: every so many steps replicas compare what they hold, to find a bit that has flipped where nobody looked.
 
-And when 1, 2, 4 and 8 steps are committed after the start, or after ranks have changed hands: a replacement that
+And when 1, 2, 4, ... 64 steps are committed after the start, or after ranks have changed hands: a replacement that
 decides otherwise than its replicas, by something that it does not have from them, soon holds other bits. Besides
 parameters and optimizer state they compare values: learning rates, schedules, and whatever else the state holds.
 
@@ -27,7 +27,8 @@ from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
 
 EVERY = 100  # steps
-AFTER = (1, 2, 4, 8)  # steps after the start, and after ranks have changed hands
+AFTER = (1, 2, 4, 8, 16, 32, 64)  # steps after the start, and after ranks have changed hands
+RECENT = 8  # so many steps after that a difference is a replacement's way, and no fault of a machine
 TENSORS, VALUES = "tensors", "values"
 SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
 NEVER_ALIKE = (
@@ -131,7 +132,7 @@ class Comparison:
 
 def _is_recent(pending: Point, renewed: Point) -> bool:
     """Whether ranks have changed hands a few steps ago."""
-    return renewed > START and pending.step - 1 - renewed.step <= AFTER[-1]
+    return renewed > START and pending.step - 1 - renewed.step <= RECENT
 
 
 def _difference(expected: list[str], found: list[str]) -> str:

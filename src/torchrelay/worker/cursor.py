@@ -23,7 +23,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import msgspec
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from torchrelay.errors import Refused, TorchrelayError
 from torchrelay.protocol.ids import START, Point
@@ -57,6 +57,7 @@ class Skip(Struct, array_like=True, tag="skip", kw_only=True):
     key: str  # of the place where it asks
     line: str
     drawn: bytes = b""  # random state when it asked
+    kept: bytes = b""  # variables of the script then, see `variables`
 
 
 class Frame(Struct, array_like=True, tag="loop"):
@@ -71,6 +72,7 @@ class Frame(Struct, array_like=True, tag="loop"):
     moved: bytes = b""  # what was seen to move of what the loop's objects keep, just before the item was fetched
     item: bytes = b""  # a digest of the item, if its loader is entered by a state of its own
     length: int = -1  # how many items there are in all; less than 0: it does not say
+    kept: bytes = b""  # variables of the script when the item was fetched, see `variables`
 
 
 class Record(Struct, array_like=True):
@@ -167,11 +169,6 @@ class Cursor:
         assert self._last is not None, "whoever is asked has committed something"
         return msgspec.msgpack.encode(self._last)
 
-    @property
-    def last_given(self) -> bytes:
-        """What the call that was committed last was made with."""
-        return self._last.given if self._last is not None else b""
-
     def counts(self) -> list[int]:
         """For each open loop, how many items it has yielded."""
         return [frame.count for frame in self._stack]
@@ -196,10 +193,10 @@ class Cursor:
                 "no counter beside it",
             )
 
-    def ask(self, place: Place, draw: Callable[[], bytes]) -> bytes:
-        """The script asks for the point here. Returns the random state to go on with; empty: as it is.
+    def ask(self, place: Place, draw: Callable[[], bytes], keep: Callable[[], bytes] = bytes) -> Skip | None:
+        """The script asks for the point here. Returns where it is to go on; None: as it is.
 
-        `draw`: the random state now.
+        `draw`: the random state now. `keep`: the variables of the script now.
         """
         frame = self._stack[-1]
         trace = frame.trace
@@ -212,26 +209,26 @@ class Cursor:
             assert isinstance(skip, Skip), "heads know where their loops are"
             del trace[at + 1 :]
             rhythm.cut(at + 1)
-            skip.point, skip.drawn = self.point, draw()
-            return b""
+            skip.point, skip.drawn, skip.kept = self.point, draw(), keep()
+            return None
         seen = rhythm.come(place, len(trace), asks=True)
         if len(trace) - seen.first >= FEW and rhythm.leads(seen):
             at = seen.first
-            trace[at:] = [Skip(point=self.point, key=place.key, line=place.line, drawn=draw())]
+            trace[at:] = [Skip(point=self.point, key=place.key, line=place.line, drawn=draw(), kept=keep())]
             self._head(rhythm, place, at)
-        return b""
+        return None
 
-    def _ask_again(self, place: Place, rhythm: Rhythm) -> bytes:
+    def _ask_again(self, place: Place, rhythm: Rhythm) -> Skip | None:
         followed, trace = self._followed[-1], self._stack[-1].trace
         entry = followed.next()
         if not isinstance(entry, Skip) or entry.key != place.key:
             rhythm.come(place, len(trace), asks=True)
-            return b""
+            return None
         followed.at += 1
-        trace.append(Skip(point=entry.point, key=entry.key, line=entry.line, drawn=entry.drawn))
+        trace.append(structs.replace(entry))
         self._head(rhythm, place, len(trace) - 1)
         self.point = entry.point
-        return entry.drawn
+        return entry
 
     def _head(self, rhythm: Rhythm, place: Place, at: int) -> None:
         rhythm.cut(at)
@@ -307,6 +304,16 @@ class Cursor:
             return self._push(_copy(followed.inner[0]))
         raise self._diverged(f"begins a loop of {kind}", entry)
 
+    def coming(self, kind: str) -> int:
+        """How many items a loop of this kind that begins now has yielded, with the one at which it is entered."""
+        if not self.replaying:
+            return 0
+        followed = self._followed[-1]
+        entry = followed.next()
+        if entry is None and followed.inner:
+            entry = followed.inner[0]
+        return entry.count if isinstance(entry, Frame) and entry.kind == kind else 0
+
     def _push(self, frame: Frame) -> Opened:
         self._stack.append(frame)
         self._open.add(id(frame))
@@ -317,14 +324,16 @@ class Cursor:
         self._climb_to(frame)
         self.point = frame.begun
 
-    def next_item(self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"") -> None:
+    def next_item(
+        self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"", kept: bytes = b""
+    ) -> None:
         """The loop yields its next item. Raises `Refused` if it had been left, and `Diverged`."""
         self._climb_to(frame)
         if self.replaying:
             raise self._diverged(f"goes on with a loop of {frame.kind}", self._followed[-1].next())
         frame.count += 1
         frame.begun, frame.mark, frame.drawn, frame.trace = self.point, mark, drawn, []
-        frame.moved, frame.item = moved, item
+        frame.moved, frame.item, frame.kept = moved, item, kept
         self._rhythms.pop(id(frame), None)
 
     def close(self, frame: Frame) -> None:
@@ -391,4 +400,4 @@ class Opened(Struct):
 def _copy(frame: Frame) -> Frame:
     """The frame as it was when its item was yielded: the trace is lived through again."""
     began = frame.begun, frame.mark, frame.drawn
-    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length)
+    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length, frame.kept)

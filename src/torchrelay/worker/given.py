@@ -7,7 +7,8 @@ them with must be what its predecessor made them with, or its next calls are mad
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+import weakref
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from msgspec import Struct
@@ -15,7 +16,8 @@ from msgspec import Struct
 from torchrelay.errors import Unproved
 from torchrelay.worker import arguments
 from torchrelay.worker.examples import name_of
-from torchrelay.worker.reads import NOTHING, Elsewhere, Reads
+from torchrelay.worker.hidden import Hidden
+from torchrelay.worker.reads import NOTHING, Elsewhere, Reads, never
 
 STEP = "step"
 OF_DATA = (
@@ -34,6 +36,11 @@ class Doubt(Struct, frozen=True):
     entries: tuple[int, ...] = ()
     what: str = ""
 
+    def and_also(self, other: Doubt) -> Doubt:
+        """Both, of two calls of one function."""
+        entries = tuple(sorted({*self.entries, *other.entries}))
+        return Doubt(entries, other.what if self.what == other.what else f"{self.what}, {other.what}")
+
 
 NONE = Doubt()
 
@@ -41,12 +48,13 @@ NONE = Doubt()
 class Function:
     """A function that is called as a step or section."""
 
-    def __init__(self, call: Callable[..., Any], kind: str, elsewhere: Elsewhere) -> None:
-        """`elsewhere`: see `Reads`."""
+    def __init__(self, call: Callable[..., Any], kind: str, elsewhere: Elsewhere, carried: Elsewhere = never) -> None:
+        """`elsewhere`, `carried`: see `Reads`."""
         self.call = call
         self.kind = kind
         self.name = name_of(call)
         self._elsewhere = elsewhere
+        self._carried = carried
         self._reads: Reads | None = None  # made at the first call, when all of its variables are there
 
     def begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Callable[[], bytes]:
@@ -55,9 +63,14 @@ class Function:
         if self.kind != STEP:
             return made
         if self._reads is None:
-            self._reads = Reads(self.call, self._elsewhere)
+            self._reads = Reads(self.call, self._elsewhere, self._carried)
         read = self._reads.digests()
         return (lambda: made() + read) if read else made
+
+    def returned(self) -> None:
+        """A call has returned, of this function or of another one."""
+        if self._reads is not None:
+            self._reads.returned()
 
     def mark(self) -> None:
         """At the entry of a call: keep what it may rebind."""
@@ -76,6 +89,8 @@ class Function:
         `proving`). Raises `Unproved` if anything else differs.
         """
         own = self.begin(args, kwargs)()
+        if self._reads is not None and len(recorded) == len(own):
+            self._reads.counted(recorded[len(own) - arguments.SIZE * len(self._reads.names) :])
         if not recorded or own == recorded:
             return NONE
         entries = arguments.differing(recorded, own)
@@ -104,6 +119,34 @@ class Function:
         names += self._reads.names if self._reads is not None else []
         found = [names[at] if at < len(names) else "their number" for at in arguments.differing(one, other)]
         return ", ".join(found[:3])
+
+
+class Functions:
+    """All functions of a script that are called as steps or sections."""
+
+    def __init__(self, state: Iterable[Any], hidden: Hidden) -> None:
+        """`state`: the objects that it is made of, which are held elsewhere: so no other has the id of one."""
+        self._ids = frozenset(map(id, state))
+        self._hidden = hidden
+        self._steps: weakref.WeakSet[Function] = weakref.WeakSet()
+
+    def add(self, call: Callable[..., Any], kind: str) -> Function:
+        """One more."""
+        made = Function(call, kind, self._is_elsewhere, self._hidden.carries)
+        if kind == STEP:
+            self._steps.add(made)
+        return made
+
+    def returned(self) -> None:
+        """A call is over: what changes from now on is changed between two calls."""
+        if self._hidden.state.kept:
+            for function in self._steps:
+                function.returned()
+
+    def _is_elsewhere(self, holder: Any, name: str, value: Any) -> bool:
+        """Whether a replacement gets this with the state."""
+        del holder, name
+        return id(value) in self._ids
 
 
 def _parameters(call: Callable[..., Any]) -> list[str]:

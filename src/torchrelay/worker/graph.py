@@ -7,6 +7,8 @@ comes to the same paths in every process that has built the same.
 
 from __future__ import annotations
 
+import builtins
+import dis
 import functools
 import itertools
 import operator
@@ -18,6 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from torchrelay.worker.lines import is_library, is_of_the_script
 
 MAX_LEAVES = 4096
 MAX_DEPTH = 8
@@ -46,13 +50,42 @@ _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "f
 class Leaf:
     """A value at a path: a number, a text, a container of such, a tensor, an array, a generator, or unknown."""
 
-    __slots__ = ("holder", "name", "path", "value")
+    __slots__ = ("_anchor", "_begin", "_names", "holder", "name", "path", "value")
 
     def __init__(self, path: str, holder: Any, name: Any, value: Any) -> None:
         self.path = path
         self.holder = holder  # a dict (also of attributes), a list, or an object with slots; None: cannot be set
         self.name = name
         self.value = value
+        self._anchor: Any = None  # the way to the holder, see `remember_way`
+        self._begin: Callable[[], Any] | None = None
+        self._names: list[Any] = []
+
+    def remember_way(self, parents: dict[int, tuple[Any, Any]], begin: Callable[[], Any] | None = None) -> None:
+        """How the holder is found again if a script puts another object in place of one on the way.
+
+        `begin`: what gives the object with which the way begins, if that may be another one, too.
+        """
+        holder, names = self.holder, list[Any]()
+        while id(holder) in parents and len(names) <= MAX_DEPTH:
+            holder, name = parents[id(holder)]
+            names.append(name)
+        self._anchor, self._begin, self._names = holder, begin, names[::-1]
+
+    def find(self) -> None:
+        """Go that way again."""
+        if self._begin is not None:
+            self.value = self._begin()
+            if self.holder is None:
+                return
+            holder = inside(self.value)
+        elif self._names:
+            holder = self._anchor
+        else:
+            return
+        for name in self._names:
+            holder = inside(Leaf("", holder, name, None).read()) if holder is not None else None
+        self.holder = {} if holder is None else holder
 
     def read(self) -> Any:
         """The value now, or `MISSING`."""
@@ -69,6 +102,8 @@ class Leaf:
             self.holder[self.name] = value
         elif self.holder is None:
             return False
+        elif isinstance(self.holder, type):
+            setattr(self.holder, self.name, value)
         else:
             object.__setattr__(self.holder, self.name, value)
         return True
@@ -85,8 +120,12 @@ class Walk:
         are looked at, beside roots and modules; None: all."""
         self.leaves: dict[str, Leaf] = {}
         self.holders: dict[str, Any] = {}
+        self._named: dict[str, list[tuple[int, Any]]] = {}
         self._seen = {id(thing) for thing in passed}
         self.absent: dict[str, Leaf] = {}  # variables without a value
+        self.parents: dict[
+            int, tuple[Any, Any]
+        ] = {}  # by the id of a holder, the one in which it is, and its name there
         self._looks_into = looks_into
         self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque(
             (path, None, None, value, 0) for path, value in roots
@@ -111,7 +150,7 @@ class Walk:
             return
         if not issubclass(kind, CONTAINERS):
             self._seen.add(id(value))
-        if is_generator(value) or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
+        if kind is itertools.count or is_generator(value) or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
             self.leaves[path] = Leaf(path, holder, name, value)
         elif kind in CONTAINERS:
             self._container(path, holder, name, value, depth)
@@ -140,6 +179,8 @@ class Walk:
             return
         self._seen.add(id(value))
         inner = value if type(value) in (dict, list) else None
+        if inner is not None and holder is not None:
+            self.parents[id(inner)] = holder, name
         pairs: Iterator[tuple[Any, Any]] = iter(())
         if type(value) is dict:
             pairs = _first(value.items())
@@ -148,11 +189,23 @@ class Walk:
         self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
 
     def _function(self, function: Any) -> None:
-        """Generators that a function has from around it: a default, a variable of an outer function, a global."""
-        for name, value in names_in(function):
-            if is_generator(value) and id(value) not in self._seen:
-                self._seen.add(id(value))
-                self.leaves[name] = Leaf(name, None, None, value)
+        """What a function has from around it and may change: generators, what it assigns, small containers, classes."""
+        if type(function) is not types.FunctionType:
+            return
+        assigned = _assigned(function.__code__)
+        for leaf in variables_of(function):
+            value, kind = leaf.value, type(leaf.value)
+            if is_generator(value):
+                if id(value) not in self._seen:
+                    self._seen.add(id(value))
+                    self.leaves[leaf.path] = Leaf(leaf.path, None, None, value)
+            elif is_library(function.__code__.co_filename):
+                continue
+            elif issubclass(kind, type):
+                self.leaves.update((one.path, one) for one in of_class(value))
+            elif (kind in PLAIN and leaf.path.split(" of ")[0] in assigned) or _is_filled(value):
+                told_apart(leaf, self._named)
+                self.leaves[leaf.path] = leaf
 
     def _object(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
         kind = type(value)
@@ -163,6 +216,8 @@ class Walk:
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self.holders[path] = value if fields is None else fields
+        if holder is not None:
+            self.parents[id(self.holders[path])] = holder, name
         for method in _CALLED:
             function = getattr(kind, method, None)
             if type(function) is types.FunctionType and not str(function.__module__).startswith("torch."):
@@ -171,19 +226,49 @@ class Walk:
             modules = (fields or {}).get("_modules") or {}
             self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules.items() if inner is not None)
             if not _is_of_the_script(kind):
+                if str(kind.__module__).startswith("torch.nn.modules."):
+                    self._later(_settings(path, fields or {}, depth))
                 return
         skipped = _OF_MODULES if module else frozenset[str]()
         if issubclass(kind, torch.utils.data.DataLoader):
             skipped = _OF_LOADERS
+        if issubclass(kind, torch.optim.Optimizer):
+            skipped = _of_optimizers()
         for at, inner in list((fields or {}).items()):
             if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
                 self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
         self._later((f"{path}.{at}", value, at, _slot(value, at), depth + 1) for at in _slots(kind))
 
 
+def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
+    """Numbers and texts of a module of torch's: a script may change how much is dropped, or a loss is smoothed."""
+    for at, value in list(fields.items()):
+        if at not in _OF_MODULES and type(value) in PLAIN:
+            yield f"{path}.{at}", fields, at, value, depth + 1
+
+
+@functools.cache
+def _of_optimizers() -> frozenset[str]:
+    """What torch's optimizers keep. Asked when there is one: the first that is made takes a second of imports."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
+
+
 def is_generator(value: Any) -> bool:
     """Whether it is a generator of random numbers whose state can be told."""
     return issubclass(type(value), GENERATORS) and not issubclass(type(value), random.SystemRandom)
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether it is something that a function may go on with in its next call."""
+    kind = type(value)
+    return kind is itertools.count or (kind in (list, dict, set, deque) and bool(value) and is_plain(value))
+
+
+@functools.cache
+def _assigned(code: types.CodeType) -> frozenset[str]:
+    """Variables of others that a function assigns."""
+    stores = ("STORE_GLOBAL", "STORE_DEREF")
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in stores)
 
 
 def is_plain(value: Any, depth: int = 0) -> bool:
@@ -211,6 +296,14 @@ def place_of(iterator: Any) -> str:
     return repr((frame.f_lasti, [(name, frame.f_locals[name]) for name in names]))
 
 
+def inside(value: Any) -> Any:
+    """Where the entries or attributes of a value are; None if it has none."""
+    if type(value) in (dict, list):
+        return value
+    fields = attributes(value)
+    return fields if fields is not None else value if _slots(type(value)) else None
+
+
 def attributes(value: Any) -> dict[str, Any] | None:
     """The `__dict__` of an object, without asking the object."""
     try:
@@ -220,20 +313,40 @@ def attributes(value: Any) -> dict[str, Any] | None:
     return found if type(found) is dict else None
 
 
-def names_in(function: Any) -> list[tuple[str, Any]]:
-    """What a function has from around it, by names for people."""
+def variables_of(function: types.FunctionType) -> Iterator[Leaf]:
+    """What a function has from around it, as leaves; `MISSING` for what has no value yet."""
     code = function.__code__
-    found = []
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            found.append((f"{name} of {function.__qualname__}", cell.cell_contents))
-        except ValueError:
-            continue  # not set yet
-    for name in names_used(code):
-        if name in function.__globals__:
-            found.append((f"{name} of {function.__module__}", function.__globals__[name]))
-    defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
-    return found + [(f"default {at} of {function.__qualname__}", value) for at, value in enumerate(defaults)]
+        leaf = Leaf(f"{name} of {function.__qualname__}", cell, "cell_contents", MISSING)
+        leaf.value = leaf.read()
+        yield leaf
+    here = function.__globals__
+    for name in dict.fromkeys(names_used(code)):
+        if name in here or not hasattr(builtins, name):
+            yield Leaf(f"{name} of {function.__module__}", here, name, here.get(name, MISSING))
+    for at, value in enumerate(function.__defaults__ or ()):
+        yield Leaf(f"default {at} of {function.__qualname__}", None, None, value)
+
+
+def of_class(kind: type) -> Iterator[Leaf]:
+    """What classes of the script keep in attributes of their own."""
+    for each in kind.__mro__:
+        if not is_of_the_script(each):
+            continue
+        for name, value in vars(each).items():
+            if not name.startswith("__") and (is_plain(value) or is_generator(value)):
+                yield Leaf(f"{each.__qualname__}.{name}", each, name, value)
+
+
+def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:
+    """The same function made twice has other variables of the same names."""
+    places = named.setdefault(leaf.path, [])
+    place = id(leaf.holder), leaf.name
+    if leaf.holder is not None and place not in places:
+        places.append(place)
+    if len(places) > 1:
+        leaf.path = f"{leaf.path} ({places.index(place) + 1})"
+    return leaf
 
 
 def names_used(code: types.CodeType) -> list[str]:
@@ -250,8 +363,10 @@ def _first(entries: Iterable[Any]) -> Iterator[Any]:
 
 
 def _is_closed(kind: type) -> bool:
-    if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException, torch.optim.Optimizer)):
+    if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException)):
         return True
+    if issubclass(kind, torch.optim.Optimizer):
+        return not is_of_the_script(kind)
     top = str(kind.__module__).split(".", 1)[0]
     if top in _CLOSED:
         return True

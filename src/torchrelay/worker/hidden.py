@@ -9,6 +9,7 @@ loaders between their loops   in the private record, as the loop that comes begi
 
 from __future__ import annotations
 
+import itertools
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,8 +21,10 @@ from msgspec import Struct
 from torch.utils.data import BatchSampler, DataLoader
 
 from torchrelay.errors import Undeclared
-from torchrelay.worker import moving
+from torchrelay.worker import graph, moving, variables
+from torchrelay.worker.around import around, of_modules
 from torchrelay.worker.moving import Moving
+from torchrelay.worker.outsiders import Outsiders
 
 FIRST = 12  # looks that are made in any case
 SHARE = 500  # a further one only if so many times as long has passed as it takes
@@ -139,23 +142,42 @@ def _together(told: list[tuple[str, bytes]]) -> bytes:
     return msgspec.msgpack.encode(told) if told else b""
 
 
+class _Called:
+    """Functions of the script that are called in a step."""
+
+    def __init__(self, roots: list[tuple[str, Any]], steps: list[Any]) -> None:
+        self._roots = roots
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Any]:
+        modules = [inner for _, root in self._roots if isinstance(root, torch.nn.Module) for inner in root.modules()]
+        return itertools.chain(list(self._steps), of_modules(modules))
+
+
 class Hidden:
     """All of it, of one rank."""
 
     def __init__(
-        self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False
-    ) -> None:
+        self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False,
+        known: Callable[[], Iterable[Any]] | None = None,
+    ) -> None:  # fmt: skip
         """`told`: modules and other objects that join() was given. `carried`: what others carry.
 
-        `quiet`: the script has functions of its own that may carry more.
+        `quiet`: the script has functions of its own that may carry more. `known`: all that the state is made of.
         """
         self._roots = list(told)
         given = {id(thing) for _, thing in self._roots}
         others = [thing for thing in carried if id(thing) not in given]
         self._functions: list[Any] = []
         self.state = Moving(
-            lambda: self._roots, functions=self._functions, passed=lambda: others, quiet=quiet, limit=STATE_LEAVES
+            lambda: self._roots,
+            functions=_Called(self._roots, self._functions),
+            passed=lambda: others,
+            quiet=quiet,
+            limit=STATE_LEAVES,
+            variables=variables.objects,
         )
+        self._outsiders = None if known is None or quiet else Outsiders(self._around, known)
         self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
         self._made: dict[str, int] = {}  # how many objects of this name there were
         self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet
@@ -186,6 +208,9 @@ class Hidden:
             self._places = {(id(leaf.holder), leaf.name) for leaf in kept.values()}
             self._holders = {id(leaf.holder) for leaf in kept.values()}
         return (id(holder), name) in self._places or id(value) in self._holders
+
+    def _around(self) -> Iterator[graph.Leaf]:
+        return itertools.chain(around(self._functions), variables.held())
 
     def add(self, function: Any) -> None:
         """A step function: what it takes from around it is looked at, too."""
@@ -226,7 +251,9 @@ class Hidden:
     # ------------------------------------------------------------ calls
 
     def mark(self) -> None:
-        """At the entry of a call: what is known to move is put back if it is redone."""
+        """At the entry of a call: what is known to move is put back if it is redone. Raises `Refused`."""
+        if self._outsiders is not None and self._outsiders.stirred:
+            self._outsiders.look()
         self._before = self.state.record() if self.state.kept else b""
         self._remembered = []
         self._touched = []
@@ -241,13 +268,22 @@ class Hidden:
         """At the entry of a call that is looked at. Raises `Refused`."""
         if self._calm:
             self.state.calm()
+            self._look_outside()
         elif self._looks.due():
-            self._looks.spend(self.state.look)
+            self._looks.spend(self._look)
         else:
             return
         self._calm, self._looking = False, True
         self._before = self.state.record() if self.state.kept else b""
         self._remembered = self.state.remember()
+
+    def _look(self) -> None:
+        self._look_outside()
+        self.state.look()
+
+    def _look_outside(self) -> None:
+        if self._outsiders is not None:
+            self._outsiders.look()
 
     def look_gate(self) -> None:
         """At its gate. Raises `Refused`."""
@@ -268,7 +304,7 @@ class Hidden:
         """Whether the object's own state_dict() tells of this attribute: then a replica has it."""
         name = path.rpartition(".")[2].strip("_")
         for root, thing in self._roots:
-            if path.startswith(f"{root}.") and not isinstance(thing, torch.nn.Module):
+            if path.startswith(f"{root}.") and not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
                 return any(str(key).strip("_") == name for key in thing.state_dict())
         return False
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from torchrelay.errors import Undeclared
-from torchrelay.worker import arguments, random_state
+from torchrelay.worker import arguments, random_state, variables
 from torchrelay.worker.beside import tracked
 from torchrelay.worker.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.loaders import Source
@@ -21,11 +22,13 @@ class Loop(Generic[T_co]):
     def __init__(
         self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, name: str | None = None,
         length: Callable[[], int], inside_call: Callable[[], bool], arrive: Callable[[], None],
-        here: Callable[[int], Place] | None = None,
+        here: Callable[[int], Place] | None = None, keeps: bool = False,
     ) -> None:  # fmt: skip
         """`group`: yield lists of so many items of the source; None: the items themselves. `name`: of the loader.
 
         `arrive`: called when a loop begins, which has a place then, or inside a call. `here`: see `own_loops.Places`.
+
+        `keeps`: the script's variables, see `variables`.
         """
         self._cursor = cursor
         self._kind = kind
@@ -36,6 +39,7 @@ class Loop(Generic[T_co]):
         self._inside_call = inside_call
         self._arrive = arrive
         self._here = Places().here if here is None else here
+        self._keeps = keeps
 
     def __len__(self) -> int:
         return self._length() if self._group is None else -(-self._length() // self._group)
@@ -43,6 +47,13 @@ class Loop(Generic[T_co]):
     def __iter__(self) -> Iterator[T_co]:
         # A call is repeated as a whole: loops inside it have no place of their own.
         return self._plain() if self._inside_call() else self._walk()
+
+    def passed_over(self) -> int:
+        """How many items a newcomer's loop will pass over, if it is begun now."""
+        if self._inside_call():
+            return 0
+        self._arrive()
+        return max(self._cursor.coming(self._kind) - 1, 0)
 
     def _plain(self) -> Iterator[T_co]:
         self._arrive()
@@ -69,6 +80,7 @@ class Loop(Generic[T_co]):
                 cursor.enter_item(frame)
                 if cursor.on_way is not None:
                     cursor.on_way(bool(frame.drawn))
+                variables.put(sys._getframe(1), frame.kept)
                 yield item
                 mark = frame.mark
             else:
@@ -83,7 +95,9 @@ class Loop(Generic[T_co]):
                 taken = self._take(items)
                 if taken is None:
                     return
-                cursor.next_item(frame, mark, drawn, moved, arguments.digest(taken[0]) if source.moves else b"")
+                digest = arguments.digest(taken[0]) if source.moves else b""
+                kept = variables.told(sys._getframe(1)) if self._keeps else b""
+                cursor.next_item(frame, mark, drawn, moved, digest, kept)
                 yield taken[0]
         finally:
             if hidden is not None:

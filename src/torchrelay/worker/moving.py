@@ -4,7 +4,7 @@ A look walks the graph of an object and compares each leaf with what it was at t
 from then on: `record` tells it, `put` makes it so in another process that has built the same.
 
     numbers, texts, small containers, small tensors and arrays    kept
-    generators of random numbers                                  kept
+    generators of random numbers, itertools.count                 kept
     what only grows                                               left alone: a cache, a history
     what is large                                                 refused if an order of data comes from it, else said
     attributes beside one that cannot be kept                     kept if they move again and again: else they may tell
@@ -29,9 +29,11 @@ import torch
 import xxhash
 
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import arguments, graph, values
-from torchrelay.worker.around import around, is_of_the_script
+from torchrelay.worker import arguments, graph, values, variables
+from torchrelay.worker.around import around
 from torchrelay.worker.graph import MISSING, Leaf, Walk
+from torchrelay.worker.lines import is_of_the_script
+from torchrelay.worker.variables import VARIABLE
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 EACH = 16 << 10  # and of one attribute
@@ -41,6 +43,7 @@ SMALL = 64  # entries up to which all of them are
 _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded, whether it was seen to move
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
+_COUNT = "itertools.count"
 _QUICK = frozenset({float, str, bool, type(None)})
 
 
@@ -49,26 +52,28 @@ class Moving:
 
     def __init__(
         self, roots: Callable[[], Iterable[tuple[str, Any]]], *, passed: Callable[[], Iterable[Any]] = tuple,
-        functions: Iterable[Any] | None = None, orders: bool = False, quiet: bool = False,
-        limit: int = graph.MAX_LEAVES,
+        functions: Iterable[Any] | None = None, variables: Callable[[], Iterable[Leaf]] = tuple,
+        orders: bool = False, quiet: bool = False, limit: int = graph.MAX_LEAVES,
     ) -> None:  # fmt: skip
         """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
 
         `functions`: what they use from around them is looked at, too; then of objects only the script's own.
+        `variables`: of functions that are under way; a replacement may not have come to them yet.
         """
         self._roots = roots
         self._passed = passed
         self._functions = functions
+        self._variables = variables
         self._orders = orders
         self._quiet = quiet
         self._limit = limit
+        self.kept: dict[str, Leaf] = {}
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
         self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
-        self.kept: dict[str, Leaf] = {}
 
     def look(self) -> list[str]:
         """What has changed since the last look; it is kept from now on. Raises `Refused` for what cannot be."""
@@ -88,9 +93,9 @@ class Moving:
     def _go(self) -> Walk:
         if self._functions is None:
             return Walk(self._roots(), passed=self._passed(), limit=self._limit)
-        variables = itertools.chain.from_iterable(map(around, self._functions))
+        found = itertools.chain(around(self._functions), self._variables())
         passed = self._passed()
-        return Walk(self._roots(), passed=passed, variables=variables, looks_into=is_of_the_script, limit=self._limit)
+        return Walk(self._roots(), passed=passed, variables=found, looks_into=is_of_the_script, limit=self._limit)
 
     def calm(self) -> None:
         """What has changed up to now means nothing: the script has made its objects ready."""
@@ -107,7 +112,11 @@ class Moving:
 
     def _let_go(self) -> None:
         """Hold nothing that is large or the script's business: what a step has computed would not be freed."""
+        for path, leaf in self.kept.items():
+            if self._walk.leaves.get(path) is leaf:
+                leaf.remember_way(self._walk.parents, variables.finder(path))
         self._walk.holders.clear()
+        self._walk.parents.clear()
         self._walk.absent.clear()
         for leaf in self._walk.leaves.values():
             if not _is_small(leaf.value):
@@ -166,6 +175,8 @@ class Moving:
         )
 
     def _warn(self, about: str, message: str) -> None:
+        if about.startswith(VARIABLE):
+            return  # most of it is for people
         if about not in self._warned and not self._quiet:
             self._warned.add(about)
             print(f"torchrelay: {message}", file=sys.stderr, flush=True)
@@ -199,6 +210,7 @@ class Moving:
         entries = []
         for path in sorted(kept):  # and not in the order in which it was found
             leaf = kept[path]
+            leaf.find()
             value = leaf.read()
             if value is MISSING:
                 continue
@@ -243,6 +255,8 @@ class Moving:
         for path, told, encoded, moved in entries:
             leaf = self._walk.leaves.get(path) or self._made(path)
             if leaf is None or not _take(leaf, values.decode(told) if encoded else told):
+                if path.startswith(VARIABLE):
+                    continue
                 raise StateMismatch(
                     f"{path} has changed in the course of the training, and there is nothing of this name or kind in "
                     "the worker that takes over: let every rank build the same objects before its first loop or call"
@@ -278,12 +292,14 @@ def _is_small(value: Any) -> bool:
         return _is_held(value) and value.nbytes <= EACH
     if kind in graph.CONTAINERS:
         return len(value) <= SMALL and graph.is_plain(value)
-    return kind in graph.PLAIN or graph.is_generator(value)
+    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value)
 
 
 def _copied(value: Any) -> Any:
     if graph.is_generator(value):
         return [_kind_of(value), _state_of(value)]
+    if type(value) is itertools.count:
+        return [_COUNT, _place_of(value)]
     if type(value) is torch.Tensor:
         return [value.clone()]
     return [copy.deepcopy(value)] if type(value) in graph.CONTAINERS else value
@@ -297,6 +313,8 @@ def _signature(value: Any) -> tuple[str, Any]:
     kind = type(value)
     if kind in graph.PLAIN:
         return "value", value
+    if kind is itertools.count:
+        return "count", repr(value)
     if graph.is_generator(value):
         return "generator", xxhash.xxh3_64_digest(_bytes_of(value))
     if kind in graph.CONTAINERS and graph.is_plain(value):
@@ -403,6 +421,8 @@ def _kind_of(generator: Any) -> str:
 
 def _told(path: str, value: Any) -> bytes:
     generator = graph.is_generator(value)
+    if type(value) is itertools.count:
+        return values.encode([_COUNT, _place_of(value)], path)
     try:
         return values.encode([_kind_of(value), _state_of(value)] if generator else [value], path)
     except TypeError as error:
@@ -412,6 +432,8 @@ def _told(path: str, value: Any) -> bytes:
 def _take(leaf: Leaf, told: Any) -> bool:
     """Give the leaf this value; returns whether that is possible."""
     live = leaf.read()
+    if type(told) is list and len(told) == 2 and told[0] == _COUNT:
+        return type(live) is itertools.count and _count_on(leaf, live, *told[1])
     if type(told) is list and len(told) == 2:
         if not graph.is_generator(live) or _kind_of(live) != told[0]:
             return False
@@ -431,6 +453,22 @@ def _take(leaf: Leaf, told: Any) -> bool:
         (live.extend if type(value) in (list, deque) else live.update)(value)
         return True
     return leaf.put(value)
+
+
+def _place_of(counter: itertools.count[Any]) -> list[Any]:
+    """The number that comes next, and the step."""
+    found = counter.__reduce__()[1]
+    return [*found, 1][:2]
+
+
+def _count_on(leaf: Leaf, live: itertools.count[Any], number: Any, step: Any) -> bool:
+    """Go on to that number, as others may hold the counter, too; back it can only be put in its place."""
+    now = _place_of(live)[0]
+    ahead = number - now
+    if step == 1 and type(ahead) is int and 0 <= ahead < 1 << 24:
+        deque(itertools.islice(live, ahead), maxlen=0)
+        return True
+    return leaf.put(itertools.count(number, step))
 
 
 def reseed(generator: Any, number: int) -> None:

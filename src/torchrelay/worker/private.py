@@ -13,6 +13,7 @@ import torch
 from msgspec import Struct
 
 from torchrelay.errors import Refused, StateMismatch
+from torchrelay.wire.page import MAX_RECORD, PageFull
 from torchrelay.worker import memory
 from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.parts import GeneratorPart, named_tensors
@@ -178,3 +179,12 @@ def _submodule_buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[t
             names = (name for name, _ in submodule.named_buffers(recurse=False))
             found += [(".".join(filter(None, (path, inner, name))), submodule) for name in names]
     return found
+
+
+def too_large(error: PageFull) -> Refused:
+    """What to say of a record that has no room."""
+    return Refused(
+        f"a rank's private state is too large: {error}",
+        f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
+        "bytes",
+    )

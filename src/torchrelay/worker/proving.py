@@ -3,13 +3,15 @@
 Where a replacement came to the call of its place it computed the arguments without the state, which comes later: a
 learning rate or a counter that is kept in the state was not there yet, and differs for a good reason. A counter of the
 script's own differs for a bad one, and will the next time, too. So in the first step's gate after ranks have changed
-hands all tell one another the digests of that step, and of the call before the fault. A number that another rank had
-then, too, must be one that it has now, or nobody passes.
+hands all tell one another the digests of that step, and of the calls before the fault. A number that another rank had
+then, too, must be one that it has now, or nobody passes. Scripts may have several steps: this goes on, step by step,
+until the functions in doubt have been called again.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
@@ -19,8 +21,10 @@ from torchrelay.errors import Unproved
 from torchrelay.protocol.ids import Rank
 from torchrelay.worker import agreement
 from torchrelay.worker.arguments import SIZE, is_scalar
-from torchrelay.worker.given import NONE
+from torchrelay.worker.given import Doubt
 
+MOST = 64  # steps for which a function in doubt is waited for: each costs an exchange
+FUNCTIONS = 64  # of which is known what they were called with last
 REMEDY = (
     "Count by run.committed, keep what is counted in join(extra=...), or return it from a step or section; a clock is "
     "best read inside the step"
@@ -32,10 +36,10 @@ class NobodyPasses(Exception):
 
 
 class Told(Struct, array_like=True, frozen=True):
-    """What a rank tells the others."""
+    """What a rank tells the others. Functions are told apart by the digests of their names."""
 
-    doubt: list[int]  # entries in which it would have made the call before the fault otherwise than its predecessor
-    before: bytes  # the digests of that call, as its predecessor made it
+    doubts: dict[bytes, list[int]]  # by function, entries in which it would have made calls otherwise
+    before: dict[bytes, bytes]  # by function, the digests of its last call; as the rank's last holder made it
     now: bytes  # of this step
 
 
@@ -44,24 +48,47 @@ class Proving:
 
     def __init__(self, rank: Callable[[], Rank]) -> None:
         self._rank = rank
-        self.doubt = NONE
+        self._before: dict[bytes, bytes] = {}
+        self._doubts: dict[bytes, Doubt] = {}
+        self.settled = True  # after the last exchange: no rank has a function in doubt that it has not called since
 
-    def look(self, before: bytes, now: bytes) -> Callable[[], None]:
-        """In the first step's gate after a recovery: what all ranks have to do. `before`, `now`: see `Told`."""
-        return partial(self._exchange, Told(list(self.doubt.entries), before, now))
+    def note(self, given: bytes) -> None:
+        """A step was made with this, by us or by the rank's last holder. In the path of every step."""
+        self._before[given[:SIZE]] = given
+        if len(self._before) > FUNCTIONS:
+            del self._before[next(iter(self._before))]
 
-    def _exchange(self, mine: Told) -> None:
+    def take_over(self, doubts: Mapping[bytes, Doubt]) -> None:
+        """What a newcomer would have called otherwise than its predecessor, by function."""
+        self._doubts = dict(doubts)
+
+    def look(self, now: bytes, steps: int) -> Callable[[], None]:
+        """In a step's gate after a recovery: what all ranks have to do. `now`: see `Told`.
+
+        `steps`: made since ranks have changed hands, this one included.
+        """
+        doubts = {function: list(doubt.entries) for function, doubt in self._doubts.items()}
+        return partial(self._exchange, Told(doubts, dict(self._before), now), steps)
+
+    def _exchange(self, mine: Told, steps: int) -> None:
         """Collective over all ranks. Raises `Unproved` on a rank whose numbers are wrong, `NobodyPasses` on others."""
         told = [msgspec.msgpack.decode(data, type=Told) for data in agreement.gather(msgspec.msgpack.encode(mine))]
         wrong = unproved(told)
         if self._rank() in wrong:
+            what = ", ".join(doubt.what for doubt in self._doubts.values())
             raise Unproved(
-                f"a worker that took over this rank steps with other numbers than its replicas: {self.doubt.what}. "
+                f"a worker that took over this rank steps with other numbers than its replicas: {what}. "
                 f"They do not come from the state that it was given. {REMEDY}"
             )
         if wrong:
             raise NobodyPasses
-        self.doubt = NONE
+        self.settled = not is_open(told) or steps >= MOST
+        self._doubts.pop(_cut(mine.now, 0), None)
+        if self.settled and self._doubts:
+            what = ", ".join(doubt.what for doubt in self._doubts.values())
+            print(f"torchrelay: not used for {steps} steps, so nobody can tell whether it is right: {what}",
+                  file=sys.stderr, flush=True)  # fmt: skip
+            self._doubts.clear()
 
 
 def unproved(told: Sequence[Told]) -> list[int]:
@@ -69,15 +96,25 @@ def unproved(told: Sequence[Told]) -> list[int]:
     return [
         rank
         for rank, one in enumerate(told)
-        if not all(any(_shows(other, one, entry) for other in told) for entry in one.doubt)
+        if not all(
+            any(_shows(other, one, function, entry) for other in told)
+            for function, entries in one.doubts.items()
+            for entry in entries
+        )
     ]
 
 
-def _shows(other: Told, one: Told, entry: int) -> bool:
+def is_open(told: Sequence[Told]) -> bool:
+    """Whether a rank has a function in doubt that is not the one it calls now."""
+    return any(function != _cut(one.now, 0) for one in told for function in one.doubts)
+
+
+def _shows(other: Told, one: Told, function: bytes, entry: int) -> bool:
     """Whether a rank beyond doubt had the same number before the fault, and has the same one now."""
-    if entry in other.doubt or _cut(other.before, entry) != _cut(one.before, entry):
+    theirs, ours = other.before.get(function, b""), one.before.get(function, b"")
+    if entry in other.doubts.get(function, ()) or not theirs or _cut(theirs, entry) != _cut(ours, entry):
         return False
-    if _cut(one.before, 0) == _cut(one.now, 0):
+    if function == _cut(one.now, 0):
         return _cut(other.now, entry) == _cut(one.now, entry)
     # Another function is called than before the fault: any of its numbers may come of the one in doubt.
     numbers = [at for at in range(len(one.now) // SIZE) if is_scalar(one.now, at)]

@@ -213,6 +213,9 @@ class Redo:
         self._looks += 1
         self._look_next = False
         changed = [path for path, digest in self._before.items() if now[path] != digest]
+        if self._written():  # and put back since: SAM and its like. Whoever is cut in between has no way back
+            modules = {path for path, part in self._probe.parts.items() if isinstance(part, ModulePart)}
+            changed += sorted(modules.intersection(self._before).difference(changed))
         if rewritten := set(self._stirred()).difference(changed):
             self._rewritten |= rewritten
             self._stale = True

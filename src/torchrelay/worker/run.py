@@ -18,7 +18,18 @@ from torchrelay.errors import Refused
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.events import WorkerJoined
 from torchrelay.protocol.ids import START, WorkerPhase
-from torchrelay.worker import beside, comparing, groups, layout, loaded, pipeline, random_state, snapshots
+from torchrelay.worker import (
+    beside,
+    comparing,
+    groups,
+    layout,
+    loaded,
+    numbering,
+    pipeline,
+    random_state,
+    snapshots,
+    variables,
+)  # fmt: skip
 from torchrelay.worker.agreement import check_agreement
 from torchrelay.worker.arrival import await_place
 from torchrelay.worker.calls import Calls
@@ -55,9 +66,11 @@ class WorkerRun:
         self._calls.arrive()
         if not self._calls.inside and threading.current_thread() is threading.main_thread() and self._cursor.looks:
             # A loop of the script's own may go by it.
-            state = self._cursor.ask(self._calls.places.here(1), random_state.capture)
-            if state:
-                random_state.restore(state)
+            here = sys._getframe(1)
+            turn = self._cursor.ask(self._calls.places.here(1), random_state.capture, lambda: variables.told(here))
+            if turn is not None:
+                variables.put(here, turn.kept)
+                random_state.restore(turn.drawn)
                 if self._cursor.on_way is not None:
                     self._cursor.on_way(True)
         return self._calls.committed.step
@@ -100,6 +113,7 @@ class WorkerRun:
             self._cursor, kind, source, group=group, length=lambda: len(items),
             name=f"a {type(items).__module__}.{type(items).__qualname__}",
             inside_call=lambda: self._calls.inside, arrive=lambda: self._before(source), here=self._calls.places.here,
+            keeps=True,
         )  # fmt: skip
 
     def _before(self, source: Any) -> None:
@@ -168,12 +182,16 @@ class Joining:
         checkpoints = loaded.loaded.over(module for _, module in state.modules())
         if session.newcomer:
             state.expect()
+            numbering.install()
             return Calls(session, state, cursor, partial(_arrive, session, cursor, checkpoints), shard, rehearse)
         loaded.tell(session, checkpoints)
         calls = Calls(session, state, cursor, None, shard)
         session.standing.start(START)
         session.standing.enter(WorkerPhase.BETWEEN)
         return calls
+
+
+variables.call_is(Calls.run.__code__)
 
 
 def _arrive(session: Session, cursor: Cursor, checkpoints: list[loaded.File]) -> Private:

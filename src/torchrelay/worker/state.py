@@ -24,6 +24,7 @@ from torchrelay.worker import ddp, fsdp, memory, shards, tree, zero
 from torchrelay.worker.digest import Digest
 from torchrelay.worker.hidden import Hidden
 from torchrelay.worker.landing import Landing
+from torchrelay.worker.lines import is_of_the_script
 from torchrelay.worker.parts import (
     ContainerPart,
     GeneratorPart,
@@ -116,8 +117,10 @@ class State:
         """Modules and other objects of the script, whose attributes are looked at."""
         others = [(part.path, part.value) for part in self.flat() if isinstance(part, StatefulPart)]
         others = [(path, value) for path, value in others if not isinstance(value, (LRScheduler, GradScaler))]
+        own = [part for part in self.flat() if isinstance(part, OptimizerPart)]
+        others += [(part.path, part.optimizer) for part in own if is_of_the_script(type(part.optimizer))]
         known = [getattr(part, name) for part in self.flat() for name in _HELD if hasattr(part, name)]
-        return Hidden([*self.modules(), *others], carried=known, quiet=self.saves)
+        return Hidden([*self.modules(), *others], carried=known, quiet=self.saves, known=self.objects)
 
     def optimizers(self) -> list[Optimizer]:
         """All optimizers of the state, and those that are only watched."""

@@ -2,11 +2,17 @@
 
 It may save, log or decide there, as its predecessor did. Plain values have come before (see `returned`). Tensors of the
 state are brought when the first of them is read: mostly none is, and at the edge the whole state comes once more.
+What another thread or process reads nobody here would see: before one of the script's is given work all is brought.
 """
 
 from __future__ import annotations
 
+import functools
+import multiprocessing.process
+import queue
+import threading
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
@@ -52,6 +58,7 @@ class Tail:
         self._bringing = False
         self._held: set[int] = set()
         self._storages: set[int] = set()
+        self._handing = _Handing(self.bring)
         self._alone = _NoCollectives()  # type: ignore[no-untyped-call]
         self._reading = _Reading(self)
         self._hooks: list[Any] = []
@@ -62,6 +69,7 @@ class Tail:
         for optimizer in self._state.optimizers():
             # Its state is not there yet: nothing of it could be read that a mode would see.
             self._hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.bring()))
+        self._handing.begin()
         self._alone.__enter__()  # type: ignore[no-untyped-call]
         self._reading.__enter__()  # type: ignore[no-untyped-call]
         if self._state.saves:
@@ -71,6 +79,7 @@ class Tail:
         """No longer."""
         self._reading.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._alone.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._handing.end()
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()
@@ -117,6 +126,43 @@ class Tail:
             if isinstance(part, StatefulPart):
                 found += _tensors((part.value.state_dict(),), {})
         self._storages = {place for tensor in found if (place := _storage(tensor))}
+
+
+class _Handing:
+    """While it is begun, the state is brought before the main thread gives work to another thread or process."""
+
+    _WAYS: tuple[tuple[Any, str], ...] = (
+        (threading.Thread, "start"), (multiprocessing.process.BaseProcess, "start"), (ThreadPoolExecutor, "submit"),
+        (queue.Queue, "put"),
+    )  # fmt: skip
+
+    def __init__(self, bring: Callable[[], None]) -> None:
+        self._bring = bring
+        self._plain: list[Any] = []
+
+    def begin(self) -> None:
+        self._plain = [vars(owner)[name] for owner, name in self._WAYS]
+        for (owner, name), plain in zip(self._WAYS, self._plain, strict=True):
+            setattr(owner, name, self._standing_before(plain))
+
+    def end(self) -> None:
+        for (owner, name), plain in zip(self._WAYS, self._plain, strict=True):
+            setattr(owner, name, plain)
+
+    def _standing_before(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def hands(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and not _reads_no_state(this):
+                self._bring()
+            return plain(this, *args, **kwargs)
+
+        return hands
+
+
+def _reads_no_state(worker: Any) -> bool:
+    """Whether it is a thread or process of a loader, or of ours."""
+    target = getattr(worker, "_target", None) or type(worker)
+    return str(getattr(target, "__module__", "")).startswith(("torch.utils.data", "multiprocessing", "torchrelay"))
 
 
 class _Reading(TorchFunctionMode):

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchrelay.protocol.ids import Point
-from torchrelay.worker import late, random_state, values
+from torchrelay.worker import late, numbering, random_state, values
+from torchrelay.worker.arguments import SIZE
 from torchrelay.worker.bringing import Bringing
 from torchrelay.worker.cursor import Call
-from torchrelay.worker.given import NONE, Function
+from torchrelay.worker.given import Doubt, Function
 from torchrelay.worker.record import AtGate, AtReturn, Private, encode_gate, encode_return
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import State
@@ -27,7 +28,8 @@ class TakingOver:
     def __init__(self, session: Session, state: State, private: Private) -> None:
         """`private`: what the rank's last holder left."""
         self.private = private
-        self.doubt = NONE  # numbers that a recorded step was called with are others here: see `proving`
+        # By function, numbers with which recorded steps were called and which are others here: see `proving`.
+        self.doubts: dict[bytes, Doubt] = {}
         self._session = session
         self._state = state
         self._bringing = Bringing(session, state)
@@ -48,7 +50,10 @@ class TakingOver:
         # recorded call, and what is drawn for the next one will be right.
         if self._drawn_alike or random_state.capture() == self._random:
             doubt = function.check_replayed(call.given, args, kwargs, f"the {call.kind} of {call.point}")
-            self.doubt = doubt if doubt.entries else self.doubt
+            if doubt.entries:
+                name = call.given[:SIZE]
+                former = self.doubts.get(name)
+                self.doubts[name] = doubt if former is None else former.and_also(doubt)
         self.goes_on(False)
         return values.decode(call.result)
 
@@ -73,6 +78,7 @@ class TakingOver:
         if self._tail is not None:
             self._tail.end()
             self._tail = None
+        numbering.remove()
         gate, back = self._inherited
         self._session.page.keep(point, *gate)
         self._session.page.supplement(back)

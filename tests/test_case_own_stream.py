@@ -1,0 +1,20 @@
+"""Data of a stream of the script's own that a step reads from a variable: a replacement would begin the stream anew."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases.running import Fate, disturbed
+
+pytestmark = [pytest.mark.slow, pytest.mark.jobs]
+
+
+@pytest.mark.parametrize("mode", ["tensor", "tuple", "list", "dict", "argument", "buffer", "object"])
+def test_a_replacement_with_other_data_is_refused(tmp_path: Path, mode: str) -> None:
+    verdict = disturbed(tmp_path, "own-stream", mode=mode, strike="grad:30:1")
+    assert verdict.fate is Fate.REFUSED, verdict
+    assert {"argument": "argument 'item'", "object": "'held.batch'"}.get(mode, "'batch', which") in verdict.reason, (
+        verdict
+    )

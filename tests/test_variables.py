@@ -1,0 +1,192 @@
+"""What functions under way keep in their variables is told at an item of a loop, and put into the same ones later."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections import deque
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from torchrelay.worker import variables
+from torchrelay.worker.around import around
+from torchrelay.worker.hidden import Hidden
+from torchrelay.worker.moving import Moving
+
+declared = 0
+
+
+class Items:
+    """Yields numbers; tells what is around it, or puts it there, at one of them."""
+
+    def __init__(self, first: int, last: int, told: bytes = b"") -> None:
+        self.first, self.last, self.left = first, last, told
+
+    def __iter__(self) -> Iterator[int]:
+        for at in range(self.first, self.last):
+            if self.left and at == self.first:
+                variables.put(sys._getframe(1), self.left)
+            self.told = variables.told(sys._getframe(1))
+            yield at
+
+
+def train(items: Items) -> dict[str, Any]:
+    global declared
+    count, best, untouched = 0, 1e9, 5
+    recent: deque[float] = deque(maxlen=3)
+    total, seen, kinds = torch.zeros(()), set[int](), {"a": 0}
+    largest = np.float64(0)
+    alias = recent
+    for item in items:
+        count += 1
+        declared += 2
+        best = min(best, 100.0 - item)
+        recent.append(float(item))
+        total = total + item
+        seen.add(item % 3)
+        kinds["a"] += item
+        largest = np.maximum(largest, np.float64(item))
+    assert alias is recent
+    return {
+        "count": count, "best": best, "recent": list(recent), "total": float(total), "seen": seen, "kinds": kinds,
+        "largest": float(largest), "untouched": untouched, "declared": declared,
+    }  # fmt: skip
+
+
+def test_a_function_that_enters_in_the_middle_ends_with_the_same_variables() -> None:
+    global declared
+    declared = 0
+    whole = train(Items(0, 10))
+    declared = 0
+    first = Items(0, 7)
+    train(first)  # what it told last is of item 6
+    declared = 0
+    assert train(Items(6, 10, first.told)) == whole
+
+
+def test_variables_of_a_function_around_and_of_one_inside_are_told_apart() -> None:
+    def outer(items: Items) -> list[int]:
+        epochs = 0
+        for _ in range(1):
+            epochs += 10
+            inner = train(items)
+        return [epochs, inner["count"]]
+
+    first = Items(0, 4)
+    assert outer(first) == [10, 4]
+    assert outer(Items(3, 6, first.told)) == [10, 6]
+
+
+def test_nothing_is_put_into_another_function() -> None:
+    first = Items(0, 7)
+    train(first)
+
+    def other(items: Items) -> int:
+        count = 0
+        for _ in items:
+            count += 1
+        return count
+
+    assert other(Items(0, 3, first.told)) == 3
+
+
+def test_what_is_large_is_left_alone() -> None:
+    def hoard(items: Items) -> int:
+        text, numbers, whole = "", list[int](), 0
+        for item in items:
+            text += "x" * 2000
+            numbers += range(item * 100)
+            whole = whole * 10**20 + 1
+        return len(text)
+
+    items = Items(0, 9)
+    hoard(items)
+    assert len(items.told) < 200
+
+
+def test_the_variables_of_an_object_of_the_script_follow_when_another_one_takes_its_place() -> None:
+    class Holder:
+        def __init__(self) -> None:
+            self.meter = Meter()
+
+    class Meter:
+        def __init__(self) -> None:
+            self.count = 0
+
+    holder = Holder()
+    moving = Moving(lambda: [("holder", holder)])
+    for _ in range(3):
+        holder.meter.count += 1
+        moving.look()
+    holder.meter = Meter()  # a new epoch
+    holder.meter.count = 1
+    told = moving.record()
+    later = Holder()
+    Moving(lambda: [("holder", later)]).put(told)
+    assert later.meter.count == 1
+
+
+# ---------------------------------------------------------------- what steps reach
+
+
+class Scaled:
+    factor = 1.0
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.drop = nn.Linear(2, 2), nn.Dropout(0.5)
+        self.inner.register_forward_hook(counting(1.5))
+        self.drop.register_forward_hook(counting(0.5))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        Scaled.factor *= 1.5
+        out: torch.Tensor = self.drop(self.inner(inputs))
+        return out
+
+
+def counting(by: float) -> Any:
+    calls = 0.0
+
+    def hook(module: nn.Module, inputs: Any, out: torch.Tensor) -> torch.Tensor:
+        nonlocal calls
+        del module, inputs
+        calls += by
+        return out * calls
+
+    return hook
+
+
+def life(told: bytes = b"", steps: int = 4) -> tuple[bytes, list[Any]]:
+    Scaled.factor = 1.0
+    net, numbers = Net(), itertools.count(1)
+
+    def step() -> int:
+        net(torch.ones(1, 2))
+        return next(numbers)
+
+    hidden = Hidden([("model", net)])
+    hidden.add(step)
+    if told:
+        hidden.load(told)
+    for _ in range(steps):
+        hidden.mark()
+        hidden.look_entry()
+        step()
+        net.drop.p -= 0.01
+        hidden.look_gate()
+        hidden.look_return()
+    hooks = [module._forward_hooks for module in (net.inner, net.drop)]
+    closed = [one.read() for each in hooks for one in around(each.values())]
+    return hidden.record(), [Scaled.factor, net.drop.p, step(), *closed]
+
+
+def test_hooks_classes_settings_and_counters_go_on_in_a_replacement() -> None:
+    _, whole = life(steps=7)
+    told, _ = life(steps=4)
+    assert life(told, steps=3)[1] == whole
