@@ -17,9 +17,7 @@ from collections.abc import Iterable
 
 from torchrelay.protocol import events as ev
 from torchrelay.protocol import orders as od
-from torchrelay.protocol.ending import NO_SPARE, NO_STATE, REFUSED, STOPPED
 from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.incident import Resolution
 from torchrelay.protocol.job import Job, JobPhase
 from torchrelay.protocol.moves import Move, MoveState, Request
 from torchrelay.protocol.state import Cluster
@@ -27,7 +25,7 @@ from torchrelay.simulation import script as sc
 from torchrelay.simulation.causes import Cause
 from torchrelay.simulation.life import Life
 from torchrelay.simulation.machines import Machine
-from torchrelay.simulation.plans import JOB, FaultKind, Lack
+from torchrelay.simulation.plans import FaultKind, Lack
 from torchrelay.simulation.processes import Process
 from torchrelay.simulation.scene import Scene
 from torchrelay.simulation.together import check_together
@@ -283,7 +281,7 @@ class Checker:
         job = self.world.job
         self.fenced.setdefault(worker, job.generation if job is not None else Generation(0))
         process = self.world.processes.get(worker)
-        if process is None or not process.alive or worker in self.victims or self._must_lose():
+        if process is None or not process.alive or worker in self.victims or self.must_lose():
             return
         training = process.training
         if self.has_left(worker) or (training.prepared and not training.resumed):
@@ -418,85 +416,11 @@ class Checker:
         if process.exited is not None and process.exited.code != 0:
             self.deaths[process.node, process.slot] += 1
 
-    def judge(self) -> None:
-        """The end of the job, against what the world did to it."""
-        job = self.world.shell.cluster.jobs[JOB]
-        joined = self.world.shell.cluster.nodes
-        if job.outcome is None and any(each.lost and each.node not in joined for each in self.world.machines.values()):
-            return  # it waits for a node that was lost before it had joined
-        if job.outcome is None:
-            self.fail(f"the job has no end: {job.phase} since {job.phase_ms} ms, {job.why}")
-            return
-        code, reason = job.outcome.code, job.outcome.reason
-        if job.moved > MANY_MOVES:
-            self.fail(f"{job.moved} moves were begun: they do not come to rest")
-        resolutions = {incident.resolution for incident in job.incidents}
-        if Resolution.OPEN in resolutions:
-            self.fail("an incident is left open")
-        if not reason or any(not incident.cause for incident in job.incidents):
-            self.fail("an end, or an incident, without a reason")
-        if code == 0:
-            self.judge_success()
-        else:
-            self.judge_failure(code, reason)
-        if Resolution.ROLLED_BACK in resolutions and not self.unheld:
-            self.fail("all went back to a snapshot, and every shard had a holder")
-        lost = max(incident.lost for incident in job.incidents) if job.incidents else 0
-        if lost > self.world.plan.snapshots and not self.node_was_lost:
-            self.fail(f"{lost} steps were made again, with snapshots every {self.world.plan.snapshots}")
-        if Resolution.FELL_BACK in resolutions and not self._must_lose():
-            self.fail(f"fell back without a cause: {reason}")
-        for process in self.world.processes.values():
-            if process.alive and not process.undying and not self.world.machines[process.node].lost:
-                self.fail(f"{process.id} is left running")
-
-    def judge_success(self) -> None:
-        for rank in range(self.world.script.ranks):
-            done = [p for p in self.world.processes.values() if p.rank == rank and p.training.finished]
-            end = self.history.entered[-1][rank]
-            if not any(each.training.state == end or self.spoiled for each in done):
-                self.fail(f"the job ended with 0, and rank {rank} has not finished")
-        error = self.world.script.error
-        if error is not None and not self.causes - {Cause.SCRIPT}:
-            self.fail("the script's own error was trained over")
-
-    def judge_failure(self, code: int, reason: str) -> None:
-        """Every end but success has a cause in the world, and its code says which."""
-        spare_capacity = self._usable_slots() >= self.world.script.ranks
-        causes = self.causes
-        match code:
-            case c if c == NO_SPARE:
-                just = Cause.UNDYING in causes or self.node_was_lost or not spare_capacity
-            case c if c == NO_STATE:
-                just = bool(causes - {Cause.SCRIPT, Cause.REFUSED, Cause.CANCELLED})
-            case c if c == REFUSED:
-                just = Cause.REFUSED in causes
-            case c if c == STOPPED:
-                just = self.cancelled
-            case c if c == self.world.plan.script_code:
-                just = bool(causes & {Cause.SCRIPT, Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
-            case _:
-                just = bool(causes & {Cause.NEVER_STARTED, Cause.NEVER_CONNECTS, Cause.FROZEN})
-        if not just:
-            self.fail(f"the job ends with {code} ({reason}); the world knows no cause for it: {sorted(causes)}")
-        if code == self.world.plan.script_code and self.world.plan.script.error is not None:
-            self.judge_burnt()
-
-    def judge_burnt(self) -> None:
-        """On an error of the script no spare is burnt; one that strikes one rank only needs a second opinion."""
-        error = self.world.script.error
-        weather = self.world.plan.weather
-        late = weather.reordered or weather.lost or weather.late or Lack.SLOW in self.world.plan.lacks
-        if self.unheld or self.struck or late:
-            return  # something else has cost a spare (so may being slow), or what was raised is heard too late
-        if error is not None and len(self.newcomers) > (0 if error.rank is None else 1):
-            self.fail(f"{len(self.newcomers)} spares were burnt on an error of the script")
-
-    def _must_lose(self) -> bool:
+    def must_lose(self) -> bool:
         """Whether the world has done something that this job need not survive without loss."""
-        return bool(self.causes) or self._usable_slots() < self.world.script.ranks
+        return bool(self.causes) or self.usable_slots() < self.world.script.ranks
 
-    def _usable_slots(self) -> int:
+    def usable_slots(self) -> int:
         """Slots that are surely there and not cordoned."""
         return sum(self._slots_of(machine) for machine in self.world.machines.values() if not machine.lost)
 

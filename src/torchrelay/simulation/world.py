@@ -20,6 +20,7 @@ from torchrelay.simulation.faults import Faults
 from torchrelay.simulation.invariants import Checker
 from torchrelay.simulation.life import Life
 from torchrelay.simulation.machines import Machine
+from torchrelay.simulation.outcome import judge
 from torchrelay.simulation.plans import JOB, On, Plan
 from torchrelay.simulation.ports import Got
 from torchrelay.simulation.processes import Process
@@ -96,7 +97,7 @@ class World:
                 until = min(bound, self.now + SETTLE_MS)
         if self._number >= MAX_ACTIONS:
             raise Violation("the world does not come to rest")
-        self.checker.judge()
+        judge(self.checker)
 
     # ------------------------------------------------------------ watching
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torchrelay.protocol.ids import Point
 from torchrelay.worker import cursor as places
@@ -25,3 +25,9 @@ class Attempt:
         self.passed = False
         self.call: places.Call | None = None
         self.gathered = False  # ZeRO's parameters, behind the gate
+
+
+def do_all(steps: Sequence[Callable[[], None]]) -> None:
+    """One after the other, as all ranks do."""
+    for step in steps:
+        step()

@@ -11,7 +11,7 @@ at the entry, and the function is called again with the same arguments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, NoReturn
 
@@ -25,7 +25,7 @@ from torchrelay.wire.page import PageFull
 from torchrelay.worker import between, ddp, early, groups, late, random_state, tryout, values, zero
 from torchrelay.worker import cursor as places
 from torchrelay.worker.afterwards import Afterwards
-from torchrelay.worker.attempt import Attempt
+from torchrelay.worker.attempt import Attempt, do_all
 from torchrelay.worker.blame import tell_raised
 from torchrelay.worker.comparing import Comparison, Differing
 from torchrelay.worker.cursor import Cursor
@@ -312,7 +312,7 @@ class Calls:
         compares = partial(self._comparison.exchange, pending, self._edge.renewed_after) if attempt.compares else None
         agrees = None if self._snapshots.idle else self._snapshots.agree()
         found = [each for each in (proofs, early_look, compares, agrees) if each is not None]
-        return partial(_do_all, found) if len(found) > 1 else next(iter(found), None)
+        return partial(do_all, found) if len(found) > 1 else next(iter(found), None)
 
     def _stand_for(self, found: Differing) -> NoReturn:
         """Replicas differ: nobody goes on from here. One says so, and all wait until that has led to something."""
@@ -488,8 +488,3 @@ def _named(kind: str, point: Point) -> str:
 
 def _nothing() -> None:
     """Another rank says what is the matter."""
-
-
-def _do_all(steps: Sequence[Callable[[], None]]) -> None:
-    for step in steps:
-        step()
