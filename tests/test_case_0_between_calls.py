@@ -33,8 +33,13 @@ def test_a_decision_by_what_was_read_before_the_call_is_as_undisturbed(tmp_path:
     assert verdict.fate is Fate.EQUAL, verdict
 
 
-def test_a_learning_rate_by_a_counter_of_its_own_is_found_by_comparing_replicas(tmp_path: Path) -> None:
-    verdict = disturbed(tmp_path, "outside-decision", mode="counter", strike="grad:20:1")
+def test_a_learning_rate_by_a_counter_of_its_own_is_as_undisturbed(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "outside-decision", mode="counter", strike="grad:20:1,after:30:0")
+    assert verdict.fate is Fate.EQUAL, verdict
+
+
+def test_a_learning_rate_by_an_iterator_of_its_own_is_found_by_comparing_replicas(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "outside-decision", mode="iterator", strike="grad:20:1")
     assert verdict.fate in (Fate.REFUSED, Fate.LATE), verdict
     assert "between two calls" in verdict.reason, verdict
 

@@ -1,4 +1,4 @@
-"""Nothing of torchrelay in it. MODE zero: rank 1 ends with 0 in the middle, and the other one waits for its gradients."""
+"""Nothing of torchrelay in it. MODE zero: rank 1 ends with 0 in the middle; the other one waits for its gradients."""
 
 import sys
 
