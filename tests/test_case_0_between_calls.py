@@ -59,7 +59,7 @@ def test_random_numbers_without_a_seed_are_refused(tmp_path: Path) -> None:
     assert "'order', which step() reads" in verdict.reason, verdict
 
 
-@pytest.mark.parametrize("mode", ["carried", "added", "globals", "count", "noise", "drawn"])
+@pytest.mark.parametrize("mode", ["carried", "counted", "added", "globals", "count", "noise", "drawn"])
 def test_what_is_kept_in_the_state_seen_to_move_or_only_added_to_is_no_matter(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, "own-data", mode=mode, strike="grad:12:1,after:20:0")
     assert verdict.fate is Fate.EQUAL, verdict
