@@ -33,8 +33,13 @@ def test_a_decision_by_what_was_read_before_the_call_is_as_undisturbed(tmp_path:
     assert verdict.fate is Fate.EQUAL, verdict
 
 
-def test_a_learning_rate_by_a_counter_of_its_own_is_found_by_comparing_replicas(tmp_path: Path) -> None:
-    verdict = disturbed(tmp_path, "outside-decision", mode="counter", strike="grad:20:1")
+def test_a_learning_rate_by_a_counter_of_its_own_is_as_undisturbed(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "outside-decision", mode="counter", strike="grad:20:1,after:30:0")
+    assert verdict.fate is Fate.EQUAL, verdict
+
+
+def test_a_learning_rate_by_an_iterator_of_its_own_is_found_by_comparing_replicas(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "outside-decision", mode="iterator", strike="grad:20:1")
     assert verdict.fate in (Fate.REFUSED, Fate.LATE), verdict
     assert "between two calls" in verdict.reason, verdict
 
@@ -54,7 +59,7 @@ def test_random_numbers_without_a_seed_are_refused(tmp_path: Path) -> None:
     assert "'order', which step() reads" in verdict.reason, verdict
 
 
-@pytest.mark.parametrize("mode", ["carried", "added", "globals", "count", "noise", "drawn"])
+@pytest.mark.parametrize("mode", ["carried", "counted", "added", "globals", "count", "noise", "drawn"])
 def test_what_is_kept_in_the_state_seen_to_move_or_only_added_to_is_no_matter(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, "own-data", mode=mode, strike="grad:12:1,after:20:0")
     assert verdict.fate is Fate.EQUAL, verdict

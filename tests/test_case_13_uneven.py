@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases.running import Ran, run_case
+from tests.cases.running import Fate, Ran, disturbed, run_case
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
@@ -40,11 +40,16 @@ def test_so_are_those_of_a_script_that_was_not_changed(tmp_path: Path) -> None:
     assert "rank 0 waits in a backward pass (train.py:" in ran.reason, ran.output[-3000:]
 
 
-def test_a_barrier_by_a_counter_of_the_scripts_own_is_found_after_a_fault(tmp_path: Path) -> None:
+def test_a_barrier_by_an_iterator_of_the_scripts_own_is_found_after_a_fault(tmp_path: Path) -> None:
     ran = run(tmp_path, "barrier", strike="grad:5:1")
     assert ran.code == 91, ran.output[-3000:]
     assert "waits in a collective outside of any step or section (barrier, train.py:" in ran.reason, ran.output[-3000:]
     assert "run.section(function, ...)" in ran.reason
+
+
+def test_a_counter_is_carried(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "uneven", mode="counted", strike="grad:5:1")
+    assert verdict.fate is Fate.EQUAL, verdict
 
 
 def test_a_section_that_only_some_come_to_ends_the_job_after_two_aborts_of_gloo(tmp_path: Path) -> None:

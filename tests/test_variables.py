@@ -94,6 +94,18 @@ def test_nothing_is_put_into_another_function() -> None:
     assert other(Items(0, 3, first.told)) == 3
 
 
+def test_a_container_that_stays_as_it_is_is_the_process_own() -> None:
+    def read(items: Items, path: str) -> list[str]:
+        config, seen = {"folder": path}, list[str]()
+        for _ in items:
+            seen.append(config["folder"])
+        return seen
+
+    first = Items(0, 5)
+    read(first, "mine")
+    assert read(Items(4, 6, first.told), "yours") == ["mine"] * 4 + ["yours"] * 2
+
+
 def test_what_is_large_is_left_alone() -> None:
     def hoard(items: Items) -> int:
         text, numbers, whole = "", list[int](), 0

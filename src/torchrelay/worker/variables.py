@@ -5,9 +5,10 @@
         count += 1
 
 A replacement enters the loop in the middle. So each item of a tracked loop is recorded with the variables that the
-functions around it assign within loops, or that hold containers, as they were when the item was fetched; a replacement
-gets them where it enters, and what the script does with the item changes them as it did before. Globals that functions
-of the same module declare and assign count, too. Objects of the script's classes are looked at instead, see `hidden`.
+functions around it assign within loops, and containers that change, as they were when the item was fetched; a
+replacement gets them where it enters, and what the script does with the item changes them as it did before. Globals
+that functions of the same module declare and assign count, too. Objects of the script's classes are looked at instead,
+see `hidden`.
 
 Numbers, texts, small containers of such, and tensors of a few numbers; whatever else there is, is left alone.
 """
@@ -45,6 +46,7 @@ _NO_OBJECTS: tuple[type, ...] = (
 VARIABLE = "variable "  # begins the path of what is found in a variable
 _path = re.compile(rf"{VARIABLE}(\w+) of (.*?)\(\)")
 _MAX_INT = 1 << 63
+MOVED = "moved"  # no container looks like that
 _DECLARED = " "  # behind the name of a global: no variable has such a name
 
 
@@ -59,6 +61,7 @@ class _Told(Struct, array_like=True):
 
 _decode = msgspec.msgpack.Decoder(list[_Told]).decode
 _names_of: dict[CodeType, frozenset[str] | None] = {}  # of each function, what it assigns in loops; None: a library's
+_first: dict[tuple[CodeType, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
 _declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a module's globals, with their number
 
 
@@ -83,6 +86,7 @@ def put(frame: FrameType | None, data: bytes) -> None:
         if each.f_code.co_qualname != one.name:
             return
         packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
+        _first.update(dict.fromkeys(((each.f_code, name) for name in (*one.flat, *packed)), MOVED))
         _fill(each, one.plain | one.flat | packed)
 
 
@@ -181,12 +185,26 @@ def _tell(frame: FrameType, names: frozenset[str]) -> _Told:
     one = _Told(frame.f_code.co_qualname)
     local, around = frame.f_locals, frame.f_globals
     for name, value in list(local.items()):
-        if name in names or type(value) in _FILLED:
+        if name in names or (type(value) in _FILLED and _has_moved(frame.f_code, name, value)):
             _keep(one, name, value)
     for name in _declared(around):
         if name in around:
             _keep(one, name + _DECLARED, around[name])
     return one
+
+
+def _has_moved(code: CodeType, name: str, value: Any) -> bool:
+    """Whether a container has changed since the first item: one that stays may tell of this process, such as paths."""
+    first = _first.get((code, name))
+    if first == MOVED:
+        return True
+    now = repr(value) if len(value) <= ENTRIES and graph.is_plain(value) else None
+    if first is None:
+        _first[code, name] = now
+    elif first != now:
+        _first[code, name] = MOVED
+        return True
+    return False
 
 
 def _keep(one: _Told, name: str, value: Any) -> None:

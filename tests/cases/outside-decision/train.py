@@ -1,7 +1,8 @@
 """A decision is made between two calls, from what the script has read there before the call.
 
 MODE  scale: the usual snippet of GradScaler, a schedule is stepped if the scale did not fall; committed: the learning
-      rate comes from run.committed, as it should; counter: it comes from a counter of the script's own
+      rate comes from run.committed, as it should; counter: it comes from a counter of the script's own;
+      iterator: from an iterator, which nobody can carry
 """
 
 import torch
@@ -38,13 +39,14 @@ def main():
         scaler.update()
         return loss.detach()
 
-    mine = 0
+    mine, numbers = 0, iter(range(1000))
     for epoch in run.epochs(2):
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
             at = run.committed + 1
             before = scaler.get_scale()
-            if MODE == "counter":
+            mine = mine if MODE == "counter" else next(numbers)
+            if MODE in ("counter", "iterator"):
                 for group in optimizer.param_groups:
                     group["lr"] = 0.01 / (1 + mine)
             if MODE == "committed":

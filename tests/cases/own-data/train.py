@@ -1,9 +1,10 @@
 """A step works on data that no loader gives it.
 
 MODE  globals: batches are fetched ahead into globals; large: these are large; count: a counter of its own, in a
-      closure, is read by the step; number: such a counter is an argument; carried: the counter is kept in extra, as
-      it should; noise: a generator of its own; unseeded: random numbers of NumPy, without a seed, drawn before the
-      start; added: losses are added up; drawn: two steps an item, on samples drawn by chance
+      closure, is read by the step; number: what an iterator gives is an argument; counted: a counter of the loop is;
+      carried: the counter is kept in extra, as it should; noise: a generator of its own; unseeded: random numbers of
+      NumPy, without a seed, drawn before the start; added: losses are added up; drawn: two steps an item, on samples
+      drawn by chance
 """
 
 import numpy as np
@@ -64,13 +65,16 @@ def main():
         return loss.detach()
 
     twice = 2 if MODE == "drawn" else 1
+    numbers = iter(range(1, 1000))
     for _ in (at for _ in run.steps(30 // twice) for at in range(twice)):
         count += 1
         kept["count"] += 1
         drawn = (int(torch.randint(1000, ())),) if MODE == "drawn" else ()
-        given = {"drawn": drawn, "globals": (), "large": (), "number": (count,), "carried": (kept["count"],)}.get(
-            MODE, (run.committed,)
-        )
+        number = next(numbers)
+        given = {
+            "drawn": drawn, "globals": (), "large": (), "number": (number,), "counted": (count,),
+            "carried": (kept["count"],),
+        }.get(MODE, (run.committed,))  # fmt: skip
         loss = step(*given)
         note(rank, run.committed, loss=loss)
         pace(run.committed)

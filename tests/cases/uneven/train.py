@@ -1,7 +1,8 @@
 """One rank does not do what the others do: has fewer batches, ends early, or makes other collectives.
 
 MODE   fewer batches on rank 1, and then   eval: a section follows   next: the next epoch   end: the script's end
-       barrier    a barrier every few steps by a counter of the script's own; harmless until a rank is struck
+       barrier    a barrier every few steps by an iterator that nobody can carry; harmless until a rank is struck
+       counted    the same by a counter, which is carried
        unlike     between two steps rank 0 comes to a barrier, and rank 1 to an all-reduce
        inside     in a step rank 0 waits in a barrier, and rank 1 comes to the gate
        last       rank 0 comes to a barrier at the end of its script, and rank 1 does not
@@ -31,7 +32,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 fewer = 12 if MODE in ("eval", "next", "end") else 0
 loader = DataLoader(Subset(Pairs(80), range(rank, 80 - fewer * rank, 2)), 4)
 run = torchrelay.join(model=model, optimizer=optimizer)
-counted = 0
+counted, numbers = 0, iter(range(1, 1000))
 
 
 @run.step
@@ -73,7 +74,8 @@ for _ in run.epochs(1 if MODE in ("end", "last") else 2):
         counted += 1
         if run.committed == STEP:
             misbehave()
-        if MODE == "barrier" and counted % 8 == 0:
+        number = next(numbers)
+        if (MODE == "barrier" and number % 8 == 0) or (MODE == "counted" and counted % 8 == 0):
             dist.barrier()
     if MODE == "eval":
         run.section(evaluate)
