@@ -33,7 +33,7 @@ endif
 	@touch $(READY)
 
 ext: $(READY)  ## build the C++ part that swaps communicators (once per torch version; optional)
-	$(PY) -m torchrelay.worker.groups build
+	$(PY) -m torchrelay.worker.process_groups.groups build
 
 demo: $(READY)  ## train a GPT, kill and hang its workers, and prove that not a bit changed
 	$(PY) -m examples.demo $(ARGS)

@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from figures import finish, progress
-from torchrelay.cli.client import Client
+from torchrelay.client.client import Client
 
 HERE = Path(__file__).parent
 

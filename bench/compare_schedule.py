@@ -18,7 +18,7 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from torchrelay.economics.intervals import daly_h
+from torchrelay.economics.formulas.intervals import daly_h
 
 RATE = 6.5  # failures per 1,000 node-days
 GPUS, GPUS_A_NODE = 30_000, 8

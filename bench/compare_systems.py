@@ -24,8 +24,8 @@ from torchrelay.chaos.deeds import plan_deed
 from torchrelay.chaos.faults import Gone
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.chaos.wishes import Deed, Facts, Wish
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.protocol.ids import NodeId
+from torchrelay.client.client import Away, Client, Denied
+from torchrelay.protocol.messages.ids import NodeId
 
 RIVALS = Path(__file__).parent / "rivals"
 RANKS = 4

@@ -28,9 +28,9 @@ def measure(rank: int, port: int, millions: int, rounds: int, out: Path) -> None
     import torch
     import torch.distributed as dist
 
-    from torchrelay.protocol.ids import Point
-    from torchrelay.worker.early import Early
-    from torchrelay.worker.state import State
+    from torchrelay.protocol.messages.ids import Point
+    from torchrelay.worker.agreement.early import Early
+    from torchrelay.worker.state.state import State
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=RANKS)

@@ -38,7 +38,7 @@ sys.path.append(str(Path(__file__).parent.parent))  # the jobs, the strikes and 
 
 from tests.live import Twin
 from tests.mixed import LAYOUTS, Chapter, by_kind, compare, deal, repeated, run_chapter
-from torchrelay.cli.guarantee import guarantee_page
+from torchrelay.cli.view.guarantee import guarantee_page
 from torchrelay.goodput.guarantee import Guarantee, Standing, guarantee
 
 PER_JOB = 70  # interruptions: a job of twice as many steps would need a twin of twice as many

@@ -20,13 +20,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from figures import finish, progress
 from tests.aged import aged
-from torchrelay.cli.chronicle import Chronicle
-from torchrelay.orchestrator.compaction import Compaction
-from torchrelay.orchestrator.endpoint import JOURNAL, read_endpoint
-from torchrelay.orchestrator.journal import Journal, read_history
-from torchrelay.orchestrator.scene import Ways, note_ways
-from torchrelay.orchestrator.story import replay
-from torchrelay.protocol.cluster import EMPTY, advance
+from torchrelay.api.endpoint import JOURNAL, read_endpoint
+from torchrelay.client.chronicle import Chronicle
+from torchrelay.orchestrator.core.compaction import Compaction
+from torchrelay.orchestrator.store.journal import Journal, read_history
+from torchrelay.orchestrator.views.scene import Ways, note_ways
+from torchrelay.orchestrator.views.story import replay
+from torchrelay.protocol.rules.cluster import EMPTY, advance
 
 RANKS = 16
 EACH = 68  # events of an incident, about

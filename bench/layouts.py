@@ -28,8 +28,8 @@ from migration import Moving, one_move
 from recovery import Kill, command, prepare, settled, stop
 from spread import LAYOUTS
 from steps import read_times, step_time_s, wait_for
-from torchrelay.cli.client import Client
-from torchrelay.protocol.incident import UNSETTLED
+from torchrelay.client.client import Client
+from torchrelay.protocol.model.incident import UNSETTLED
 
 HERE = Path(__file__).parent
 RANKS = {layout: 8 if layout == "tp-hsdp" else 4 for layout in LAYOUTS}

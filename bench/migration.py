@@ -31,8 +31,8 @@ from figures import finish, progress
 from recovery import RANKS, Kill, command, prepare, settled, stop
 from restore import restore_figures
 from steps import read_times, step_time_s, wait_for
-from torchrelay.cli.client import Client
-from torchrelay.orchestrator.shown import MoveView
+from torchrelay.api.shown import MoveView
+from torchrelay.client.client import Client
 
 HERE = Path(__file__).parent
 

@@ -33,7 +33,7 @@ sys.path.append(str(Path(__file__).parent.parent))  # the job and its faults are
 
 from examples.demo.bits import Trace, compare, read
 from tests.path_training import FAILOVER, A, B, Training
-from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers import network as net
 
 AFTER_S = 3.0

@@ -23,7 +23,7 @@ from pathlib import Path
 from figures import finish, progress
 from restore import restore_figures
 from steps import read_times, step_time_s, wait_for
-from torchrelay.cli.client import Client
+from torchrelay.client.client import Client
 
 HERE = Path(__file__).parent
 RANKS = 4

@@ -41,7 +41,7 @@ def build(gigabytes: float, *, trained: bool):  # type: ignore[no-untyped-def]  
     """A model with AdamW whose state has this size: parameters and two moments."""
     import torch
 
-    from torchrelay.worker.state import State
+    from torchrelay.worker.state.state import State
 
     layers = max(1, round(gigabytes * 2**30 / (3 * 4 * WIDTH * WIDTH)))
     torch.manual_seed(1 if trained else 2)
@@ -59,8 +59,8 @@ def serve(pipe: Connection, gigabytes: float, secret: bytes) -> None:
     """The source: a state server, and a plain stream of the same memory's size."""
     import numpy as np
 
-    from torchrelay.protocol.ids import Generation, Point
-    from torchrelay.worker.serving import StateServer
+    from torchrelay.protocol.messages.ids import Generation, Point
+    from torchrelay.worker.transfer.serving import StateServer
 
     state = build(gigabytes, trained=True)
     server = StateServer(secret)
@@ -95,9 +95,9 @@ def plain_stream(pipe: Connection, port: int, size: int) -> float:
 
 def measure(gigabytes: float) -> dict[str, float]:
     """Restores and plain streams in turns; runs in a process of its own."""
-    from torchrelay.protocol.ids import Generation, Point, Rank
-    from torchrelay.protocol.orders import Source
-    from torchrelay.worker.transfer import fetch_state
+    from torchrelay.protocol.messages.ids import Generation, Point, Rank
+    from torchrelay.protocol.messages.orders import Source
+    from torchrelay.worker.transfer.transfer import fetch_state
 
     secret = os.urandom(32)
     context = multiprocessing.get_context("spawn")

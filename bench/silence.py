@@ -30,8 +30,8 @@ from pathlib import Path
 from statistics import median
 
 from figures import finish, progress
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.orchestrator.shown import NodeStatus, Status
+from torchrelay.api.shown import NodeStatus, Status
+from torchrelay.client.client import Away, Client, Denied
 from torchrelay.schedulers.local import read_file
 from torchrelay.schedulers.network import RECORD, Network, cut, obstacle
 

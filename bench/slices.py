@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from figures import finish, progress
-from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers.network import Isolation, obstacle
 
 SOURCES = 3
@@ -68,8 +68,8 @@ class Peer:
 def serve(host: str) -> None:
     """A source: says where it is, and serves until it is killed."""
     from restore import build
-    from torchrelay.protocol.ids import Generation, Point
-    from torchrelay.worker.serving import StateServer
+    from torchrelay.protocol.messages.ids import Generation, Point
+    from torchrelay.worker.transfer.serving import StateServer
 
     asked = json.loads(sys.stdin.readline())
     state = build(asked["gigabytes"], trained=True)
@@ -82,9 +82,9 @@ def serve(host: str) -> None:
 def take() -> None:
     """The newcomer: takes the state from the sources that it is told, again and again."""
     from restore import build
-    from torchrelay.protocol.ids import Generation, Point, Rank
-    from torchrelay.protocol.orders import Source
-    from torchrelay.worker.transfer import fetch_state
+    from torchrelay.protocol.messages.ids import Generation, Point, Rank
+    from torchrelay.protocol.messages.orders import Source
+    from torchrelay.worker.transfer.transfer import fetch_state
 
     asked = json.loads(sys.stdin.readline())
     state = build(asked["gigabytes"], trained=False)

@@ -19,18 +19,18 @@ from statistics import median
 from aiohttp import web
 
 from figures import finish
+from torchrelay.api.endpoint import JOURNAL, TOKEN, Endpoint, read_endpoint, write_endpoint
 from torchrelay.orchestrator.__main__ import listen
-from torchrelay.orchestrator.api import make_app
-from torchrelay.orchestrator.door import Door, Strangers
-from torchrelay.orchestrator.endpoint import JOURNAL, TOKEN, Endpoint, read_endpoint, write_endpoint
-from torchrelay.orchestrator.journal import Journal
-from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.vitals import BEAT_MS, Beat, Sample
-from torchrelay.wire.channel import OrderFrame, ToAgent
-from torchrelay.wire.trust import new_token, write_token
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.http.api import make_app
+from torchrelay.orchestrator.http.door import Door, Strangers
+from torchrelay.orchestrator.store.journal import Journal
+from torchrelay.protocol.health.vitals import BEAT_MS, Beat, Sample
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.wire.messages.channel import OrderFrame, ToAgent
+from torchrelay.wire.trust.trust import new_token, write_token
 
 RANKS, NODES, SPARES = 16, 2, 2
 JOB = JobId("train")

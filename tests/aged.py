@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import EMPTY, Cluster, advance, orders
-from torchrelay.protocol.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 
 JOB = JobId("aged")
 

@@ -15,12 +15,13 @@ from typing import TypeVar
 from aiohttp import WSMsgType, web
 from msgspec import structs
 
-from torchrelay.agent.children import ProcessGone, all_processes, read_stat
-from torchrelay.protocol.events import Event, JobSpec, WorkerExited, WorkerJoined, WorkerStarted, WorkerWarm
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
-from torchrelay.protocol.orders import AnyOrder, Assign, Fence, Interrupt, StartWorker
-from torchrelay.protocol.vitals import Beat, Sample
-from torchrelay.wire.channel import (
+from torchrelay.agent.workers.children import ProcessGone, all_processes, read_stat
+from torchrelay.protocol.health.vitals import Beat, Sample
+from torchrelay.protocol.messages.events import Event, JobSpec, WorkerExited, WorkerJoined, WorkerStarted, WorkerWarm
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.messages.orders import AnyOrder, Assign, Fence, Interrupt, StartWorker
+from torchrelay.wire.files.launch import Launch, write_launch
+from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
     Attach,
@@ -33,10 +34,9 @@ from torchrelay.wire.channel import (
     ToAgent,
     decode_to_orchestrator,
 )
-from torchrelay.wire.codec import encode
-from torchrelay.wire.launch import Launch, write_launch
-from torchrelay.wire.pathnews import NetworkNews
-from torchrelay.wire.trust import new_token, write_token
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.pathnews import NetworkNews
+from torchrelay.wire.trust.trust import new_token, write_token
 
 ROOT = Path(__file__).parent.parent
 NODE = NodeId("node-0")

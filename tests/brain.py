@@ -11,10 +11,11 @@ from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from typing import TypeVar
 
-from torchrelay.orchestrator.endpoint import read_endpoint
-from torchrelay.orchestrator.journal import Journal
-from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.protocol.events import (
+from torchrelay.api.endpoint import read_endpoint
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.store.journal import Journal
+from torchrelay.protocol.health.vitals import Beat, Sample
+from torchrelay.protocol.messages.events import (
     JobSpec,
     JobSubmitted,
     NodeJoined,
@@ -26,11 +27,10 @@ from torchrelay.protocol.events import (
     WorkerStarted,
     WorkerWarm,
 )
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import Assign, Order, Resume, Rewire, StartWorker
-from torchrelay.protocol.roster import Worker
-from torchrelay.protocol.vitals import Beat, Sample
-from torchrelay.wire.channel import OrderFrame, ToAgent
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import Assign, Order, Resume, Rewire, StartWorker
+from torchrelay.protocol.model.roster import Worker
+from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 JOB = JobId("job")
 NODE = NodeId("node-0")

@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any, TypeVar
 
 from tests.stage import JOB, NODE, Actor, Stage
-from torchrelay.protocol.events import (
+from torchrelay.protocol.messages.events import (
     Answer,
     Event,
     JobSpec,
@@ -28,8 +28,8 @@ from torchrelay.protocol.events import (
     WorkerRewired,
     WorkerStarted,
 )
-from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId
-from torchrelay.protocol.orders import (
+from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId
+from torchrelay.protocol.messages.orders import (
     Assign,
     CatchUp,
     Decide,
@@ -44,8 +44,8 @@ from torchrelay.protocol.orders import (
     Verdict,
     WorkerOrder,
 )
-from torchrelay.wire.codec import encode
-from torchrelay.wire.link import Attended
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.link import Attended
 
 A = TypeVar("A", bound=Answer)
 

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchrelay.worker import memory
-from torchrelay.worker.state import State
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors import memory
 
 
 def carry(source: State, target: State) -> None:

@@ -100,7 +100,7 @@ def left_as_found() -> Iterator[None]:
     """Random generators are as before; and one thread, as for tiny tensors more of them only wait for one another."""
     import torch
 
-    from torchrelay.worker import random_state
+    from torchrelay.worker.state import random_state
 
     before, threads = random_state.capture(), torch.get_num_threads()
     torch.set_num_threads(1)

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torchrelay.wire.netreport import NetPage, Row, RowState, encode_page
+from torchrelay.wire.messages.netreport import NetPage, Row, RowState, encode_page
 
 EVERY_S = 0.05
 AT_ONCE = 4  # the kernel keeps ten datagrams for a reader, mostly (net.unix.max_dgram_qlen)

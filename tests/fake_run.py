@@ -12,15 +12,15 @@ import dataclasses
 import sys
 from contextlib import suppress
 
-from torchrelay.cli.unprepared import ends_at_once
+from torchrelay.cli.launch.unprepared import ends_at_once
 
 with ends_at_once():  # as the command itself has it
     import msgspec
 
-    from torchrelay.cli import local_run
     from torchrelay.cli import main as command
-    from torchrelay.cli.plan import Plan
-    from torchrelay.wire.page import no_room
+    from torchrelay.launcher import local_run
+    from torchrelay.launcher.plan import Plan
+    from torchrelay.wire.files.page import no_room
 
 follow = local_run.follow
 
@@ -37,7 +37,7 @@ def pretend(plan: Plan) -> int:
     """Follow the same plan with workers that need no torch."""
     if "FAKE_FILL" in os.environ:  # between the look at what room there is, and the start of the workers
         vars(local_run)["no_room"] = fill
-    preload = (os.environ.get("FAKE_PRELOAD", "torchrelay.wire.page"),)
+    preload = (os.environ.get("FAKE_PRELOAD", "torchrelay.wire.files.page"),)
     launch = msgspec.structs.replace(plan.launch, preload=preload, function="tests.fake_trainer:train")
     return follow(dataclasses.replace(plan, launch=launch))
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from torchrelay.protocol.events import (
+from torchrelay.protocol.messages.events import (
     Event,
     StateRestored,
     WorkerFinished,
@@ -29,13 +29,23 @@ from torchrelay.protocol.events import (
     WorkerStarted,
     WorkerWarm,
 )
-from torchrelay.protocol.ids import START, Generation, JobId, NodeId, Point, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import Assign, CatchUp, Decide, Interrupt, Leave, Restore, Resume, Rewire, Verdict
-from torchrelay.wire.codec import encode
-from torchrelay.wire.framing import Closed, FrameSocket
-from torchrelay.wire.link import ToWorker, Welcome, decode_to_worker
-from torchrelay.wire.output import announce
-from torchrelay.wire.page import Page
+from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import (
+    Assign,
+    CatchUp,
+    Decide,
+    Interrupt,
+    Leave,
+    Restore,
+    Resume,
+    Rewire,
+    Verdict,
+)
+from torchrelay.wire.files.output import announce
+from torchrelay.wire.files.page import Page
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.framing import Closed, FrameSocket
+from torchrelay.wire.messages.link import ToWorker, Welcome, decode_to_worker
 
 PATIENCE_S = 60.0
 POLL_S = 0.002

@@ -12,14 +12,14 @@ import sys
 import time
 from pathlib import Path
 
-from torchrelay.protocol.events import WorkerJoined, WorkerRaised, WorkerReported, WorkerStarted, WorkerWarm
-from torchrelay.protocol.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import Assign, Interrupt, Leave, Order
-from torchrelay.wire.codec import encode
-from torchrelay.wire.framing import Closed, FrameSocket
-from torchrelay.wire.link import Attended, Welcome, decode_to_worker
-from torchrelay.wire.output import announce
-from torchrelay.wire.page import Page
+from torchrelay.protocol.messages.events import WorkerJoined, WorkerRaised, WorkerReported, WorkerStarted, WorkerWarm
+from torchrelay.protocol.messages.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import Assign, Interrupt, Leave, Order
+from torchrelay.wire.files.output import announce
+from torchrelay.wire.files.page import Page
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.framing import Closed, FrameSocket
+from torchrelay.wire.messages.link import Attended, Welcome, decode_to_worker
 
 PATIENCE_S = 60.0  # longer than any test waits for an end
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.client.client import Away, Client, Denied
 
 SCRIPTS = Path(__file__).parent / "scripts"
 

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from tests.jobs import SCRIPTS, Finished, end_job, run_job, start_job, torchrelay, wait_until
+from torchrelay.api.shown import JobStatus, MoveView, Nodes, Ranks, RankStatus, Status, TaintView
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.orchestrator.shown import JobStatus, MoveView, Nodes, Ranks, RankStatus, Status, TaintView
+from torchrelay.client.client import Away, Client, Denied
 
 FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1", "--slot-faults", "0", "--moves-per-hour", "-1"]
 SLOTS = 2  # of each node

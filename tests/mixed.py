@@ -19,12 +19,12 @@ from tests.jobs import Finished, torchrelay
 from tests.live import SPARES, Live, Look, Twin, doubled
 from torchrelay.chaos.faults import Gone
 from torchrelay.chaos.whereabouts import Refusal
-from torchrelay.cli.client import Away as Unheard
-from torchrelay.cli.client import Denied
-from torchrelay.cli.guarantee import read_ledger
+from torchrelay.cli.view.guarantee import read_ledger
+from torchrelay.client.client import Away as Unheard
+from torchrelay.client.client import Denied
 from torchrelay.goodput.guarantee import Entry, Standing, find
-from torchrelay.protocol.ids import NodeId
-from torchrelay.protocol.incident import UNSETTLED
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.model.incident import UNSETTLED
 
 FLAGS = ["--probation", "3s"]
 PACE_S = 0.1  # added to each step: the twin is to be done in a fraction of the time, and spares start meanwhile

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 
 from torchrelay.cli import main as command
-from torchrelay.cli import net_flags
+from torchrelay.cli.launch import net_flags
 
 if __name__ == "__main__":
     net_flags.core_variables = dict

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchrelay.agent.findings import Finding, Judge
-from torchrelay.agent.paths import Link
-from torchrelay.wire.launch import PathLimits
-from torchrelay.wire.netreport import NetPage, Report, Row, RowState
+from torchrelay.agent.network.findings import Finding, Judge
+from torchrelay.agent.network.paths import Link
+from torchrelay.wire.files.launch import PathLimits
+from torchrelay.wire.messages.netreport import NetPage, Report, Row, RowState
 
 WALL_S = 1_750_000_000  # when the world begins, in seconds since 1970
 STEP_S = 0.5

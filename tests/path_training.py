@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.jobs import Finished, ask_until, end_job, start_job
-from torchrelay.cli.client import Client
-from torchrelay.protocol.ids import NodeId
+from torchrelay.client.client import Client
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers import network as net
 from torchrelay.schedulers.local import read_file
 

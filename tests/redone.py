@@ -9,9 +9,9 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from torchrelay.worker import random_state
-from torchrelay.worker.redo import Redo
-from torchrelay.worker.state import State
+from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state import random_state
+from torchrelay.worker.state.state import State
 
 
 class Cut(BaseException):

@@ -7,9 +7,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 
-from torchrelay.protocol.ids import Rank
-from torchrelay.protocol.orders import Source
-from torchrelay.worker.transfer import StateServer
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.messages.orders import Source
+from torchrelay.worker.transfer.transfer import StateServer
 
 
 class Relay:

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from tests.brain import until
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.schedulers.port import (
     Caps,
     GrantReady,

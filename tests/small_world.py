@@ -13,15 +13,15 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tests.telling import JOB, Stand, answers, private, submitted, training
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import Cluster, advance, orders
-from torchrelay.protocol.ids import NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.incident import Incident
-from torchrelay.protocol.job import MOVING, Job, JobPhase
-from torchrelay.protocol.moves import Move
-from torchrelay.protocol.roster import Life, Seat, Worker
-from torchrelay.protocol.table import Table
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.incident import Incident
+from torchrelay.protocol.model.job import MOVING, Job, JobPhase
+from torchrelay.protocol.model.moves import Move
+from torchrelay.protocol.model.roster import Life, Seat, Worker
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.rules.cluster import Cluster, advance, orders
 
 # Two points are enough: what was committed, and what was about to be.
 HERE, NEXT = Point(1), Point(2)

@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.stacks import stacks, tell_when_asked
-from torchrelay.agent.forkserver import reseed
-from torchrelay.protocol.cluster import EMPTY, advance, orders
-from torchrelay.protocol.events import (
+from torchrelay.agent.workers.forkserver import reseed
+from torchrelay.protocol.messages.events import (
     Event,
     JobSpec,
     JobSubmitted,
@@ -33,14 +32,15 @@ from torchrelay.protocol.events import (
     WorkerHung,
     WorkerStarted,
 )
-from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
-from torchrelay.protocol.job import Job, JobPhase
-from torchrelay.protocol.orders import Fence, Order, StartWorker, WorkerOrder
-from torchrelay.wire.codec import WireError, encode
-from torchrelay.wire.framing import Closed, FrameSocket
-from torchrelay.wire.launch import PRELOAD
-from torchrelay.wire.link import Attended, Welcome, decode_from_worker
-from torchrelay.wire.page import Page, Status
+from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.messages.orders import Fence, Order, StartWorker, WorkerOrder
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.rules.cluster import EMPTY, advance, orders
+from torchrelay.wire.files.launch import PRELOAD
+from torchrelay.wire.files.page import Page, Status
+from torchrelay.wire.messages.codec import WireError, encode
+from torchrelay.wire.messages.framing import Closed, FrameSocket
+from torchrelay.wire.messages.link import Attended, Welcome, decode_from_worker
 
 JOB, NODE = JobId("staged"), NodeId("node-0")
 REPEAT_S = 0.5
@@ -63,7 +63,7 @@ def become_worker(env: Mapping[str, str], argv: Sequence[str], log: str) -> None
     sys.argv = list(argv)
     sys.path.insert(0, os.getcwd())
     reseed()
-    from torchrelay.worker.main import run_worker
+    from torchrelay.worker.bootstrap.main import run_worker
 
     run_worker()
 

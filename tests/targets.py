@@ -5,10 +5,10 @@ from __future__ import annotations
 import msgspec
 
 from tests.stage import Actor, Stage
-from torchrelay.protocol.events import Event, WorkerPrepared
-from torchrelay.protocol.ids import WorkerId
-from torchrelay.protocol.orders import Assign, CatchUp, Source, WorkerOrder
-from torchrelay.wire.codec import encode
+from torchrelay.protocol.messages.events import Event, WorkerPrepared
+from torchrelay.protocol.messages.ids import WorkerId
+from torchrelay.protocol.messages.orders import Assign, CatchUp, Source, WorkerOrder
+from torchrelay.wire.messages.codec import encode
 
 
 class TargetStage(Stage):

@@ -10,12 +10,12 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import EMPTY, Cluster, advance, orders
-from torchrelay.protocol.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import Job, JobPhase
-from torchrelay.protocol.moves import Move
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.moves import Move
+from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 
 JOB = JobId("job")
 

@@ -7,8 +7,8 @@ import threading
 import pytest
 
 from tests.scripts import groups_actions as acts
-from torchrelay.worker import abandon
-from torchrelay.worker.abandon import Abandoned, await_unless_broken
+from torchrelay.worker.process_groups import abandon
+from torchrelay.worker.process_groups.abandon import Abandoned, await_unless_broken
 
 
 def test_a_call_gives_its_result_or_its_error() -> None:

@@ -12,18 +12,12 @@ from pathlib import Path
 import pytest
 
 from tests.agent_stage import G1, JOB, NODE, SECRET, Stage, assign, interrupt, lives, on_stage, staged, until
-from torchrelay.protocol.events import (
-    WorkerExited,
-    WorkerRaised,
-    WorkerReported,
-    WorkerStarted,
-    WorkerWarm,
-)
-from torchrelay.protocol.ids import NodeId, Point, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import Leave, StartWorker
-from torchrelay.wire.channel import Ack
-from torchrelay.wire.framing import Closed, FrameSocket
-from torchrelay.wire.link import ATTENDED_S
+from torchrelay.protocol.messages.events import WorkerExited, WorkerRaised, WorkerReported, WorkerStarted, WorkerWarm
+from torchrelay.protocol.messages.ids import NodeId, Point, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import Leave, StartWorker
+from torchrelay.wire.messages.channel import Ack
+from torchrelay.wire.messages.framing import Closed, FrameSocket
+from torchrelay.wire.messages.link import ATTENDED_S
 
 
 def numbers_after(text: str, word: str) -> list[int]:

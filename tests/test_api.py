@@ -24,16 +24,16 @@ from tests.brain import (
     train,
     until,
 )
-from torchrelay.orchestrator import api
-from torchrelay.orchestrator import service as shell
-from torchrelay.orchestrator.api import make_app
-from torchrelay.orchestrator.journal import JournalUnavailable, read_history
-from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.orchestrator.story import Kind, Moment
-from torchrelay.protocol.events import Event, JobSubmitted, NodeLost, WorkerExited, WorkerStarted
-from torchrelay.protocol.ids import NodeId, WorkerId
-from torchrelay.protocol.orders import StartWorker
-from torchrelay.wire.channel import (
+from torchrelay.orchestrator.core import service as shell
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.http import api
+from torchrelay.orchestrator.http.api import make_app
+from torchrelay.orchestrator.store.journal import JournalUnavailable, read_history
+from torchrelay.orchestrator.views.story import Kind, Moment
+from torchrelay.protocol.messages.events import Event, JobSubmitted, NodeLost, WorkerExited, WorkerStarted
+from torchrelay.protocol.messages.ids import NodeId, WorkerId
+from torchrelay.protocol.messages.orders import StartWorker
+from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
     Attach,
@@ -45,7 +45,7 @@ from torchrelay.wire.channel import (
     ToAgent,
     decode_to_agent,
 )
-from torchrelay.wire.codec import encode
+from torchrelay.wire.messages.codec import encode
 
 TOKEN = "trt_a-token-for-tests-only"
 HEADERS = {"Authorization": f"Bearer {TOKEN}"}
@@ -253,8 +253,8 @@ class TestEventStream:
     def test_private_state_is_not_shown(self, tmp_path: Path) -> None:
         async def story(port: Port) -> None:
             await train(port.service, RecordingLink())
-            from torchrelay.protocol.events import PrivateRecord
-            from torchrelay.protocol.ids import Point
+            from torchrelay.protocol.messages.events import PrivateRecord
+            from torchrelay.protocol.messages.ids import Point
 
             event = WorkerExited(worker=WorkerId("node-0.1.1"), node=NODE, private=(PrivateRecord(Point(3), b"rng"),))
             seq = await port.service.put(event)

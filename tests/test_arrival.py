@@ -6,11 +6,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.orders import CatchUp
-from torchrelay.wire.page import Page
-from torchrelay.worker import arrival
-from torchrelay.worker.standing import Report, Standing
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.messages.orders import CatchUp
+from torchrelay.wire.files.page import Page
+from torchrelay.worker.control.standing import Report, Standing
+from torchrelay.worker.replacement import arrival
 
 
 class Enough(Exception):

@@ -9,8 +9,8 @@ from contextlib import closing
 
 import pytest
 
-from torchrelay.cli.asking import NoAnswer, ask, read_answer
-from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.client.asking import NoAnswer, ask, read_answer
+from torchrelay.client.client import Away, Client, Denied
 
 
 class Once:

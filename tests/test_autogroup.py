@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker import autogroup
-from torchrelay.worker.autogroup import SessionPriority, read_priority
-from torchrelay.worker.courtesy import SESSION_STEPS
+from torchrelay.worker.scheduling import autogroup
+from torchrelay.worker.scheduling.autogroup import SessionPriority, read_priority
+from torchrelay.worker.scheduling.courtesy import SESSION_STEPS
 
 DEADLINE_S = 20.0
 ON = Path("/proc/sys/kernel/sched_autogroup_enabled")
 STORY = """
-from torchrelay.worker.autogroup import FILE, read_priority
-from torchrelay.worker.courtesy import Courtesy
+from torchrelay.worker.scheduling.autogroup import FILE, read_priority
+from torchrelay.worker.scheduling.courtesy import Courtesy
 courtesy, seen = Courtesy(), [read_priority()]
 for act in (courtesy.give_way, courtesy.give_way, courtesy.take_turn, courtesy.give_way):
     act()

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.testing._internal.distributed import fake_pg  # noqa: F401  registers the backend
 
-from torchrelay.worker.between import EVERY, FIRST, Between
+from torchrelay.worker.step.between import EVERY, FIRST, Between
 
 
 @pytest.fixture

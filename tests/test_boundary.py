@@ -7,13 +7,13 @@ from typing import Any
 
 from tests.telling import JOB, Stand, Story, running, say, submitted
 from tests.test_migration import HERE, NEXT, SIGKILL, asked, cut_over, halting, on_nodes, preparing, quiescing
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.boundary import renew
-from torchrelay.protocol.ids import NodeId, Point, Rank, WorkerPhase
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.roster import Life
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerPhase
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.roster import Life
+from torchrelay.protocol.placement.boundary import renew
 
 # ---------------------------------------------------------------- the boundary
 

@@ -14,13 +14,13 @@ import pytest
 from tests.brain import JOB, NODE, RecordingLink, serving, spec
 from tests.test_api import Port, play
 from tests.test_plans import taint, two_nodes
-from torchrelay.cli.runs import NotPossible, time_in
-from torchrelay.orchestrator import changes
-from torchrelay.orchestrator.changes import check_spec
-from torchrelay.orchestrator.journal import Call, Journal, Unwritable
-from torchrelay.orchestrator.plans import Planned, PlanRefused
-from torchrelay.orchestrator.shown import LONGEST_MS, Change
-from torchrelay.protocol.events import Event, FreezeSet, JobCancelled, JobSpec, JobSubmitted, TaintSet, Tick
+from torchrelay.api.shown import LONGEST_MS, Change
+from torchrelay.client.runs import NotPossible, time_in
+from torchrelay.orchestrator.http import changes
+from torchrelay.orchestrator.http.changes import check_spec
+from torchrelay.orchestrator.store.journal import Call, Journal, Unwritable
+from torchrelay.orchestrator.views.plans import Planned, PlanRefused
+from torchrelay.protocol.messages.events import Event, FreezeSet, JobCancelled, JobSpec, JobSubmitted, TaintSet, Tick
 
 HUGE = 10**20
 WHO = Call(wall_ms=1, who="ann\udcff@desk", call="taint", what="node-0 k")

@@ -14,19 +14,20 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.stage import JOB, NODE, Actor, Stage
 from tests.test_run import digests, script, undisturbed
-from torchrelay.protocol.events import Event, PrivateRecord, RecordKept, WorkerReady, WorkerRewired
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.orders import CatchUp, Recall, Rewire, WorkerOrder
-from torchrelay.wire import trust
-from torchrelay.wire.codec import encode
-from torchrelay.wire.page import Page
-from torchrelay.worker import buddies, groups
-from torchrelay.worker.buddies import RECORDS, Buddies
-from torchrelay.worker.lanes import Lanes, Parted, limit
-from torchrelay.worker.record import decode_private
-from torchrelay.worker.transfer import StateServer
+from torchrelay.protocol.messages.events import Event, PrivateRecord, RecordKept, WorkerReady, WorkerRewired
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.messages.orders import CatchUp, Recall, Rewire, WorkerOrder
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.wire.files.page import Page
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.trust import trust
+from torchrelay.worker.peers import buddies
+from torchrelay.worker.peers.buddies import RECORDS, Buddies
+from torchrelay.worker.peers.lanes import Lanes, Parted, limit
+from torchrelay.worker.process_groups import groups
+from torchrelay.worker.state.record import decode_private
+from torchrelay.worker.transfer.transfer import StateServer
 
 DEADLINE_S = 30.0
 

@@ -10,16 +10,16 @@ import pytest
 
 from tests.telling import JOB, Story, raised, running, say, submitted
 from tests.test_migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import orders
-from torchrelay.protocol.ending import NO_SPARE
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.incident import Mark, Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.policy import DYING_MS, ENDING_MS, GENERATION_BUDGET, START_BUDGET
-from torchrelay.protocol.roster import Life
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.model.incident import Mark, Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.roster import Life
+from torchrelay.protocol.placement.policy import DYING_MS, ENDING_MS, GENERATION_BUDGET, START_BUDGET
+from torchrelay.protocol.recovery.ending import NO_SPARE
+from torchrelay.protocol.rules.cluster import orders
 
 HERE, NEXT = Point(3), Point(4)
 SIGKILL = 9

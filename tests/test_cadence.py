@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from torchrelay.errors import Refused
-from torchrelay.worker import cadence
-from torchrelay.worker.cadence import FACTOR, FIRST, MOST_S, RANK_MTBF_S, Cadence, best_interval, mtbf_s
-from torchrelay.worker.snapshots import AUTO, EVERY, interval
+from torchrelay.worker.peers import cadence
+from torchrelay.worker.peers.cadence import FACTOR, FIRST, MOST_S, RANK_MTBF_S, Cadence, best_interval, mtbf_s
+from torchrelay.worker.peers.snapshots import AUTO, EVERY, interval
 
 HOUR_S = 3600.0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cases.running import Fate, Ran, disturbed, migrate, run_case
-from torchrelay.cli.voice import HOW_TO_JOIN
+from torchrelay.launcher.voice import HOW_TO_JOIN
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 

@@ -17,19 +17,19 @@ import psutil
 import pytest
 
 from tests.jobs import SCRIPTS, end_job, start_job, torchrelay, wait_until
+from torchrelay.api.shown import IncidentTally, JobStatus, Ranks, RankStatus, SpareTally
 from torchrelay.chaos import leaving, memory, phases
 from torchrelay.chaos.deeds import plan_deed, slow
 from torchrelay.chaos.faults import Fault, Gone, observe, strike
 from torchrelay.chaos.phases import await_phase, catch, last_phase
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.chaos.wishes import MIX, OF_RANKS, Deed, Facts, How, Phase, Wish, draw, outlook
-from torchrelay.cli.chaos import parser, seconds, wish_of
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.cli.runs import NotPossible
-from torchrelay.orchestrator.shown import IncidentTally, JobStatus, Ranks, RankStatus, SpareTally
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId, WorkerPhase
+from torchrelay.cli.diagnose.chaos import parser, seconds, wish_of
+from torchrelay.client.client import Away, Client, Denied
+from torchrelay.client.runs import NotPossible
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId, WorkerPhase
 from torchrelay.schedulers.machine import RECORD, Machine, read_machine, write_machine
-from torchrelay.wire.page import Page
+from torchrelay.wire.files.page import Page
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 

@@ -11,16 +11,16 @@ import pytest
 
 from tests.test_cli_views import journal_of_a_recovery, torchrelay  # noqa: F401
 from tests.test_ledger import line, view
-from torchrelay.cli.client import Client
-from torchrelay.cli.cost_words import parser
-from torchrelay.cli.ledger_file import jsonl
+from torchrelay.api.shown import Incidents
+from torchrelay.cli.forecasts.cost_words import parser
+from torchrelay.client.client import Client
+from torchrelay.client.ledger_file import jsonl
 from torchrelay.economics.assumptions import ASSUMPTIONS
-from torchrelay.economics.field import RATES
-from torchrelay.economics.published import all_claims
+from torchrelay.economics.published.field import RATES
+from torchrelay.economics.published.published import all_claims
 from torchrelay.goodput.ledger import Line
-from torchrelay.orchestrator.shown import Incidents
-from torchrelay.protocol.ids import JobId
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.messages.ids import JobId
+from torchrelay.protocol.model.incident import Resolution
 
 Capsys = pytest.CaptureFixture[str]
 
@@ -173,7 +173,7 @@ class TestMeasured:
             def view_incidents(self, job: str | None) -> Incidents:
                 return Incidents(job=JobId(job or "job"), incidents=(view(), view(Resolution.ROLLED_BACK)))
 
-        monkeypatch.setattr("torchrelay.cli.cost.look", lambda _: (Told(), ""))
+        monkeypatch.setattr("torchrelay.cli.forecasts.cost.look", lambda _: (Told(), ""))
         measured = found(capsys, "--run-dir", "runs/1", "--job", "a")["answer"]["measured"]
         assert (measured["clean"], measured["eligible"], measured["source"]) == (1, 2, "runs/1")
 
@@ -196,7 +196,7 @@ class TestMeasured:
             def view_incidents(self, job: str | None = None) -> Incidents:
                 return Incidents(job=JobId(job or "job"), incidents=(view(Resolution.OPEN),))
 
-        monkeypatch.setattr("torchrelay.cli.cost.look", lambda _: (Told(), ""))
+        monkeypatch.setattr("torchrelay.cli.forecasts.cost.look", lambda _: (Told(), ""))
         code, _, err = torchrelay(capsys, "cost", "--run-dir", "runs/1")
         assert code == 2
         assert "no failure in its 1 lines that counts" in err

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from torchrelay.cli import doctor
-from torchrelay.cli.doctor import (
+from torchrelay.cli.diagnose import doctor
+from torchrelay.cli.diagnose.doctor import (
     Check,
     State,
     all_checks,
@@ -22,7 +22,7 @@ from torchrelay.cli.doctor import (
     file_system,
     probe_torch,
 )
-from torchrelay.cli.show import Output
+from torchrelay.terminal.show import Output
 
 WELL: dict[str, Any] = {
     "torch": "2.13.0+cpu", "import_s": 1.2, "gpus": 0, "nccl": False, "gloo": "", "swap": "ExtensionSwap",

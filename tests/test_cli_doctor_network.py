@@ -8,9 +8,15 @@ from types import SimpleNamespace
 import psutil
 import pytest
 
-from torchrelay.cli import doctor_network
-from torchrelay.cli.doctor import State
-from torchrelay.cli.doctor_network import check_ecmp, check_mptcp, check_paths, network_checks, usable_interfaces
+from torchrelay.cli.diagnose import doctor_network
+from torchrelay.cli.diagnose.doctor import State
+from torchrelay.cli.diagnose.doctor_network import (
+    check_ecmp,
+    check_mptcp,
+    check_paths,
+    network_checks,
+    usable_interfaces,
+)
 
 GOOD = {"mptcp/enabled": 1, "ipv4/tcp_rto_max_ms": 1000, "ipv4/tcp_retries2": 255}
 ECMP = {"ipv4/fib_multipath_hash_policy": 1, "ipv4/conf/all/ignore_routes_with_linkdown": 1}

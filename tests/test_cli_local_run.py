@@ -18,9 +18,9 @@ import psutil
 import pytest
 
 from tests.brain import wait_for
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.cli.sweep import PrivateFolder, is_alive
-from torchrelay.wire.trust import TrustError
+from torchrelay.client.client import Away, Client, Denied
+from torchrelay.launcher.sweep import PrivateFolder, is_alive
+from torchrelay.wire.trust.trust import TrustError
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from torchrelay.api.shown import IncidentTally, JobStatus, OutcomeView, SpareTally
 from torchrelay.cli import main as command
-from torchrelay.cli.plan import Plan
-from torchrelay.cli.run import IGNORED_FLAGS, IGNORED_VALUES, is_here, plan
-from torchrelay.cli.runs import NotPossible
-from torchrelay.cli.voice import Voice, remedy, summary, words_of
-from torchrelay.orchestrator.shown import IncidentTally, JobStatus, OutcomeView, SpareTally
-from torchrelay.orchestrator.story import Kind, Note
-from torchrelay.protocol.ids import Generation, JobId
+from torchrelay.cli.launch.run import IGNORED_FLAGS, IGNORED_VALUES, is_here, plan
+from torchrelay.client.runs import NotPossible
+from torchrelay.launcher.plan import Plan
+from torchrelay.launcher.voice import Voice, remedy, summary, words_of
+from torchrelay.orchestrator.views.story import Kind, Note
+from torchrelay.protocol.messages.ids import Generation, JobId
 
 
 @pytest.fixture(autouse=True)
@@ -229,7 +229,7 @@ class TestNames:
             def now(cls, tz: object = None) -> Stopped:  # noqa: ARG003
                 return cls(2026, 1, 2, 3, 4, 5)
 
-        monkeypatch.setattr("torchrelay.cli.run.datetime", Stopped)
+        monkeypatch.setattr("torchrelay.cli.launch.run.datetime", Stopped)
         found = [plan(["train.py"]) for _ in range(3)]
         assert [made.spec.job for made in found] == [
             "train-20260102-030405", "train-20260102-030405-2", "train-20260102-030405-3",
@@ -239,7 +239,8 @@ class TestNames:
     @pytest.mark.parametrize("words", [["--job", "mine"], ["--run-dir", "here"]])
     def test_a_folder_in_which_a_run_starts_is_not_taken_by_another(self, words: list[str]) -> None:
         first = subprocess.Popen(
-            [sys.executable, "-c", f"import sys; from torchrelay.cli.run import plan; plan({[*words, 'train.py']});"
+            [sys.executable, "-c", "import sys; from torchrelay.cli.launch.run import plan; "
+             f"plan({[*words, 'train.py']});"
              "print('taken', flush=True); sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         )  # fmt: skip
         assert first.stdout is not None

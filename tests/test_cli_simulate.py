@@ -10,10 +10,10 @@ import pytest
 
 from tests.test_ledger import line
 from torchrelay.cli.main import main
-from torchrelay.cli.show import milliseconds
-from torchrelay.forecast.buckets import Bucket
+from torchrelay.forecast.play.buckets import Bucket
 from torchrelay.forecast.presets import COLUMNS, TABLE, cells, exact, simple
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.terminal.show import milliseconds
 
 SHORT = ("--gpus", "64", "--days", "5", "--rate", "30", "--repair", "5h,20h", "--runs", "2")
 

@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.brain import JOB, NODE, RecordingLink, listening, serving, spec, start_process, train
+from torchrelay.api.endpoint import Endpoint, write_endpoint
+from torchrelay.api.shown import size_text
 from torchrelay.cli import main as command
-from torchrelay.cli.client import Client
-from torchrelay.cli.runs import NotPossible, find_run, look
-from torchrelay.cli.show import milliseconds, table
-from torchrelay.orchestrator.endpoint import Endpoint, write_endpoint
-from torchrelay.orchestrator.shown import size_text
-from torchrelay.protocol.events import PrivateRecord, WorkerExited, WorkerReported
-from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.client.client import Client
+from torchrelay.client.runs import NotPossible, find_run, look
+from torchrelay.protocol.messages.events import PrivateRecord, WorkerExited, WorkerReported
+from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.terminal.show import milliseconds, table
 
 RECORD = PrivateRecord(Point(7), b"rng")
 
@@ -206,7 +206,7 @@ class TestFromTheOrchestrator:
             after = os.times()
             used.append(after.children_user + after.children_system - before.children_user - before.children_system)
         assert min(used) < 0.2
-        code = "import sys; import torchrelay.cli.status; print('torch' in sys.modules, 'aiohttp' in sys.modules)"
+        code = "import sys; import torchrelay.cli.view.status; print('torch' in sys.modules, 'aiohttp' in sys.modules)"
         loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, timeout=30)
         assert loaded.stdout.split() == ["False", "False"]
 

@@ -7,13 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrelay.protocol.events import AnyEvent, PrivateRecord, Tick, WorkerExited, WorkerReported
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import AnyOrder, Decide, Fence, Resume, Verdict
-from torchrelay.wire import codec
-from torchrelay.wire.channel import Ack, EventFrame, JobTerms, OrderFrame, decode_to_agent, decode_to_orchestrator
-from torchrelay.wire.codec import WireError, decode_event, decode_order, encode
-from torchrelay.wire.link import Welcome, decode_from_worker, decode_to_worker
+from torchrelay.protocol.messages.events import AnyEvent, PrivateRecord, Tick, WorkerExited, WorkerReported
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import AnyOrder, Decide, Fence, Resume, Verdict
+from torchrelay.wire.messages import codec
+from torchrelay.wire.messages.channel import (
+    Ack,
+    EventFrame,
+    JobTerms,
+    OrderFrame,
+    decode_to_agent,
+    decode_to_orchestrator,
+)
+from torchrelay.wire.messages.codec import WireError, decode_event, decode_order, encode
+from torchrelay.wire.messages.link import Welcome, decode_from_worker, decode_to_worker
 
 EXITED = WorkerExited(
     worker=WorkerId("w"), node=NodeId("n"), signal=9, cause="SIGKILL", private=(PrivateRecord(Point(3, 1), b"\0\xff"),)
@@ -54,7 +61,7 @@ def test_a_welcome_arrives_whole_and_prints_without_its_secret() -> None:
 
 
 def test_terms_print_without_their_secret() -> None:
-    from torchrelay.protocol.events import JobSpec
+    from torchrelay.protocol.messages.events import JobSpec
 
     terms = JobTerms(spec=JobSpec(job=JobId("j"), world_size=1, nproc_per_node=1), secret=b"hush", patience_s=1.0)
     assert decode_to_agent(encode(terms)) == terms
@@ -62,7 +69,7 @@ def test_terms_print_without_their_secret() -> None:
 
 
 def test_every_event_and_order_has_a_place_in_its_family() -> None:
-    from torchrelay.protocol import events, orders
+    from torchrelay.protocol.messages import events, orders
 
     def leaves(kind: type) -> set[type]:
         below: list[type] = kind.__subclasses__()

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch.distributed as dist
 
-from torchrelay.worker.abandon import Abandoned
-from torchrelay.worker.collective_errors import is_collective_error
+from torchrelay.worker.process_groups.abandon import Abandoned
+from torchrelay.worker.process_groups.collective_errors import is_collective_error
 
 
 @pytest.mark.parametrize(

@@ -15,18 +15,18 @@ import pytest
 
 from tests.aged import JOB, aged
 from tests.brain import serving
-from torchrelay.cli.chronicle import Chronicle
-from torchrelay.orchestrator import archive
-from torchrelay.orchestrator import snapshot as snapshots
-from torchrelay.orchestrator.compaction import Compaction
-from torchrelay.orchestrator.journal import Entry, Journal, JournalRefused, read_history, read_newest
-from torchrelay.orchestrator.scene import Ways, note_ways
-from torchrelay.orchestrator.story import replay
-from torchrelay.protocol.cluster import EMPTY, RULES_VERSION, advance, orders
-from torchrelay.protocol.events import AnyEvent, Tick
-from torchrelay.protocol.state import Cluster
+from torchrelay.client.chronicle import Chronicle
+from torchrelay.orchestrator.core.compaction import Compaction
+from torchrelay.orchestrator.store import archive
+from torchrelay.orchestrator.store import snapshot as snapshots
+from torchrelay.orchestrator.store.journal import Entry, Journal, JournalRefused, read_history, read_newest
+from torchrelay.orchestrator.views.scene import Ways, note_ways
+from torchrelay.orchestrator.views.story import replay
+from torchrelay.protocol.messages.events import AnyEvent, Tick
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance, orders
+from torchrelay.simulation.machine.shell import Shell
 from torchrelay.simulation.run import run_seed
-from torchrelay.simulation.shell import Shell
 
 Told = list[tuple[AnyEvent, int]]
 

@@ -6,11 +6,11 @@ import pytest
 from msgspec import structs
 
 from tests.telling import JOB, Story, running
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.differing import DETECTOR, TAINT, Verdict, judge
-from torchrelay.protocol.events import Effect
-from torchrelay.protocol.ids import Generation, NodeId, Point, Rank
-from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.events import Effect
+from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.rules.differing import DETECTOR, TAINT, Verdict, judge
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.protocol.ids import START, Generation, Point
-from torchrelay.worker import agreement
-from torchrelay.worker.comparing import TENSORS, VALUES, Comparison, Differing, values_of
-from torchrelay.worker.state import State
+from torchrelay.protocol.messages.ids import START, Generation, Point
+from torchrelay.worker.agreement import agreement
+from torchrelay.worker.agreement.comparing import TENSORS, VALUES, Comparison, Differing, values_of
+from torchrelay.worker.state.state import State
 
 
 class Pair:

@@ -8,8 +8,8 @@ import pytest
 
 from tests.scripts import groups_actions as acts
 from tests.scripts.groups_ranks import Troupe, troupe
-from torchrelay.protocol.waiting import DEFAULT
-from torchrelay.worker.counts import key_of
+from torchrelay.protocol.health.waiting import DEFAULT
+from torchrelay.worker.process_groups.counts import key_of
 
 pytestmark = pytest.mark.slow
 Begun = tuple[int, dict[int, int]]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker.courtesy import LOWEST, STEPS, Courtesy, may_return
+from torchrelay.worker.scheduling.courtesy import LOWEST, STEPS, Courtesy, may_return
 
 
 def priorities(*, but: int) -> set[int]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from torchrelay.errors import Refused
-from torchrelay.protocol.ids import START, Point
-from torchrelay.worker import cursor as places
-from torchrelay.worker.cursor import Cursor, Diverged, Record, decode_record
+from torchrelay.protocol.messages.ids import START, Point
+from torchrelay.worker.data import cursor as places
+from torchrelay.worker.data.cursor import Cursor, Diverged, Record, decode_record
 
 
 class Edge(Exception):

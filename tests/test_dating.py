@@ -6,14 +6,14 @@ import pytest
 
 from tests.telling import JOB, Story, place_of, raised, running, say, submitted
 from tests.test_migration import halting
-from torchrelay.orchestrator.places import pause_of
-from torchrelay.orchestrator.views import phases_of
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import orders
-from torchrelay.protocol.ids import NodeId
-from torchrelay.protocol.incident import Incident, Mark, Resolution
-from torchrelay.protocol.job import JobPhase
+from torchrelay.orchestrator.views.places import pause_of
+from torchrelay.orchestrator.views.views import phases_of
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.model.incident import Incident, Mark, Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.rules.cluster import orders
 
 NODE = NodeId("node-0")
 SIGKILL = 9

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from tests.scripts import groups_training as gpt
 from tests.scripts.groups_ranks import Failed, Troupe, troupe
 from tests.test_groups import EMPTY_CACHE, extension  # noqa: F401  a fixture
-from torchrelay.worker import ddp as ddps
+from torchrelay.worker.parallel import ddp as ddps
 
 STEPS = 7
 MODELS: dict[str, dict[str, Any]] = {

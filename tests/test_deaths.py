@@ -9,16 +9,16 @@ import pytest
 from msgspec.structs import replace
 
 from tests.telling import Story, private, raised, running
-from torchrelay.agent.aborts import cause_of, mismatch
-from torchrelay.agent.forks import Ended
-from torchrelay.orchestrator.excluding import exclusion
-from torchrelay.orchestrator.shown import Exclusion
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.deaths import MISMATCH
-from torchrelay.protocol.ids import Point, WorkerId
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
+from torchrelay.agent.workers.aborts import cause_of, mismatch
+from torchrelay.agent.workers.forks import Ended
+from torchrelay.api.shown import Exclusion
+from torchrelay.orchestrator.views.excluding import exclusion
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Point, WorkerId
+from torchrelay.protocol.model.deaths import MISMATCH
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
 
 HERE, NEXT = Point(3), Point(4)
 ABORT, SEGV, KILL = 6, 11, 9
@@ -136,7 +136,7 @@ terminate called after throwing an instance of 'gloo::EnforceNotMet'
 Fatal Python error: Aborted
 
 Thread 0x00007fb034d7d6c0 (most recent call first):
-  File "/home/me/venv/lib/python3.11/site-packages/torchrelay/wire/framing.py", line 127 in _wait
+  File "/home/me/venv/lib/python3.11/site-packages/torchrelay/wire/messages/framing.py", line 127 in _wait
 
 Thread 0x00007fb057fddb80 (most recent call first):
   File "/home/me/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce

@@ -7,16 +7,15 @@ from typing import Any
 
 from tests.telling import JOB, Stand, Story, running, say
 from tests.test_migration import SIGKILL, asked, cut_over, on_nodes, preparing, tainted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.acquiring import heir_of
-from torchrelay.protocol.events import Effect, JobSpec, WorkerReported
-from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.migration import AWAY_MS, Wish, fit, wishes
-from torchrelay.protocol.moves import MoveKind, MoveState, Taint
-from torchrelay.protocol.orders import Verdict
-from torchrelay.protocol.policy import (
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.events import Effect, JobSpec, WorkerReported
+from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import Verdict
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveKind, MoveState, Taint
+from torchrelay.protocol.model.roster import Life, Seat, Worker, natural
+from torchrelay.protocol.placement.policy import (
     choose_sources,
     choose_spare,
     choose_target,
@@ -24,7 +23,8 @@ from torchrelay.protocol.policy import (
     judge_report,
     slot_order,
 )
-from torchrelay.protocol.roster import Life, Seat, Worker, natural
+from torchrelay.protocol.recovery.acquiring import heir_of
+from torchrelay.protocol.rules.migration import AWAY_MS, Wish, fit, wishes
 
 HERE, NEXT = Point(7), Point(8)
 GATE, COMPUTING = WorkerPhase.GATE, WorkerPhase.COMPUTING

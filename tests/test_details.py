@@ -6,18 +6,18 @@ from dataclasses import replace
 
 from tests.telling import JOB, Stand, Story, after_an_error, answers, raised, running, say, submitted
 from tests.test_migration import asked, cut_over, halting, on_nodes, quiescing
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ending import NO_STATE
-from torchrelay.protocol.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.incident import Fault, Incident, Mark
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import Move, MoveKind, MoveState
-from torchrelay.protocol.placing import asked_nodes, free_slots
-from torchrelay.protocol.policy import DYING_MS, UNJOINED_MS
-from torchrelay.protocol.roster import Life, Seat, natural
-from torchrelay.protocol.state import vacate
-from torchrelay.protocol.table import Table
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.incident import Fault, Incident, Mark
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import Move, MoveKind, MoveState
+from torchrelay.protocol.model.roster import Life, Seat, natural
+from torchrelay.protocol.model.state import vacate
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.placement.policy import DYING_MS, UNJOINED_MS
+from torchrelay.protocol.recovery.ending import NO_STATE
+from torchrelay.protocol.recovery.placing import asked_nodes, free_slots
 
 HERE, NEXT = Point(3), Point(4)
 NODE = NodeId("node-0")

@@ -16,9 +16,9 @@ import pytest
 
 from torchrelay.chaos.faults import Fault
 from torchrelay.chaos.story import Act
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.orders import Verdict
+from torchrelay.protocol.messages.orders import Verdict
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").glob("*.md")])

@@ -14,9 +14,9 @@ import pytest
 from aiohttp import web
 
 from tests.brain import until
-from torchrelay.orchestrator import door as doors
-from torchrelay.orchestrator.brief import LONGEST, MOST, WITHIN_S, Brief
-from torchrelay.orchestrator.door import STRANGERS, Door, Strangers
+from torchrelay.orchestrator.http import door as doors
+from torchrelay.orchestrator.http.brief import LONGEST, MOST, WITHIN_S, Brief
+from torchrelay.orchestrator.http.door import STRANGERS, Door, Strangers
 
 
 @asynccontextmanager

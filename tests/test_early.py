@@ -13,10 +13,10 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from torchrelay.protocol.ids import Point
-from torchrelay.worker import layout
-from torchrelay.worker.early import Early
-from torchrelay.worker.state import State
+from torchrelay.protocol.messages.ids import Point
+from torchrelay.worker.agreement.early import Early
+from torchrelay.worker.state import layout
+from torchrelay.worker.state.state import State
 
 
 @pytest.fixture(autouse=True)

@@ -10,12 +10,10 @@ from msgspec.structs import replace
 
 from torchrelay.economics.advice import advise
 from torchrelay.economics.assumptions import ASSUMPTIONS, Inputs
-from torchrelay.economics.bill import Cluster, bill
 from torchrelay.economics.calculator import Answer, View, answer
-from torchrelay.economics.claims import Claim, Unit, dollars, percent, proven, written
-from torchrelay.economics.field import RATES, published_rate
-from torchrelay.economics.intervals import daly_h, thinned_h, young_h
-from torchrelay.economics.loss import (
+from torchrelay.economics.formulas.bill import Cluster, bill
+from torchrelay.economics.formulas.intervals import daly_h, thinned_h, young_h
+from torchrelay.economics.formulas.loss import (
     Recovery,
     coverage_needed,
     job_mfu,
@@ -25,9 +23,18 @@ from torchrelay.economics.loss import (
     reduction,
     renewal_ettr,
 )
+from torchrelay.economics.formulas.rates import (
+    Counting,
+    Unreasonable,
+    failures,
+    first_of,
+    mttf_h,
+    rate_per_1000_node_days,
+)
 from torchrelay.economics.measured import Measured, counted
-from torchrelay.economics.published import all_claims, claim
-from torchrelay.economics.rates import Counting, Unreasonable, failures, first_of, mttf_h, rate_per_1000_node_days
+from torchrelay.economics.published.claims import Claim, Unit, dollars, percent, proven, written
+from torchrelay.economics.published.field import RATES, published_rate
+from torchrelay.economics.published.published import all_claims, claim
 
 MIN = 1 / 60
 RESTART = Recovery(interval_h=1.5, replacement_h=10 * MIN, restore_h=5 * MIN, startup_h=5 * MIN)

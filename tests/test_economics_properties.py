@@ -9,10 +9,10 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from torchrelay.economics.bill import Cluster, Form, bill
-from torchrelay.economics.intervals import daly_h, young_h
-from torchrelay.economics.loss import Recovery, coverage_needed, linear_loss, loss_h, renewal_ettr
-from torchrelay.economics.rates import Counting, mttf_h, rate_per_1000_node_days
+from torchrelay.economics.formulas.bill import Cluster, Form, bill
+from torchrelay.economics.formulas.intervals import daly_h, young_h
+from torchrelay.economics.formulas.loss import Recovery, coverage_needed, linear_loss, loss_h, renewal_ettr
+from torchrelay.economics.formulas.rates import Counting, mttf_h, rate_per_1000_node_days
 
 SHARES = st.floats(0, 1)
 HOURS = st.floats(0.01, 1000)

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from torchrelay.worker import examples
-from torchrelay.worker.examples import EVERY, MAX_STEPS, Example, Examples, NotRehearsable, example_of
+from torchrelay.worker.replacement import examples
+from torchrelay.worker.replacement.examples import EVERY, MAX_STEPS, Example, Examples, NotRehearsable, example_of
 
 CPU = torch.device("cpu")
 

@@ -6,16 +6,16 @@ import pytest
 from msgspec.structs import replace
 
 from tests.telling import JOB, Story, raised, running
-from torchrelay.cli.explain import explain
+from torchrelay.api.shown import Exclusion, IncidentTally, IncidentView
+from torchrelay.cli.view.explain import explain
 from torchrelay.goodput.ledger import Line, line_of
-from torchrelay.orchestrator.excluding import Excluded, exclusion, is_storage
-from torchrelay.orchestrator.scene import Scene
-from torchrelay.orchestrator.shown import Exclusion, IncidentTally, IncidentView
-from torchrelay.orchestrator.views import tally, view_incident
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.ids import Generation, Point
-from torchrelay.protocol.incident import Incident, Resolution
-from torchrelay.protocol.vitals import Vitals
+from torchrelay.orchestrator.views.excluding import Excluded, exclusion, is_storage
+from torchrelay.orchestrator.views.scene import Scene
+from torchrelay.orchestrator.views.views import tally, view_incident
+from torchrelay.protocol.health.vitals import Vitals
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Generation, Point
+from torchrelay.protocol.model.incident import Incident, Resolution
 
 SIGKILL = 9
 FULL = "OSError: [Errno 28] No space left on device: '/ckpt/17.pt' (train.py:40)"

@@ -11,16 +11,16 @@ import pytest
 
 from tests import small_world as small
 from tests.telling import JOB, Stand, answers, submitted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.boundary import UNDER_WAY
-from torchrelay.protocol.cluster import Cluster, advance, orders
-from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import MOVING, RECOVERING, Job, JobPhase
-from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.roster import Life, Worker
-from torchrelay.simulation.together import check_together
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import MOVING, RECOVERING, Job, JobPhase
+from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.roster import Life, Worker
+from torchrelay.protocol.placement.boundary import UNDER_WAY
+from torchrelay.protocol.rules.cluster import Cluster, advance, orders
+from torchrelay.simulation.judge.together import check_together
 
 (
     STARTING, RUNNING, QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, REWIRING, RESUMING, FINISHING, ENDING,

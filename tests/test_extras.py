@@ -16,8 +16,8 @@ from torch.optim import lr_scheduler
 
 from tests.carrying import Script, carry
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import tree
-from torchrelay.worker.state import VERSION, State
+from torchrelay.worker.state.state import VERSION, State
+from torchrelay.worker.tensors import tree
 
 pytestmark = pytest.mark.slow
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 import pytest
 
 from tests.telling import JOB, Stand, Story, after_an_error, private, raised, running, say, submitted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import EMPTY, advance, orders
-from torchrelay.protocol.ending import REFUSED, STOPPED
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.incident import Mark, Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.policy import DYING_MS
-from torchrelay.protocol.roster import Life
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.incident import Mark, Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.roster import Life
+from torchrelay.protocol.placement.policy import DYING_MS
+from torchrelay.protocol.recovery.ending import REFUSED, STOPPED
+from torchrelay.protocol.rules.cluster import EMPTY, advance, orders
 
 HERE, NEXT = Point(3), Point(4)
 NODE, NOBODY = NodeId("node-0"), WorkerId("nobody")

@@ -10,9 +10,9 @@ import pytest
 from tests.cells import ALL, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
 from tests.matrix import lost_in, run_cells, run_undisturbed, unclean, verdict
-from torchrelay.orchestrator.journal import read_history
-from torchrelay.protocol.events import WorkerExited
-from torchrelay.worker.record import decode_private
+from torchrelay.orchestrator.store.journal import read_history
+from torchrelay.protocol.messages.events import WorkerExited
+from torchrelay.worker.state.record import decode_private
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(900)]
 

@@ -6,8 +6,8 @@ import msgspec
 import pytest
 
 from tests.network_world import SECOND, A, B, C, World, local_of, one_peer, two_peers
-from torchrelay.agent.findings import Finding, Judge, Kind, Memory, Where, higher, span, to_whom
-from torchrelay.wire.launch import PathLimits
+from torchrelay.agent.network.findings import Finding, Judge, Kind, Memory, Where, higher, span, to_whom
+from torchrelay.wire.files.launch import PathLimits
 
 FIRST = local_of(0)
 HOUR_S = 3600.0

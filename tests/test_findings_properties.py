@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.network_world import A, B, one_peer, two_peers
-from torchrelay.agent.findings import Judge, Kind, Memory
+from torchrelay.agent.network.findings import Judge, Kind, Memory
 
 pytestmark = pytest.mark.slow
 

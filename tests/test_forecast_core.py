@@ -8,18 +8,19 @@ from typing import Any
 import pytest
 
 from tests.telling import submitted
-from torchrelay.forecast import cutout
-from torchrelay.forecast.cutout import CutOut, node_name
-from torchrelay.forecast.driving import Driving
-from torchrelay.forecast.engine import World
-from torchrelay.forecast.faults import Cause, Fault, Process
-from torchrelay.forecast.layouts import layout_of
-from torchrelay.forecast.phases import Phases, Span
+from torchrelay.forecast.inputs.faults import Cause, Fault, Process
+from torchrelay.forecast.inputs.layouts import layout_of
+from torchrelay.forecast.inputs.phases import Phases, Span
+from torchrelay.forecast.inputs.settings import Settings, Strategy
+from torchrelay.forecast.play import cutout
+from torchrelay.forecast.play.cutout import CutOut, node_name
+from torchrelay.forecast.play.driving import Driving
+from torchrelay.forecast.play.engine import World
 from torchrelay.forecast.results import Outcome, forecast, outcome_of, simulate
-from torchrelay.forecast.settings import Settings, Strategy
-from torchrelay.protocol import policy, rollback
-from torchrelay.protocol.ids import Rank
-from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.placement import policy
+from torchrelay.protocol.recovery import rollback
 
 QUIET = Process(rate=0.0)
 OFTEN = Process(rate=40, repair_median_h=8, repair_p90_h=12)
@@ -79,7 +80,7 @@ def test_the_core_decides_the_same_on_the_cut_out_as_on_the_whole_job(
             self.show(sorted(self.outside))
 
     monkeypatch.setattr(cutout, "ROOMY", 1_000_000)
-    monkeypatch.setattr("torchrelay.forecast.driving.CutOut", Whole)
+    monkeypatch.setattr("torchrelay.forecast.play.driving.CutOut", Whole)
     whole = [simulate(settings, seed) for seed in range(3)]
     names = ("faults", "interruptions", "clean", "rollbacks", "back_to_snapshots", "ended", "moves", "spares_taken")
     for one, other in zip(part, whole, strict=True):

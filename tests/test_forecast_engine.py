@@ -10,17 +10,17 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from torchrelay.economics.intervals import young_h
-from torchrelay.economics.loss import Recovery, pause_share, renewal_ettr
-from torchrelay.economics.rates import Counting, Unreasonable
-from torchrelay.forecast.engine import Stuck, World
-from torchrelay.forecast.faults import Cause, Fault, Gap, Process
-from torchrelay.forecast.layouts import layout_of
-from torchrelay.forecast.phases import Phases, Span
-from torchrelay.forecast.plain import Restart
+from torchrelay.economics.formulas.intervals import young_h
+from torchrelay.economics.formulas.loss import Recovery, pause_share, renewal_ettr
+from torchrelay.economics.formulas.rates import Counting, Unreasonable
+from torchrelay.forecast.inputs.faults import Cause, Fault, Gap, Process
+from torchrelay.forecast.inputs.layouts import layout_of
+from torchrelay.forecast.inputs.phases import Phases, Span
+from torchrelay.forecast.inputs.settings import Costs, Settings, Short, Strategy
+from torchrelay.forecast.play.engine import Stuck, World
+from torchrelay.forecast.play.plain import Restart
 from torchrelay.forecast.presets import benchmark_64, exact, llama3, simple
 from torchrelay.forecast.results import forecast, mean_of, outcome_of, simulate, times_95
-from torchrelay.forecast.settings import Costs, Settings, Short, Strategy
 
 WILD = Process(
     rate=60, gap=Gap.WEIBULL, shape=0.7, burst=0.2, switch=0.02, switch_nodes=3, lemons=0.2, process=0.2, path=0.1,
@@ -251,7 +251,7 @@ def test_all_strategies_meet_the_same_false_alarms() -> None:
 
 
 def test_work_that_will_hardly_ever_be_done_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrelay.forecast.engine.MOST_FAULTS", 1000)
+    monkeypatch.setattr("torchrelay.forecast.play.engine.MOST_FAULTS", 1000)
     job = Settings(gpus=64, work_h=100, gap_h=0.1, spares=None, strategy=Strategy.RESTART, chosen=True)
     with pytest.raises(Unreasonable, match=r"after 2,000 faults and .* it will hardly ever be"):
         simulate(job, 1)

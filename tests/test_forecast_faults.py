@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torchrelay.economics.rates import Unreasonable, mttf_h
-from torchrelay.forecast.describe import weibull_shape
-from torchrelay.forecast.faults import Again, Cause, Fault, Gap, Process, Stream
+from torchrelay.economics.formulas.rates import Unreasonable, mttf_h
+from torchrelay.forecast.inputs.describe import weibull_shape
+from torchrelay.forecast.inputs.faults import Again, Cause, Fault, Gap, Process, Stream
 
 NODES = 400
 

@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.test_ledger import line
-from torchrelay.economics.rates import Unreasonable
-from torchrelay.forecast.layouts import layout_of
-from torchrelay.forecast.phases import Phases, Span, phases_of_ledger
-from torchrelay.protocol.incident import Resolution
+from torchrelay.economics.formulas.rates import Unreasonable
+from torchrelay.forecast.inputs.layouts import layout_of
+from torchrelay.forecast.inputs.phases import Phases, Span, phases_of_ledger
+from torchrelay.protocol.model.incident import Resolution
 
 
 @pytest.mark.parametrize(

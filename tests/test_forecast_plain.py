@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from torchrelay.economics.rates import Counting
-from torchrelay.forecast.engine import World
-from torchrelay.forecast.faults import Cause, Fault, Gap, Process
-from torchrelay.forecast.plain import Covered, Restart
+from torchrelay.economics.formulas.rates import Counting
+from torchrelay.forecast.inputs.faults import Cause, Fault, Gap, Process
+from torchrelay.forecast.inputs.settings import Costs, Settings, Strategy
+from torchrelay.forecast.play.engine import World
+from torchrelay.forecast.play.plain import Covered, Restart
 from torchrelay.forecast.results import WAYS, forecast, simulate
-from torchrelay.forecast.settings import Costs, Settings, Strategy
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.model.incident import Resolution
 
 QUIET = Process(rate=0.0)
 

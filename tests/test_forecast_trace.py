@@ -7,12 +7,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from torchrelay.economics.rates import Unreasonable
-from torchrelay.forecast.describe import describe
-from torchrelay.forecast.faults import Cause
+from torchrelay.economics.formulas.rates import Unreasonable
+from torchrelay.forecast.inputs.describe import describe
+from torchrelay.forecast.inputs.faults import Cause
+from torchrelay.forecast.inputs.settings import Settings, Strategy
+from torchrelay.forecast.inputs.trace import BadTrace, read_trace, replay
 from torchrelay.forecast.results import simulate
-from torchrelay.forecast.settings import Settings, Strategy
-from torchrelay.forecast.trace import BadTrace, read_trace, replay
 
 HEAD = "start,end,node,cause\n"
 

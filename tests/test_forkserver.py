@@ -17,8 +17,8 @@ from typing import TypeVar
 import pytest
 
 from tests.agent_stage import ROOT, lives, offspring
-from torchrelay.agent.children import Children, ProcessGone, read_stat, signal_name
-from torchrelay.agent.forks import (
+from torchrelay.agent.workers.children import Children, ProcessGone, read_stat, signal_name
+from torchrelay.agent.workers.forks import (
     Child,
     Deliver,
     Ended,
@@ -31,12 +31,12 @@ from torchrelay.agent.forks import (
     ToForkserver,
     from_forkserver,
 )
-from torchrelay.agent.forkserver import preload, resolve
-from torchrelay.agent.oom import OomCounters, own_cgroup_file
-from torchrelay.agent.processes import Processes
-from torchrelay.protocol.ids import JobId, WorkerId
-from torchrelay.wire.codec import encode
-from torchrelay.wire.framing import Closed, FrameSocket
+from torchrelay.agent.workers.forkserver import preload, resolve
+from torchrelay.agent.workers.oom import OomCounters, own_cgroup_file
+from torchrelay.agent.workers.processes import Processes
+from torchrelay.protocol.messages.ids import JobId, WorkerId
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.framing import Closed, FrameSocket
 
 DEADLINE_S = 20.0
 M = TypeVar("M", bound=FromForkserver)
@@ -54,8 +54,8 @@ class Server:
             listener.bind(str(self.path))
             listener.listen(4)
             self.agent = self.connect()
-            command = [sys.executable, "-P", "-m", "torchrelay.agent.forkserver", "--listener", str(listener.fileno())]
-            command += ["--linger", str(linger_s)]
+            command = [sys.executable, "-P", "-m", "torchrelay.agent.workers.forkserver"]
+            command += ["--listener", str(listener.fileno()), "--linger", str(linger_s)]
             for module in preload or ("tests.fake_workers",):
                 command += ["--preload", module]
             self.process = subprocess.Popen(command, env=env, pass_fds=(listener.fileno(),), start_new_session=True)

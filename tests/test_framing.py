@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrelay.wire.codec import WireError
-from torchrelay.wire.framing import Closed, FrameSocket, frame, read_frame, write_frame
+from torchrelay.wire.messages.codec import WireError
+from torchrelay.wire.messages.framing import Closed, FrameSocket, frame, read_frame, write_frame
 
 
 @pytest.fixture

@@ -13,14 +13,14 @@ from pathlib import Path
 import pytest
 
 from tests.brain import serving
-from torchrelay.cli import freeze as verb
-from torchrelay.cli.runs import NotPossible
-from torchrelay.cli.show import Output
-from torchrelay.orchestrator import freezing
-from torchrelay.orchestrator.endpoint import FREEZE, JOURNAL, LIFTED, TOKEN
-from torchrelay.orchestrator.freezing import read_freezes
-from torchrelay.wire import owned
-from torchrelay.wire.trust import new_token, write_token
+from torchrelay.api.endpoint import FREEZE, JOURNAL, LIFTED, TOKEN
+from torchrelay.cli.operate import freeze as verb
+from torchrelay.client.runs import NotPossible
+from torchrelay.orchestrator.http import freezing
+from torchrelay.orchestrator.http.freezing import read_freezes
+from torchrelay.terminal.show import Output
+from torchrelay.wire.files import owned
+from torchrelay.wire.trust.trust import new_token, write_token
 
 STRANGER = 65_534
 

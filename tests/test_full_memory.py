@@ -13,9 +13,9 @@ import pytest
 from tests.brain import wait_for
 from tests.mounts import kept_full, needs_mounts, seen_by, within
 from tests.test_cli_local_run import TWO, LocalRun
-from torchrelay.agent.samples import Sampler
-from torchrelay.protocol.ids import Point, WorkerId, WorkerPhase
-from torchrelay.wire.page import SIZE, Page, no_room, reserve
+from torchrelay.agent.workers.samples import Sampler
+from torchrelay.protocol.messages.ids import Point, WorkerId, WorkerPhase
+from torchrelay.wire.files.page import SIZE, Page, no_room, reserve
 
 MEMORY = Path("/dev/shm")
 W = WorkerId("w1")

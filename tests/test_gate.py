@@ -13,16 +13,17 @@ from torch.distributed import distributed_c10d as c10d
 
 from tests.test_standing import FIRST, decide, rewire
 from torchrelay.errors import Refused, StateMismatch, StepInterrupted
-from torchrelay.protocol.events import CollectiveFailed, Event
-from torchrelay.protocol.ids import START, Generation, Point, WorkerPhase
-from torchrelay.protocol.orders import Verdict
-from torchrelay.wire.page import Page
-from torchrelay.worker import gate, groups
-from torchrelay.worker.buddies import Buddies
-from torchrelay.worker.gate import LACKS, Gate, Sum, how_many_lack
-from torchrelay.worker.lanes import Parted
-from torchrelay.worker.snapshots import Snapshots
-from torchrelay.worker.standing import OrdersStayedAway, Standing
+from torchrelay.protocol.messages.events import CollectiveFailed, Event
+from torchrelay.protocol.messages.ids import START, Generation, Point, WorkerPhase
+from torchrelay.protocol.messages.orders import Verdict
+from torchrelay.wire.files.page import Page
+from torchrelay.worker.agreement import gate
+from torchrelay.worker.agreement.gate import LACKS, Gate, Sum, how_many_lack
+from torchrelay.worker.control.standing import OrdersStayedAway, Standing
+from torchrelay.worker.peers.buddies import Buddies
+from torchrelay.worker.peers.lanes import Parted
+from torchrelay.worker.peers.snapshots import Snapshots
+from torchrelay.worker.process_groups import groups
 
 WORLD = 4
 

@@ -14,13 +14,14 @@ import torch
 from msgspec.structs import replace
 
 from tests.relay import Relay, flip
-from torchrelay.protocol.ids import Generation, Point, Rank
-from torchrelay.protocol.orders import Source
-from torchrelay.wire import trust
-from torchrelay.worker import gathering, slices, stream, transfer
-from torchrelay.worker.gathering import spread
-from torchrelay.worker.state import State
-from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
+from torchrelay.protocol.messages.ids import Generation, Point, Rank
+from torchrelay.protocol.messages.orders import Source
+from torchrelay.wire.trust import trust
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors import slices
+from torchrelay.worker.transfer import gathering, stream, transfer
+from torchrelay.worker.transfer.gathering import spread
+from torchrelay.worker.transfer.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("sent")]
 SECRET = trust.new_secret()

@@ -6,13 +6,13 @@ from typing import Any
 
 from tests.telling import JOB, Story
 from tests.test_migration import SIGKILL, cut_over
-from torchrelay.orchestrator.why import why_rank
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.boundary import AGAIN_MS
-from torchrelay.protocol.ids import Rank
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveKind, MoveState
+from torchrelay.orchestrator.views.why import why_rank
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveKind, MoveState
+from torchrelay.protocol.placement.boundary import AGAIN_MS
 
 
 def given_back() -> Story:

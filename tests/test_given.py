@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchrelay.errors import Unproved
-from torchrelay.worker.given import NONE, Function
+from torchrelay.worker.replacement.given import NONE, Function
 
 COUNT = 0
 

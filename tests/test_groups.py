@@ -13,7 +13,7 @@ import pytest
 
 from tests.scripts import groups_actions as acts
 from tests.scripts.groups_ranks import Failed, Puppet, Troupe, troupe, until
-from torchrelay.worker import groups
+from torchrelay.worker.process_groups import groups
 
 RELEASED_S = 0.05  # how long a broken waiter takes at most on an idle core: mostly 1 ms
 LATE_S = 5.0  # and on one that is busy: less than the timeouts of what is broken here

@@ -11,16 +11,16 @@ import pytest
 from msgspec.structs import replace
 
 from tests.test_cli_views import torchrelay
-from torchrelay.cli.guarantee import each_once, guarantee_page, moment_in
-from torchrelay.cli.ledger_file import jsonl
-from torchrelay.cli.report import report_page
-from torchrelay.cli.runs import NotPossible
-from torchrelay.economics.claims import proven
+from torchrelay.api.shown import Exclusion
+from torchrelay.cli.view.guarantee import each_once, guarantee_page, moment_in
+from torchrelay.cli.view.report import report_page
+from torchrelay.client.ledger_file import jsonl
+from torchrelay.client.runs import NotPossible
+from torchrelay.economics.published.claims import proven
 from torchrelay.goodput.guarantee import Entry, Standing, Verdict, clean_ones_to_come, group_of, guarantee
 from torchrelay.goodput.ledger import Line, wilson
-from torchrelay.orchestrator.shown import Exclusion
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank
-from torchrelay.protocol.incident import Resolution
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank
+from torchrelay.protocol.model.incident import Resolution
 
 NOW = datetime.now().astimezone()
 

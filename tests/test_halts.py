@@ -11,11 +11,11 @@ import pytest
 from tests.by_hand import ByHand, Marks, boundary_of
 from tests.jobs import SCRIPTS
 from tests.stage import Bits, bits
-from torchrelay.protocol.events import CollectiveFailed, WorkerFinished, WorkerReady, WorkerReported
-from torchrelay.protocol.ids import Point, WorkerPhase
-from torchrelay.protocol.orders import Decide, Halt, Restore, Verdict
-from torchrelay.wire.page import Page
-from torchrelay.worker.record import decode_private
+from torchrelay.protocol.messages.events import CollectiveFailed, WorkerFinished, WorkerReady, WorkerReported
+from torchrelay.protocol.messages.ids import Point, WorkerPhase
+from torchrelay.protocol.messages.orders import Decide, Halt, Restore, Verdict
+from torchrelay.wire.files.page import Page
+from torchrelay.worker.state.record import decode_private
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 

@@ -11,7 +11,7 @@ import pytest
 from tests.by_hand import Marks
 from tests.jobs import SCRIPTS
 from tests.stage import NODE, Actor, Bits, Stage, bits
-from torchrelay.protocol.events import (
+from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     StateRestored,
     TaintCleared,
@@ -19,11 +19,11 @@ from torchrelay.protocol.events import (
     WorkerExited,
     WorkerRewired,
 )
-from torchrelay.protocol.ids import Rank
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.orders import CatchUp, Order, Restore
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.messages.orders import CatchUp, Order, Restore
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveState
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 

@@ -11,9 +11,9 @@ import pytest
 from tests.by_hand import ByHand, boundary_of
 from tests.jobs import SCRIPTS
 from tests.stage import bits
-from torchrelay.protocol.events import CollectiveFailed, WorkerReady
-from torchrelay.protocol.ids import START
-from torchrelay.protocol.orders import Decide, Verdict
+from torchrelay.protocol.messages.events import CollectiveFailed, WorkerReady
+from torchrelay.protocol.messages.ids import START
+from torchrelay.protocol.messages.orders import Decide, Verdict
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

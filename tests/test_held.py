@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from torchrelay.agent.findings import Finding, Kind, Where
-from torchrelay.agent.held import Register
-from torchrelay.protocol.events import Event, TaintCleared, TaintSet
-from torchrelay.protocol.ids import NodeId
-from torchrelay.wire.pathnews import SOURCE
+from torchrelay.agent.network.findings import Finding, Kind, Where
+from torchrelay.agent.network.held import Register
+from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.wire.messages.pathnews import SOURCE
 
 NODE = NodeId("node-0")
 

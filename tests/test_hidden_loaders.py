@@ -15,11 +15,12 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tests.test_loaders import EPOCHS, check
 from torchrelay.errors import Refused, StateMismatch, Undeclared
-from torchrelay.worker import beside, random_state
-from torchrelay.worker.cursor import Cursor
-from torchrelay.worker.hidden import Hidden
-from torchrelay.worker.loaders import source_of
-from torchrelay.worker.loops import Loop
+from torchrelay.worker.data import beside
+from torchrelay.worker.data.cursor import Cursor
+from torchrelay.worker.data.loaders import source_of
+from torchrelay.worker.data.loops import Loop
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.state import random_state
 
 SIZE = 22
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 
 from torchrelay.errors import Undeclared
-from torchrelay.worker.hidden import Hidden
-from torchrelay.worker.redo import Redo
-from torchrelay.worker.state import State
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state.state import State
 
 
 class Counting(nn.Module):

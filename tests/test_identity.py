@@ -15,10 +15,10 @@ import torch
 from msgspec.structs import replace
 
 from torchrelay.errors import Refused
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
-from torchrelay.protocol.orders import Assign
-from torchrelay.worker import devices
-from torchrelay.worker.identity import Identity, environment_of
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.messages.orders import Assign
+from torchrelay.worker.control import devices
+from torchrelay.worker.control.identity import Identity, environment_of
 
 
 def assign(rank: int = 5, newcomer: bool = False) -> Assign:
@@ -180,7 +180,7 @@ def test_output_goes_to_the_ranks_log_whoever_prints(tmp_path: Path) -> None:
 import os, subprocess
 from pathlib import Path
 from tests.test_identity import assign
-from torchrelay.worker.identity import Identity
+from torchrelay.worker.control.identity import Identity
 print("before")
 Identity(Path({str(tmp_path)!r})).assign(assign())
 print("after", flush=True)
@@ -200,7 +200,7 @@ def test_this_process_waits_for_nobody() -> None:
 EARLY = """
 import os
 from tests.test_identity import assign
-from torchrelay.worker.identity import Identity
+from torchrelay.worker.control.identity import Identity
 me = Identity()
 me.assign(assign())
 me.let_environment_wait()

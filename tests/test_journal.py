@@ -14,10 +14,25 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.orchestrator.clock import Clock
-from torchrelay.orchestrator.journal import Anchor, Journal, JournalRefused, JournalUnavailable, read_history, wall_ms
-from torchrelay.protocol.events import AnyEvent, JobCancelled, NodeJoined, NodeLost, PrivateRecord, Tick, WorkerExited
-from torchrelay.protocol.ids import JobId, NodeId, Point, WorkerId
+from torchrelay.orchestrator.core.clock import Clock
+from torchrelay.orchestrator.store.journal import (
+    Anchor,
+    Journal,
+    JournalRefused,
+    JournalUnavailable,
+    read_history,
+    wall_ms,
+)
+from torchrelay.protocol.messages.events import (
+    AnyEvent,
+    JobCancelled,
+    NodeJoined,
+    NodeLost,
+    PrivateRecord,
+    Tick,
+    WorkerExited,
+)
+from torchrelay.protocol.messages.ids import JobId, NodeId, Point, WorkerId
 
 LEFT = PrivateRecord(Point(7, 1), b"\x00rng")
 EVENTS: tuple[AnyEvent, ...] = (
@@ -59,8 +74,8 @@ def test_an_event_is_on_disk_when_append_returns_even_if_the_process_is_killed_t
     code = """
 import os, signal, sys
 from pathlib import Path
-from torchrelay.orchestrator.journal import Journal
-from torchrelay.protocol.events import Tick
+from torchrelay.orchestrator.store.journal import Journal
+from torchrelay.protocol.messages.events import Tick
 journal = Journal(Path(sys.argv[1]))
 for at_ms in range(200):
     journal.append(Tick(), at_ms)

@@ -16,13 +16,13 @@ from tests.brain import JOB, NODE, RecordingLink, serving, spec
 from tests.test_operating import Desk
 from tests.test_operating import play as at_the_desk
 from tests.test_service import FakeTime
-from torchrelay.orchestrator import rules
-from torchrelay.orchestrator import service as shell
-from torchrelay.orchestrator.journal import Journal, JournalRefused, Superseded, read_history, read_rules
-from torchrelay.orchestrator.rules import other_rules
-from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.protocol.cluster import RULES_VERSION
-from torchrelay.protocol.events import FreezeSet, JobCancelled, JobSubmitted, TaintSet, Tick
+from torchrelay.orchestrator.core import rules
+from torchrelay.orchestrator.core import service as shell
+from torchrelay.orchestrator.core.rules import other_rules
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.store.journal import Journal, JournalRefused, Superseded, read_history, read_rules
+from torchrelay.protocol.messages.events import FreezeSet, JobCancelled, JobSubmitted, TaintSet, Tick
+from torchrelay.protocol.rules.cluster import RULES_VERSION
 
 HOUR = 3_600
 

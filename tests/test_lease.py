@@ -19,15 +19,22 @@ from aiohttp.test_utils import TestServer
 from tests.brain import RecordingLink, listening, serving, spec, start_process, until
 from torchrelay.agent.allegiance import Known
 from torchrelay.agent.uplink import Uplink
-from torchrelay.cli.client import Away, Client
-from torchrelay.orchestrator.journal import Call, Journal, JournalRefused, JournalUnavailable, Superseded, read_history
-from torchrelay.protocol.events import JobSubmitted, NodeJoined, Tick
-from torchrelay.protocol.ids import NodeId, WorkerId
-from torchrelay.protocol.orders import Fence
-from torchrelay.protocol.vitals import Beat
-from torchrelay.wire.channel import AGENT_PATH, Attach, Attached, OrderFrame
-from torchrelay.wire.codec import encode
-from torchrelay.wire.trust import read_token
+from torchrelay.client.client import Away, Client
+from torchrelay.orchestrator.store.journal import (
+    Call,
+    Journal,
+    JournalRefused,
+    JournalUnavailable,
+    Superseded,
+    read_history,
+)
+from torchrelay.protocol.health.vitals import Beat
+from torchrelay.protocol.messages.events import JobSubmitted, NodeJoined, Tick
+from torchrelay.protocol.messages.ids import NodeId, WorkerId
+from torchrelay.protocol.messages.orders import Fence
+from torchrelay.wire.messages.channel import AGENT_PATH, Attach, Attached, OrderFrame
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.trust.trust import read_token
 
 CALL = Call(wall_ms=1, who="ann@desk", call="drain", what="node-1")
 

@@ -7,17 +7,17 @@ import math
 import pytest
 from msgspec.structs import replace
 
+from torchrelay.api.shown import IncidentView
 from torchrelay.goodput.ledger import Line, line_of, total, wilson
-from torchrelay.orchestrator.journal import Anchor
-from torchrelay.orchestrator.scene import Scene
-from torchrelay.orchestrator.shown import IncidentView
-from torchrelay.orchestrator.views import view_incident
-from torchrelay.protocol.cluster import EMPTY, advance
-from torchrelay.protocol.events import JobSpec, JobSubmitted
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.incident import Fault, Incident, Mark, Resolution
-from torchrelay.protocol.table import Table
-from torchrelay.protocol.vitals import Vitals
+from torchrelay.orchestrator.store.journal import Anchor
+from torchrelay.orchestrator.views.scene import Scene
+from torchrelay.orchestrator.views.views import view_incident
+from torchrelay.protocol.health.vitals import Vitals
+from torchrelay.protocol.messages.events import JobSpec, JobSubmitted
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.model.incident import Fault, Incident, Mark, Resolution
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.rules.cluster import EMPTY, advance
 
 CLUSTER = advance(EMPTY, JobSubmitted(spec=JobSpec(job=JobId("job"), world_size=4, nproc_per_node=4)), 0)
 BEGUN = 1_000
@@ -178,7 +178,7 @@ class TestMoves:
         assert self.line(Resolution.CLEAN, kind="unplanned").pause_ms == 530
 
     def test_tables_show_the_kind(self) -> None:
-        from torchrelay.cli.report import report_page
+        from torchrelay.cli.view.report import report_page
 
         told = report_page([self.line(kind="pre-emptive"), line()])
         assert "pre-emptive (M-4)" in told

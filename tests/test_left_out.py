@@ -12,17 +12,17 @@ import pytest
 from tests.brain import JOB, NODE, RecordingLink, serving, train
 from tests.test_service import FakeTime, run
 from torchrelay.agent.uplink import Kept
-from torchrelay.orchestrator import service as shell
-from torchrelay.orchestrator.clock import COUNTED_NS, Clock
-from torchrelay.orchestrator.journal import Journal, JournalUnavailable, read_history
-from torchrelay.orchestrator.lateness import SPAN_MS, Lateness
-from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.orchestrator.views import view_incidents
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
-from torchrelay.wire.channel import EventFrame, decode_to_orchestrator
-from torchrelay.wire.codec import encode
-from torchrelay.worker.link import Said
+from torchrelay.orchestrator.core import service as shell
+from torchrelay.orchestrator.core.clock import COUNTED_NS, Clock
+from torchrelay.orchestrator.core.lateness import SPAN_MS, Lateness
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, read_history
+from torchrelay.orchestrator.views.views import view_incidents
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
+from torchrelay.wire.messages.channel import EventFrame, decode_to_orchestrator
+from torchrelay.wire.messages.codec import encode
+from torchrelay.worker.control.link import Said
 
 COUNTED_MS = COUNTED_NS // 1_000_000
 EXITED = ev.WorkerExited(worker=WorkerId("node-0.1.1"), node=NODE, signal=9, cause="SIGKILL")

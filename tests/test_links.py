@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from torchrelay.agent.forks import Child
 from torchrelay.agent.links import Links
-from torchrelay.agent.processes import Processes
-from torchrelay.protocol.events import WorkerStarted, WorkerWarm
-from torchrelay.protocol.ids import JobId, NodeId, WorkerId
-from torchrelay.wire.codec import encode
-from torchrelay.wire.framing import frame, read_frame
-from torchrelay.wire.link import FromWorker, Welcome, decode_to_worker
+from torchrelay.agent.workers.forks import Child
+from torchrelay.agent.workers.processes import Processes
+from torchrelay.protocol.messages.events import WorkerStarted, WorkerWarm
+from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.framing import frame, read_frame
+from torchrelay.wire.messages.link import FromWorker, Welcome, decode_to_worker
 
 W1 = Child(worker=WorkerId("w1"), job=JobId("j"), slot=2, pid=os.getpid())
 WARM = frame(encode(WorkerWarm(worker=W1.worker)))

@@ -24,11 +24,12 @@ from torch.utils.data import (
 )
 
 from torchrelay.errors import Refused, Undeclared
-from torchrelay.worker import loader_workers, random_state
-from torchrelay.worker.cursor import Cursor, decode_record
-from torchrelay.worker.hidden import Hidden
-from torchrelay.worker.loaders import Source, source_of
-from torchrelay.worker.loops import Loop
+from torchrelay.worker.data import loader_workers
+from torchrelay.worker.data.cursor import Cursor, decode_record
+from torchrelay.worker.data.loaders import Source, source_of
+from torchrelay.worker.data.loops import Loop
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.state import random_state
 
 SIZE = 22
 EPOCHS = 3

@@ -7,12 +7,12 @@ from dataclasses import replace
 from tests.telling import Story, answers
 from tests.test_migration import HERE, SIGKILL
 from tests.test_sharing import back, crowded, holder_of, lost, place, spread
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import NodeId
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.sharing import slots_to_share
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.recovery.sharing import slots_to_share
 
 
 def settle_but(story: Story, node: str) -> None:

@@ -16,8 +16,8 @@ import pytest
 
 from tests.brain import until, wait_for
 from tests.scheduler_port import PortTests
-from torchrelay.cli.sweep import is_alive
-from torchrelay.protocol.ids import NodeId
+from torchrelay.launcher.sweep import is_alive
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers import local
 from torchrelay.schedulers.local import CANNOT_START, LocalScheduler, read_file, spread
 from torchrelay.schedulers.port import (

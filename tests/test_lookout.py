@@ -9,12 +9,12 @@ from types import FrameType
 
 import pytest
 
-from torchrelay.protocol.ids import Generation, Point, WorkerPhase
-from torchrelay.protocol.ways import Spot
-from torchrelay.wire.page import Page
-from torchrelay.worker import lookout
-from torchrelay.worker.lookout import Lookout, communication, line_in
-from torchrelay.worker.standing import Standing
+from torchrelay.protocol.health.ways import Spot
+from torchrelay.protocol.messages.ids import Generation, Point, WorkerPhase
+from torchrelay.wire.files.page import Page
+from torchrelay.worker.control.standing import Standing
+from torchrelay.worker.peers import lookout
+from torchrelay.worker.peers.lookout import Lookout, communication, line_in
 
 
 def frames_in(name: str, file: str, caller: str = "/home/user/train.py") -> list[FrameType]:

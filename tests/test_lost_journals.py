@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import SCRIPTS, Finished, ask_until, differences, end_job, run_job, start_job, wait_until
-from torchrelay.cli.client import Client
-from torchrelay.orchestrator.endpoint import read_endpoint
+from torchrelay.api.endpoint import read_endpoint
+from torchrelay.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(300)]
 

@@ -20,12 +20,12 @@ from tests.jobs import SCRIPTS, Finished, differences, end_job, run_job, start_j
 from torchrelay.chaos.deeds import plan_deed
 from torchrelay.chaos.whereabouts import Whereabouts
 from torchrelay.chaos.wishes import Deed, Facts, How, Wish, draw
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.protocol.ids import NodeId, Rank
-from torchrelay.protocol.silence import LEAST_SILENCE_MS, MOST_SILENCE_MS
+from torchrelay.client.client import Away, Client, Denied
+from torchrelay.protocol.health.silence import LEAST_SILENCE_MS, MOST_SILENCE_MS
+from torchrelay.protocol.messages.ids import NodeId, Rank
 from torchrelay.schedulers import network as net
 from torchrelay.schedulers.port import SchedulerError
-from torchrelay.wire.prompt import resume_soon
+from torchrelay.wire.messages.prompt import resume_soon
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 

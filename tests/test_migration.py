@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 from tests.telling import JOB, Stand, Story, running, say
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.boundary import HOUR_MS
-from torchrelay.protocol.events import Effect
-from torchrelay.protocol.ids import NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveKind, MoveState
-from torchrelay.protocol.roster import Life
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.events import Effect
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveKind, MoveState
+from torchrelay.protocol.model.roster import Life
+from torchrelay.protocol.placement.boundary import HOUR_MS
 
 HERE, NEXT = Point(3), Point(4)
 NODE = NodeId("node-0")

@@ -15,9 +15,9 @@ from tests import mixed
 from tests.jobs import Finished
 from tests.mixed import KINDS, Chapter, Kind, by_kind, compare, deal, repeated
 from tests.test_guarantee import excluded, line
-from torchrelay.cli.runs import NotPossible
+from torchrelay.api.shown import Exclusion
+from torchrelay.client.runs import NotPossible
 from torchrelay.goodput.guarantee import Entry
-from torchrelay.orchestrator.shown import Exclusion
 
 ROOT = Path(__file__).parent.parent
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.telling import running, say, training
 from tests.test_migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.boundary import REST_MS, TRIES
-from torchrelay.protocol.ids import NodeId, Point, Rank
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveKind, MoveState
-from torchrelay.protocol.taints import PROBATION
-from torchrelay.protocol.vitals import Beat, Vitals, hear, judge
+from torchrelay.protocol.health.vitals import Beat, Vitals, hear, judge
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveKind, MoveState
+from torchrelay.protocol.placement.boundary import REST_MS, TRIES
+from torchrelay.protocol.placement.taints import PROBATION
 
 REWIRE_MS = 60_000
 

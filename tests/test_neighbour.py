@@ -15,14 +15,14 @@ import pytest
 import torch
 
 from tests.relay import MakeRelay, flip, relays
-from torchrelay.protocol.ids import Generation, Point, Rank
-from torchrelay.protocol.orders import Source
-from torchrelay.wire import trust
-from torchrelay.worker import neighbour, transfer
-from torchrelay.worker.neighbour import MOST_VECTORS, PIECE, Reader, Shown, machine
-from torchrelay.worker.state import State
-from torchrelay.worker.stream import CHUNK
-from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
+from torchrelay.protocol.messages.ids import Generation, Point, Rank
+from torchrelay.protocol.messages.orders import Source
+from torchrelay.wire.trust import trust
+from torchrelay.worker.state.state import State
+from torchrelay.worker.transfer import neighbour, transfer
+from torchrelay.worker.transfer.neighbour import MOST_VECTORS, PIECE, Reader, Shown, machine
+from torchrelay.worker.transfer.stream import CHUNK
+from torchrelay.worker.transfer.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 
 pytestmark = pytest.mark.slow
 
@@ -91,13 +91,13 @@ def test_where_it_cannot_be_read_it_is_sent(
 ) -> None:
     given, taken = a_state(1, gaps=way == "gaps"), a_state(2, gaps=way == "gaps")
     if way == "elsewhere":
-        monkeypatch.setattr("torchrelay.worker.request.machine", lambda: machine() + "7")
+        monkeypatch.setattr("torchrelay.worker.transfer.request.machine", lambda: machine() + "7")
     elif way == "turned off":
         monkeypatch.setenv("TORCHRELAY_NEIGHBOURS", "0")
     elif way == "forbidden":
         monkeypatch.setattr(neighbour._libc, "process_vm_readv", lambda *_: -1)
     elif way == "another process":
-        monkeypatch.setattr("torchrelay.worker.serving.os.getpid", os.getppid)
+        monkeypatch.setattr("torchrelay.worker.transfer.serving.os.getpid", os.getppid)
     elif way == "one at a time":
         server._permitting.acquire()
     elif way == "many places":

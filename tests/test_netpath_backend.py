@@ -15,7 +15,7 @@ from tests.scripts import netpath_actions as acts
 from tests.scripts import netpath_below as below
 from tests.scripts import netpath_training as training
 from tests.scripts.groups_ranks import Failed, Troupe, troupe, until
-from torchrelay.netpath import library
+from torchrelay.netpath.native import library
 
 TWO_PATHS = {"TORCHRELAY_NET_PATHS": "127.0.1.1,127.0.2.1"}
 SMALL, RING, SEGMENTS = 1000, 30_011, 500_009  # elements: from rank to rank; round the ring; in several segments

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.cli import net
-from torchrelay.cli.doctor import State, check_network_part
+from torchrelay.cli.diagnose.doctor import State, check_network_part
 from torchrelay.cli.main import carry_out
-from torchrelay.cli.runs import NotPossible
-from torchrelay.netpath import environment, library
+from torchrelay.cli.network import net
+from torchrelay.client.runs import NotPossible
+from torchrelay.netpath.native import environment, library
 
 pytestmark = pytest.mark.slow
 
@@ -83,8 +83,8 @@ def test_without_a_compiler_the_package_is_built_without_the_library(source: Pat
         names = content.namelist()
         content.extractall(tmp_path / "installed")
     assert LIBRARY not in names
-    assert "torchrelay/netpath/library.py" in names
-    words = "from torchrelay.cli.doctor import check_network_part; print(check_network_part())"
+    assert "torchrelay/netpath/native/library.py" in names
+    words = "from torchrelay.cli.diagnose.doctor import check_network_part; print(check_network_part())"
     told = subprocess.run(
         [sys.executable, "-c", words], env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")}, cwd=tmp_path,
         capture_output=True, text=True, check=True, timeout=60,
@@ -142,7 +142,7 @@ def test_a_library_that_is_missing_or_spoilt_is_told_of_with_the_remedy(missing:
 
 def test_neither_the_package_nor_the_command_line_needs_torch() -> None:
     words = (
-        "import sys, torchrelay, torchrelay.netpath.binding, torchrelay.netpath.environment; "
+        "import sys, torchrelay, torchrelay.netpath.native.binding, torchrelay.netpath.native.environment; "
         "from torchrelay.cli.main import carry_out; carry_out(['net', 'env', '--ib']); "
         "assert 'torch' not in sys.modules"
     )

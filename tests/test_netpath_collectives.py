@@ -18,9 +18,10 @@ import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from torchrelay.netpath import collectives, direct, rings
-from torchrelay.netpath.mesh import Mesh
-from torchrelay.netpath.reduction import reduction
+from torchrelay.netpath.collectives import collectives, rings
+from torchrelay.netpath.transport import direct
+from torchrelay.netpath.transport.mesh import Mesh
+from torchrelay.netpath.transport.reduction import reduction
 
 pytestmark = pytest.mark.slow
 

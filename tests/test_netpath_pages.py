@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.netpath.library import NotBuilt, find
+from torchrelay.netpath.native.library import NotBuilt, find
 
 # One process is both ends; it prints what its page says of the second path, at each point of the story.
 STORY = """
 import ctypes, json, os, time
 from pathlib import Path
-from torchrelay.netpath.binding import Connecting, Listener, inject
-from torchrelay.wire.netreport import read_page
+from torchrelay.netpath.native.binding import Connecting, Listener, inject
+from torchrelay.wire.messages.netreport import read_page
 
 FOLDER = Path(os.environ["TORCHRELAY_NET_STATS"])
 

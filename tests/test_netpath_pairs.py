@@ -16,8 +16,8 @@ import pytest
 from tests.scripts import netpath_below as below
 from tests.scripts import netpath_pairs as pairs
 from tests.scripts.groups_ranks import Troupe, troupe
-from torchrelay.netpath import library
-from torchrelay.wire.netreport import MAX_ROWS
+from torchrelay.netpath.native import library
+from torchrelay.wire.messages.netreport import MAX_ROWS
 
 pytestmark = pytest.mark.slow
 

@@ -13,9 +13,9 @@ from typing import IO
 
 import pytest
 
-from torchrelay.agent.paths import LinkState, Paths
-from torchrelay.netpath.library import NotBuilt, find
-from torchrelay.wire.netreport import MAX_REPORT, Report, decode_report
+from torchrelay.agent.network.paths import LinkState, Paths
+from torchrelay.netpath.native.library import NotBuilt, find
+from torchrelay.wire.messages.netreport import MAX_REPORT, Report, decode_report
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +25,7 @@ LIMIT_S = 20.0
 # Both ends run this. One listens and says where; the other is told, and connects. Then nobody has anything to say.
 STORY = """
 import sys, time
-from torchrelay.netpath.binding import Connecting, Listener, inject, paths
+from torchrelay.netpath.native.binding import Connecting, Listener, inject, paths
 
 def until(fact):
     deadline = time.monotonic() + 20

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrelay.wire.codec import WireError
-from torchrelay.wire.netreport import (
+from torchrelay.wire.messages.codec import WireError
+from torchrelay.wire.messages.netreport import (
     MAX_PAGE,
     MAX_REPORT,
     MAX_ROWS,

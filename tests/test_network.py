@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import SCRIPTS, start_job, wait_until
-from torchrelay.cli.local_run import slots_of
-from torchrelay.cli.run import plan
-from torchrelay.cli.runs import NotPossible
-from torchrelay.protocol.ids import NodeId
+from torchrelay.cli.launch.run import plan
+from torchrelay.client.runs import NotPossible
+from torchrelay.launcher.local_run import slots_of
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers import network as net
 from torchrelay.schedulers.local import read_file
 from torchrelay.schedulers.machine import boot_id, read_machine, write_machine

@@ -20,10 +20,10 @@ from msgspec import structs
 
 from tests.agent_stage import NODE, Stage, until
 from tests.fake_core import wish
-from torchrelay.protocol.events import TaintCleared, TaintSet
-from torchrelay.wire.channel import Ack, Attached
-from torchrelay.wire.launch import PathLimits, read_launch, write_launch
-from torchrelay.wire.pathnews import SOURCE, LinkNews, NetworkNews
+from torchrelay.protocol.messages.events import TaintCleared, TaintSet
+from torchrelay.wire.files.launch import PathLimits, read_launch, write_launch
+from torchrelay.wire.messages.channel import Ack, Attached
+from torchrelay.wire.messages.pathnews import SOURCE, LinkNews, NetworkNews
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 

@@ -20,11 +20,11 @@ import pytest
 from tests.fake_core import wish
 from tests.jobs import SCRIPTS, Finished, ask_until, end_job, run_job, torchrelay
 from tests.test_probing import deaf, free_port
-from torchrelay.cli.client import Client
-from torchrelay.cli.net_status import network_page
-from torchrelay.netpath.library import NotBuilt, find
-from torchrelay.orchestrator.shown import NetworkView, TaintView
-from torchrelay.wire.pathnews import LinkNews
+from torchrelay.api.shown import NetworkView, TaintView
+from torchrelay.cli.network.net_status import network_page
+from torchrelay.client.client import Client
+from torchrelay.netpath.native.library import NotBuilt, find
+from torchrelay.wire.messages.pathnews import LinkNews
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(400)]
 

@@ -15,20 +15,21 @@ import pytest
 
 from tests.brain import NODE
 from tests.test_api import Port, play
-from torchrelay.cli import net_flags, net_pages
+from torchrelay.api.shown import NetworkView, NodeNetwork, TaintView
+from torchrelay.cli.launch import net_flags
+from torchrelay.cli.launch.run import parser, plan
 from torchrelay.cli.main import carry_out
-from torchrelay.cli.net_status import add_net_status, network_page, show_net_status
-from torchrelay.cli.run import parser, plan
-from torchrelay.cli.runs import NotPossible
-from torchrelay.netpath import library
-from torchrelay.orchestrator import networks
-from torchrelay.orchestrator.shown import NetworkView, NodeNetwork, TaintView
-from torchrelay.protocol.events import Effect, TaintSet
-from torchrelay.protocol.ids import NodeId
-from torchrelay.wire.channel import Attached, NetworkFrame
-from torchrelay.wire.launch import PathLimits, read_launch, write_launch
-from torchrelay.wire.netreport import NetPage, Row, RowState, encode_page
-from torchrelay.wire.pathnews import FindingNews, LinkNews, NetworkNews, PathNews
+from torchrelay.cli.network import net_pages
+from torchrelay.cli.network.net_status import add_net_status, network_page, show_net_status
+from torchrelay.client.runs import NotPossible
+from torchrelay.netpath.native import library
+from torchrelay.orchestrator.http import networks
+from torchrelay.protocol.messages.events import Effect, TaintSet
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.wire.files.launch import PathLimits, read_launch, write_launch
+from torchrelay.wire.messages.channel import Attached, NetworkFrame
+from torchrelay.wire.messages.netreport import NetPage, Row, RowState, encode_page
+from torchrelay.wire.messages.pathnews import FindingNews, LinkNews, NetworkNews, PathNews
 
 LINK = LinkNews(
     remote="10.0.1.2", state="down", state_s=41.0, reason="carrier", live=0, round_trip_us=180, flaps=3, sent_rate=12e6,
@@ -214,7 +215,7 @@ def run_with(folder: Path, monkeypatch: pytest.MonkeyPatch, view: NetworkView) -
             return view
 
     (folder / "journal.db").touch()
-    monkeypatch.setattr("torchrelay.cli.net_status.Client.of", lambda _: Fake())
+    monkeypatch.setattr("torchrelay.cli.network.net_status.Client.of", lambda _: Fake())
     return folder
 
 

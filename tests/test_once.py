@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from tests.telling import JOB, Story, raised, running
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.ids import Rank
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Rank
 
 
 def changed_by(story: Story, event: ev.Event) -> bool:

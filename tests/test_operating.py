@@ -17,15 +17,22 @@ from aiohttp import ClientSession
 from aiohttp.test_utils import TestServer
 
 from tests.brain import JOB, Node, RecordingLink, serving, spec, until
+from torchrelay.api.endpoint import TOKEN, Endpoint, write_endpoint
 from torchrelay.cli import main as command
-from torchrelay.orchestrator import freezing
-from torchrelay.orchestrator.api import make_app
-from torchrelay.orchestrator.endpoint import TOKEN, Endpoint, write_endpoint
-from torchrelay.orchestrator.journal import read_history
-from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.protocol.events import FreezeSet, JobCancelled, JobSubmitted, MoveAsked, TaintSet, WorkerExited
-from torchrelay.protocol.ids import NodeId
-from torchrelay.wire.trust import new_token, write_token
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.http import freezing
+from torchrelay.orchestrator.http.api import make_app
+from torchrelay.orchestrator.store.journal import read_history
+from torchrelay.protocol.messages.events import (
+    FreezeSet,
+    JobCancelled,
+    JobSubmitted,
+    MoveAsked,
+    TaintSet,
+    WorkerExited,
+)
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.wire.trust.trust import new_token, write_token
 
 
 class Said(NamedTuple):
@@ -402,7 +409,8 @@ from torchrelay.cli import main
 with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()) as out:
     main.main(["status", "-o", "json", "--run-dir", sys.argv[1]])
 print(out.getvalue())
-heavy = ("torch", "numpy", "aiohttp", "rich", "asyncio", "sqlite3", "importlib.metadata", "torchrelay.protocol.job")
+heavy = ("torch", "numpy", "aiohttp", "rich", "asyncio", "sqlite3", "importlib.metadata",
+         "torchrelay.protocol.model.job")
 print([name for name in heavy if name in sys.modules])
 """
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.client.client import Away, Client, Denied
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(280)]
 

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from tests.brain import listening, spec, start_process, wait_for
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.cli.keeper import answers
-from torchrelay.orchestrator.endpoint import read_endpoint
+from torchrelay.api.endpoint import read_endpoint
+from torchrelay.client.client import Away, Client, Denied
+from torchrelay.launcher.keeper import answers
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR
 
 from torchrelay.errors import Refused
-from torchrelay.worker.hidden import Hidden
+from torchrelay.worker.hidden_state.hidden import Hidden
 
 
 def outsider(make: Any, change: Any, known: list[Any]) -> Hidden:

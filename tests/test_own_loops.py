@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 import pytest
 
 from torchrelay.errors import Refused
-from torchrelay.protocol.ids import Point
-from torchrelay.worker.cursor import MAX_STEPS, Call, Cursor, Diverged, Record, decode_record
-from torchrelay.worker.own_loops import Places
+from torchrelay.protocol.messages.ids import Point
+from torchrelay.worker.data.cursor import MAX_STEPS, Call, Cursor, Diverged, Record, decode_record
+from torchrelay.worker.data.own_loops import Places
 
 
 class Edge(Exception):

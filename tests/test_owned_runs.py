@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from torchrelay.agent.__main__ import trusted
-from torchrelay.cli.client import Client
-from torchrelay.cli.run import take_folder
-from torchrelay.cli.runs import NotPossible, begun
-from torchrelay.orchestrator.endpoint import Endpoint, write_endpoint
-from torchrelay.wire.launch import Launch, forget_environment, read_launch, write_launch
-from torchrelay.wire.trust import TrustError, write_token
+from torchrelay.api.endpoint import Endpoint, write_endpoint
+from torchrelay.cli.launch.run import take_folder
+from torchrelay.client.client import Client
+from torchrelay.client.runs import NotPossible, begun
+from torchrelay.wire.files.launch import Launch, forget_environment, read_launch, write_launch
+from torchrelay.wire.trust.trust import TrustError, write_token
 
 STRANGER = 65534  # nobody
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files to another user")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.wire import ownlog
-from torchrelay.wire.ownlog import BURST, LONGEST, OwnLog
+from torchrelay.wire.files import ownlog
+from torchrelay.wire.files.ownlog import BURST, LONGEST, OwnLog
 
 Log = Callable[..., None]
 
@@ -44,7 +44,7 @@ def test_it_turns_over(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_too_many_lines_are_left_out_and_counted(path: Path, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [1e9]
-    monkeypatch.setattr("torchrelay.wire.ownlog.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("torchrelay.wire.files.ownlog.time.monotonic", lambda: now[0])
     log("first")
     now[0] += 100
     for _ in range(int(BURST) + 500):

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker import pace
-from torchrelay.worker.pace import LIMIT_S, SHARE, Pace, idle_and_all
+from torchrelay.worker.scheduling import pace
+from torchrelay.worker.scheduling.pace import LIMIT_S, SHARE, Pace, idle_and_all
 
 REST = 1 / SHARE - 1  # seconds for each second of work
 
@@ -23,7 +23,7 @@ class Worker:
         self.ticks = [0, 0]  # busy, idle
         self.pass_ticks(busy=1, idle=0)
         monkeypatch.setattr(pace, "_STAT", self.stat)
-        monkeypatch.setattr("torchrelay.worker.pace.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("torchrelay.worker.scheduling.pace.time.monotonic", lambda: self.now_s)
 
     def pace(self, since_s: float | None = None) -> Pace:
         return Pace(self.rest, since_s, cpu_s=lambda: self.cpu_s)

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.protocol.ids import Point
-from torchrelay.wire.page import MAX_GROUPS, MAX_RECORD, WITHOUT_GROUPS, Groups, Page, PageFull
+from torchrelay.protocol.messages.ids import Point
+from torchrelay.wire.files.page import MAX_GROUPS, MAX_RECORD, WITHOUT_GROUPS, Groups, Page, PageFull
 
 LAST, NEXT = Point(7), Point(8)
 

@@ -8,13 +8,13 @@ import pytest
 
 from tests import network_world
 from tests.network_world import A, B, World, local_of, one_peer, two_peers
-from torchrelay.agent import paths as module
-from torchrelay.agent.findings import Judge
-from torchrelay.agent.news import tell_paths
-from torchrelay.agent.paths import SAME_FLAP_S, STALE_S, LinkState
-from torchrelay.wire.channel import NetworkFrame
-from torchrelay.wire.codec import encode
-from torchrelay.wire.netreport import MAX_ROWS, NetPage, RowState
+from torchrelay.agent.network import paths as module
+from torchrelay.agent.network.findings import Judge
+from torchrelay.agent.network.news import tell_paths
+from torchrelay.agent.network.paths import SAME_FLAP_S, STALE_S, LinkState
+from torchrelay.wire.messages.channel import NetworkFrame
+from torchrelay.wire.messages.codec import encode
+from torchrelay.wire.messages.netreport import MAX_ROWS, NetPage, RowState
 
 
 def flaps(world: World, path: int = 0, remote: str = A) -> int:

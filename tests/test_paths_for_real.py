@@ -15,10 +15,10 @@ import pytest
 from examples.demo.bits import Trace, compare, read
 from tests.jobs import run_job, torchrelay
 from tests.path_training import FAILOVER, PLAIN, A, B, Training, training
-from torchrelay.cli.client import Client
-from torchrelay.netpath.library import NotBuilt, find
-from torchrelay.orchestrator.shown import NodeView
-from torchrelay.protocol.ids import NodeId
+from torchrelay.api.shown import NodeView
+from torchrelay.client.client import Client
+from torchrelay.netpath.native.library import NotBuilt, find
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers import network as net
 
 

@@ -12,8 +12,8 @@ import pytest
 
 from tests.jobs import wait_until
 from tests.live import Live, Look
-from torchrelay.orchestrator.endpoint import ENDPOINT
-from torchrelay.orchestrator.shown import IncidentView
+from torchrelay.api.endpoint import ENDPOINT
+from torchrelay.api.shown import IncidentView
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 

@@ -25,10 +25,11 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.carrying import carry
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import ddp, layout, pipeline
-from torchrelay.worker.layout import shard_name
-from torchrelay.worker.redo import Redo
-from torchrelay.worker.state import State
+from torchrelay.worker.parallel import ddp, pipeline
+from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state import layout
+from torchrelay.worker.state.layout import shard_name
+from torchrelay.worker.state.state import State
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 

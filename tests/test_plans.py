@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from tests.telling import JOB, Story, answers, running
-from torchrelay.orchestrator.plans import (
+from torchrelay.orchestrator.views.plans import (
     DRAIN,
     MigrateAsk,
     Planned,
@@ -18,13 +18,13 @@ from torchrelay.orchestrator.plans import (
     plan_taint,
     plan_untaint,
 )
-from torchrelay.orchestrator.scene import Scene, Ways, note_ways
-from torchrelay.orchestrator.why import why
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.events import Effect, JobCancelled
-from torchrelay.protocol.ids import NodeId, Rank
-from torchrelay.protocol.table import Table
-from torchrelay.protocol.vitals import Vitals
+from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
+from torchrelay.orchestrator.views.why import why
+from torchrelay.protocol.health.vitals import Vitals
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.events import Effect, JobCancelled
+from torchrelay.protocol.messages.ids import NodeId, Rank
+from torchrelay.protocol.model.table import Table
 
 WHO = "ann@desk"
 

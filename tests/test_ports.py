@@ -10,16 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from torchrelay.agent.findings import Kind
-from torchrelay.agent.network import Network
-from torchrelay.agent.ports import Ports, Reading, read_ports, uses
-from torchrelay.cli import net_flags
-from torchrelay.cli.run import parser
-from torchrelay.cli.runs import NotPossible
-from torchrelay.protocol.events import Event, TaintCleared, TaintSet
-from torchrelay.protocol.ids import NodeId
-from torchrelay.wire.launch import PathLimits
-from torchrelay.wire.pathnews import NetworkNews
+from torchrelay.agent.network.findings import Kind
+from torchrelay.agent.network.network import Network
+from torchrelay.agent.network.ports import Ports, Reading, read_ports, uses
+from torchrelay.cli.launch import net_flags
+from torchrelay.cli.launch.run import parser
+from torchrelay.client.runs import NotPossible
+from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.wire.files.launch import PathLimits
+from torchrelay.wire.messages.pathnews import NetworkNews
 
 LIMITS = PathLimits(down_s=30, flaps=3, window_s=600, slow_share=0.6, slow_s=60, heal_s=60, ports=True)
 NAME = "mlx5_0:1"
@@ -234,7 +234,7 @@ def test_an_agent_asks_for_a_taint_and_lifts_it_across_a_restart(tmp_path: Path)
 
 
 def test_ib_failover_is_ncclls_own_and_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrelay.netpath.environment.nccl_version", lambda: (2, 30, 7))
+    monkeypatch.setattr("torchrelay.netpath.native.environment.nccl_version", lambda: (2, 30, 7))
     given = parser().parse_args(["--ib-failover", "--ib-merge", "mlx5_0,mlx5_1", "--net-down", "5s", "x.py"])
     assert net_flags.path_limits(given) == PathLimits(down_s=5.0, ports=True)
     found = net_flags.network_environment(given)
@@ -258,6 +258,6 @@ def test_what_does_not_go_together_is_refused(flags: list[str], told: str) -> No
 
 
 def test_devices_that_back_nobody_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("torchrelay.netpath.environment.nccl_version", lambda: None)
+    monkeypatch.setattr("torchrelay.netpath.native.environment.nccl_version", lambda: None)
     with pytest.raises(NotPossible, match="write them as mlx5_0,mlx5_1"):
         net_flags.network_environment(parser().parse_args(["--ib-failover", "--ib-merge", "mlx5_0", "x.py"]))

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from tests.cases.running import Case, Ran, run_case
-from torchrelay.cli.client import Client
+from torchrelay.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 

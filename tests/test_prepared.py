@@ -16,9 +16,9 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
 from torchrelay.errors import Refused
-from torchrelay.worker.loaders import source_of
-from torchrelay.worker.prepared import Prepared, optimizer_inside
-from torchrelay.worker.state import State
+from torchrelay.worker.data.loaders import source_of
+from torchrelay.worker.parallel.prepared import Prepared, optimizer_inside
+from torchrelay.worker.state.state import State
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 

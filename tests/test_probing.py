@@ -11,8 +11,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from torchrelay.agent.network import carries
-from torchrelay.agent.probing import reaches
+from torchrelay.agent.network.network import carries
+from torchrelay.agent.network.probing import reaches
 
 NEAR, FAR = "127.0.93.1", "127.0.93.2"
 
@@ -97,7 +97,7 @@ def test_whether_an_interface_is_up_is_the_kernels_word(name: str, up: bool) -> 
 
 def test_it_is_asked_of_the_interfaces_that_we_have_ourselves() -> None:
     # Not those of /sys, which are those of whoever has mounted it: in a network of its own an agent has others.
-    ask = "from torchrelay.agent.network import carries; print(carries('lo'))"
+    ask = "from torchrelay.agent.network.network import carries; print(carries('lo'))"
     done = subprocess.run(
         ["unshare", "-Urn", sys.executable, "-c", ask], capture_output=True, text=True, timeout=60, check=False
     )

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from torchrelay.errors import Refused
-from torchrelay.wire.kept import MAIN, Kept, Load
-from torchrelay.worker import program
-from torchrelay.worker.program import SPAWNED, Program
+from torchrelay.wire.files.kept import MAIN, Kept, Load
+from torchrelay.worker.source import program
+from torchrelay.worker.source.program import SPAWNED, Program
 
 
 @pytest.fixture

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from tests.telling import JOB, Stand, answers, private, training
 from tests.test_exhaustive import check_orders, check_roster
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import EMPTY, Cluster, advance, orders
-from torchrelay.protocol.ids import START, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import Job, JobPhase
-from torchrelay.protocol.state import KEPT_RECORDS
-from torchrelay.protocol.table import Table
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import START, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.state import KEPT_RECORDS
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 
 RANKS = 3
 SPEC = ev.JobSpec(

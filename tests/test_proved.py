@@ -5,16 +5,16 @@ from __future__ import annotations
 import pytest
 
 from tests.telling import JOB, Story, running
+from torchrelay.api.shown import Exclusion
 from torchrelay.goodput.guarantee import Entry, Standing, guarantee
 from torchrelay.goodput.ledger import Line, line_of, total
-from torchrelay.orchestrator.scene import Scene
-from torchrelay.orchestrator.shown import Exclusion
-from torchrelay.orchestrator.views import tally, view_incident
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerPhase
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.vitals import Beat, Sample, Vitals, hear, judge
+from torchrelay.orchestrator.views.scene import Scene
+from torchrelay.orchestrator.views.views import tally, view_incident
+from torchrelay.protocol.health.vitals import Beat, Sample, Vitals, hear, judge
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerPhase
+from torchrelay.protocol.model.incident import Resolution
 
 HERE, NEXT = Point(3), Point(4)
 NODE = NodeId("node-0")

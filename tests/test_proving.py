@@ -9,11 +9,11 @@ import msgspec
 import pytest
 
 from torchrelay.errors import Unproved
-from torchrelay.protocol.ids import Rank
-from torchrelay.worker import agreement
-from torchrelay.worker.arguments import digest
-from torchrelay.worker.given import Doubt
-from torchrelay.worker.proving import MOST, Proving, Told, is_open, unproved
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.worker.agreement import agreement
+from torchrelay.worker.hidden_state.arguments import digest
+from torchrelay.worker.replacement.given import Doubt
+from torchrelay.worker.replacement.proving import MOST, Proving, Told, is_open, unproved
 
 
 def told(text: str) -> Told:

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from torchrelay.errors import Refused
-from torchrelay.worker import random_state
+from torchrelay.worker.state import random_state
 
 GLOBAL: Any = np.random  # its stubs leave out the two functions on bit generators
 

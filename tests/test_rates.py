@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.network_world import A, B, World, local_of, two_peers
-from torchrelay.agent.findings import Finding, Kind, Where
-from torchrelay.agent.rates import BUCKET_S, LEAST, LEAST_RATE, Rates
+from torchrelay.agent.network.findings import Finding, Kind, Where
+from torchrelay.agent.network.rates import BUCKET_S, LEAST, LEAST_RATE, Rates
 
 FIRST = local_of(0)
 HOUR_S = 3600.0

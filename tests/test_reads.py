@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.worker import arguments
-from torchrelay.worker.arguments import SIZE
-from torchrelay.worker.arguments import digest as arguments_digest
-from torchrelay.worker.reads import NOTHING, Reads, never
+from torchrelay.worker.hidden_state import arguments
+from torchrelay.worker.hidden_state.arguments import SIZE
+from torchrelay.worker.hidden_state.arguments import digest as arguments_digest
+from torchrelay.worker.hidden_state.reads import NOTHING, Reads, never
 
 COUNT = 0
 BATCH = torch.zeros(3)

@@ -7,7 +7,15 @@ import struct
 import msgspec
 import pytest
 
-from torchrelay.worker.record import AtGate, AtReturn, Learned, Private, decode_private, encode_gate, encode_return
+from torchrelay.worker.state.record import (
+    AtGate,
+    AtReturn,
+    Learned,
+    Private,
+    decode_private,
+    encode_gate,
+    encode_return,
+)
 
 LEARNED = {"step": Learned(7, 3, b"names", b"\0\1", b"\0")}
 GATE = b"".join(encode_gate([b"r", b"ng"], AtGate(b"then", b"place", None, LEARNED, b"code")))

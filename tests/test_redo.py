@@ -12,9 +12,9 @@ from torch import nn
 
 from tests.redone import SaverScript, Script, digests
 from torchrelay.errors import Refused
-from torchrelay.worker import marks, redo
-from torchrelay.worker.redo import Redo
-from torchrelay.worker.state import State
+from torchrelay.worker.retry import marks, redo
+from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state.state import State
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.telling import JOB, Story, running
 from tests.test_migration import SIGKILL, asked, cleared, cut_over, on_nodes, preparing, tainted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import NodeId, Rank
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import KEPT_MOVES, Move, MoveKind, MoveState
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import KEPT_MOVES, Move, MoveKind, MoveState
 
 RECOVERY = (od.Fence, od.Interrupt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from torchrelay.worker.reserve import LEAST, MAX_PIECES, SLICE, Piece, Reserve, pieces
-from torchrelay.worker.state import State
-from torchrelay.worker.tree import Leaf
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors.reserve import LEAST, MAX_PIECES, SLICE, Piece, Reserve, pieces
+from torchrelay.worker.tensors.tree import Leaf
 
 
 def built(steps: int = 0) -> State:

@@ -12,9 +12,9 @@ import pytest
 
 from tests.brain import listening, start_process, wait_for
 from tests.test_cli_local_run import LocalRun
-from torchrelay.cli import keeper
-from torchrelay.cli.client import Client
-from torchrelay.orchestrator.endpoint import read_endpoint
+from torchrelay.api.endpoint import read_endpoint
+from torchrelay.client.client import Client
+from torchrelay.launcher import keeper
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
 

@@ -8,9 +8,9 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from torchrelay.worker import returned
-from torchrelay.worker.returned import Returned
-from torchrelay.worker.state import State
+from torchrelay.worker.retry import returned
+from torchrelay.worker.retry.returned import Returned
+from torchrelay.worker.state.state import State
 
 
 class Meter:

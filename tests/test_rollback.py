@@ -8,12 +8,12 @@ from dataclasses import replace
 import pytest
 
 from tests.telling import JOB, Stand, Story, private, training
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import NodeId, Point, Rank
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.policy import ROLL_BUDGET
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.placement.policy import ROLL_BUDGET
 
 A, B = NodeId("node-0"), NodeId("node-1")
 

@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 from torch._C._distributed_c10d import HashStore
 
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.orders import Rewire
-from torchrelay.wire import trust
-from torchrelay.worker import groups
-from torchrelay.worker.lanes import ALIVE_S, Ends, Lanes, Parted, limit, watch_over
-from torchrelay.worker.request import STALL_S
-from torchrelay.worker.rounds import GATE, Rounds, partners
-from torchrelay.worker.transfer import StateServer
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.messages.orders import Rewire
+from torchrelay.wire.trust import trust
+from torchrelay.worker.peers.lanes import ALIVE_S, Ends, Lanes, Parted, limit, watch_over
+from torchrelay.worker.peers.rounds import GATE, Rounds, partners
+from torchrelay.worker.process_groups import groups
+from torchrelay.worker.transfer.request import STALL_S
+from torchrelay.worker.transfer.transfer import StateServer
 
 DEADLINE_S = 30.0
 

@@ -12,12 +12,12 @@ from torch import Tensor
 
 from tests.jobs import SCRIPTS
 from tests.stage import Stage
-from torchrelay.protocol.events import Answer, Event, StateRestored, WorkerFinished
-from torchrelay.protocol.ids import Rank
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.orders import Source
-from torchrelay.worker.transfer import TransferFailed, fetch_state
+from torchrelay.protocol.messages.events import Answer, Event, StateRestored, WorkerFinished
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.messages.orders import Source
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.worker.transfer.transfer import TransferFailed, fetch_state
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(180)]
 

@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.agent import samples
-from torchrelay.agent.samples import MOST_BELOW, Sampler, descendants
-from torchrelay.protocol.ids import Generation, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.vitals import Sample
-from torchrelay.wire.page import Page, Status
+from torchrelay.agent.workers import samples
+from torchrelay.agent.workers.samples import MOST_BELOW, Sampler, descendants
+from torchrelay.protocol.health.vitals import Sample
+from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.wire.files.page import Page, Status
 
 W = WorkerId("w1")
 DEADLINE_S = 20.0
@@ -145,7 +145,7 @@ def test_what_a_worker_left_is_read_and_then_removed(tmp_path: Path) -> None:
 def seconds(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """A clock that a test moves."""
     now = [time.monotonic_ns()]
-    monkeypatch.setattr("torchrelay.agent.samples.time.monotonic_ns", lambda: now[0])
+    monkeypatch.setattr("torchrelay.agent.workers.samples.time.monotonic_ns", lambda: now[0])
 
     def passed(by: float) -> None:
         now[0] += int(by * 1e9)

@@ -12,12 +12,11 @@ from typing import Any
 import pytest
 
 from tests.brain import JOB, NODE, RecordingLink, sample, serving, spec, train, until
-from torchrelay.orchestrator import service as shell
-from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable, read_history
-from torchrelay.orchestrator.service import Orchestrator
-from torchrelay.orchestrator.story import replay
-from torchrelay.protocol import cluster as core
-from torchrelay.protocol.events import (
+from torchrelay.orchestrator.core import service as shell
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, read_history
+from torchrelay.orchestrator.views.story import replay
+from torchrelay.protocol.messages.events import (
     Event,
     JobSubmitted,
     NodeJoined,
@@ -27,11 +26,12 @@ from torchrelay.protocol.events import (
     WorkerFinished,
     WorkerHung,
 )
-from torchrelay.protocol.ids import NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.orders import Fence, Interrupt, Leave, StartWorker
-from torchrelay.protocol.state import Cluster
-from torchrelay.wire.channel import JobTerms, OrderFrame, Shutdown
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.messages.orders import Fence, Interrupt, Leave, StartWorker
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.rules import cluster as core
+from torchrelay.wire.messages.channel import JobTerms, OrderFrame, Shutdown
 
 
 def run(story: Callable[[], Awaitable[None]]) -> None:

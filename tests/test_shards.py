@@ -16,12 +16,14 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from tests.carrying import carry
 from torchrelay.errors import Refused, StateMismatch
-from torchrelay.worker import fsdp, layout, shards, values
-from torchrelay.worker.carried import CarriedGradients
-from torchrelay.worker.landing import Landing
-from torchrelay.worker.layout import replicas, shard_name
-from torchrelay.worker.redo import Redo
-from torchrelay.worker.state import State, put_gradients
+from torchrelay.worker.parallel import fsdp, shards
+from torchrelay.worker.retry.carried import CarriedGradients
+from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state import layout
+from torchrelay.worker.state.layout import replicas, shard_name
+from torchrelay.worker.state.state import State, put_gradients
+from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors.landing import Landing
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 
@@ -116,7 +118,7 @@ def test_a_shard_lands_only_where_it_is_spread_alike(become: Callable[[int], Non
 
 
 def test_a_mesh_that_nobody_has_made_is_named(become: Callable[[int], None]) -> None:
-    from torchrelay.worker import tree
+    from torchrelay.worker.tensors import tree
 
     become(0)
     script = Script(*HSDP)

@@ -9,14 +9,14 @@ import pytest
 
 from tests.telling import JOB, Story, running, say, training
 from tests.test_migration import HERE, SIGKILL, asked, cleared, on_nodes, tainted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import NodeId, Rank
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.moves import MoveState
-from torchrelay.protocol.policy import DYING_MS
-from torchrelay.protocol.roster import Worker
-from torchrelay.protocol.sharing import (
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Rank
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.roster import Worker
+from torchrelay.protocol.placement.policy import DYING_MS
+from torchrelay.protocol.recovery.sharing import (
     CRAMPED_BUDGET,
     is_shared,
     note_cramped,

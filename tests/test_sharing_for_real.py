@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.jobs import SCRIPTS, differences, end_job, run_job, start_job, torchrelay, wait_until
-from torchrelay.cli.client import Away, Client, Denied
-from torchrelay.orchestrator.shown import JobStatus, RankStatus
+from torchrelay.api.shown import JobStatus, RankStatus
+from torchrelay.client.client import Away, Client, Denied
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import xxhash
 
-from torchrelay.protocol.events import Snapshot
-from torchrelay.protocol.ids import Point, Rank
-from torchrelay.wire.shelf import Kept, NoRoom, Shelf, Sizes, shelf_in
+from torchrelay.protocol.messages.events import Snapshot
+from torchrelay.protocol.messages.ids import Point, Rank
+from torchrelay.wire.files.shelf import Kept, NoRoom, Shelf, Sizes, shelf_in
 
 
 def snapshot(step: int, rank: int = 1, restarts: int = 0) -> Snapshot:

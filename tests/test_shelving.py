@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.protocol.events import Snapshot
-from torchrelay.protocol.ids import Generation, Point, Rank
-from torchrelay.protocol.orders import Source
-from torchrelay.wire import trust
-from torchrelay.wire.shelf import PIECE, Kept, Shelf, Sizes, shelf_in
-from torchrelay.worker import shelving
-from torchrelay.worker.serving import SHELVE, SNAPSHOT, StateServer
-from torchrelay.worker.stream import Ask, Stream, StreamBroken
-from torchrelay.worker.transfer import Cancel, ask_for
+from torchrelay.protocol.messages.events import Snapshot
+from torchrelay.protocol.messages.ids import Generation, Point, Rank
+from torchrelay.protocol.messages.orders import Source
+from torchrelay.wire.files.shelf import PIECE, Kept, Shelf, Sizes, shelf_in
+from torchrelay.wire.trust import trust
+from torchrelay.worker.peers import shelving
+from torchrelay.worker.transfer.serving import SHELVE, SNAPSHOT, StateServer
+from torchrelay.worker.transfer.stream import Ask, Stream, StreamBroken
+from torchrelay.worker.transfer.transfer import Cancel, ask_for
 
 SECRET = trust.new_secret()
 NOW = Generation(3)

@@ -9,13 +9,8 @@ import msgspec
 import pytest
 
 from tests.telling import begun
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.cluster import EMPTY, Cluster, advance
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
-from torchrelay.protocol.table import Table
-from torchrelay.protocol.vitals import (
+from torchrelay.protocol.health.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
+from torchrelay.protocol.health.vitals import (
     ALL_SILENT_MS,
     BEAT_MS,
     DEAF_MS,
@@ -28,6 +23,11 @@ from torchrelay.protocol.vitals import (
     judge,
     silence_of,
 )
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance
 
 JOB = JobId("job")
 A, B, C = (NodeId(f"node-{place}") for place in range(3))

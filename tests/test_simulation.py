@@ -13,20 +13,23 @@ from typing import Any
 
 import pytest
 
-from torchrelay.protocol import boundary, events, policy, recovery, speech
-from torchrelay.protocol.ids import Point, WorkerPhase
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.table import Table
-from torchrelay.protocol.waiting import Picture
+from torchrelay.protocol.health.waiting import Picture
+from torchrelay.protocol.messages import events
+from torchrelay.protocol.messages.ids import Point, WorkerPhase
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.placement import boundary, policy
+from torchrelay.protocol.recovery import recovery
+from torchrelay.protocol.rules import speech
 from torchrelay.simulation import __main__ as command
-from torchrelay.simulation.coverage import ENOUGH, missing
-from torchrelay.simulation.plans import FaultKind, Lack, On, Plan, Strike, draw
-from torchrelay.simulation.processes import Process
+from torchrelay.simulation.machine.shell import Shell
+from torchrelay.simulation.model.coverage import ENOUGH, missing
+from torchrelay.simulation.model.plans import FaultKind, Lack, On, Plan, Strike, draw
+from torchrelay.simulation.model.script import RankState
 from torchrelay.simulation.run import Result, run_plan, run_seed
-from torchrelay.simulation.script import RankState
-from torchrelay.simulation.shell import Shell
-from torchrelay.simulation.training import Training
-from torchrelay.simulation.wiring import Wiring
+from torchrelay.simulation.worker.processes import Process
+from torchrelay.simulation.worker.training import Training
+from torchrelay.simulation.worker.wiring import Wiring
 
 STORIES = "import sys; from tests.test_simulation import fingerprint; sys.stdout.write(fingerprint(range(25)))"
 

@@ -11,11 +11,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrelay.protocol.ids import Rank
-from torchrelay.worker import memory
-from torchrelay.worker.digest import Digest
-from torchrelay.worker.division import Division
-from torchrelay.worker.slices import Body, SlicedDigest
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.worker.tensors import memory
+from torchrelay.worker.tensors.digest import Digest
+from torchrelay.worker.tensors.slices import Body, SlicedDigest
+from torchrelay.worker.transfer.division import Division
 
 KINDS = ("dense", "turned", "gaps", "rows with gaps", "expanded", "flags", "empty")
 

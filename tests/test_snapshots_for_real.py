@@ -12,7 +12,7 @@ import pytest
 from tests.cells import Cell
 from tests.jobs import SCRIPTS, Finished, differences, end_job, run_job, start_job, torchrelay, wait_until
 from tests.matrix import run_cells, run_undisturbed
-from torchrelay.cli.client import Client
+from torchrelay.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 

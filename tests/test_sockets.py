@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from torchrelay.worker.sockets import Ours, open_sockets
+from torchrelay.worker.process_groups.sockets import Ours, open_sockets
 
 
 @pytest.fixture

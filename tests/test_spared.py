@@ -14,8 +14,8 @@ import psutil
 import pytest
 
 from tests.agent_stage import lives
-from torchrelay.agent import children
-from torchrelay.cli import sweep as sweeping
+from torchrelay.agent.workers import children
+from torchrelay.launcher import sweep as sweeping
 
 NOBODY = 65534
 SCRIPT = Path(__file__).parent / "scripts" / "becoming.py"

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.protocol.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import Decide, Resume, Rewire, Verdict
-from torchrelay.wire.page import Page
-from torchrelay.worker.standing import OrdersStayedAway, Report, Standing
+from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import Decide, Resume, Rewire, Verdict
+from torchrelay.wire.files.page import Page
+from torchrelay.worker.control.standing import OrdersStayedAway, Report, Standing
 
 WHO = {"node": NodeId("n"), "worker": WorkerId("w"), "job": JobId("j"), "rank": Rank(0)}
 

@@ -11,8 +11,8 @@ from torch import nn
 
 from tests.carrying import Script, carry
 from torchrelay.errors import StateMismatch
-from torchrelay.worker import memory
-from torchrelay.worker.state import State
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors import memory
 
 
 @pytest.fixture(autouse=True)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from tests.telling import JOB, Story, raised, running, say, submitted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ending import STOPPED
-from torchrelay.protocol.ids import Rank
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.policy import DYING_MS
-from torchrelay.protocol.stopping import PASS_MS
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.placement.policy import DYING_MS
+from torchrelay.protocol.recovery.ending import STOPPED
+from torchrelay.protocol.rules.stopping import PASS_MS
 
 SIGKILL, SIGTERM, SIGUSR1 = 9, 15, 10
 GRACE_MS = 30_000

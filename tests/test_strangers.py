@@ -14,9 +14,9 @@ import pytest
 
 from tests.brain import wait_for
 from tests.jobs import SCRIPTS, end_job, start_job
-from torchrelay.cli.client import Client
-from torchrelay.wire.descriptors import ENOUGH, allow_many
-from torchrelay.wire.trust import keys_of
+from torchrelay.client.client import Client
+from torchrelay.wire.files.descriptors import ENOUGH, allow_many
+from torchrelay.wire.trust.trust import keys_of
 
 USUAL = 1024  # the soft limit that most systems give
 IDLE = 1200

@@ -8,10 +8,10 @@ from __future__ import annotations
 import pytest
 
 from tests.telling import JOB
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.cluster import EMPTY, Cluster, advance, orders
-from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
-from torchrelay.protocol.orders import Fence, StartWorker
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.messages.orders import Fence, StartWorker
+from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 
 NODE = NodeId("node-0")
 STRAY = WorkerId("node-0.1.9")

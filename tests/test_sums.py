@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from torchrelay.worker import sums
+from torchrelay.worker.tensors import sums
 
 Sum = Callable[[torch.Tensor], int]
 

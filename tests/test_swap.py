@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from torchrelay.worker import swap
-from torchrelay.worker.backends import kinds_of
+from torchrelay.worker.process_groups import swap
+from torchrelay.worker.process_groups.backends import kinds_of
 
 
 def test_kinds_are_read_from_torchs_configuration() -> None:
@@ -36,7 +36,7 @@ def compile_to(content: bytes) -> Callable[[Path], None]:
 def test_without_a_compiled_extension_there_is_another_way(cache: Path) -> None:
     chosen, reason = swap.load()
     assert chosen.name == "fresh backend type"
-    assert "python -m torchrelay.worker.groups build" in reason
+    assert "python -m torchrelay.worker.process_groups.groups build" in reason
     assert str(cache) in reason
 
 

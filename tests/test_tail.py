@@ -17,8 +17,8 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from torchrelay.errors import Undeclared
-from torchrelay.worker.state import State
-from torchrelay.worker.tail import Tail
+from torchrelay.worker.replacement.tail import Tail
+from torchrelay.worker.state.state import State
 
 
 class Script:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from tests.telling import JOB, Story, running, submitted
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.buddies import COPIES, circle, wards
-from torchrelay.protocol.events import Effect
-from torchrelay.protocol.ids import NodeId, Rank
-from torchrelay.protocol.moves import Move, MoveKind, MoveState, Taint
-from torchrelay.protocol.taints import (
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.events import Effect
+from torchrelay.protocol.messages.ids import NodeId, Rank
+from torchrelay.protocol.model.moves import Move, MoveKind, MoveState, Taint
+from torchrelay.protocol.placement.buddies import COPIES, circle, wards
+from torchrelay.protocol.placement.taints import (
     MEMORY_MS,
     PROBATION,
     QUARANTINE_AFTER,

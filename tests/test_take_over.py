@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterable
 import pytest
 
 from tests.redone import SaverScript, Script, digests
-from torchrelay.worker import memory, random_state, redo
-from torchrelay.worker.probe import Probe
-from torchrelay.worker.record import Learned
+from torchrelay.worker.retry import redo
+from torchrelay.worker.retry.probe import Probe
+from torchrelay.worker.state import random_state
+from torchrelay.worker.state.record import Learned
+from torchrelay.worker.tensors import memory
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 

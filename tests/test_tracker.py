@@ -13,7 +13,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._random as tensors
 
-from torchrelay.worker import random_state, tracker
+from torchrelay.worker.parallel import tracker
+from torchrelay.worker.state import random_state
 
 OURS = 3  # our device, of eight
 

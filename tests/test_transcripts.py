@@ -26,12 +26,12 @@ import msgspec
 import pytest
 
 from tests.telling import JOB, Stand, Story
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import Job
-from torchrelay.protocol.moves import Move, Taint
-from torchrelay.protocol.roster import Life, Seat, Worker
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.job import Job
+from torchrelay.protocol.model.moves import Move, Taint
+from torchrelay.protocol.model.roster import Life, Seat, Worker
 
 FOLDER = Path(__file__).parent / "transcripts"
 FILES = sorted(FOLDER.glob("*.txt"))

@@ -14,13 +14,13 @@ import pytest
 import torch
 
 from tests.relay import MakeRelay, flip, relays
-from torchrelay.protocol.ids import Generation, Point, Rank
-from torchrelay.protocol.orders import Source
-from torchrelay.wire import trust
-from torchrelay.worker import serving, stream, transfer
-from torchrelay.worker.state import State
-from torchrelay.worker.stream import CHUNK
-from torchrelay.worker.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
+from torchrelay.protocol.messages.ids import Generation, Point, Rank
+from torchrelay.protocol.messages.orders import Source
+from torchrelay.wire.trust import trust
+from torchrelay.worker.state.state import State
+from torchrelay.worker.transfer import serving, stream, transfer
+from torchrelay.worker.transfer.stream import CHUNK
+from torchrelay.worker.transfer.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 
 pytestmark = pytest.mark.usefixtures("sent")
 SECRET = trust.new_secret()

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from torchrelay.worker import memory, tree
+from torchrelay.worker.tensors import memory, tree
 
 SCALARS = (
     st.none()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.wire import trust
+from torchrelay.wire.trust import trust
 
 A, B = b"a" * trust.NONCE_BYTES, b"b" * trust.NONCE_BYTES
 SECRET = b"s" * trust.SECRET_BYTES

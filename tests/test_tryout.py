@@ -15,13 +15,13 @@ import pytest
 from tests.stage import JOB, NODE
 from tests.targets import TargetStage
 from tests.test_run import WORLD, digests, script, undisturbed
-from torchrelay.protocol.events import WorkerReported
-from torchrelay.protocol.ids import Generation, Rank
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.orders import Interrupt, Source
-from torchrelay.worker.courtesy import LOWEST, STEPS, may_return
-from torchrelay.worker.request import STALL_S
+from torchrelay.protocol.messages.events import WorkerReported
+from torchrelay.protocol.messages.ids import Generation, Rank
+from torchrelay.protocol.messages.orders import Interrupt, Source
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.worker.scheduling.courtesy import LOWEST, STEPS, may_return
+from torchrelay.worker.transfer.request import STALL_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
 

@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
-from torchrelay.worker import ddp, tryout
-from torchrelay.worker.examples import Told, example_of, name_of
-from torchrelay.worker.state import State
-from torchrelay.worker.tryout import AtGate, PlaceAsked
+from torchrelay.worker.parallel import ddp
+from torchrelay.worker.replacement import tryout
+from torchrelay.worker.replacement.examples import Told, example_of, name_of
+from torchrelay.worker.replacement.tryout import AtGate, PlaceAsked
+from torchrelay.worker.state.state import State
 
 X = torch.ones(2, 4)
 

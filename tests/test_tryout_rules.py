@@ -11,10 +11,10 @@ import pytest
 import torch
 
 from torchrelay.errors import StepInterrupted
-from torchrelay.worker import tryout
-from torchrelay.worker.examples import Example, Told, example_of, name_of
-from torchrelay.worker.run import WorkerRun
-from torchrelay.worker.state import State
+from torchrelay.worker.bootstrap.run import WorkerRun
+from torchrelay.worker.replacement import tryout
+from torchrelay.worker.replacement.examples import Example, Told, example_of, name_of
+from torchrelay.worker.state.state import State
 
 X = torch.ones(2, 4)
 Step = Callable[..., Any]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from tests.telling import JOB, Story, raised, running
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import orders
-from torchrelay.protocol.ids import JobId, NodeId, Rank, WorkerId
-from torchrelay.protocol.job import Job, JobPhase
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.rules.cluster import orders
 
 OTHER = JobId("other")
 NODE = NodeId("node-0")

@@ -10,12 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchrelay.agent.network import Network
-from torchrelay.agent.paths import LinkState
-from torchrelay.agent.unclaimed import MOST
-from torchrelay.protocol.ids import NodeId
-from torchrelay.wire.launch import PathLimits
-from torchrelay.wire.netreport import NetPage, encode_page
+from torchrelay.agent.network.network import Network
+from torchrelay.agent.network.paths import LinkState
+from torchrelay.agent.network.unclaimed import MOST
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.wire.files.launch import PathLimits
+from torchrelay.wire.messages.netreport import NetPage, encode_page
 
 NEAR, FAR = "127.0.91.1", "127.0.91.2"
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.cli.unprepared import ends_at_once
+from torchrelay.cli.launch.unprepared import ends_at_once
 
 # SIGINT comes when a certain module is looked for.
 STRUCK = """
@@ -28,7 +28,9 @@ main(sys.argv[2:])
 """
 
 
-@pytest.mark.parametrize("module", ["msgspec", "datetime", "torchrelay.cli.run", "aiohttp", "torchrelay.cli.local_run"])
+@pytest.mark.parametrize(
+    "module", ["msgspec", "datetime", "torchrelay.cli.launch.run", "aiohttp", "torchrelay.launcher.local_run"]
+)
 def test_an_import_is_never_interrupted_by_an_exception(tmp_path: Path, module: str) -> None:
     (tmp_path / "train.py").write_text("")
     words = [sys.executable, "-c", STRUCK, module, "run", "train.py"]

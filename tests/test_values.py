@@ -10,8 +10,9 @@ import pytest
 import torch
 
 from torchrelay.errors import Refused, Undeclared
-from torchrelay.worker import late, values
-from torchrelay.worker.private import Private
+from torchrelay.worker.retry import late
+from torchrelay.worker.state.private import Private
+from torchrelay.worker.tensors import values
 
 VALUES: list[Any] = [
     None,

@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import nn
 
-from torchrelay.worker import variables
-from torchrelay.worker.around import around
-from torchrelay.worker.hidden import Hidden
-from torchrelay.worker.moving import Moving
+from torchrelay.worker.hidden_state import variables
+from torchrelay.worker.hidden_state.around import around
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.hidden_state.moving import Moving
 
 declared = 0
 

@@ -10,13 +10,7 @@ import msgspec
 import pytest
 
 from tests.telling import begun
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.cluster import EMPTY, Cluster, advance
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import JobPhase
-from torchrelay.protocol.roster import Life
-from torchrelay.protocol.table import Table
-from torchrelay.protocol.vitals import (
+from torchrelay.protocol.health.vitals import (
     ASTRAY_MS,
     BEAT_MS,
     FRESH_MS,
@@ -31,6 +25,12 @@ from torchrelay.protocol.vitals import (
     judge_worker,
     patience,
 )
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.roster import Life
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance
 
 JOB, NODE = JobId("job"), NodeId("node-0")
 RANKS = 4

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import pytest
 
 from tests.test_vitals import RANKS, Ward, ahead, evidence, pulse
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.ids import Point, Rank, WorkerPhase
-from torchrelay.protocol.vitals import BEAT_MS, feel
+from torchrelay.protocol.health.vitals import BEAT_MS, feel
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Point, Rank, WorkerPhase
 
 # A mesh of two by two: rows are ranks 0 and 1, 2 and 3; columns ranks 0 and 2, 1 and 3.
 KEYS = {0: (11, 13), 1: (11, 14), 2: (12, 13), 3: (12, 14)}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 import pytest
 
-from torchrelay.protocol.ids import Rank, WorkerId
-from torchrelay.protocol.waiting import DEFAULT, Picture, Stand, Wait
+from torchrelay.protocol.health.waiting import DEFAULT, Picture, Stand, Wait
+from torchrelay.protocol.messages.ids import Rank, WorkerId
 
 ROW, COLUMN, OTHER_ROW, OTHER_COLUMN = 11, 12, 13, 14
 # A mesh of two by two: ranks 0 and 1, 2 and 3 are rows; 0 and 2, 1 and 3 columns.

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from tests.test_vitals import Ward
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.ids import Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.vitals import ASTRAY_MS, BEAT_MS
-from torchrelay.protocol.ways import Parting, Spot, Way, parting
+from torchrelay.protocol.health.vitals import ASTRAY_MS, BEAT_MS
+from torchrelay.protocol.health.ways import Parting, Spot, Way, parting
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Point, Rank, WorkerId, WorkerPhase
 
 AT = Point(10)
 P = WorkerPhase

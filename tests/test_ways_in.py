@@ -12,12 +12,12 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from torchrelay.agent.__main__ import address_book
-from torchrelay.cli.asking import NoAnswer, ask
-from torchrelay.cli.follow import JOURNAL_HEADER, moments
-from torchrelay.cli.run import take_folder
-from torchrelay.orchestrator.endpoint import ENDPOINT, Endpoint, read_endpoint, write_endpoint
-from torchrelay.orchestrator.journal import Journal
-from torchrelay.orchestrator.story import Moment
+from torchrelay.api.endpoint import ENDPOINT, Endpoint, read_endpoint, write_endpoint
+from torchrelay.cli.launch.run import take_folder
+from torchrelay.client.asking import NoAnswer, ask
+from torchrelay.launcher.follow import JOURNAL_HEADER, moments
+from torchrelay.orchestrator.store.journal import Journal
+from torchrelay.orchestrator.views.story import Moment
 
 
 def where(run_dir: Path, host: str) -> str:

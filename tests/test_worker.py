@@ -12,7 +12,7 @@ import pytest
 
 from tests.jobs import SCRIPTS, run_job
 from tests.stage import Stage
-from torchrelay.protocol.events import (
+from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     WorkerFinished,
     WorkerRaised,
@@ -20,8 +20,8 @@ from torchrelay.protocol.events import (
     WorkerStarted,
     WorkerWarm,
 )
-from torchrelay.protocol.incident import Resolution
-from torchrelay.protocol.job import JobPhase
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(120)]
 
@@ -115,7 +115,7 @@ def test_the_scripts_own_error_has_one_signature_on_all_ranks(manners: Make) -> 
     assert {(event.point, event.signature) for event in raised} == {(raised[0].point, raised[0].signature)}
     assert "ValueError: bad batch on rank # at #.# at manners.py:" in raised[0].signature
     assert 'raise ValueError(f"bad batch' in stage.log("rank-0"), "the traceback is told"
-    assert "torchrelay/worker/script.py" not in stage.log("rank-0"), "from the script's first line on"
+    assert "torchrelay/worker/source/script.py" not in stage.log("rank-0"), "from the script's first line on"
 
 
 def test_an_error_that_all_ranks_catch_is_nobodys_affair(manners: Make) -> None:

@@ -13,9 +13,10 @@ from torch import nn
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
 from tests.carrying import carry
-from torchrelay.worker import layout, zero
-from torchrelay.worker.layout import shard_name
-from torchrelay.worker.state import State
+from torchrelay.worker.parallel import zero
+from torchrelay.worker.state import layout
+from torchrelay.worker.state.layout import shard_name
+from torchrelay.worker.state.state import State
 
 pytestmark = pytest.mark.usefixtures("left_as_found")
 

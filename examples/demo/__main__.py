@@ -25,7 +25,7 @@ from examples.demo.report import IncidentLine, Struck, match, shortfalls, tables
 from examples.demo.watch import Job, Seen, Tail
 from torchrelay.chaos.faults import Gone, observe, strike
 from torchrelay.chaos.story import Act, Facts, Story, Strike, parse
-from torchrelay.protocol.incident import UNSETTLED
+from torchrelay.protocol.model.incident import UNSETTLED
 
 EXAMPLES = Path(__file__).parent.parent
 RANKS = 4

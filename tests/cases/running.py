@@ -19,7 +19,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from tests.jobs import Finished, end_job, start_job, torchrelay
-from torchrelay.cli.client import Away, Client, Denied
+from torchrelay.client.client import Away, Client, Denied
 
 CASES = Path(__file__).parent
 FLAGS = ("--nproc-per-node", "2", "--spares", "1")

@@ -42,155 +42,158 @@ PROGRAM = "tests/test_program.py"
 LOADERS, STATE = "tests/test_hidden_loaders.py", "tests/test_hidden_state.py"
 PROOFS = (
     Mutant(
-        "code: digests are not compared", "worker/program.py",
+        "code: digests are not compared", "worker/source/program.py",
         "if known.get(key, digest) != digest", "if False", (PROGRAM,),
     ),
     Mutant(
-        "code: a record has no digests", "worker/program.py",
+        "code: a record has no digests", "worker/source/program.py",
         "for key, (digest, _) in self._loaded.items())", "for key, (digest, _) in ())", (PROGRAM,),
     ),
     Mutant(
-        "code: a newcomer does not look at them", "worker/calls.py",
+        "code: a newcomer does not look at them", "worker/step/calls.py",
         "        self._session.program.check(private.code)\n", "",
         ("tests/test_case_26_edited.py::test_code_that_could_not_be_kept_is_refused",),
     ),
     Mutant(
-        "code: the disk wins over what is kept", "wire/kept.py",
+        "code: the disk wins over what is kept", "wire/files/kept.py",
         "            return kept\n", "            return found\n", (PROGRAM,),
     ),
     Mutant(
-        "code: cached bytecode is believed", "worker/program.py",
+        "code: cached bytecode is believed", "worker/source/program.py",
         "        return self.source_to_code(program.source(fullname, path, self.get_data(path)), path)\n",
         "        return plain(self, fullname)\n", (PROGRAM,),
     ),
     Mutant(
-        "given: what a recorded call is made with is not compared", "worker/given.py",
+        "given: what a recorded call is made with is not compared", "worker/replacement/given.py",
         "if not recorded or own == recorded:", "if True:", (GIVEN,),
     ),
     Mutant(
-        "given: a call that is made again is not compared", "worker/given.py",
+        "given: a call that is made again is not compared", "worker/replacement/given.py",
         "if now != first:", "if False:", (GIVEN,),
     ),
     Mutant(
-        "given: what a step reads from outside does not count", "worker/given.py",
+        "given: what a step reads from outside does not count", "worker/replacement/given.py",
         "return (lambda: made() + read) if read else made", "return made", (GIVEN,),
     ),
     Mutant(
-        "given: other numbers of a step are data", "worker/given.py",
+        "given: other numbers of a step are data", "worker/replacement/given.py",
         "return Doubt(tuple(entries), what)", "return NONE", (GIVEN,),
     ),
     Mutant(
-        "given: what a step has bound is left", "worker/reads.py",
+        "given: what a step has bound is left", "worker/hidden_state/reads.py",
         "            place.put(value)\n", "            pass\n", (GIVEN,),
     ),
     Mutant(
-        "reads: what is carried never counts", "worker/reads.py",
+        "reads: what is carried never counts", "worker/hidden_state/reads.py",
         "return found if place.between else NOTHING", "return NOTHING", ("tests/test_reads.py",),
     ),
     Mutant(
-        "arguments: of a tensor only its shape counts", "worker/arguments.py",
+        "arguments: of a tensor only its shape counts", "worker/hidden_state/arguments.py",
         "                    self._hash.update(cast(Any, flat))\n", "                    pass\n",
         ("tests/test_arguments.py",),
     ),
     Mutant(
-        "proving: a doubt proves itself", "worker/proving.py",
+        "proving: a doubt proves itself", "worker/replacement/proving.py",
         "if entry in other.doubts.get(function, ()) or", "if", ("tests/test_proving.py",),
     ),
     Mutant(
-        "proving: nobody compares numbers", "worker/proving.py",
+        "proving: nobody compares numbers", "worker/replacement/proving.py",
         "        return _cut(other.now, entry) == _cut(one.now, entry)\n", "        return True\n",
         ("tests/test_proving.py",),
     ),
     Mutant(
-        "proving: only the next step counts", "worker/proving.py",
+        "proving: only the next step counts", "worker/replacement/proving.py",
         "self.settled = not is_open(told) or steps >= MOST", "self.settled = True", ("tests/test_proving.py",),
     ),
     Mutant(
-        "tail: what is read is not brought", "worker/tail.py",
+        "tail: what is read is not brought", "worker/replacement/tail.py",
         "        if self._tail.reads(func, args, given):\n", "        if False:\n", (TAIL,),
     ),
     Mutant(
-        "tail: an optimizer's state is not brought", "worker/tail.py",
+        "tail: an optimizer's state is not brought", "worker/replacement/tail.py",
         "register_state_dict_pre_hook(lambda _: self.bring())", "register_state_dict_pre_hook(lambda _: None)", (TAIL,),
     ),
     Mutant(
-        "tail: what nobody has is given away", "worker/tail.py",
+        "tail: what nobody has is given away", "worker/replacement/tail.py",
         "        self._tail.check(func, args, given)\n", "", (TAIL,),
     ),
     Mutant(
-        "returned: values are told as they are now", "worker/returned.py",
+        "returned: values are told as they are now", "worker/retry/returned.py",
         "        for mark in self._marks:\n            mark.rewind()\n", "", ("tests/test_returned.py",),
     ),
     Mutant(
-        "comparing: a replacement that goes another way is replaced by another", "protocol/differing.py",
+        "comparing: a replacement that goes another way is replaced by another", "protocol/rules/differing.py",
         "if event.since is not None and", "if False and", ("tests/test_comparing.py",),
     ),
     Mutant(
-        "hidden: marks of loops are not put back", "worker/loaders.py",
+        "hidden: marks of loops are not put back", "worker/data/loaders.py",
         "            self.hidden.put(found.hidden)\n        return found\n",
         "            pass\n        return found\n", (LOADERS,),
     ),
     Mutant(
-        "hidden: marks of other iterables are not put back", "worker/loaders.py",
+        "hidden: marks of other iterables are not put back", "worker/data/loaders.py",
         "            self.hidden.put(found.hidden)\n\n", "            pass\n\n", (LOADERS,),
     ),
     Mutant(
-        "hidden: what has moved is not put back before an item", "worker/loops.py",
+        "hidden: what has moved is not put back before an item", "worker/data/loops.py",
         "            self._source.hidden.put(frame.moved)\n", "            pass\n", (LOADERS,),
     ),
     Mutant(
-        "hidden: a large order of data is let pass", "worker/moving.py",
+        "hidden: a large order of data is let pass", "worker/hidden_state/moving.py",
         "                self._too_large(path, _size(leaf.value))\n", "                pass\n", (LOADERS,),
     ),
     Mutant(
-        "hidden: a second loader is let pass", "worker/beside.py",
+        "hidden: a second loader is let pass", "worker/data/beside.py",
         "            if frame.count > count:\n", "            if False:\n", (LOADERS,),
     ),
     Mutant(
-        "hidden: an item is not compared", "worker/loops.py",
+        "hidden: an item is not compared", "worker/data/loops.py",
         "        if frame.item and arguments.digest(taken[0]) != frame.item:\n", "        if False:\n",
         ("tests/test_loaders.py",),
     ),
     Mutant(
-        "hidden: modules and step functions are not told of", "worker/hidden.py",
+        "hidden: modules and step functions are not told of", "worker/hidden_state/hidden.py",
         "        self.state.put(told.state)\n", "", (STATE,),
     ),
     Mutant(
-        "hidden: a call that is redone goes on with its counters", "worker/redo.py",
+        "hidden: a call that is redone goes on with its counters", "worker/retry/redo.py",
         "            self._hidden.rewind()\n", "            pass\n", (STATE,),
     ),
     Mutant(
-        "hidden: what the update changes is not borrowed", "worker/hidden.py",
+        "hidden: what the update changes is not borrowed", "worker/hidden_state/hidden.py",
         "        lacking = self._late.keys() - self.state.put(lent)\n", "        lacking = set[str]()\n", (STATE,),
     ),
-    Mutant("looks: none at the entry of a call", "worker/redo.py", "        self._hidden.look_entry()\n", "", (STATE,)),
-    Mutant("looks: none at a gate", "worker/redo.py", "        self._hidden.look_gate()\n", "", (STATE,)),
     Mutant(
-        "looks: none when a call has returned", "worker/hidden.py",
+        "looks: none at the entry of a call", "worker/retry/redo.py",
+        "        self._hidden.look_entry()\n", "", (STATE,),
+    ),
+    Mutant("looks: none at a gate", "worker/retry/redo.py", "        self._hidden.look_gate()\n", "", (STATE,)),
+    Mutant(
+        "looks: none when a call has returned", "worker/hidden_state/hidden.py",
         "        if not self._looking and not self._late:\n", "        if True:\n", (STATE,),
     ),
     Mutant(
-        "looks: records do not tell of it", "worker/private.py",
+        "looks: records do not tell of it", "worker/state/private.py",
         "self._names, buffers, self.hidden.record())", 'self._names, buffers, b"")', (STATE,),
     ),
     Mutant(
-        "looks: none at objects in extra", "worker/state.py",
+        "looks: none at objects in extra", "worker/state/state.py",
         "return Hidden([*self.modules(), *others],", "return Hidden([*self.modules()],", (STATE,),
     ),
     Mutant(
-        "looks: samplers have no mark", "worker/hidden.py",
+        "looks: samplers have no mark", "worker/hidden_state/hidden.py",
         "        return _together(told)\n", '        return b""\n', (LOADERS,),
     ),
     Mutant(
-        "looks: items have no mark", "worker/hidden.py",
+        "looks: items have no mark", "worker/hidden_state/hidden.py",
         '        return _together(moved) if moved else b""\n', '        return b""\n', (LOADERS,),
     ),
     Mutant(
-        "looks: loaders between their loops are forgotten", "worker/hidden.py",
+        "looks: loaders between their loops are forgotten", "worker/hidden_state/hidden.py",
         "                resting.append((one.name, one.moving.record()))\n", "", (LOADERS,),
     ),
     Mutant(
-        "looks: a call that goes through a loader is not undone", "worker/loops.py",
+        "looks: a call that goes through a loader is not undone", "worker/data/loops.py",
         "            self._source.hidden.within_call()\n", "            pass\n", (LOADERS,),
     ),
 )  # fmt: skip

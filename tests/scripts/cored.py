@@ -15,7 +15,7 @@ from pathlib import Path
 
 def inject(faults, node):
     """Cause whatever is wished for this node, as soon as it is."""
-    from torchrelay.netpath.library import load
+    from torchrelay.netpath.native.library import load
 
     done = ""
     while True:

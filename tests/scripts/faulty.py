@@ -162,11 +162,11 @@ def arguments():
 def forget(what):
     """Sabotage for the tests of the tests: a newcomer that lacks a part of the state."""
     if what == "rng":
-        from torchrelay.worker import random_state
+        from torchrelay.worker.state import random_state
 
         random_state.restore = lambda *_: None
     elif what == "cursor":
-        from torchrelay.worker.loaders import InProcess
+        from torchrelay.worker.data.loaders import InProcess
 
         entered = InProcess.enter
         InProcess.enter = lambda self, mark, _: entered(self, mark, 0)
@@ -185,9 +185,11 @@ def build(layout, rank):
 
 def second_faults(faults):
     """Strikes in the middle of a recovery: inside our own library, where a worker can die as well as anywhere."""
-    from torchrelay.worker import arrival, groups, transfer
-    from torchrelay.worker.edge import Edge
-    from torchrelay.worker.standing import Standing
+    from torchrelay.worker.control.standing import Standing
+    from torchrelay.worker.process_groups import groups
+    from torchrelay.worker.replacement import arrival
+    from torchrelay.worker.step.edge import Edge
+    from torchrelay.worker.transfer import transfer
 
     places = {
         "report": (Standing, "interrupt"),
@@ -228,7 +230,7 @@ def in_gate():
     """Whether the main thread's innermost frames are in the gate."""
     frame = sys._current_frames().get(threading.main_thread().ident)
     while frame is not None:
-        if frame.f_code.co_filename.endswith("worker/gate.py"):
+        if frame.f_code.co_filename.endswith("worker/agreement/gate.py"):
             return True
         frame = frame.f_back
     return False

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.scripts.groups_ranks import Actions, until
-from torchrelay.worker import abandon, groups, restless, sockets
+from torchrelay.worker.process_groups import abandon, groups, restless, sockets
 
 
 def world() -> dist.ProcessGroup:

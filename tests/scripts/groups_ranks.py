@@ -50,19 +50,19 @@ class Actions:
     # -------------------------------------------------------- groups
 
     def host_store(self) -> str:
-        from torchrelay.worker import groups
+        from torchrelay.worker.process_groups import groups
 
         self.kept["store"], address = groups.host_store("127.0.0.1")
         return address
 
     def init(self, timeout_s: float = 60.0, backend: str = "gloo") -> None:
-        from torchrelay.worker import groups
+        from torchrelay.worker.process_groups import groups
 
         timeout = timedelta(seconds=timeout_s)
         groups.init_newcomer(backend, rank=self.rank, world_size=self.world_size, timeout=timeout)
 
     def rewire(self, address: str, generation: int, timeout_s: float = 20.0) -> float:
-        from torchrelay.worker import groups
+        from torchrelay.worker.process_groups import groups
 
         begin = time.perf_counter()
         groups.rewire(groups.connect_store(address, timeout_s), generation=generation, timeout_s=timeout_s)
@@ -93,25 +93,25 @@ class Actions:
         return len(os.listdir("/proc/self/task")), len(os.listdir("/proc/self/fd"))
 
     def method(self) -> str:
-        from torchrelay.worker import groups
+        from torchrelay.worker.process_groups import groups
 
         return groups.method()
 
     # -------------------------------------------------------- control thread
 
     def break_connections(self) -> tuple[float, int]:
-        from torchrelay.worker import groups
+        from torchrelay.worker.process_groups import groups
 
         return time.monotonic(), groups.break_connections()
 
     def collectives(self) -> int:
-        from torchrelay.worker import groups
+        from torchrelay.worker.process_groups import groups
 
         return groups.collectives()
 
     def begun(self) -> tuple[int, dict[int, int] | None]:
         """In the default group, and by key in the others."""
-        from torchrelay.worker import groups
+        from torchrelay.worker.process_groups import groups
 
         told = groups.begun_elsewhere()
         return groups.collectives(), None if told is None else dict(told)
@@ -122,7 +122,7 @@ class Actions:
 
 
 def _obey(actions: Actions, string: Connection) -> None:
-    from torchrelay.worker import groups
+    from torchrelay.worker.process_groups import groups
 
     while True:
         try:

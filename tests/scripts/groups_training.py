@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from tests.scripts.groups_actions import world
 from tests.scripts.groups_ranks import Actions
-from torchrelay.worker import ddp as ddps
+from torchrelay.worker.parallel import ddp as ddps
 
 WORDS, WIDTH, LENGTH, BATCH = 61, 32, 12, 3
 

@@ -21,8 +21,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 from tests.scripts.groups_ranks import Actions
-from torchrelay.netpath import backend, binding
+from torchrelay.netpath import backend
 from torchrelay.netpath.backend import TorchrelayGroup
+from torchrelay.netpath.native import binding
 
 
 def init(actions: Actions, address: str = "", timeout_s: float = 60.0, reference: bool = True) -> None:

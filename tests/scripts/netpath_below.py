@@ -14,8 +14,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from tests.scripts.groups_ranks import Actions, until
-from torchrelay.netpath import binding
-from torchrelay.wire.netreport import NetPage, pages_in, read_page
+from torchrelay.netpath.native import binding
+from torchrelay.wire.messages.netreport import NetPage, pages_in, read_page
 
 
 def attempts_to_connect(_a: Actions) -> tuple[int, int]:

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 from tests.scripts.groups_ranks import Actions
-from torchrelay.netpath import mesh
 from torchrelay.netpath.backend import TorchrelayGroup
+from torchrelay.netpath.transport import mesh
 
 ENDS_S = 10.0  # nothing here takes longer, whatever happens
 HANGS = "it hangs"

@@ -111,11 +111,13 @@ def await_end(pid):
 
 def place_hooks(striker):
     """Each phase of a move, where it begins in our own library; in "joining" the script itself is."""
-    from torchrelay.protocol.orders import Decide
-    from torchrelay.worker import arrival, groups, transfer
-    from torchrelay.worker.calls import Calls
-    from torchrelay.worker.edge import Edge
-    from torchrelay.worker.standing import Standing
+    from torchrelay.protocol.messages.orders import Decide
+    from torchrelay.worker.control.standing import Standing
+    from torchrelay.worker.process_groups import groups
+    from torchrelay.worker.replacement import arrival
+    from torchrelay.worker.step.calls import Calls
+    from torchrelay.worker.step.edge import Edge
+    from torchrelay.worker.transfer import transfer
 
     def hook(owner, name, phase, holds=lambda *_: True):
         function = getattr(owner, name)

@@ -1,6 +1,6 @@
 """Starts an agent: `python -m torchrelay.agent --node node-0 --slots 5 --url http://127.0.0.1:4100 ...`.
 
-What to run it reads from `RUN_DIR/job.json` (`wire.launch`). It logs to standard error, which whoever starts it sends
+What to run it reads from `RUN_DIR/job.json` (`launch`). It logs to standard error, which whoever starts it sends
 to `RUN_DIR/logs/agent-<node>.log`; its forkserver writes there too. It ends, its workers first, on SIGTERM, when the
 orchestrator says so, and, with --tied, when the process that started it has ended.
 
@@ -25,12 +25,12 @@ from pathlib import Path
 
 from torchrelay.agent.agent import CANNOT_START, SAFE_ID, Agent, Site
 from torchrelay.agent.uplink import UNIX
-from torchrelay.protocol.ids import NodeId
-from torchrelay.wire.descriptors import allow_many
-from torchrelay.wire.launch import Launch, read_launch
-from torchrelay.wire.owned import Foreign, read_owned
-from torchrelay.wire.ownlog import OwnLog
-from torchrelay.wire.trust import TrustError, read_token
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.wire.files.descriptors import allow_many
+from torchrelay.wire.files.launch import Launch, read_launch
+from torchrelay.wire.files.owned import Foreign, read_owned
+from torchrelay.wire.files.ownlog import OwnLog
+from torchrelay.wire.trust.trust import TrustError, read_token
 
 logger = logging.getLogger("torchrelay.agent")
 

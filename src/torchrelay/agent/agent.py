@@ -16,25 +16,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from torchrelay.agent.aborts import cause_of
 from torchrelay.agent.allegiance import Allegiance
-from torchrelay.agent.environment import base_environment, worker_environment
-from torchrelay.agent.forks import Child, Ended, Fork
 from torchrelay.agent.links import Links
-from torchrelay.agent.network import Network
-from torchrelay.agent.processes import CannotFork, Processes
-from torchrelay.agent.samples import Sampler
+from torchrelay.agent.network.network import Network
 from torchrelay.agent.solitude import all_of, write_while_alone
 from torchrelay.agent.uplink import Rejected, Uplink
-from torchrelay.protocol.events import Event, WorkerExited, WorkerSeen
-from torchrelay.protocol.ids import JobId, NodeId, WorkerId, WorkerPhase
-from torchrelay.protocol.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder
-from torchrelay.protocol.vitals import Beat, Sample
-from torchrelay.wire.alone import Alone
-from torchrelay.wire.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
-from torchrelay.wire.launch import Launch
-from torchrelay.wire.link import ATTENDED_S, FromWorker, Welcome
-from torchrelay.wire.shelf import shelf_in
+from torchrelay.agent.workers.aborts import cause_of
+from torchrelay.agent.workers.environment import base_environment, worker_environment
+from torchrelay.agent.workers.forks import Child, Ended, Fork
+from torchrelay.agent.workers.processes import CannotFork, Processes
+from torchrelay.agent.workers.samples import Sampler
+from torchrelay.protocol.health.vitals import Beat, Sample
+from torchrelay.protocol.messages.events import Event, WorkerExited, WorkerSeen
+from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder
+from torchrelay.wire.files.alone import Alone
+from torchrelay.wire.files.launch import Launch
+from torchrelay.wire.files.shelf import shelf_in
+from torchrelay.wire.messages.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
+from torchrelay.wire.messages.link import ATTENDED_S, FromWorker, Welcome
 
 logger = logging.getLogger(__name__)
 

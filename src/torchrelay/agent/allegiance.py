@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from torchrelay.wire.codec import WireError
+from torchrelay.wire.messages.codec import WireError
 
 logger = logging.getLogger(__name__)
 

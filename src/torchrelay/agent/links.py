@@ -13,14 +13,14 @@ from pathlib import Path
 
 from msgspec import structs
 
-from torchrelay.agent.forks import Child
-from torchrelay.agent.processes import Processes
-from torchrelay.protocol.events import OnceRecorded, WorkerJoined, WorkerSeen, WorkerStarted, WorkerWarm
-from torchrelay.protocol.ids import Generation, JobId, Rank, WorkerId
-from torchrelay.protocol.orders import Assign, WorkerOrder
-from torchrelay.wire.codec import WireError, encode
-from torchrelay.wire.framing import Closed, frame, read_frame, write_frame
-from torchrelay.wire.link import Attended, FromWorker, Welcome, decode_from_worker
+from torchrelay.agent.workers.forks import Child
+from torchrelay.agent.workers.processes import Processes
+from torchrelay.protocol.messages.events import OnceRecorded, WorkerJoined, WorkerSeen, WorkerStarted, WorkerWarm
+from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.messages.orders import Assign, WorkerOrder
+from torchrelay.wire.messages.codec import WireError, encode
+from torchrelay.wire.messages.framing import Closed, frame, read_frame, write_frame
+from torchrelay.wire.messages.link import Attended, FromWorker, Welcome, decode_from_worker
 
 logger = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""Solitude: as long as no orchestrator hears this agent, it writes down how its workers are; see `wire.alone`."""
+"""Solitude: as long as no orchestrator hears this agent, it writes down how its workers are; see `wire.files.alone`."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from torchrelay.agent.forks import Ended
-from torchrelay.protocol.events import WorkerSeen
-from torchrelay.protocol.vitals import Sample
-from torchrelay.wire.alone import FILE, WRITE_S, Alone, Lone, write_alone
+from torchrelay.agent.workers.forks import Ended
+from torchrelay.protocol.health.vitals import Sample
+from torchrelay.protocol.messages.events import WorkerSeen
+from torchrelay.wire.files.alone import FILE, WRITE_S, Alone, Lone, write_alone
 
 logger = logging.getLogger(__name__)
 

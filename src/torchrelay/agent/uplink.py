@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import aiohttp
 
 from torchrelay.agent.allegiance import Allegiance
-from torchrelay.protocol.events import Event, aged
-from torchrelay.protocol.vitals import Beat
-from torchrelay.wire.channel import (
+from torchrelay.protocol.health.vitals import Beat
+from torchrelay.protocol.messages.events import Event, aged
+from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
     Attach,
@@ -27,8 +27,8 @@ from torchrelay.wire.channel import (
     ToAgent,
     decode_to_agent,
 )
-from torchrelay.wire.codec import MAX_MESSAGE, WireError, encode
-from torchrelay.wire.prompt import resume_soon
+from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
+from torchrelay.wire.messages.prompt import resume_soon
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from torchrelay.chaos.faults import Fault, Gone, Victim, observe, strike
 from torchrelay.chaos.phases import await_phase, catch, last_phase
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.chaos.wishes import Cut, Deed, Facts, How, Phase, Wish
-from torchrelay.protocol.ids import NodeId, WorkerId
+from torchrelay.protocol.messages.ids import NodeId, WorkerId
 from torchrelay.schedulers import network as net
 
 AWAY = "away"  # in a node's folder: for how many seconds its agent is to be deaf and dumb

@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchrelay.agent.oom import own_cgroup_file
+from torchrelay.agent.workers.oom import own_cgroup_file
 from torchrelay.chaos.faults import Fault, Gone, Victim, strike
 
 # What the process may have on top of what it has: its next allocations go beyond it.

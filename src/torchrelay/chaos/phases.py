@@ -10,8 +10,8 @@ from pathlib import Path
 from torchrelay.chaos.faults import Fault, Gone, Victim, held
 from torchrelay.chaos.whereabouts import Refusal
 from torchrelay.chaos.wishes import Phase
-from torchrelay.protocol.ids import WorkerPhase
-from torchrelay.wire.page import BadPage, Page, Status
+from torchrelay.protocol.messages.ids import WorkerPhase
+from torchrelay.wire.files.page import BadPage, Page, Status
 
 WITHIN_S = 60.0
 IN = {

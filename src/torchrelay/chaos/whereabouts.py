@@ -9,8 +9,8 @@ from pathlib import Path
 
 import psutil
 
-from torchrelay.orchestrator.endpoint import read_endpoint
-from torchrelay.protocol.ids import NodeId, WorkerId
+from torchrelay.api.endpoint import read_endpoint
+from torchrelay.protocol.messages.ids import NodeId, WorkerId
 from torchrelay.schedulers.local import NODES, read_file
 from torchrelay.schedulers.machine import RECORD as MACHINE
 from torchrelay.schedulers.machine import Machine, boot_id, read_machine
@@ -19,7 +19,7 @@ from torchrelay.schedulers.network import Network
 from torchrelay.schedulers.port import ClusterView
 
 AGENT = "torchrelay.agent"
-FORKSERVER = "torchrelay.agent.forkserver"
+FORKSERVER = "torchrelay.agent.workers.forkserver"
 ORCHESTRATOR = "torchrelay.orchestrator"
 
 

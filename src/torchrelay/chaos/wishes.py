@@ -9,9 +9,9 @@ from enum import StrEnum
 import msgspec
 from msgspec import Struct
 
+from torchrelay.api.shown import JobStatus, Ranks, RankStatus
 from torchrelay.chaos.whereabouts import Refusal
-from torchrelay.orchestrator.shown import JobStatus, Ranks, RankStatus
-from torchrelay.protocol.ids import NodeId, Rank
+from torchrelay.protocol.messages.ids import NodeId, Rank
 
 
 class Deed(StrEnum):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from torchrelay.cli.unprepared import ends_at_once
+from torchrelay.cli.launch.unprepared import ends_at_once
 
 CANNOT_BE_ASKED = (400, 404, 409)  # there is no such thing, or it is not the time for it; the answer says what there is
 
@@ -14,29 +14,29 @@ def carry_out(words: list[str]) -> int:
     """Carry out one command. Returns the exit code; raises what `main` puts in words."""
     if words[:1] == ["run"]:
         with ends_at_once():
-            from torchrelay.cli.run import run
+            from torchrelay.cli.launch.run import run
 
         return run(words[1:])
     if words[:1] == ["chaos"]:
-        from torchrelay.cli.chaos import chaos
+        from torchrelay.cli.diagnose.chaos import chaos
 
         return chaos(words[1:])
     if words[:1] == ["net"]:
-        from torchrelay.cli.net import net
+        from torchrelay.cli.network.net import net
 
         return net(words[1:])
     if words[:1] == ["cost"]:
-        from torchrelay.cli.cost import cost
+        from torchrelay.cli.forecasts.cost import cost
 
         return cost(words[1:])
     if words[:1] == ["simulate"]:
-        from torchrelay.cli.simulate import simulate
+        from torchrelay.cli.forecasts.simulate import simulate
 
         return simulate(words[1:])
-    from torchrelay.cli.words import CHANGING, parser
+    from torchrelay.terminal.words import CHANGING, parser
 
     if words[:1] == ["report"]:
-        from torchrelay.cli.typed import joined
+        from torchrelay.terminal.typed import joined
 
         words = joined(words)
     given = parser().parse_args(words)
@@ -45,7 +45,7 @@ def carry_out(words: list[str]) -> int:
     elif given.verb == "doctor":
         return consult(given)
     elif given.verb == "report" and given.guarantee:
-        from torchrelay.cli.guarantee import show_guarantee
+        from torchrelay.cli.view.guarantee import show_guarantee
 
         return show_guarantee(given)
     else:
@@ -55,20 +55,20 @@ def carry_out(words: list[str]) -> int:
 
 def consult(given: argparse.Namespace) -> int:
     """The doctor: of this machine, of its network, or of a running job's layout."""
-    from torchrelay.cli.runs import NotPossible
+    from torchrelay.client.runs import NotPossible
 
     if given.module and not given.script:
         raise NotPossible("-m: no module is named", 2)
     if given.layout:
-        from torchrelay.cli.layout import show_layout
+        from torchrelay.cli.view.layout import show_layout
 
         return show_layout(given)
     if given.script:
         raise NotPossible(f"{given.script[0]}: the doctor looks at a script with --layout only", 2)
-    from torchrelay.cli.doctor import all_checks, examine
+    from torchrelay.cli.diagnose.doctor import all_checks, examine
 
     if given.net:
-        from torchrelay.cli.doctor_network import network_checks
+        from torchrelay.cli.diagnose.doctor_network import network_checks
 
         return examine(network_checks(), given.output)
     return examine(all_checks(), given.output)
@@ -78,40 +78,40 @@ def look_at(given: argparse.Namespace) -> None:
     """The verbs that only look."""
     match given.verb:
         case "status":
-            from torchrelay.cli.status import show_status
+            from torchrelay.cli.view.status import show_status
 
             show_status(given.run_dir, given.job, given.output, watch=given.watch)
         case "ranks":
-            from torchrelay.cli.ranks import show_ranks
+            from torchrelay.cli.view.ranks import show_ranks
 
             show_ranks(given.run_dir, given.job, given.rank, given.output, watch=given.watch)
         case "nodes":
-            from torchrelay.cli.places import show_nodes
+            from torchrelay.cli.view.places import show_nodes
 
             show_nodes(given.run_dir, given.output, watch=given.watch)
         case "spares":
-            from torchrelay.cli.places import show_spares
+            from torchrelay.cli.view.places import show_spares
 
             show_spares(given.run_dir, given.job, given.output, watch=given.watch)
         case "moves":
-            from torchrelay.cli.moves import show_moves
+            from torchrelay.cli.operate.moves import show_moves
 
             show_moves(given.run_dir, given.job, given.output, watch=given.watch)
         case "incidents":
-            from torchrelay.cli.incidents import show_incidents
+            from torchrelay.cli.view.incidents import show_incidents
 
             show_incidents(given.run_dir, given.job, given.output, watch=given.watch)
         case "explain":
-            from torchrelay.cli.explain import show_explanation
+            from torchrelay.cli.view.explain import show_explanation
 
             show_explanation(given.about, given.run_dir, given.job, given.output)
         case "report":
-            from torchrelay.cli.report import refuse_flags, show_report
+            from torchrelay.cli.view.report import refuse_flags, show_report
 
             refuse_flags(given)
             show_report(given.run_dir, given.job, given.output, write=given.write)
         case "audit":
-            from torchrelay.cli.audit import show_audit
+            from torchrelay.cli.view.audit import show_audit
 
             show_audit(given.run_dir, given.output)
 
@@ -120,20 +120,20 @@ def change(given: argparse.Namespace) -> None:
     """The verbs that change something."""
     match given.verb:
         case "migrate":
-            from torchrelay.cli.moves import migrate
+            from torchrelay.cli.operate.moves import migrate
 
             migrate(given)
         case "taint" | "untaint" | "drain" | "undrain":
-            from torchrelay.cli import taints
+            from torchrelay.cli.operate import taints
 
             verbs = {"taint": taints.taint, "untaint": taints.untaint, "drain": taints.drain, "undrain": taints.undrain}
             verbs[given.verb](given)
         case "freeze" | "unfreeze":
-            from torchrelay.cli.freeze import freeze, unfreeze
+            from torchrelay.cli.operate.freeze import freeze, unfreeze
 
             (freeze if given.verb == "freeze" else unfreeze)(given)
         case "restart":
-            from torchrelay.cli.restart import restart
+            from torchrelay.cli.operate.restart import restart
 
             restart(given)
 
@@ -141,8 +141,8 @@ def change(given: argparse.Namespace) -> None:
 def main(words: list[str] | None = None) -> None:
     """The process. Whatever can be said in a line is said in a line, with its exit code."""
     with ends_at_once():
-        from torchrelay.cli.client import Away, Denied
-        from torchrelay.cli.runs import NotPossible
+        from torchrelay.client.client import Away, Denied
+        from torchrelay.client.runs import NotPossible
 
     try:
         code = carry_out(sys.argv[1:] if words is None else words)

@@ -11,13 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrelay.economics.assumptions import Inputs
-from torchrelay.economics.bill import Cluster
 from torchrelay.economics.calculator import cluster_of, migration, pause_of_s
-from torchrelay.economics.claims import dollars, proven
-from torchrelay.economics.intervals import daly_h, young_h
-from torchrelay.economics.loss import renewal_ettr
+from torchrelay.economics.formulas.bill import Cluster
+from torchrelay.economics.formulas.intervals import daly_h, young_h
+from torchrelay.economics.formulas.loss import renewal_ettr
+from torchrelay.economics.formulas.rates import HOURS_PER_DAY, Unreasonable
 from torchrelay.economics.measured import Measured
-from torchrelay.economics.rates import HOURS_PER_DAY, Unreasonable
+from torchrelay.economics.published.claims import dollars, proven
 from torchrelay.goodput.ledger import wilson
 
 FAR_APART = 0.05  # Young's interval and Daly's: from here on saves are long beside the time between failures

@@ -7,8 +7,8 @@ from enum import StrEnum
 
 from msgspec import Struct
 
-from torchrelay.economics.field import META_RATE, RATES, VENDOR
-from torchrelay.economics.rates import GPUS_PER_NODE, HOURS_PER_MONTH, Counting, Unreasonable, mttf_h
+from torchrelay.economics.formulas.rates import GPUS_PER_NODE, HOURS_PER_MONTH, Counting, Unreasonable, mttf_h
+from torchrelay.economics.published.field import META_RATE, RATES, VENDOR
 
 OURS = "torchrelay's choice"
 

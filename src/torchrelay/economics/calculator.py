@@ -10,13 +10,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrelay.economics.assumptions import Inputs
-from torchrelay.economics.bill import Bill, Cluster, Form, bill, spares_dollars
-from torchrelay.economics.claims import dollars, percent, proven
-from torchrelay.economics.field import META_RATE, RATES, VENDOR_GPUS, VENDOR_MTTF_H, Rate
-from torchrelay.economics.intervals import thinned_h, young_h
-from torchrelay.economics.loss import Recovery, is_linear, linear_loss
+from torchrelay.economics.formulas.bill import Bill, Cluster, Form, bill, spares_dollars
+from torchrelay.economics.formulas.intervals import thinned_h, young_h
+from torchrelay.economics.formulas.loss import Recovery, is_linear, linear_loss
+from torchrelay.economics.formulas.rates import Counting, mttf_h
 from torchrelay.economics.measured import Measured
-from torchrelay.economics.rates import Counting, mttf_h
+from torchrelay.economics.published.claims import dollars, percent, proven
+from torchrelay.economics.published.field import META_RATE, RATES, VENDOR_GPUS, VENDOR_MTTF_H, Rate
 
 
 class View(Struct, frozen=True, kw_only=True):

@@ -7,9 +7,9 @@ from statistics import fmean, median
 
 from msgspec import Struct
 
-from torchrelay.economics.rates import Unreasonable
+from torchrelay.economics.formulas.rates import Unreasonable
 from torchrelay.goodput.ledger import Interval, Line, wilson
-from torchrelay.protocol.incident import UNSETTLED, Resolution
+from torchrelay.protocol.model.incident import UNSETTLED, Resolution
 
 UNPLANNED = "unplanned"
 TO_A_CHECKPOINT = (Resolution.FELL_BACK, Resolution.ENDED)

@@ -9,11 +9,11 @@ from statistics import stdev
 
 from msgspec import Struct
 
-from torchrelay.economics.loss import Recovery, renewal_ettr
-from torchrelay.economics.rates import Counting, mttf_h
-from torchrelay.forecast.faults import Gap, Process
+from torchrelay.economics.formulas.loss import Recovery, renewal_ettr
+from torchrelay.economics.formulas.rates import Counting, mttf_h
+from torchrelay.forecast.inputs.faults import Gap, Process
+from torchrelay.forecast.inputs.settings import MINUTE_H, SECOND_H, Costs, Settings, Strategy
 from torchrelay.forecast.results import Forecast, forecast
-from torchrelay.forecast.settings import MINUTE_H, SECOND_H, Costs, Settings, Strategy
 
 # GPUs, failures per 1,000 node-days, and the ETTR of five ways: 60 mean times x 3 runs, so each is a sample itself. The
 # table is headed ±0.01, without saying of which kind.

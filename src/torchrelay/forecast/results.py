@@ -8,14 +8,14 @@ from statistics import fmean, median, stdev
 
 from msgspec import Struct
 
-from torchrelay.economics.loss import job_mfu
-from torchrelay.economics.rates import Counting
-from torchrelay.forecast.buckets import Bucket
-from torchrelay.forecast.driving import Driving
-from torchrelay.forecast.engine import Way, World
-from torchrelay.forecast.plain import Covered, Restart, TorchFT
-from torchrelay.forecast.settings import Settings, Strategy
-from torchrelay.protocol.incident import Resolution
+from torchrelay.economics.formulas.loss import job_mfu
+from torchrelay.economics.formulas.rates import Counting
+from torchrelay.forecast.inputs.settings import Settings, Strategy
+from torchrelay.forecast.play.buckets import Bucket
+from torchrelay.forecast.play.driving import Driving
+from torchrelay.forecast.play.engine import Way, World
+from torchrelay.forecast.play.plain import Covered, Restart, TorchFT
+from torchrelay.protocol.model.incident import Resolution
 
 WAYS: dict[Strategy, Callable[[World], Way]] = {
     Strategy.RESTART: Restart, Strategy.TUNED: Restart, Strategy.HOT_SPARE: Restart, Strategy.TORCHFT: TorchFT,

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 from msgspec import Struct
 
-from torchrelay.economics.rates import Unreasonable, impossible
-from torchrelay.forecast.layouts import layout_of
+from torchrelay.economics.formulas.rates import Unreasonable, impossible
+from torchrelay.forecast.inputs.layouts import layout_of
+from torchrelay.forecast.inputs.settings import Settings
 from torchrelay.forecast.results import Forecast, forecast
-from torchrelay.forecast.settings import Settings
 
 
 class Swept(Struct, frozen=True):

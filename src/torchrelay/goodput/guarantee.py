@@ -13,9 +13,9 @@ from enum import StrEnum
 
 from msgspec import Struct
 
+from torchrelay.api.shown import SYMPTOM, Exclusion
 from torchrelay.goodput.ledger import Interval, Line, wilson
-from torchrelay.orchestrator.shown import SYMPTOM, Exclusion
-from torchrelay.protocol.incident import UNSETTLED, Resolution
+from torchrelay.protocol.model.incident import UNSETTLED, Resolution
 
 TARGET = 0.90
 # Classes of causes by who told of the fault; what is not named here is named by its detector.

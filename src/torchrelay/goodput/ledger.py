@@ -8,11 +8,11 @@ from statistics import median
 
 from msgspec import Struct
 
-from torchrelay.orchestrator.shown import Exclusion, IncidentView, causes
-from torchrelay.orchestrator.views import ALL_PHASES
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank
-from torchrelay.protocol.incident import UNSETTLED, Resolution
-from torchrelay.protocol.recovery import BEGUN_ANEW
+from torchrelay.api.shown import Exclusion, IncidentView, causes
+from torchrelay.orchestrator.views.views import ALL_PHASES
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank
+from torchrelay.protocol.model.incident import UNSETTLED, Resolution
+from torchrelay.protocol.recovery.recovery import BEGUN_ANEW
 
 Z95 = 1.959963984540054  # of the normal distribution, for an interval of 95 %
 

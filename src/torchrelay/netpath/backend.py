@@ -17,13 +17,15 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d
 
-from torchrelay.netpath import collectives, direct, tensors
+from torchrelay.netpath import tensors
+from torchrelay.netpath.collectives import collectives
 from torchrelay.netpath.group import NAME, PathGroup
-from torchrelay.netpath.mesh import Mesh
-from torchrelay.netpath.messages import Messages, Wish
-from torchrelay.netpath.reduction import reduction
 from torchrelay.netpath.tensors import Tensors, Written, flat, only, only_list, rows
-from torchrelay.netpath.work import Work
+from torchrelay.netpath.transport import direct
+from torchrelay.netpath.transport.mesh import Mesh
+from torchrelay.netpath.transport.messages import Messages, Wish
+from torchrelay.netpath.transport.reduction import reduction
+from torchrelay.netpath.transport.work import Work
 
 _c10d: Any = _distributed_c10d  # the stubs do not know all options
 SUM = dist.ReduceOp.SUM

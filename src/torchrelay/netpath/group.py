@@ -16,11 +16,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from torchrelay.netpath.connections import Connections
-from torchrelay.netpath.mesh import Broken, Meeting, Mesh
-from torchrelay.netpath.messages import Messages, Wish
 from torchrelay.netpath.tensors import Written
-from torchrelay.netpath.work import Work, finished
+from torchrelay.netpath.transport.connections import Connections
+from torchrelay.netpath.transport.mesh import Broken, Meeting, Mesh
+from torchrelay.netpath.transport.messages import Messages, Wish
+from torchrelay.netpath.transport.work import Work, finished
 
 NAME = "torchrelay"
 CPU = torch.device("cpu")

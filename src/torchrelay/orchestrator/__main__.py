@@ -17,19 +17,19 @@ from pathlib import Path
 
 from aiohttp import web
 
-from torchrelay.orchestrator.api import make_app
-from torchrelay.orchestrator.brief import be_brief
-from torchrelay.orchestrator.door import Door, Strangers
-from torchrelay.orchestrator.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
-from torchrelay.orchestrator.freezing import look_for_freezes, watch_freezes
-from torchrelay.orchestrator.journal import Journal, JournalRefused, JournalUnavailable, Superseded
-from torchrelay.orchestrator.publishing import publish_rosters
-from torchrelay.orchestrator.rules import other_rules
-from torchrelay.orchestrator.service import Orchestrator
+from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
+from torchrelay.orchestrator.core.publishing import publish_rosters
+from torchrelay.orchestrator.core.rules import other_rules
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.http.api import make_app
+from torchrelay.orchestrator.http.brief import be_brief
+from torchrelay.orchestrator.http.door import Door, Strangers
+from torchrelay.orchestrator.http.freezing import look_for_freezes, watch_freezes
+from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
 from torchrelay.schedulers.local import LocalScheduler
-from torchrelay.wire.descriptors import allow_many
-from torchrelay.wire.ownlog import OwnLog
-from torchrelay.wire.trust import TrustError, new_token, read_token, write_token
+from torchrelay.wire.files.descriptors import allow_many
+from torchrelay.wire.files.ownlog import OwnLog
+from torchrelay.wire.trust.trust import TrustError, new_token, read_token, write_token
 
 CANNOT_START = 94
 DEFECT = 95

@@ -19,7 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
-from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers.port import (
     Caps,
     ClusterView,

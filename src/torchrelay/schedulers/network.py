@@ -29,7 +29,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from torchrelay.protocol.ids import NodeId
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers.port import SchedulerError
 
 RECORD = "network.json"

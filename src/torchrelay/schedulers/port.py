@@ -16,7 +16,7 @@ from typing import Protocol
 
 from msgspec import Struct
 
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 
 
 class SchedulerError(Exception):

@@ -19,7 +19,7 @@ from concurrent.futures import ProcessPoolExecutor
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from torchrelay.simulation.coverage import missing, table
+from torchrelay.simulation.model.coverage import missing, table
 from torchrelay.simulation.run import Result, run_seed
 
 CHUNK = 50

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.ids import Rank
-from torchrelay.simulation.causes import Cause
-from torchrelay.simulation.invariants import Checker
-from torchrelay.simulation.life import Life
-from torchrelay.simulation.machines import Machine
-from torchrelay.simulation.plans import JOB, FaultKind, On, Strike
-from torchrelay.simulation.processes import Process
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Rank
+from torchrelay.simulation.judge.invariants import Checker
+from torchrelay.simulation.machine.machines import Machine
+from torchrelay.simulation.model.causes import Cause
+from torchrelay.simulation.model.life import Life
+from torchrelay.simulation.model.plans import JOB, FaultKind, On, Strike
 from torchrelay.simulation.scene import Scene
+from torchrelay.simulation.worker.processes import Process
 
 NEVER_RETURNS_MS = 5_000  # a node that is lost for so long does not return at all
 NEVER_REWIRES = 60  # attempts, of all ranks together: more than any budget of generations

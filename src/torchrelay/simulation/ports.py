@@ -15,14 +15,14 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any, Protocol
 
-from torchrelay.protocol import events as ev
-from torchrelay.protocol import orders as od
-from torchrelay.protocol.cluster import Cluster
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.simulation.life import Life, Main
-from torchrelay.simulation.plans import Plan
-from torchrelay.simulation.script import RankState, Script
-from torchrelay.simulation.shelf import Shelf, Shot
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.rules.cluster import Cluster
+from torchrelay.simulation.model.life import Life, Main
+from torchrelay.simulation.model.plans import Plan
+from torchrelay.simulation.model.script import RankState, Script
+from torchrelay.simulation.model.shelf import Shelf, Shot
 
 # What a collective is: its name, and the point it works towards. All ranks must enter the same one.
 Kind = tuple[str, object]

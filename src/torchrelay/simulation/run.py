@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from torchrelay.simulation.plans import Plan, draw
+from torchrelay.simulation.model.plans import Plan, draw
 from torchrelay.simulation.world import World
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Protocol
 
-from torchrelay.protocol.ids import NodeId, WorkerId
-from torchrelay.protocol.job import Job, JobPhase
-from torchrelay.simulation.machines import Machine
+from torchrelay.protocol.messages.ids import NodeId, WorkerId
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.simulation.machine.machines import Machine
+from torchrelay.simulation.machine.shell import Shell
+from torchrelay.simulation.model.script import RankState
 from torchrelay.simulation.ports import Timeline
-from torchrelay.simulation.processes import Process
-from torchrelay.simulation.script import RankState
-from torchrelay.simulation.shell import Shell
+from torchrelay.simulation.worker.processes import Process
 
 
 class Scene(Timeline, Protocol):

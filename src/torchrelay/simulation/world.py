@@ -8,28 +8,28 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from torchrelay.protocol import events as ev
-from torchrelay.protocol.cluster import Cluster
-from torchrelay.protocol.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.job import Job, JobPhase
-from torchrelay.protocol.orders import Restore, Source
-from torchrelay.simulation import script as sc
-from torchrelay.simulation.causes import Cause
-from torchrelay.simulation.dating import check_dates
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerId, WorkerPhase
+from torchrelay.protocol.messages.orders import Restore, Source
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.rules.cluster import Cluster
 from torchrelay.simulation.faults import Faults
-from torchrelay.simulation.invariants import Checker
-from torchrelay.simulation.life import Life
-from torchrelay.simulation.machines import Machine
-from torchrelay.simulation.outcome import judge
-from torchrelay.simulation.plans import JOB, On, Plan
+from torchrelay.simulation.judge.dating import check_dates
+from torchrelay.simulation.judge.invariants import Checker
+from torchrelay.simulation.judge.outcome import judge
+from torchrelay.simulation.judge.proofs import check_proofs
+from torchrelay.simulation.judge.violation import Violation
+from torchrelay.simulation.machine.machines import Machine
+from torchrelay.simulation.machine.shell import Shell
+from torchrelay.simulation.model import script as sc
+from torchrelay.simulation.model.causes import Cause
+from torchrelay.simulation.model.life import Life
+from torchrelay.simulation.model.plans import JOB, On, Plan
+from torchrelay.simulation.model.shelf import Shot
 from torchrelay.simulation.ports import Got
-from torchrelay.simulation.processes import Process
-from torchrelay.simulation.proofs import check_proofs
-from torchrelay.simulation.shelf import Shot
-from torchrelay.simulation.shell import Shell
-from torchrelay.simulation.training import Training
-from torchrelay.simulation.violation import Violation
-from torchrelay.simulation.wiring import Wiring
+from torchrelay.simulation.worker.processes import Process
+from torchrelay.simulation.worker.training import Training
+from torchrelay.simulation.worker.wiring import Wiring
 
 CALM_BOUND_MS = 150_000  # after the faults have ceased, every job has ended within this time
 SETTLE_MS = 4_000  # after a job's end, for its processes to go

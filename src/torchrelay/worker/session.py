@@ -9,24 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from torchrelay.errors import Refused, StepInterrupted
-from torchrelay.protocol.events import OnceRecorded, Snapshot, WorkerStarted
-from torchrelay.protocol.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.wire.link import Welcome
-from torchrelay.wire.page import Page
-from torchrelay.wire.shelf import Shelf, shelf_in
-from torchrelay.worker import groups, shelving, values
-from torchrelay.worker.buddies import Buddies
-from torchrelay.worker.identity import Identity
-from torchrelay.worker.lanes import Lanes
-from torchrelay.worker.link import Link, Reach
-from torchrelay.worker.lookout import Lookout
-from torchrelay.worker.program import Program
-from torchrelay.worker.rounds import Rounds
-from torchrelay.worker.serving import SHELVE
-from torchrelay.worker.snapshots import Snapshots
-from torchrelay.worker.standing import Standing
-from torchrelay.worker.stream import Ask, Stream
-from torchrelay.worker.transfer import Cancel, StateServer
+from torchrelay.protocol.messages.events import OnceRecorded, Snapshot, WorkerStarted
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.wire.files.page import Page
+from torchrelay.wire.files.shelf import Shelf, shelf_in
+from torchrelay.wire.messages.link import Welcome
+from torchrelay.worker.control.identity import Identity
+from torchrelay.worker.control.link import Link, Reach
+from torchrelay.worker.control.standing import Standing
+from torchrelay.worker.peers import shelving
+from torchrelay.worker.peers.buddies import Buddies
+from torchrelay.worker.peers.lanes import Lanes
+from torchrelay.worker.peers.lookout import Lookout
+from torchrelay.worker.peers.rounds import Rounds
+from torchrelay.worker.peers.snapshots import Snapshots
+from torchrelay.worker.process_groups import groups
+from torchrelay.worker.source.program import Program
+from torchrelay.worker.tensors import values
+from torchrelay.worker.transfer.serving import SHELVE
+from torchrelay.worker.transfer.stream import Ask, Stream
+from torchrelay.worker.transfer.transfer import Cancel, StateServer
 
 MAX_ONCE = 1 << 20  # bytes of a result of once(): it stands in the journal
 

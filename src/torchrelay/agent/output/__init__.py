@@ -1,0 +1,1 @@
+"""Output: what workers print comes into logs that are bounded. Imports no other room."""

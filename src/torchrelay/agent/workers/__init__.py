@@ -1,0 +1,1 @@
+"""Workers: processes of workers are forked, watched and ended. Imports `output`."""

@@ -1,0 +1,1 @@
+"""Verbs that examine, and that break on purpose."""

@@ -1,0 +1,1 @@
+"""The verb that starts a run."""

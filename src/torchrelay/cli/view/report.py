@@ -1,0 +1,94 @@
+"""`torchrelay report`: the ledger of a run."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from msgspec import Struct
+
+from torchrelay.client.client import Client
+from torchrelay.client.ledger_file import jsonl, ledger, write_ledger
+from torchrelay.client.runs import NotPossible, find_run, look
+from torchrelay.economics.published.claims import proven
+from torchrelay.goodput.ledger import Interval, Line, Totals, total
+from torchrelay.terminal.show import Output, clip, milliseconds, remark, show_json, table
+
+OF_GUARANTEE = ("since", "ledger", "target", "check", "exclude")
+HEADS = ("id", "kind", "ranks", "cause", "verdict", "source", "lost", "pause", "phases", "resolution")
+
+
+class Report(Struct, frozen=True):
+    """The ledger and what it comes to."""
+
+    lines: tuple[Line, ...]
+    totals: Totals
+
+
+def show_report(run_dir: Path | None, job: str | None, output: Output, *, write: bool) -> None:
+    """Print the ledger; with `write` also keep it in the run's folder."""
+    source, note = look(run_dir)
+    remark(note)
+    lines = ledger(source.view_incidents(job))
+    if write:
+        remark(f"written to {write_ledger(find_run(run_dir), lines)}")
+    if output is Output.JSONL:
+        print(jsonl(lines), end="")
+    elif output is Output.JSON:
+        print(show_json(Report(lines, total(lines, live=isinstance(source, Client)))))
+    else:
+        print(report_page(lines, live=isinstance(source, Client)))
+
+
+def refuse_flags(given: argparse.Namespace) -> None:
+    """Raises `NotPossible` for flags of `--guarantee` without it."""
+    for name in OF_GUARANTEE:
+        if getattr(given, name):
+            raise NotPossible(f"--{name} means nothing without --guarantee", 2)
+
+
+def report_page(lines: Sequence[Line], *, live: bool = True) -> str:
+    """The lines as a table, and the totals."""
+    if not lines:
+        return "no incident: nothing to report"
+    return f"{table(HEADS, [row_of(line) for line in lines])}\n\n{totals_text(total(lines, live=live))}"
+
+
+def row_of(line: Line) -> tuple[object, ...]:
+    phases = " ".join(f"{phase}={span}" for phase, span in line.phases.items())
+    more = f" (+{len(line.tried)} on the way)" if line.tried else ""
+    return (
+        line.id,
+        f"{line.kind} ({line.move})" if line.move else line.kind,
+        ",".join(map(str, line.ranks)) or None,
+        clip(line.cause) + more,
+        line.verdict or None,
+        line.source or None,
+        "?" if line.steps_lost is None else str(line.steps_lost),
+        milliseconds(line.pause_ms),
+        phases or None,
+        line.resolution if line.eligible else f"{line.resolution} (not counted: {line.excluded})",
+    )
+
+
+def share_text(ratio: Interval | None) -> str:
+    """A share and its interval: 97.1 % (85.4 % to 99.5 %)."""
+    if ratio is None:
+        return "-"
+    return f"{proven(ratio.share)} ({proven(ratio.low)} to {proven(ratio.high, up=True)})"
+
+
+def totals_text(found: Totals) -> str:
+    """What it came to, in a few lines; phases in ms."""
+    counted = f"{found.incidents} incidents, {found.eligible} of them eligible, {found.clean} resolved clean"
+    if found.clean_ratio is not None:
+        counted += f": {share_text(found.clean_ratio)}, with 95 % confidence"
+    unknown = f", and those since the script's own checkpoint in {found.steps_unknown}" if found.steps_unknown else ""
+    text = [counted, f"steps lost: {found.steps_lost}{unknown}"]
+    if found.pause_p50_ms is not None:
+        text.append(f"pause: median {milliseconds(found.pause_p50_ms)}, longest {milliseconds(found.pause_max_ms)}")
+    if found.phases_p50_ms:
+        spans = ", ".join(f"{phase} {milliseconds(span)}" for phase, span in found.phases_p50_ms.items())
+        text.append(f"median of each phase: {spans}")
+    return "\n".join(text)

@@ -1,0 +1,1 @@
+"""Formulas: rates, losses, intervals, bills. Imports no other room."""

@@ -1,0 +1,1 @@
+"""Published: other people's figures, worked through. Imports `formulas`."""

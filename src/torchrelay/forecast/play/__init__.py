@@ -1,0 +1,1 @@
+"""Play: a job is played through its time. Imports `inputs`."""

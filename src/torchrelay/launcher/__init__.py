@@ -1,0 +1,1 @@
+"""Launcher: the process behind `torchrelay run`. Imports `client` and what lies below."""

@@ -1,0 +1,29 @@
+"""Plan: a run of `torchrelay run` that can be started."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torchrelay.protocol.messages.events import JobSpec
+from torchrelay.wire.files.launch import Launch
+
+ENDING = frozenset({"SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT"})  # as torchrun has it
+TELLING = frozenset({"SIGUSR1", "SIGUSR2"})  # passed on, and training goes on
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """A run that can be started."""
+
+    run_dir: Path
+    spec: JobSpec
+    launch: Launch
+    port: int
+    quiet: bool
+    remarks: tuple[str, ...]
+    isolate: bool = False
+    spare_nodes: int = 0
+    links: int = 0
+    grace_s: float = 30.0
+    ending: frozenset[str] = ENDING  # signals that end the ranks

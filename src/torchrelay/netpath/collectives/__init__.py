@@ -1,0 +1,1 @@
+"""Collectives: made of messages. Imports `transport`."""

@@ -1,0 +1,1 @@
+"""Transport: messages between ranks over several paths. Imports `native`."""

@@ -1,0 +1,1 @@
+"""Core: events in, journal, orders out. Imports `views` and `store`."""

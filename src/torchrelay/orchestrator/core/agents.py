@@ -1,0 +1,195 @@
+"""Agents: the orchestrator's end of the channel. Each connection belongs to one agent; see `wire.messages.channel`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from functools import partial
+
+from aiohttp import WSMsgType, web
+
+from torchrelay.orchestrator.core.lateness import Lateness
+from torchrelay.orchestrator.core.service import Orchestrator
+from torchrelay.orchestrator.store.journal import JournalUnavailable, Unwritable
+from torchrelay.protocol.health.vitals import BEAT_MS
+from torchrelay.protocol.messages.events import (
+    CollectiveFailed,
+    Event,
+    NodeJoined,
+    OnceRecorded,
+    RecordKept,
+    ReplicasDiffer,
+    RestoreFailed,
+    RewireFailed,
+    StateRestored,
+    TaintCleared,
+    TaintSet,
+    WorkerExited,
+    WorkerFinished,
+    WorkerJoined,
+    WorkerPrepared,
+    WorkerRaised,
+    WorkerReady,
+    WorkerReported,
+    WorkerResumed,
+    WorkerRewired,
+    WorkerStarted,
+    WorkerWarm,
+    aged,
+)
+from torchrelay.wire.messages.channel import (
+    VERSION,
+    Ack,
+    Attach,
+    Attached,
+    BeatFrame,
+    EventFrame,
+    NetworkFrame,
+    Refused,
+    ToAgent,
+    decode_to_orchestrator,
+)
+from torchrelay.wire.messages.codec import MAX_MESSAGE, WireError, encode
+from torchrelay.wire.messages.pathnews import SOURCE
+from torchrelay.wire.messages.prompt import resume_soon
+
+log = logging.getLogger("torchrelay.orchestrator")
+
+ATTACH_S = 10.0  # how long a new connection may take to say who it is
+# An agent that reads so slowly that this many messages wait for it is disconnected; it comes back.
+MAX_WAITING = 10_000
+
+# What an agent may tell. Everything else is decided here, and who claims it is not an agent of ours.
+TELLABLE: tuple[type[Event], ...] = (
+    WorkerStarted, WorkerWarm, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed, ReplicasDiffer,
+    OnceRecorded, WorkerReported,
+    WorkerReady, WorkerRewired, RewireFailed, StateRestored, RestoreFailed, WorkerResumed, WorkerFinished,
+    WorkerPrepared, RecordKept, TaintSet, TaintCleared,
+)  # fmt: skip
+
+
+class AgentLink:
+    """One connection of one agent. What is sent waits in a queue, so that nobody waits for a slow agent."""
+
+    def __init__(self, socket: web.WebSocketResponse, attach: Attach) -> None:
+        self.node = attach.node
+        self.incarnation = attach.incarnation
+        self._socket = socket
+        self._waiting: asyncio.Queue[ToAgent | None] = asyncio.Queue()
+        self._reason = ""
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing that still arrives counts: what was lost before it must come first."""
+        return bool(self._reason)
+
+    def send(self, message: ToAgent) -> None:
+        """Put a message in the queue; never waits, never fails."""
+        if self._waiting.qsize() >= MAX_WAITING:
+            self.close("it does not read what it is sent")
+        else:
+            self._waiting.put_nowait(message)
+
+    def close(self, reason: str) -> None:
+        """End the connection after what was sent before. The agent comes back if it can."""
+        if not self._reason:
+            self._reason = reason
+            self._waiting.put_nowait(None)
+
+    async def pump(self) -> None:
+        """Send what is in the queue until the link is closed."""
+        try:
+            while (message := await self._waiting.get()) is not None:
+                await self._socket.send_bytes(encode(message))
+        except ConnectionError:
+            return  # the reading side ends, too
+        log.info("%s: connection closed: %s", self.node, self._reason)
+        await self._socket.close(message=self._reason.encode()[:120])
+
+
+async def serve_agent(request: web.Request, service: Orchestrator) -> web.StreamResponse:
+    """One connection, from `Attach` to its end. Whatever is not a message of an agent ends it."""
+    if service.degraded:
+        raise web.HTTPServiceUnavailable(text=service.degraded)
+    socket = web.WebSocketResponse(max_msg_size=MAX_MESSAGE, compress=False)
+    await socket.prepare(request)
+    resume_soon(socket.get_extra_info("socket"))
+    try:
+        async with asyncio.timeout(ATTACH_S):
+            attach = decode_to_orchestrator(await socket.receive_bytes())
+    except (TimeoutError, TypeError, WireError) as error:
+        log.warning("connection from %s said no Attach: %s", request.remote, error)
+        await socket.close()
+        return socket
+    refusal = refuse(attach)
+    if refusal or not isinstance(attach, Attach):
+        log.warning("connection from %s refused: %s", request.remote, refusal)
+        await socket.send_bytes(encode(Refused(reason=refusal)))
+        await socket.close()
+        return socket
+    link = AgentLink(socket, attach)
+    pump = asyncio.create_task(link.pump())
+    try:
+        await converse(socket, link, attach, service)
+    except (WireError, JournalUnavailable, Unwritable) as error:
+        log.warning("%s: disconnected: %s", link.node, error)
+    finally:
+        service.detach(link)
+        link.close("the connection is gone")
+        await pump
+    return socket
+
+
+def refuse(attach: object) -> str:
+    """Why this is no agent that we could talk to; empty if it is."""
+    if not isinstance(attach, Attach):
+        return f"the first message was {type(attach).__name__}, not Attach"
+    if attach.version != VERSION:
+        return f"the agent speaks version {attach.version}, the orchestrator {VERSION}: install the same torchrelay"
+    return "" if attach.slots > 0 else "a node needs at least one slot"
+
+
+async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attach, service: Orchestrator) -> None:
+    """Welcome an agent and hear it until the connection ends."""
+    if service.occupied(attach.node, attach.incarnation):
+        link.close(f"another agent of {attach.node} is attached and alive: give each node a name of its own")
+        return
+    taints = service.cluster.taints.values()
+    tainted = tuple((one.slot, one.key) for one in taints if (one.node, one.source) == (attach.node, SOURCE))
+    link.send(
+        Attached(
+            jobs=service.all_terms(), beat_ms=BEAT_MS, lease=service.journal.lease, journal=service.journal.name,
+            tainted=tainted,
+        )
+    )  # fmt: skip
+    joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
+    await service.attach(link, joined)
+    service.remind(link)
+    log.info("%s attached as %s with %d workers", link.node, link.incarnation, len(attach.workers))
+    lateness = Lateness()
+    async for raw in socket:
+        if link.closed:
+            return
+        if raw.type is not WSMsgType.BINARY:
+            raise WireError(f"a frame of type {raw.type.name}")
+        match decode_to_orchestrator(raw.data):
+            case EventFrame(seq, event, sent_ms):
+                if not isinstance(event, TELLABLE):
+                    raise WireError(f"an agent does not say {type(event).__name__}")
+                if isinstance(event, TaintSet | TaintCleared) and event.node != link.node:
+                    raise WireError(f"the agent of {link.node} speaks of a taint of {event.node}")
+                # Not awaited: the acknowledgement follows when the event is on disk, the next event may come first.
+                heard = service.put(aged(event, lateness.of(sent_ms)))
+                heard.add_done_callback(partial(acknowledge, link, seq))
+            case BeatFrame(beat, sent_ms):
+                lateness.of(sent_ms)
+                service.beat(link, beat)
+            case NetworkFrame(news):
+                service.show_network(link, news)
+            case Attach():
+                raise WireError("Attach said twice")
+
+
+def acknowledge(link: AgentLink, seq: int, written: asyncio.Future[int]) -> None:
+    if not written.cancelled() and written.exception() is None:
+        link.send(Ack(seq))

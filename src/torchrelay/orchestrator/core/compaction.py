@@ -1,0 +1,43 @@
+"""Compaction: when a snapshot of the state is taken, so that a start is short whatever the journal's age."""
+
+from __future__ import annotations
+
+import logging
+
+from torchrelay.orchestrator.store import archive
+from torchrelay.orchestrator.store import snapshot as snapshots
+from torchrelay.orchestrator.store.journal import Journal
+from torchrelay.orchestrator.store.snapshot import Snapshot
+from torchrelay.orchestrator.views.scene import Ways
+from torchrelay.protocol.model.state import Cluster
+
+log = logging.getLogger("torchrelay.orchestrator")
+
+LATEST = 5  # so many times overdue it is taken in the middle of things, too
+
+
+class Compaction:
+    """Of one journal. `seq`: of the newest snapshot that was kept, or tried."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self.seq = 0
+
+    def start(self) -> Snapshot | None:
+        """The snapshot that a start can begin with; None: it begins with the first event."""
+        found = self._journal.snapshot()
+        self.seq = found.seq if found is not None else 0
+        return found
+
+    def take(self, cluster: Cluster, ways: Ways, *, busy: bool) -> None:
+        """Take one, if it is time. `busy`: somebody waits for us just now. Raises as `Journal.append` does."""
+        seq = self._journal.last_seq
+        if seq - self.seq < archive.EVERY * (LATEST if busy else 1):
+            return
+        self.seq = seq
+        try:
+            state = snapshots.encode(seq, cluster, ways)
+        except snapshots.Inexact as error:
+            log.error("no snapshot of the state after event %d: %s (a defect of torchrelay)", seq, error)
+            return
+        self._journal.keep_snapshot(state)

@@ -1,0 +1,488 @@
+"""Service: the shell around the protocol core. Event in, journal, advance, orders out.
+
+    inbox -> journal.append -> advance -> new orders at once; all standing orders again every second
+    beats -> vitals -> judge -> facts, which are events like any other
+
+The journal comes first: an event that could not be written has no effect and is not acknowledged. While the journal
+cannot be written (a full disk) the orchestrator is *degraded*: to the agents it is as if it were away. Their
+connections are closed and new ones refused, training goes on, agents keep what they have to tell, operators may look
+but not change anything, and the clock stands still. Every second it tries the journal again, and when that works the
+agents come back and tell everything, exactly as after a restart. Nothing is ever decided that a replay would not find.
+
+One whose lease is over (see `journal`) says nothing more and ends: somebody else decides now.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Protocol, cast, get_args
+
+from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
+from torchrelay.orchestrator.core.compaction import Compaction
+from torchrelay.orchestrator.core.rules import all_ended, refusal
+from torchrelay.orchestrator.store.journal import (
+    Call,
+    Journal,
+    JournalRefused,
+    JournalUnavailable,
+    Reached,
+    Superseded,
+    Unwritable,
+)
+from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
+from torchrelay.orchestrator.views.story import Moment, tell
+from torchrelay.protocol.health import vitals as vital
+from torchrelay.protocol.health.vitals import Beat, Vitals
+from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut, WorkerExited
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance, orders
+from torchrelay.wire.messages.channel import JobTerms, OrderFrame, Shutdown, ToAgent
+from torchrelay.wire.messages.pathnews import NetworkNews
+
+log = logging.getLogger("torchrelay.orchestrator")
+
+RESTLESS_S = 0.1  # between ticks while something is under way
+CALM_S = 0.5
+REPEAT_S = 1.0  # between repetitions of the standing orders, and of attempts to write a journal that fails
+RETURN_S = 5.0  # how long the clock is held after a start, for the agents to come back
+SHUTDOWN_S = 15.0  # how long agents may take to end their workers
+KEEP_TIME_MS = 10_000  # between two notes of how late it is, in hours without an event
+REMEMBER_S = 2.0  # between two notes of how far the jobs are
+RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
+KEPT_MOMENTS = 100_000
+WORTH_TELLING_MS = 20  # of the time that the clock has left out
+# Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
+SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
+
+
+class Link(Protocol):
+    """The way to one agent. `send` never waits and never fails; who does not read is disconnected."""
+
+    node: NodeId
+    incarnation: str
+
+    def send(self, message: ToAgent) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """An event on its way into the journal. `written` gets its number, or the reason why it has none."""
+
+    event: Event
+    call: Call | None = None
+    written: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
+
+
+class Orchestrator:
+    """One orchestrator. Make it in a running event loop; `serve` runs until `end`.
+
+    Raises `JournalRefused` if the journal is damaged, `JournalUnavailable` if it cannot be written.
+    """
+
+    def __init__(
+        self, journal: Journal, *, patience_s: float = 600.0, source: Callable[[], int] = time.monotonic_ns,
+        kept: bool = False,
+    ) -> None:  # fmt: skip
+        self.journal = journal
+        self.kept = kept  # somebody starts it again when it ends
+        self.patience_s = patience_s
+        self.cluster: Cluster = EMPTY
+        self.vitals = Vitals()
+        self.reached: Reached = journal.reached()
+        self.links: dict[NodeId, Link] = {}
+        self.standing: frozenset[Order] = frozenset()
+        self.moments: list[Moment] = []
+        self.ways: Ways = {}
+        self.networks: dict[NodeId, tuple[int, NetworkNews]] = {}  # what agents told last of their paths, and when
+        self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
+        self.degraded = ""
+        self.superseded = ""  # who has taken over, in words
+        self._inbox: asyncio.Queue[Heard | None] = asyncio.Queue()  # None: look again, and do not wait for the tick
+        self._ended = asyncio.Event()
+        self._secret = journal.secret()
+        self._repeated_s = 0.0
+        self._remembered, self._remembered_s = dict(self.reached), 0.0
+        self._held_since_s = 0.0
+        self._leave_at_s: float | None = None
+        since = journal.last_wall_ms  # a clock on the wall that was set back meanwhile says nothing
+        self.clock = Clock(journal.last_ms, source, away_ms=max(0, wall_clock_ms() - since) if since else 0)
+        self._told_left_out_ms = 0
+        self._skips = self.clock.skips
+        self._kept_ms = journal.last_ms
+        self._compaction = Compaction(journal)
+        self._replay()
+        self._own_up()  # before the anchor: who ends in between has told nothing, and the next one tells it all
+        journal.anchor(self.clock.now_ms(), wall_clock_ms())
+        self._await_agents()
+
+    def _replay(self) -> None:
+        start = self._compaction.start()
+        if start is not None:
+            self.cluster, self.ways = start.cluster, start.known_ways()
+        for entry in self.journal.entries(self._compaction.seq):
+            before, self.cluster = self.cluster, advance(self.cluster, entry.event, entry.at_ms)
+            self._tell(entry.seq, entry.at_ms, entry.event, before)
+            note_ways(self.ways, before, self.cluster)
+        self._check_rules()
+        self.standing = orders(self.cluster)
+        log.info("replayed the events %d to %d of %s", self._compaction.seq, self.journal.last_seq, self.journal.path)
+
+    def _check_rules(self) -> None:
+        if self.journal.rules != RULES_VERSION:
+            if not all_ended(self.cluster):
+                raise JournalRefused(refusal(self.journal.path, self.journal.rules, "of another version"))
+            self.journal.adopt_rules()
+
+    # ------------------------------------------------------------ the loop
+
+    async def serve(self) -> None:
+        """Hear events and let time pass, until `end`. An assertion that fails ends the process: our own defect."""
+        loop = asyncio.get_running_loop()
+        next_tick = loop.time()
+        while not self._ended.is_set():
+            try:
+                async with asyncio.timeout_at(next_tick):
+                    heard = await self._inbox.get()
+            except TimeoutError:
+                heard = None
+            if self.clock.held and not self.degraded and self._agents_are_back():
+                self.clock.release()
+                self._listen_anew(self.clock.now_ms())
+            if self.degraded:
+                self._refuse(heard)
+                self._try_journal()
+            elif heard is not None:
+                self._take(heard)
+            if loop.time() >= next_tick:
+                self._pass_time()
+                next_tick = loop.time() + self._pause()
+            if self._leave_at_s is not None and (not self.links or loop.time() >= self._leave_at_s):
+                self.end()
+
+    def _pause(self) -> float:
+        if self.degraded:
+            return REPEAT_S
+        return RESTLESS_S if self._busy() else CALM_S
+
+    def put(self, event: Event, call: Call | None = None) -> asyncio.Future[int]:
+        """Let the orchestrator hear an event, and who asked for it. The future is its number in the journal."""
+        heard = Heard(event, call)
+        self._inbox.put_nowait(heard)
+        return heard.written
+
+    def _take(self, heard: Heard) -> None:
+        try:
+            seq = self.hear(heard.event, heard.call)
+        except Unwritable as error:
+            log.warning("an event is dropped: %s", error)
+            if not heard.written.done():
+                heard.written.set_exception(error)
+                heard.written.exception()
+        except JournalUnavailable as error:
+            self._degrade(str(error))
+            self._refuse(heard)
+        except Superseded as error:
+            self._yield(str(error))
+            self._refuse(heard)
+        else:
+            if not heard.written.done():
+                heard.written.set_result(seq)
+
+    def _refuse(self, heard: Heard | None) -> None:
+        if heard is not None and not heard.written.done():
+            heard.written.set_exception(JournalUnavailable(self.degraded or self.superseded))
+            heard.written.exception()  # an agent's events are not waited for: it sends them again
+
+    def hear(self, event: Event, call: Call | None = None) -> int:
+        """Journal, advance, say what is new.
+
+        Raises `Unwritable`, `JournalUnavailable` or `Superseded`; then nothing has happened.
+        """
+        if not isinstance(event, TimeLeftOut):
+            self._own_up()
+        now = self.clock.now_ms()
+        seq = self.journal.append(event, now, call)
+        before, self.cluster = self.cluster, advance(self.cluster, event, now)
+        self._tell(seq, now, event, before)
+        note_ways(self.ways, before, self.cluster)
+        self.vitals = vital.forget(self.vitals, self.cluster)
+        self._learn(event, before)
+        self._introduce(before)
+        self._say(orders(self.cluster))
+        return seq
+
+    def _tell(self, seq: int, at_ms: int, event: Event, before: Cluster) -> None:
+        wall = datetime.fromtimestamp(self.journal.wall_ms(at_ms) / 1000).astimezone()
+        moment = tell(seq, at_ms, wall.isoformat(timespec="milliseconds"), event, before, self.cluster)
+        self.moments.append(moment)
+        if len(self.moments) > KEPT_MOMENTS:
+            del self.moments[: KEPT_MOMENTS // 2]
+        for note in moment.notes:
+            log.info("%d %s %s %s", seq, note.kind, note.incident, note.text)
+        self._wake_readers()
+
+    def _wake_readers(self) -> None:
+        """Whoever waits for news looks again; the next wait is for the next news."""
+        news, self.news = self.news, asyncio.Event()
+        news.set()
+
+    def _own_up(self) -> None:
+        """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
+        self._anchor(self.clock.now_ms())
+        untold = self.clock.left_out_ms() - self._told_left_out_ms
+        if untold >= WORTH_TELLING_MS:
+            if self.cluster.jobs:
+                self.hear(TimeLeftOut(ms=untold))
+                # The next start counts from here. A hold alone would leave no anchor.
+                self.journal.anchor(self.clock.now_ms(), wall_clock_ms())
+            self._told_left_out_ms += untold
+
+    # ------------------------------------------------------------ time
+
+    def _pass_time(self) -> None:
+        """What follows from time alone: who is silent, what is due; and what must be said again."""
+        if self.degraded:
+            return
+        now = self.clock.now_ms()
+        try:
+            self.journal.check_lease()
+            if not self.clock.held:  # in the end it is one gap
+                self._own_up()
+            if now - self._kept_ms >= KEEP_TIME_MS:
+                self._keep_time(now)
+            for event in vital.judge(self.vitals, self.cluster, now):
+                self.hear(event)
+            # A tick that changes nothing is not worth a line in the journal.
+            if advance(self.cluster, Tick(), now) != self.cluster:
+                self.hear(Tick())
+            self._remember()
+            self._compaction.take(self.cluster, self.ways, busy=self._busy())
+        except JournalUnavailable as error:
+            self._degrade(str(error))
+        except Superseded as error:
+            self._yield(str(error))
+        self._repeat()
+
+    def _remember(self) -> None:
+        """Keep how far the jobs are, now and then: it is for reading only."""
+        now_s = asyncio.get_running_loop().time()
+        if self.reached != self._remembered and now_s - self._remembered_s >= REMEMBER_S:
+            self.journal.remember(self.reached)
+            self._remembered, self._remembered_s = dict(self.reached), now_s
+
+    def _busy(self) -> bool:
+        return any(job.phase not in (JobPhase.RUNNING, JobPhase.ENDED) for job in self.cluster.jobs.values())
+
+    def _anchor(self, now: int) -> None:
+        """Note the wall-clock time, at the start and whenever the clock has left something out."""
+        if self.clock.skips != self._skips:
+            self.journal.anchor(now, wall_clock_ms())
+            self._skips = self.clock.skips
+
+    def _keep_time(self, now: int) -> None:
+        """Note how late it is, if anything depends on it: times to live, probations, budgets of an hour."""
+        self._kept_ms = now
+        if self.cluster.jobs or any(taint.until_ms is not None for taint in self.cluster.taints.values()):
+            self.journal.keep_time(now, wall_clock_ms())
+
+    def _await_agents(self) -> None:
+        """After a start in the middle of things: no deadline may pass before the agents had time to come back."""
+        self._held_since_s = asyncio.get_running_loop().time()
+        self.clock.hold()
+        self._listen_anew(self.clock.now_ms())
+
+    def _agents_are_back(self) -> bool:
+        """Whether every node that should be there is, or has had its time to come back."""
+        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.links]
+        late = asyncio.get_running_loop().time() - self._held_since_s >= RETURN_S
+        if missing and late:
+            log.warning("%s did not come back within %g s: time goes on", ", ".join(sorted(missing)), RETURN_S)
+        return late or not missing
+
+    def _listen_anew(self, now: int) -> None:
+        """Count silence from now."""
+        for node in self.cluster.nodes.values():
+            if node.alive:
+                self.vitals = vital.hear(self.vitals, Beat(node=node.node, incarnation=node.incarnation), now)
+
+    # ------------------------------------------------------------ a journal that cannot be written
+
+    def _degrade(self, reason: str) -> None:
+        log.error("degraded: %s", reason)
+        self.degraded = f"{reason}. Nothing is decided until the journal can be written again; training goes on"
+        self.clock.hold()
+        self._disconnect("the journal cannot be written")
+        self._wake_readers()
+
+    def _try_journal(self) -> None:
+        try:
+            self._own_up()
+            self.journal.anchor(self.clock.now_ms(), wall_clock_ms())
+        except JournalUnavailable:
+            return
+        except Superseded as error:
+            self._yield(str(error))
+            return
+        log.warning("the journal can be written again")
+        self.degraded = ""
+        self._await_agents()
+        self._wake_readers()
+
+    def _yield(self, reason: str) -> None:
+        """Another orchestrator decides now: say nothing more, and end."""
+        log.error("superseded: %s", reason)
+        self.superseded = reason
+        self.standing = frozenset()
+        self._disconnect("another orchestrator has taken over")
+        self._ended.set()
+        self._inbox.put_nowait(None)
+        self._wake_readers()
+
+    # ------------------------------------------------------------ agents
+
+    def occupied(self, node: NodeId, incarnation: str) -> bool:
+        """Whether another agent of this node is connected and has just been heard."""
+        former = self.links.get(node)
+        if former is None or former.incarnation == incarnation:
+            return False
+        heard = self.vitals.heard.get((node, former.incarnation), -RIVAL_MS)
+        return self.clock.now_ms() - heard < RIVAL_MS
+
+    def attach(self, link: Link, event: NodeJoined) -> asyncio.Future[int]:
+        """An agent is there: from now on it is told what to do. Returns as `put` does."""
+        former = self.links.get(link.node)
+        if former is not None:
+            former.close("a newer connection of the same node takes its place")
+        self.links[link.node] = link
+        self.vitals = vital.hear(self.vitals, Beat(node=link.node, incarnation=link.incarnation), self.clock.now_ms())
+        return self.put(event)
+
+    def detach(self, link: Link) -> None:
+        """An agent's connection is gone. That proves nothing about its node: silence is judged by the beats."""
+        if self.links.get(link.node) is link:
+            del self.links[link.node]
+
+    def beat(self, link: Link, beat: Beat) -> None:
+        """A sign of life. An agent whose node was given up meanwhile must join anew."""
+        node = self.cluster.nodes.get(beat.node)
+        if node is not None and node.incarnation == beat.incarnation and not node.alive:
+            link.close("the node was given up: join anew")
+            return
+        self.vitals = vital.hear(self.vitals, beat, self.clock.now_ms())
+        for sample in beat.samples:
+            worker = self.cluster.workers.get(sample.worker)
+            if worker is not None and sample.point is not None:
+                place = (sample.generation, sample.point)
+                self.reached[worker.job] = max(place, self.reached.get(worker.job, place))
+
+    def show_network(self, link: Link, news: NetworkNews) -> None:
+        """What a node's network paths look like, for whoever asks; not journalled, as nothing follows from it."""
+        self.networks[link.node] = (self.clock.now_ms(), news)
+
+    def _learn(self, event: Event, before: Cluster) -> None:
+        """A job's last steps are over before a beat tells of them: who has ended well left a record of the last."""
+        if isinstance(event, WorkerExited) and event.code == 0 and event.private:
+            worker = before.workers.get(event.worker)
+            if worker is not None and worker.rank is not None:
+                place = (self.cluster.jobs[worker.job].generation, max(record.point for record in event.private))
+                self.reached[worker.job] = max(place, self.reached.get(worker.job, place))
+
+    def _disconnect(self, reason: str) -> None:
+        for link in list(self.links.values()):
+            link.close(reason)
+        self.links.clear()
+
+    # ------------------------------------------------------------ saying
+
+    def terms(self, spec: JobSpec) -> JobTerms:
+        """What agents must know of a job. Each job has a secret of its own."""
+        secret = hashlib.blake2b(spec.job.encode(), key=bytes.fromhex(self._secret), digest_size=32).digest()
+        return JobTerms(spec=spec, secret=secret, patience_s=self.patience_s)
+
+    def all_terms(self) -> tuple[JobTerms, ...]:
+        return tuple(self.terms(job.spec) for job in self.cluster.jobs.values())
+
+    def _introduce(self, before: Cluster) -> None:
+        """Tell the agents of new jobs."""
+        for name, job in self.cluster.jobs.items():
+            if name not in before.jobs:
+                for link in self.links.values():
+                    link.send(self.terms(job.spec))
+
+    def _say(self, standing: frozenset[Order]) -> None:
+        """Send what was not said before, at once."""
+        fresh, self.standing = standing - self.standing, standing
+        self._send(fresh)
+
+    def _repeat(self) -> None:
+        """Say everything again that still holds: messages may be lost, and agents come back."""
+        now_s = asyncio.get_running_loop().time()
+        if now_s - self._repeated_s >= REPEAT_S:
+            self._repeated_s = now_s
+            self._send(self.standing)
+
+    def remind(self, link: Link) -> None:
+        """Say to one agent what holds now."""
+        self._send(order for order in self.standing if order.node == link.node)
+
+    def _send(self, some: Iterable[Order]) -> None:
+        by_node: dict[NodeId, list[AnyOrder]] = {}
+        for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], getattr(order, "worker", ""))):
+            by_node.setdefault(order.node, []).append(cast(AnyOrder, order))
+        for node, batch in by_node.items():
+            link = self.links.get(node)
+            if link is not None:
+                link.send(OrderFrame(tuple(batch), self.journal.lease))
+
+    # ------------------------------------------------------------ looking and ending
+
+    def scene(self) -> Scene:
+        """What there is to see now."""
+        return Scene(
+            self.cluster, self.vitals, self.reached, tuple(self.journal.anchors), self.clock.now_ms(), self.ways,
+            self.journal.lease,
+        )  # fmt: skip
+
+    def moments_after(self, seq: int) -> list[Moment]:
+        """What was told after this number, oldest first."""
+        if not self.moments:
+            return []
+        return self.moments[max(0, seq + 1 - self.moments[0].seq) :]
+
+    def begin_shutdown(self, reason: str) -> None:
+        """Let the agents end their workers and go; then end. Returns at once."""
+        if self.superseded:
+            return
+        log.info("shutting down: %s", reason)
+        for link in self.links.values():
+            link.send(Shutdown(reason=reason))
+        if self._leave_at_s is None:
+            self._leave_at_s = asyncio.get_running_loop().time() + SHUTDOWN_S
+
+    @property
+    def over(self) -> bool:
+        """Whether the service has ended."""
+        return self._ended.is_set()
+
+    def end(self) -> None:
+        """Stop serving. Training goes on if the agents were not told to shut down."""
+        self._disconnect("the orchestrator ends")
+        try:
+            self.journal.remember(self.reached)
+            self._keep_time(self.clock.now_ms())
+        except (JournalUnavailable, Superseded) as error:
+            log.warning("how far the jobs are could not be noted: %s", error)
+        self._ended.set()
+        self._inbox.put_nowait(None)
+        self._wake_readers()

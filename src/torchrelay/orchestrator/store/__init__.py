@@ -1,0 +1,1 @@
+"""Store: the journal, and the state that is read back from it. Imports no other room."""

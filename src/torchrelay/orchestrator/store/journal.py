@@ -1,0 +1,470 @@
+"""Journal: every event that the orchestrator heard, in order, on disk before it has any effect.
+
+The state is this file replayed. SQLite in WAL mode with `synchronous=NORMAL`: an append survives the end of the
+process at any moment (SIGKILL too), and costs some ten microseconds. It does not wait for the disk, so a power cut may
+take the last moments with it. On one machine that ends the run anyway; an orchestrator apart from its nodes must wait
+for the disk before it announces a generation (not built yet).
+
+    about     its own name, the job's secret, who wrote it last, the lease, the rules it is to be replayed by, and how
+              late it is
+    events    seq, at_ms (the orchestrator's own time, see `clock`), the event in msgpack
+    anchors   which wall-clock time belongs to which at_ms; one more whenever the two drift apart
+    audit     every changing call: when, who, what, and the event it led to
+    snapshots, archive   the state now and then, and old events packed away (see `archive`)
+
+The *lease* is a number: each orchestrator that opens the journal raises it, and every write of an older one fails in
+its own transaction (`Superseded`). So two never both act, also where the file lock means nothing (network file
+systems), or when one was stopped, replaced, and wakes up.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+
+import msgspec
+from msgspec import Struct
+
+from torchrelay.orchestrator.store import archive
+from torchrelay.orchestrator.store.lock import Locked, take_lock
+from torchrelay.orchestrator.store.mark import Mark, MarkFile, read_mark, shortfall
+from torchrelay.orchestrator.store.snapshot import Snapshot
+from torchrelay.protocol.messages.events import AnyEvent, Event
+from torchrelay.protocol.messages.ids import Generation, JobId, Point
+from torchrelay.protocol.rules.cluster import RULES_VERSION
+
+# SQLite keeps both in the file's header: whose file it is ("trly"), and the version of the tables in it.
+APPLICATION = 0x74726C79
+FORMAT = 3  # 1: without lease and audit; 2: without snapshots and archive
+AUDITED = 2
+
+_TABLES = """
+CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
+CREATE TABLE events (seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event BLOB NOT NULL);
+CREATE TABLE anchors (at_ms INTEGER NOT NULL, wall_ms INTEGER NOT NULL, pid INTEGER NOT NULL);
+"""
+_AUDIT = """
+CREATE TABLE IF NOT EXISTS audit (
+    wall_ms INTEGER NOT NULL, who TEXT NOT NULL, call TEXT NOT NULL, what TEXT NOT NULL, seq INTEGER NOT NULL);
+"""
+_RAISE = """
+INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
+"""
+_NAME_IT = "INSERT OR IGNORE INTO about VALUES ('name', ?)"
+_PUT = "INSERT INTO about VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
+UNNUMBERED = 1  # the rules of journals that say nothing of rules
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(AnyEvent)
+
+
+class JournalRefused(Exception):
+    """The journal cannot be used as it is: held by another process, not ours, newer, or damaged. Says what to do."""
+
+
+class JournalUnavailable(Exception):
+    """An append did not reach the disk (full, read-only, failing). Nothing was written; it may be tried again."""
+
+
+class Unwritable(Exception):
+    """This event, or this call, fits into no journal (a number beyond 64 bits, half a letter). Nothing was written."""
+
+
+class Superseded(Exception):
+    """Another orchestrator has taken over this journal. Nothing was written, and nothing may be decided any more."""
+
+
+class Call(Struct, frozen=True, kw_only=True):
+    """A changing call: who asked for what, in words."""
+
+    wall_ms: int
+    who: str
+    call: str
+    what: str
+    seq: int = 0  # the event that it led to; 0: none
+
+
+class Entry(Struct, frozen=True):
+    """One event as it was heard. `seq` counts from 1 without gaps; `at_ms` never goes back."""
+
+    seq: int
+    at_ms: int
+    event: AnyEvent
+
+
+class Anchor(Struct, frozen=True):
+    """At `at_ms` of the orchestrator's time the wall clock said `wall_ms` (since 1970), in the process `pid`."""
+
+    at_ms: int
+    wall_ms: int
+    pid: int
+
+
+# By job: the newest point that was heard of, and in which generation.
+Reached = dict[JobId, tuple[Generation, Point]]
+
+
+class History(Struct, frozen=True):
+    """What a journal holds, read without taking it. `reached`: see `Journal.remember`."""
+
+    entries: tuple[Entry, ...]
+    anchors: tuple[Anchor, ...]
+    reached: Reached
+    calls: tuple[Call, ...] = ()
+    lease: int = 0
+
+
+def wall_ms(anchors: tuple[Anchor, ...] | list[Anchor], at_ms: int) -> int:
+    """The wall-clock time of a moment, in ms since 1970; 0 if nothing anchors it."""
+    if not anchors:
+        return 0
+    place = bisect_right(anchors, at_ms, key=lambda anchor: anchor.at_ms)
+    anchor = anchors[max(0, place - 1)]
+    return anchor.wall_ms + at_ms - anchor.at_ms
+
+
+class Journal:
+    """The journal of one orchestrator, which is the only one to write to it until another one takes it over.
+
+    Raises `JournalRefused` if the file cannot be opened as a journal of ours. `take_over`: open it although another
+    orchestrator holds it; that one finds itself superseded with its next write. `name`: of the journal that the run
+    had, if it had one. That one is demanded, and so is what its mark tells of.
+    """
+
+    def __init__(self, path: Path, *, take_over: bool = False, name: str = "") -> None:
+        from importlib.metadata import version  # slow to import, and who only reads needs none
+
+        self.path = path
+        try:
+            self._lock = take_lock(path, take_over=take_over)
+        except Locked as error:
+            raise JournalRefused(str(error)) from error
+        try:
+            self._db, self._mark = _open_known(path, name)
+        except BaseException:
+            os.close(self._lock)
+            raise
+        try:
+            self._db.execute(_NAME_IT, (secrets.token_hex(16),))
+            self.name = _read_name(self._db)
+            self.lease = int(self._db.execute(_RAISE).fetchone()[0])
+            self._db.execute(_PUT, ("version", version("torchrelay")))
+            self.rules = _read_rules(self._db)
+            self.anchors = list(_read_anchors(self._db))
+            last = self._db.execute("SELECT seq, at_ms FROM events ORDER BY seq DESC LIMIT 1").fetchone() or (0, 0)
+            kept = self._db.execute("SELECT value FROM about WHERE name = 'time'").fetchone()
+        except sqlite3.Error as error:
+            self.close()
+            raise JournalRefused(_damaged(path, str(error))) from error
+        self.last_seq: int = last[0]
+        kept_ms, kept_wall_ms = map(int, kept[0].split()) if kept else (0, 0)
+        self.last_ms: int = max(last[1], kept_ms, self.anchors[-1].at_ms if self.anchors else 0)
+        self._mark.write(Mark(self.name, self.lease, self.last_seq))
+        # The newest note of what the clock on the wall said: it may have gone another way than ours since the start.
+        newer = kept_wall_ms and (not self.anchors or kept_ms > self.anchors[-1].at_ms)
+        self.last_wall_ms = kept_wall_ms + self.last_ms - kept_ms if newer else wall_ms(self.anchors, self.last_ms)
+
+    # ------------------------------------------------------------ writing
+
+    def append(self, event: Event, at_ms: int, call: Call | None = None) -> int:
+        """Write one event, and the call that led to it; returns its number.
+
+        Raises `Unwritable`, `JournalUnavailable` or `Superseded`, and then nothing has changed.
+        """
+        data = _encoded(event)
+        if call is not None:
+            _encoded(call)
+        seq = self.last_seq + 1
+        self._write("INSERT INTO events VALUES (?, ?, ?)", (seq, at_ms, data), call)
+        self.last_seq, self.last_ms = seq, max(at_ms, self.last_ms)
+        self._mark.write(Mark(self.name, self.lease, seq))
+        return seq
+
+    def note(self, call: Call) -> None:
+        """Write down a call that leads to no event. Raises as `append` does."""
+        _encoded(call)
+        self._write("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", (call.wall_ms, call.who, call.call, call.what, 0))
+
+    def check_lease(self) -> None:
+        """Raises `Superseded` if another orchestrator has taken over."""
+        try:
+            self._hold_lease()
+        except sqlite3.Error as error:
+            raise JournalUnavailable(f"{self.path}: {error}") from error
+
+    def anchor(self, at_ms: int, wall_ms: int) -> None:
+        """Note which wall-clock time belongs to `at_ms`. Raises `JournalUnavailable`."""
+        found = Anchor(at_ms, wall_ms, os.getpid())
+        self._write("INSERT INTO anchors VALUES (?, ?, ?)", (found.at_ms, found.wall_ms, found.pid))
+        self.anchors.append(found)
+
+    def secret(self) -> str:
+        """The job's secret (hexadecimal), made when first asked for; the same after a restart."""
+        made = secrets.token_hex(32)
+        self._write("INSERT OR IGNORE INTO about VALUES ('secret', ?)", (made,))
+        value: str = self._db.execute("SELECT value FROM about WHERE name = 'secret'").fetchone()[0]
+        return value
+
+    def remember(self, reached: Reached) -> None:
+        """Keep how far the jobs were, for who reads the journal later: beats are not journalled."""
+        text = msgspec.json.encode(reached).decode()
+        self._write(_PUT, ("reached", text))
+
+    def keep_time(self, at_ms: int, wall_ms: int) -> None:
+        """Keep how late it is: hours may pass without an event. Raises `JournalUnavailable` or `Superseded`."""
+        self._write(_PUT, ("time", f"{at_ms} {wall_ms}"))
+        self.last_ms = max(at_ms, self.last_ms)
+
+    def adopt_rules(self) -> None:
+        """From now on it goes by the rules of this version. Raises `JournalUnavailable` or `Superseded`."""
+        self._write(_PUT, ("rules", str(RULES_VERSION)))
+        self.rules = RULES_VERSION
+
+    def reached(self) -> Reached:
+        """What was remembered last."""
+        return _read_reached(self._db)
+
+    def keep_snapshot(self, state: bytes) -> None:
+        """Keep the state after the last event, and pack old events away. Raises as `append` does."""
+        with self._transaction():
+            archive.keep(self._db, self.last_seq, state)
+
+    def _write(self, sql: str, values: tuple[object, ...], call: Call | None = None) -> None:
+        """One statement, and with it the call."""
+        with self._transaction():
+            self._db.execute(sql, values)
+            if call is not None:
+                row = (call.wall_ms, call.who, call.call, call.what, self.last_seq + 1)
+                self._db.execute("INSERT INTO audit VALUES (?, ?, ?, ?, ?)", row)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """All or nothing, and only if the lease is still ours."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                self._hold_lease()
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
+        except sqlite3.Error as error:
+            if self._db.in_transaction:  # a COMMIT for which there was no room
+                self._db.execute("ROLLBACK")
+            raise JournalUnavailable(f"{self.path}: {error}") from error
+
+    def _hold_lease(self) -> None:
+        found = _read_lease(self._db)
+        if found != self.lease:
+            message = f"lease {self.lease} of {self.path} is over: another orchestrator holds it now (lease {found})"
+            raise Superseded(message)
+
+    # ------------------------------------------------------------ reading
+
+    def entries(self, after: int = 0) -> Iterator[Entry]:
+        """Everything heard after this event, oldest first. Raises `JournalRefused` at the first one that is damaged."""
+        return _read_entries(self._db, self.path, after)
+
+    def snapshot(self) -> Snapshot | None:
+        """The newest that a start can begin with; None: it begins with the first event."""
+        return archive.newest(self._db, self.last_seq)
+
+    def calls(self) -> tuple[Call, ...]:
+        """Every changing call so far, oldest first. Raises `JournalUnavailable`."""
+        try:
+            return _read_calls(self._db)
+        except sqlite3.Error as error:
+            raise JournalUnavailable(f"{self.path}: {error}") from error
+
+    def wall_ms(self, at_ms: int) -> int:
+        """The wall-clock time of a moment, in ms since 1970."""
+        return wall_ms(self.anchors, at_ms)
+
+    def close(self) -> None:
+        """Close the file and let go of the lock."""
+        self._db.close()
+        self._mark.close()
+        os.close(self._lock)
+
+
+def read_history(path: Path) -> History:
+    """Read a journal that may be in use by its orchestrator. Raises `JournalRefused`, or FileNotFoundError."""
+    with _reading(path) as db:
+        return _history(db, tuple(_read_entries(db, path)))
+
+
+def read_newest(path: Path) -> tuple[Snapshot | None, History]:
+    """The same from the newest snapshot on, if there is one: without the events before it."""
+    with _reading(path) as db:
+        last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
+        found = archive.newest(db, last)
+        return found, _history(db, tuple(_read_entries(db, path, found.seq if found is not None else 0)))
+
+
+def read_rules(path: Path) -> tuple[int, str]:
+    """By which rules a journal goes, and who wrote it last. Raises as `read_history` does."""
+    with _reading(path) as db:
+        row = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+        return _read_rules(db), row[0] if row else "unknown"
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[sqlite3.Connection]:
+    if not path.exists():
+        raise FileNotFoundError(f"no journal at {path}")
+    try:
+        with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True, isolation_level=None)) as db:
+            _check_format(db, path)
+            yield db
+    except sqlite3.Error as error:
+        raise JournalRefused(_damaged(path, str(error))) from error
+
+
+def _history(db: sqlite3.Connection, entries: tuple[Entry, ...]) -> History:
+    return History(entries, tuple(_read_anchors(db)), _read_reached(db), _read_calls(db), _read_lease(db))
+
+
+# ---------------------------------------------------------------- opening
+
+
+def _open_known(path: Path, name: str) -> tuple[sqlite3.Connection, MarkFile]:
+    """Open the file and its mark. Raises `JournalRefused` if it is not the journal that the run had."""
+    told = read_mark(path)
+    known = [one for one in (told, Mark(name) if name else None) if one is not None]
+    empty = not path.exists() or not path.stat().st_size
+    if known and empty:  # and none is made: it would hide what has happened
+        raise JournalRefused(shortfall(path, known[0], None))
+    db = _connect(path)
+    try:
+        last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0
+        found = Mark(_read_name(db), _read_lease(db), last)
+        wrong = next(filter(None, (shortfall(path, one, found) for one in known)), "")
+        if wrong:
+            raise JournalRefused(wrong)
+        return db, MarkFile(path)
+    except sqlite3.Error as error:
+        db.close()
+        raise JournalRefused(_damaged(path, str(error))) from error
+    except OSError as error:
+        db.close()
+        raise JournalRefused(f"cannot write {error.filename}: {error.strerror}; use another --run-dir") from error
+    except JournalRefused:
+        db.close()
+        raise
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    """Open or make the file. In autocommit mode each statement is a transaction of its own."""
+    db: sqlite3.Connection | None = None
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600))
+        db = sqlite3.connect(path, isolation_level=None)
+        if not db.execute("SELECT 1 FROM sqlite_master LIMIT 1").fetchone() and _header(db) == (0, 0):
+            _make(db)
+        _check_format(db, path)
+        db.execute("PRAGMA journal_mode = WAL")
+        db.execute("PRAGMA synchronous = NORMAL")
+        if _header(db)[1] < FORMAT:
+            db.executescript(f"BEGIN IMMEDIATE; {_AUDIT} {archive.TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
+        return db
+    except (sqlite3.Error, OSError, JournalRefused) as error:
+        if db is not None:
+            db.close()
+        if isinstance(error, JournalRefused):
+            raise
+        if isinstance(error, OSError) or "full" in str(error):
+            raise JournalRefused(f"cannot write {path}: {error}; free some space or use another --run-dir") from error
+        raise JournalRefused(_damaged(path, str(error))) from error
+
+
+def _make(db: sqlite3.Connection) -> None:
+    header = f"PRAGMA application_id = {APPLICATION}; PRAGMA user_version = {FORMAT};"
+    rules = f"INSERT INTO about VALUES ('rules', '{RULES_VERSION}'), ('name', '{secrets.token_hex(16)}');"
+    db.executescript(f"BEGIN IMMEDIATE; {_TABLES} {_AUDIT} {archive.TABLES} {rules} {header} COMMIT;")
+
+
+def _header(db: sqlite3.Connection) -> tuple[int, int]:
+    """Whose file it is, and the version of its tables."""
+    application: int = db.execute("PRAGMA application_id").fetchone()[0]
+    format_: int = db.execute("PRAGMA user_version").fetchone()[0]
+    return application, format_
+
+
+def _check_format(db: sqlite3.Connection, path: Path) -> None:
+    application, found = _header(db)
+    if application != APPLICATION:
+        raise JournalRefused(f"{path} is a database, but not a journal of torchrelay: use another --run-dir")
+    if found > FORMAT:
+        message = f"{path} has format {found}, this torchrelay knows {FORMAT}: use the torchrelay that wrote it"
+        try:
+            row = db.execute("SELECT value FROM about WHERE name = 'version'").fetchone()
+        except sqlite3.Error:
+            row = None  # who knows what a later format has
+        raise JournalRefused(message + (f" ({row[0]})" if row else ""))
+
+
+def _read_anchors(db: sqlite3.Connection) -> Iterator[Anchor]:
+    return (Anchor(*row) for row in db.execute("SELECT at_ms, wall_ms, pid FROM anchors ORDER BY at_ms, rowid"))
+
+
+def _read_lease(db: sqlite3.Connection) -> int:
+    row = db.execute("SELECT value FROM about WHERE name = 'lease'").fetchone()
+    return int(row[0]) if row else 0
+
+
+def _read_name(db: sqlite3.Connection) -> str:
+    row = db.execute("SELECT value FROM about WHERE name = 'name'").fetchone()
+    return str(row[0]) if row else ""
+
+
+def _read_rules(db: sqlite3.Connection) -> int:
+    row = db.execute("SELECT value FROM about WHERE name = 'rules'").fetchone()
+    return int(row[0]) if row else UNNUMBERED
+
+
+def _read_calls(db: sqlite3.Connection) -> tuple[Call, ...]:
+    if _header(db)[1] < AUDITED:
+        return ()
+    rows = db.execute("SELECT wall_ms, who, call, what, seq FROM audit ORDER BY rowid")
+    return tuple(Call(wall_ms=at, who=who, call=call, what=what, seq=seq) for at, who, call, what, seq in rows)
+
+
+def _read_reached(db: sqlite3.Connection) -> Reached:
+    row = db.execute("SELECT value FROM about WHERE name = 'reached'").fetchone()
+    try:
+        return msgspec.json.decode(row[0], type=Reached) if row else {}
+    except msgspec.DecodeError:
+        return {}  # nothing depends on it
+
+
+def _read_entries(db: sqlite3.Connection, path: Path, after: int = 0) -> Iterator[Entry]:
+    expected = after + 1
+    try:
+        for seq, at_ms, data in archive.rows(db, after):
+            if seq != expected:
+                raise JournalRefused(_damaged(path, f"event {expected} is missing"))
+            yield Entry(seq, at_ms, _decoder.decode(data))
+            expected += 1
+    except ValueError as error:
+        raise JournalRefused(_damaged(path, f"event {expected} cannot be read: {error}")) from error
+    except sqlite3.Error as error:
+        raise JournalRefused(_damaged(path, str(error))) from error
+
+
+def _encoded(value: Event | Call) -> bytes:
+    """Raises `Unwritable`."""
+    try:
+        return _encoder.encode(value)
+    except (OverflowError, UnicodeEncodeError) as error:
+        text = ascii(value)  # half a letter cannot be shown either
+        raise Unwritable(f"{type(value).__name__} cannot be journalled ({error}): {text[:200]}") from error
+
+
+def _damaged(path: Path, what: str) -> str:
+    return f"{path} is damaged or not a journal ({what}): move it away, or use another --run-dir"

@@ -1,0 +1,1 @@
+"""Views: the state as operators see it, and why it is so. Imports `store`."""

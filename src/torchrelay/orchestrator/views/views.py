@@ -1,0 +1,288 @@
+"""Views: what operators are shown, read off the state. The service sends them as JSON; the command line decodes them.
+
+Everything here is a pure function of a `Scene`, so a view can also be made from a journal whose orchestrator is away.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from statistics import median
+
+from torchrelay.api.shown import (
+    Audit,
+    AuditEntry,
+    FaultView,
+    Incidents,
+    IncidentTally,
+    IncidentView,
+    JobStatus,
+    NodeStatus,
+    OutcomeView,
+    Ranks,
+    RankStatus,
+    SpareTally,
+    Told,
+    causes,
+    size_text,
+)
+from torchrelay.orchestrator.store.journal import Call
+from torchrelay.orchestrator.views.excluding import exclusion
+from torchrelay.orchestrator.views.places import (
+    UNPLANNED,
+    begin_of,
+    pause_of,
+    view_freezes,
+    view_open_move,
+    view_taints,
+)
+from torchrelay.orchestrator.views.scene import Scene, clock_text
+from torchrelay.protocol.health.vitals import Pulse
+from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
+from torchrelay.protocol.model.incident import UNSETTLED, Fault, Incident, Mark, Resolution
+from torchrelay.protocol.model.job import Job
+from torchrelay.protocol.model.roster import Life, Seat, Worker, natural
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.recovery.sharing import shares_with
+
+# The phases of a recovery one after another: each ends at its mark and begins where the one before it ended, so that
+# they add up to the pause. What runs at the same time counts for the earlier one.
+PHASES: tuple[tuple[str, Mark], ...] = (
+    ("detect", Mark.HEARD),
+    ("interrupt", Mark.INTERRUPTED),
+    ("agree", Mark.AGREED),
+    ("acquire", Mark.READY),
+    ("rewire", Mark.REWIRED),
+    ("restore", Mark.RESTORED),
+    ("resume", Mark.RESUMED),
+)
+# Those of a move, whose pause begins when the first worker stands at the boundary.
+MOVE_PHASES: tuple[tuple[str, Mark], ...] = (
+    ("stand", Mark.READY),
+    ("cutover", Mark.CUTOVER),
+    ("rewire", Mark.REWIRED),
+    ("restore", Mark.RESTORED),
+    ("resume", Mark.RESUMED),
+)
+ALL_PHASES = tuple(dict.fromkeys(phase for phase, _ in (*PHASES, *MOVE_PHASES)))
+
+
+# ---------------------------------------------------------------- jobs and nodes
+
+
+def view_job(scene: Scene, job: Job) -> JobStatus:
+    spec = job.spec
+    spares = scene.cluster.spares(spec.job)
+    warm = sum(spare.life is Life.WARM for spare in spares)
+    pulses = [scene.vitals.pulses.get(seat.worker) for seat in job.seats.values() if seat.worker is not None]
+    times = [pulse.sample.step_ms for pulse in pulses if pulse is not None and pulse.sample.step_ms > 0]
+    reached = scene.reached.get(spec.job)
+    waiting = None if job.waiting_ms is None else (scene.now_ms - job.waiting_ms) / 1000
+    return JobStatus(
+        job=spec.job,
+        phase=job.phase,
+        why=job.why,
+        generation=job.generation,
+        world_size=spec.world_size,
+        step=None if reached is None else reached[1].step,
+        step_ms=round(median(times), 3) if times else None,
+        spares=SpareTally(wanted=spec.spares, warm=warm, starting=len(spares) - warm),
+        incidents=tally(job),
+        restarts=job.restarts,
+        joined=reached is not None or any(seat.joined for seat in job.seats.values()),
+        waiting_s=waiting,
+        outcome=None if job.outcome is None else OutcomeView(code=job.outcome.code, reason=job.outcome.reason),
+        move=view_open_move(scene, job),
+        freezes=view_freezes(scene.cluster),
+        taints=view_taints(scene),
+        lease=scene.lease,
+        sharing=tuple(rank for rank, seat in sorted(job.seats.items()) if is_guest(scene.cluster, seat.worker)),
+    )
+
+
+def is_guest(cluster: Cluster, name: WorkerId | None) -> bool:
+    """Whether this worker runs in the slot of another."""
+    worker = None if name is None else cluster.workers.get(name)
+    return worker is not None and shares_with(cluster, worker) is not None
+
+
+def tally(job: Job) -> IncidentTally:
+    incidents = job.incidents
+    eligible = [incident for incident in incidents if exclusion(incident, job) is None]
+    under_way = UNSETTLED if job.outcome is None else frozenset({Resolution.OPEN})
+    return IncidentTally(
+        total=len(incidents),
+        eligible=len(eligible),
+        clean=sum(incident.resolution is Resolution.CLEAN for incident in eligible),
+        open=sum(incident.resolution in under_way for incident in incidents),
+    )
+
+
+def view_nodes(scene: Scene) -> tuple[NodeStatus, ...]:
+    found = []
+    for node in sorted(scene.cluster.nodes.values(), key=lambda node: natural(node.node)):
+        heard = scene.vitals.heard.get((node.node, node.incarnation))
+        silent = None if heard is None else scene.now_ms - heard
+        rhythm = scene.vitals.rhythms.get(node.node)
+        status = NodeStatus(
+            node=node.node, alive=node.alive, slots=node.slots, silent_ms=silent, silence=scene.silence(node),
+            gap_ms=None if rhythm is None else rhythm.longest_ms, limit_ms=None if rhythm is None else rhythm.limit_ms,
+        )  # fmt: skip
+        found.append(status)
+    return tuple(found)
+
+
+def view_audit(calls: Sequence[Call]) -> Audit:
+    entries = (
+        AuditEntry(at=clock_text(call.wall_ms), who=call.who, call=call.call, what=call.what, seq=call.seq)
+        for call in calls
+    )
+    return Audit(calls=tuple(entries))
+
+
+# ---------------------------------------------------------------- ranks
+
+
+def view_ranks(scene: Scene, job: Job) -> Ranks:
+    rows = [view_rank(scene, rank, seat) for rank, seat in sorted(job.seats.items())]
+    waiting = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural(spare.worker))
+    rows += [view_worker(scene, spare, None, newcomer=False) for spare in waiting]
+    return Ranks(
+        job=job.spec.job, generation=job.generation, phase=job.phase, ranks=tuple(rows),
+        snapshot_every=job.snapshot_every, snapshot_buddies=job.snapshot_buddies,
+    )  # fmt: skip
+
+
+def view_rank(scene: Scene, rank: Rank, seat: Seat) -> RankStatus:
+    worker = None if seat.worker is None else scene.cluster.workers.get(seat.worker)
+    if worker is not None:
+        return view_worker(scene, worker, rank, newcomer=seat.newcomer, shard=seat.shard)
+    return RankStatus(
+        rank=rank, worker=None, node=None, slot=None, pid=None, state="vacant", generation=None, step=None,
+        section=None, step_ms=None, in_state_ms=None, process=None, cpu_ms=None, silent_ms=None, newcomer=False,
+        shard=seat.shard,
+    )  # fmt: skip
+
+
+def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bool, shard: str = "") -> RankStatus:
+    pulse = scene.vitals.pulses.get(worker.worker)
+    sample = None if pulse is None else pulse.sample
+    point = None if sample is None else sample.point
+    host = shares_with(scene.cluster, worker)
+    return RankStatus(
+        rank=rank,
+        worker=worker.worker,
+        node=worker.node,
+        slot=worker.slot,
+        pid=worker.pid or None,
+        state=state_of(worker, rank, pulse),
+        generation=None if sample is None else sample.generation,
+        step=None if point is None else point.step,
+        section=None if point is None else point.section,
+        step_ms=None if sample is None or point is None else sample.step_ms,
+        in_state_ms=None if sample is None else sample.phase_ms,
+        process=None if sample is None else sample.process,
+        cpu_ms=None if sample is None else sample.cpu_ms,
+        silent_ms=None if pulse is None else scene.now_ms - pulse.heard_ms,
+        newcomer=newcomer,
+        shard=shard,
+        shares_with=None if host is None else host.worker,
+    )
+
+
+def state_of(worker: Worker, rank: Rank | None, pulse: Pulse | None) -> str:
+    """What a worker does, in one word; what its start is waiting for if it has no rank or was never heard."""
+    if worker.life is Life.FENCING or rank is None or pulse is None:
+        return worker.life
+    return pulse.sample.phase
+
+
+# ---------------------------------------------------------------- incidents
+
+
+def view_incidents(scene: Scene, job: Job) -> Incidents:
+    return Incidents(job=job.spec.job, incidents=tuple(view_incident(scene, one) for one in job.incidents))
+
+
+def view_incident(scene: Scene, incident: Incident) -> IncidentView:
+    begun = incident.marks.get(Mark.FAULT, incident.marks.get(Mark.HEARD, 0))
+    excluded = exclusion(incident, scene.cluster.jobs[incident.job])
+    return IncidentView(
+        name=incident.name,
+        job=incident.job,
+        generation=incident.generation,
+        at=scene.told_at(incident.job, begun),
+        resolution=incident.resolution,
+        eligible=excluded is None,
+        kind=incident.kind,
+        move="" if incident.move is None else f"M-{incident.move}",
+        faults=tuple(view_fault(scene, incident.job, fault) for fault in incident.faults),
+        verdict=incident.verdict,
+        target="" if incident.target is None else str(incident.target),
+        sources=incident.sources,
+        shares=dict(sorted(incident.shares.items())),
+        bytes=incident.size,
+        digest=incident.digest,
+        lost=incident.lost,
+        phases=phases_of(incident),
+        pause_ms=pause_of(incident),
+        story=tuple(
+            Told(at=scene.told_at(incident.job, at), after_ms=at - begun, text=text) for at, text in incident.story
+        ),
+        summary=summarize(incident),
+        cause=cause_of(incident),
+        excluded="" if excluded is None else excluded.reason,
+        evidence="" if excluded is None else excluded.evidence,
+    )
+
+
+def view_fault(scene: Scene, job: JobId, fault: Fault) -> FaultView:
+    return FaultView(
+        at=scene.told_at(job, fault.at_ms), cause=fault.cause, detector=fault.detector, rank=fault.rank,
+        worker=fault.worker, node=fault.node,
+    )  # fmt: skip
+
+
+def phases_of(incident: Incident) -> dict[str, int]:
+    """How long each phase took, in ms."""
+    begun = begin_of(incident)
+    if begun is None:
+        return {}
+    ends = [("", begun)]
+    for phase, mark in PHASES if incident.kind == UNPLANNED else MOVE_PHASES:
+        at = incident.marks.get(mark)
+        if at is not None and (mark is not Mark.RESUMED or pause_of(incident) is not None):
+            ends.append((phase, max(at, ends[-1][1])))
+    return {phase: end - start for (_, start), (phase, end) in pairwise(ends)}
+
+
+def cause_of(incident: Incident) -> str:
+    """What went wrong first; of a move nothing did: what was said first."""
+    faults = causes(incident.faults)
+    if faults:
+        return faults[0].cause
+    said = incident.story[0][1] if incident.story else incident.kind
+    return said if incident.move is None else f"M-{incident.move}: {said}"
+
+
+def summarize(incident: Incident) -> str:
+    """One line: what happened, and how it was resolved."""
+    what = "; ".join(describe(fault) for fault in causes(incident.faults)) or f"{incident.kind}: {cause_of(incident)}"
+    pause = pause_of(incident)
+    took = f" in {pause / 1000:.2f} s" if pause is not None else ""
+    how = [f"{incident.name} {incident.resolution}{took}", what]
+    if incident.resolution in (Resolution.RESUMED, Resolution.CLEAN, Resolution.ROLLED_BACK) and incident.verdict:
+        how.append(incident.verdict)
+    if incident.resolution is Resolution.ROLLED_BACK:
+        how.append(f"{size_text(incident.size)} of state from snapshots, {incident.lost} steps made again")
+    elif incident.sources:
+        ranks = "rank " if len(incident.sources) == 1 else "ranks "
+        how.append(f"{size_text(incident.size)} of state from {ranks}{', '.join(map(str, incident.sources))}")
+    if incident.resolution in (Resolution.FELL_BACK, Resolution.ENDED, Resolution.RESTARTED) and incident.story:
+        how += [text for _, text in incident.story[:-1]][-1:]
+    return ", ".join(part for part in how if part)
+
+
+def describe(fault: Fault) -> str:
+    who = f"rank {fault.rank}" if fault.rank is not None else fault.worker or fault.node or "the job"
+    return f"{who}: {fault.cause}"

@@ -1,0 +1,1 @@
+"""Messages: names, events that are heard, orders that are said. Imports no other room."""

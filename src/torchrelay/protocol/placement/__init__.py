@@ -1,0 +1,1 @@
+"""Placement: where ranks may be, and where they may stop. Imports `model` and `messages`."""

@@ -1,0 +1,271 @@
+"""Boundary: stopping a job that is well, so that ranks can change hands.
+
+    QUIESCING   every holder says how far it is, and begins no further call    -> the boundary B is the furthest of them
+    HALTING     everybody stands after B; leavers hand over; targets are brought there
+    cutover     a new generation in which the targets hold the ranks           -> REWIRING, as in a recovery
+    RELEASING   or the move is called off: everybody goes on in the connections it has
+
+Up to the cutover nobody has touched anything, so whatever goes wrong on the targets' side costs a short stop at most.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerPhase
+from torchrelay.protocol.model.incident import Fault, Mark, Resolution
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.moves import Move, MoveState
+from torchrelay.protocol.model.roster import Life, Seat
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.model.table import Table
+
+# After a boundary was called off: how long until it is asked for again.
+AGAIN_MS = 1_000
+# Targets and boundaries of one move that may come to nothing, before it is given up.
+TRIES = 3
+# After a move was given up: how long until the same is tried again.
+REST_MS = 300_000
+HOUR_MS = 3_600_000
+# What is under way in these phases will be committed.
+UNDER_WAY = frozenset({WorkerPhase.COMPUTING, WorkerPhase.SECTION, WorkerPhase.GATE})
+
+
+def with_move(job: Job, move: Move) -> Job:
+    """The job with its newest move as it is now."""
+    return replace(job, moves=(*job.moves[:-1], move))
+
+
+def fresh(seat: Seat) -> Seat:
+    """The seat at the beginning of a generation: nothing has been answered in it."""
+    return replace(
+        seat, report=None, ready=False, rewired=False, resumed=False, failed=frozenset(), serves=False,
+        asked_buddies=frozenset(),
+    )  # fmt: skip
+
+
+def renew(job: Job) -> Job:
+    """The next generation."""
+    seats = Table((rank, fresh(seat)) for rank, seat in job.seats.items())
+    return replace(job, seats=seats, generation=Generation(job.generation + 1), broken=None)
+
+
+# ---------------------------------------------------------------- quiesce
+
+
+def quiesce(cluster: Cluster, job: Job, move: Move) -> Cluster:
+    """Ask everybody to stop after the call that is under way. The interruption begins here, and is in the ledger."""
+    now = cluster.now_ms
+    job = renew(job)
+    for rank in move.ranks:
+        holder = job.seats[rank].worker
+        assert holder is not None, "only a rank that is held is moved"
+        fault = Fault(move.reason, f"move {move.name}", job.moment(now), rank, holder, cluster.workers[holder].node)
+        job = job.suffer(fault, now)
+    incident = job.open_incident
+    assert incident is not None, "it was opened just now"
+    job = job.with_incident(replace(incident, kind=str(move.kind), move=move.number))
+    move = replace(move, incident=incident.number).enter(MoveState.STOPPING, now, "all targets are prepared")
+    why = f"generation {job.generation}: all are asked to stop, for {move.name}"
+    return cluster.with_job(with_move(replace(job, boundary=None), move).enter(JobPhase.QUIESCING, now, why))
+
+
+def choose_boundary(job: Job) -> tuple[Point | None, str]:
+    """The furthest point that anybody has committed or is about to commit; None, and why, if there is none."""
+    furthest = START
+    for rank, seat in sorted(job.seats.items()):
+        report = seat.report
+        assert report is not None, "all have reported"
+        if report.committed is None:
+            return None, f"rank {rank} holds no state"
+        if report.phase is WorkerPhase.FINISHED:
+            return None, "the job is about to end"
+        bound = report.pending if report.phase in UNDER_WAY and report.pending is not None else report.committed
+        furthest = max(furthest, bound)
+    if furthest == START:
+        return None, "nothing was committed yet"
+    return furthest, f"the furthest that anybody has gone is {furthest}"
+
+
+def quiescing(cluster: Cluster, job: Job) -> Cluster:
+    """When all have said how far they are: the boundary."""
+    now = cluster.now_ms
+    silent = [rank for rank, seat in sorted(job.seats.items()) if seat.report is None]
+    if silent:
+        if now - job.phase_ms < job.spec.report_ms:
+            return cluster
+        return in_vain(cluster, job, f"rank {silent[0]} did not say how far it is")
+    boundary, reason = choose_boundary(job)
+    if boundary is None:
+        return call_off(cluster, job, reason, MoveState.PREPARING)
+    incident = job.open_incident
+    assert incident is not None, "the move has made one"
+    text = f"all stop after {boundary}"
+    job = job.with_incident(replace(incident, verdict=text, target=boundary)).mark(Mark.AGREED, now)
+    job = replace(job, boundary=boundary, stood_ms=None)
+    return cluster.with_job(job.enter(JobPhase.HALTING, now, f"{text}: {reason}"))
+
+
+# ---------------------------------------------------------------- halt
+
+
+def halting(cluster: Cluster, job: Job) -> Cluster:
+    """When everybody stands after the boundary, targets included: cut over."""
+    now, move = cluster.now_ms, job.open_move
+    assert move is not None, "a move has asked for the boundary"
+    stand = all(seat.ready for seat in job.seats.values())
+    if stand and all(cluster.workers[target].brought == job.boundary for target in move.targets.values()):
+        return cut_over(cluster, job, move)
+    if not stand:
+        if now - job.phase_ms >= job.spec.ready_ms:
+            return in_vain(cluster, job, "not everybody came to the boundary in time")
+        return cluster
+    # From here on everybody stands still for the targets alone.
+    if job.stood_ms is None:
+        return cluster.with_job(replace(job, stood_ms=now))
+    if now - job.stood_ms >= job.spec.rewire_ms:
+        late = [rank for rank, target in move.targets.items() if cluster.workers[target].brought != job.boundary]
+        return in_vain(cluster, job, f"the target of rank {late[0]} did not come to the boundary in time")
+    return cluster
+
+
+def told_where(job: Job, rank: Rank) -> bool:
+    """Whether the target of this rank has been told where to go: from then on it can go nowhere else."""
+    seat = job.seats[rank]
+    return job.boundary is not None and seat.ready and seat.record_of(job.boundary) is not None
+
+
+def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
+    """The new roster takes effect. Nobody is asked where it stands: everybody has said so, and has promised to stay."""
+    now = cluster.now_ms
+    boundary = job.boundary
+    job = job.mark(Mark.READY, now).mark(Mark.CUTOVER, now)
+    for rank, seat in job.seats.items():
+        job = job.with_seat(rank, replace(seat, holds=boundary))
+    job = renew(job)
+    for rank, seat in job.seats.items():
+        job = job.with_seat(rank, replace(seat, serves=True, ready=True))
+    for rank, target in move.targets.items():
+        seat, worker = job.seats[rank], cluster.workers[target]
+        assert seat.worker is not None, "a vacant rank is recovered, not moved"
+        changed = f"rank {rank}: {seat.worker} on {cluster.workers[seat.worker].node} -> {target} on {worker.node}"
+        job = job.tell(now, changed)
+        move = move.tell(now, changed)
+        seat = replace(
+            seat, worker=target, leaver=seat.worker, newcomer=True, holds=None, serves=False,
+            shard=worker.shard or seat.shard, assigned_in=job.generation, assigned_ms=now,
+        )  # fmt: skip
+        job = job.with_seat(rank, seat)
+        cluster = cluster.with_worker(replace(worker, rank=rank, heir=None))
+    incident = job.open_incident
+    assert incident is not None, "the move has made one"
+    cutovers = (*(at for at in job.cutovers if now - at < HOUR_MS), now)
+    advanced = job.target is None or boundary is None or boundary > job.target
+    job = replace(
+        job, target=boundary, trained=True, starts=0, cutovers=cutovers,
+        fruitless=0 if advanced else job.fruitless,
+    )  # fmt: skip
+    move = replace(move, targets=Table())
+    move = move.enter(MoveState.MOVING, now, f"cut over after {boundary}, generation {job.generation}")
+    job = with_move(job, move)
+    why = f"generation {job.generation}: all stand after {boundary}, and ranks have changed hands"
+    return cluster.with_job(job.enter(JobPhase.REWIRING, now, why))
+
+
+# ---------------------------------------------------------------- release
+
+
+def call_off(cluster: Cluster, job: Job, why: str, state: MoveState) -> Cluster:
+    """Everybody goes on. `state`: PREPARING, to try again with other targets; or how the move ends.
+
+    Targets that were told where to go are of no use any more.
+    """
+    now, move = cluster.now_ms, job.open_move
+    assert move is not None, "a move has asked for the boundary"
+    if job.phase is JobPhase.HALTING:
+        for rank, target in move.targets.items():
+            if told_where(job, rank) and target in cluster.workers:
+                cluster = cluster.fence(target)
+                move = replace(move, targets=move.targets.drop(rank))
+    move = replace(move, again_ms=max(move.again_ms, now + AGAIN_MS))
+    text = f"called off: {why}"
+    move = move.enter(state, now, text) if state is MoveState.PREPARING else move.close(state, now, text)
+    return cluster.with_job(with_move(job, move).enter(JobPhase.RELEASING, now, text))
+
+
+def in_vain(cluster: Cluster, job: Job, why: str) -> Cluster:
+    """A boundary came to nothing since somebody was too slow. That is tried again, but not for ever."""
+    move = job.open_move
+    assert move is not None, "a move has asked for the boundary"
+    move = replace(move, tries=move.tries + 1)
+    if move.tries < TRIES:
+        return call_off(cluster, with_move(job, move), why, MoveState.PREPARING)
+    for target in move.targets.values():
+        if target in cluster.workers:
+            cluster = cluster.fence(target)
+    job = give_up(with_move(job, move), move, cluster.now_ms)
+    return call_off(cluster, job, f"given up after {move.tries} tries: {why}", MoveState.FAILED)
+
+
+def give_up(job: Job, move: Move, now_ms: int) -> Job:
+    """What this move was to do rests for a while; requests are dropped: an operator may ask again."""
+    requests = Table((rank, one) for rank, one in job.requests.items() if rank not in move.ranks)
+    return with_move(replace(job, requests=requests), replace(move, again_ms=now_ms + REST_MS))
+
+
+def releasing(cluster: Cluster, job: Job) -> Cluster | None:
+    """When everybody has gone on: it was no interruption. None if that takes too long."""
+    now = cluster.now_ms
+    if all(seat.resumed for seat in job.seats.values()):
+        job = replace(job, boundary=None).enter(JobPhase.RUNNING, now, "training, as before")
+        return cluster.with_job(job.close(Resolution.CALLED_OFF, now, eligible=False))
+    return None if now - job.phase_ms >= job.spec.rewire_ms else cluster
+
+
+# ---------------------------------------------------------------- leavers
+
+
+def give_back(cluster: Cluster, job: Job, rank: Rank) -> Job | None:
+    """A target was lost after the cutover: its leaver, which stands at the boundary yet, takes the rank again.
+
+    None if there is none.
+    """
+    seat = job.seats[rank]
+    leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
+    if leaver is None or leaver.life is Life.FENCING or job.target != job.boundary:
+        return None
+    text = f"rank {rank} goes back to {leaver.worker} on {leaver.node}, which has it still"
+    kept = Seat(
+        worker=leaver.worker, joined=True, shard=seat.shard, home=seat.home, private=seat.private,
+        distrusted=seat.distrusted, holds=job.boundary,
+    )  # fmt: skip
+    return job.with_seat(rank, kept).tell(cluster.now_ms, text)
+
+
+def release_leavers(cluster: Cluster, job: Job) -> Cluster:
+    """Nobody needs the leavers any more: they end."""
+    for rank, seat in job.seats.items():
+        if seat.leaver is not None:
+            cluster = cluster.fence(seat.leaver)
+            job = job.with_seat(rank, replace(seat, leaver=None))
+    return cluster.with_job(job)
+
+
+def finish_move(cluster: Cluster, job: Job) -> Cluster:
+    """Training goes on in the new roster. A rank that went back to its leaver is still to be moved."""
+    move = job.open_move
+    if move is None or move.state is not MoveState.MOVING:
+        return cluster.with_job(job)
+    left = tuple(rank for rank in move.ranks if job.seats[rank].worker == move.leavers[rank])
+    move = replace(move, moved=(*move.moved, *(rank for rank in move.ranks if rank not in left)))
+    if not left:
+        move = move.close(MoveState.DONE, cluster.now_ms, "training goes on")
+    elif move.tries + 1 >= TRIES:
+        job = give_up(job, replace(move, ranks=left), cluster.now_ms)
+        move = replace(move, ranks=left, again_ms=cluster.now_ms + REST_MS)  # those that did move may move again
+        move = move.close(MoveState.FAILED, cluster.now_ms, f"given up after {move.tries + 1} tries")
+    else:
+        move = replace(move, ranks=left, targets=Table(), tries=move.tries + 1, again_ms=cluster.now_ms + AGAIN_MS)
+        text = f"once more for rank {', '.join(map(str, left))}"
+        move = move.enter(MoveState.PREPARING, cluster.now_ms, text)
+    return cluster.with_job(with_move(job, move))

@@ -1,0 +1,32 @@
+"""Buddies: who keeps a copy of whose private record, so that it outlives its node.
+
+Each rank has up to two, on the nodes that follow its own in a ring of the nodes that hold ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torchrelay.protocol.messages.ids import NodeId, Rank
+from torchrelay.protocol.model.roster import natural
+
+COPIES = 2
+
+
+def circle(places: Mapping[Rank, NodeId]) -> dict[Rank, tuple[Rank, ...]]:
+    """The buddies of each rank, from the node that each is on; none if all are on one node."""
+    on: dict[NodeId, list[Rank]] = {}
+    for rank in sorted(places):
+        on.setdefault(places[rank], []).append(rank)
+    ring = sorted(on, key=natural)
+    found: dict[Rank, tuple[Rank, ...]] = {}
+    for at, node in enumerate(ring):
+        following = [ring[(at + step) % len(ring)] for step in range(1, min(COPIES, len(ring) - 1) + 1)]
+        for number, rank in enumerate(on[node]):
+            found[rank] = tuple(on[other][number % len(on[other])] for other in following)
+    return found
+
+
+def wards(buddies: Mapping[Rank, tuple[Rank, ...]], rank: Rank) -> tuple[Rank, ...]:
+    """Of whom a rank keeps copies."""
+    return tuple(sorted(ward for ward, keepers in buddies.items() if rank in keepers))

@@ -1,0 +1,124 @@
+"""Policy: choices, each with its reason in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from torchrelay.protocol.messages.events import JobSpec
+from torchrelay.protocol.messages.ids import START, NodeId, Point, Rank, WorkerPhase
+from torchrelay.protocol.messages.orders import Verdict
+from torchrelay.protocol.model.roster import Life, Seat, Worker, natural
+
+# Generations in a row in which nothing was committed, before the job stops trying.
+GENERATION_BUDGET = 20
+# Starts in a row that never committed anything, before the script is left to its error.
+START_BUDGET = 3
+# Times that a job goes back to a snapshot from the same step, before it is left to its error.
+ROLL_BUDGET = 3
+# How long a process may take to end after the script's exception left it.
+DYING_MS = 10_000
+# How long the processes of a job that ends are waited for: one in an uninterruptible sleep may never be gone.
+# Who has not joined so long after all ranks were connected never will.
+UNJOINED_MS = 600_000
+ENDING_MS = 60_000
+
+
+def choose_spare(
+    spares: Iterable[Worker], rank: Rank, *, near: NodeId | None, last: Callable[[Worker], bool] = lambda _: False,
+    apart: Callable[[Worker], bool] = lambda _: True, host: Callable[[Worker], Worker | None] = lambda _: None,
+    cold: Callable[[Worker], bool] = lambda _: False,
+) -> tuple[Worker | None, str]:  # fmt: skip
+    """The spare for a rank: warm before started before starting, then on the node it leaves, then by name.
+
+    A spare that is still starting is taken too: it has a head start over one that is not there. `last`: whether its
+    place is to be used last; a warm one there still comes before one that has to start. `apart`: whether the loss of
+    its node would leave a replica of what the rank holds; such a one comes before one on the node that it leaves.
+    `host`: in whose slot it is a guest; one with a slot of its own comes first, unless it has to start. `cold`: whether
+    it starts where nothing was forked from yet; it comes after all others, also after guests.
+    """
+    order = (Life.WARM, Life.STARTED, Life.STARTING)
+    able = [spare for spare in spares if spare.life in order]
+    if not able:
+        return None, f"no spare for rank {rank}: waiting for one"
+    best = min(
+        able,
+        key=lambda spare: (
+            spare.life is not Life.WARM, cold(spare), host(spare) is not None, last(spare), order.index(spare.life),
+            not apart(spare), spare.node != near, natural(spare.worker),
+        ),
+    )  # fmt: skip
+    why = ", though its place is to be used last" if last(best) else ""
+    other = host(best)
+    if other is not None:
+        who = other.worker if other.rank is None else f"rank {other.rank}"
+        why += f", and shares slot {best.place} with {who}, as no spare is left"
+    return best, f"rank {rank} moves to {best.life} spare {best.worker} on {best.node}{why}"
+
+
+def choose_sources(seats: Mapping[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False) -> tuple[Rank, ...]:
+    """Ranks that hold the same shard at `point` and were not found wanting, lowest first.
+
+    Only who stood there when this generation was agreed on serves its state; a newcomer does so from the next one on.
+
+    `tried`: who can be asked in the next generation: also those that did not deliver in this one, and newcomers that
+    were restored in it, though not those whose digest differed.
+    """
+    seat = seats[rank]
+    return tuple(
+        other
+        for other, candidate in sorted(seats.items())
+        if other != rank
+        and candidate.holds == point
+        and (tried or candidate.serves)
+        and candidate.shard == seat.shard != ""
+        and other not in seat.distrusted
+        and (tried or other not in seat.failed)
+    )
+
+
+def choose_target(seats: Mapping[Rank, Seat], decided: Point | None = None) -> tuple[Point | None, str]:
+    """The point from which all go on: the newest that a survivor committed. Roll forward, never back.
+
+    `decided`: where the generation before went. Whoever had committed it may be lost since, on the way there; who was
+    in its gate can still roll forward.
+    """
+    committed = {rank: seat.report.committed for rank, seat in seats.items() if seat.report is not None}
+    held = {rank: point for rank, point in committed.items() if point is not None}
+    if not held:
+        return None, "no survivor holds any state"
+    newest = max(held.values())
+    reports = [seat.report for seat in seats.values() if seat.report is not None]
+    gates = [report.pending for report in reports if report.phase is WorkerPhase.GATE]
+    if decided is not None and decided > newest and decided in gates:
+        return decided, f"step {decided} was committed by a rank that is lost since: nobody goes back behind it"
+    if newest == START:
+        return START, "nothing was committed yet: all workers start again"
+    first = min(rank for rank, point in held.items() if point == newest)
+    return newest, f"step {newest} is committed on rank {first}: nobody goes back behind it"
+
+
+def judge_report(seat: Seat, target: Point) -> Verdict | None:
+    """What a survivor must do to stand at the edge after `target`; None if it cannot get there."""
+    report = seat.report
+    if report is None or report.committed is None:
+        return None
+    if report.committed == target:
+        return Verdict.REDO
+    if report.phase is WorkerPhase.GATE and report.pending == target:
+        return Verdict.ROLL_FORWARD
+    return None
+
+
+def slot_order(spec: JobSpec, node: NodeId, slot: int) -> tuple[bool, tuple[tuple[bool, int | str], ...], int]:
+    """Ranks fill the first nproc_per_node slots of each node; what is beyond them is for spares."""
+    return slot >= spec.nproc_per_node, natural(node), slot
+
+
+def cordoned(spec: JobSpec, strikes: Sequence[int], now_ms: int) -> bool:
+    """A slot that lost its worker too often of late is not used again; 0 faults allowed means no limit."""
+    if not spec.refill:
+        return bool(strikes)
+    if spec.slot_faults == 0:
+        return False
+    recent = [at for at in strikes if now_ms - at <= spec.slot_window_ms]
+    return len(recent) >= spec.slot_faults

@@ -1,0 +1,213 @@
+"""Losing workers, starting again, falling back and ending: what happens to a job as a whole."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchrelay.protocol.messages.events import PrivateRecord
+from torchrelay.protocol.messages.ids import START, Generation, JobId, Rank, WorkerId
+from torchrelay.protocol.model.incident import Fault, Resolution
+from torchrelay.protocol.model.job import MOVING, Job, JobPhase, Outcome
+from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.roster import Life, Seat
+from torchrelay.protocol.model.state import Cluster, keep_private, over, vacate
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.placement.boundary import give_back, renew, told_where, with_move
+from torchrelay.protocol.placement.policy import ENDING_MS, GENERATION_BUDGET, START_BUDGET, UNJOINED_MS
+
+NO_SPARE = 90
+NO_STATE = 91
+REFUSED = 93
+STOPPED = 130
+
+
+def lose(
+    cluster: Cluster,
+    worker: WorkerId,
+    *,
+    cause: str,
+    detector: str,
+    ended: bool,
+    private: tuple[PrivateRecord, ...] = (),
+    unread: bool = False,
+    age_ms: int = 0,
+) -> Cluster:
+    """A worker is lost: vacate its seat, make sure that it ends, and let its job react.
+
+    `unread`: its page is lost with it, so that nobody can tell what it had committed.
+    """
+    known = cluster.workers.get(worker)
+    if known is None:
+        return cluster
+    job = cluster.jobs[known.job]
+    holder = job.rank_of(worker)
+    if known.rank is not None:
+        seat = job.seats[known.rank]
+        if seat.leaver == worker:
+            seat = replace(seat, leaver=None)
+        if ended:
+            seat = replace(seat, ended_ms=cluster.now_ms)
+        if holder is not None:
+            seat = replace(seat, place=(known.node, known.slot))
+        # To take the job for one that has committed nothing would be to begin anew, and not to say so.
+        job = replace(job, trained=job.trained or (unread and seat.joined))
+        job = job.with_seat(known.rank, keep_private(seat, private))
+        cluster = cluster.with_job(job)
+    if known.life is not Life.FENCING:  # one that was fenced has had its strike, or was ended without a fault
+        cluster = cluster.strike(known)
+    cluster = cluster.forget(worker) if ended else cluster.fence(worker)
+    if holder is None or over(job):
+        return cluster
+    at = job.moment(cluster.now_ms, age_ms)
+    fault = Fault(cause, detector, at, holder, worker, known.node, exact=ended and not unread)
+    return react(cluster, job, holder, fault)
+
+
+def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
+    """A rank has lost its holder."""
+    now = cluster.now_ms
+    seat = job.seats[rank]
+    if job.stop is not None and job.stop.left:  # others have left: nobody is replaced
+        stop = replace(job.stop, left=(*job.stop.left, None))
+        return cluster.with_job(replace(job.with_seat(rank, vacate(seat)), stop=stop))
+    job = job.suffer(fault, now)
+    job = give_back(cluster, job, rank) or job.with_seat(rank, vacate(seat))
+    if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
+        return fall_back(cluster, job, f"frozen, so nothing is done about it: {fault.cause}", job.last_code)
+    match job.phase:
+        case JobPhase.STARTING:
+            return start_again(cluster, job, "a worker was lost before anything was committed")
+        case JobPhase.REWIRING if job.target is None:
+            return start_again(cluster, job, "a worker was lost before anything was committed")
+        case JobPhase.AGREEING | JobPhase.PREPARING if expendable(seat) and job.seats[rank].worker is None:
+            # Nobody counts on a newcomer that is not at the edge yet: the next spare takes its place. One that was
+            # restored in an earlier generation is a survivor like others.
+            return cluster.with_job(job.tell(now, f"rank {rank}'s newcomer is replaced"))
+        case JobPhase.RUNNING if unprotected(cluster, job, seat):
+            why = f"the script has not called join() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
+            return fall_back(cluster, job, why, job.last_code)
+        case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
+            raise AssertionError("nobody misses a rank of a job that is over")
+        case _:
+            return interrupt(cluster, job, fault.cause)
+
+
+def expendable(seat: Seat) -> bool:
+    """Whether its holder is a newcomer on whom nobody counts yet, and whom the next spare replaces if it is lost.
+
+    One that was restored in an earlier generation is a survivor like others; a leaver that took its rank back is one.
+    """
+    return seat.newcomer and not seat.ready and seat.holds is None
+
+
+def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
+    """Whether this script trains without us: to start it again would be to do in silence what it has done before."""
+    joined = lost.joined or any(seat.joined for seat in job.seats.values())
+    return not joined and cluster.now_ms - job.phase_ms >= UNJOINED_MS
+
+
+def interrupt(cluster: Cluster, job: Job, reason: str) -> Cluster:
+    """A new generation: survivors stop and report where they stand."""
+    fruitless = job.fruitless + 1
+    cluster = spend_targets(cluster, job)
+    job = replace(renew(pause_move(job, cluster.now_ms)), fruitless=fruitless)
+    if fruitless >= GENERATION_BUDGET:
+        why = f"{fruitless} generations in a row committed nothing"
+        return fall_back(cluster, job, why, job.last_code)
+    why = f"generation {job.generation}: survivors are asked where they stand ({reason})"
+    return cluster.with_job(job.enter(JobPhase.AGREEING, cluster.now_ms, why))
+
+
+def spend_targets(cluster: Cluster, job: Job) -> Cluster:
+    """Targets that were told where to go can go nowhere else, whether they have come there or not."""
+    move = job.open_move
+    if move is None or job.phase is not JobPhase.HALTING:
+        return cluster
+    for rank, target in move.targets.items():
+        worker = cluster.workers.get(target)
+        if worker is not None and told_where(job, rank):
+            cluster = cluster.with_worker(replace(worker, brought=job.boundary))
+    return cluster
+
+
+def pause_move(job: Job, now_ms: int) -> Job:
+    """A fault has come into a move: it goes on, if it is wanted still, when the fault is dealt with."""
+    move = job.open_move
+    if move is None or move.state not in (MoveState.STOPPING, MoveState.MOVING):
+        return job
+    if move.state is MoveState.STOPPING:
+        return with_move(job, move.enter(MoveState.PREPARING, now_ms, "a fault has come first: recovery"))
+    return with_move(job, move.tell(now_ms, "a fault has come into it: recovery"))
+
+
+def drop_move(job: Job, now_ms: int, why: str) -> Job:
+    """No move outlives its workers."""
+    move = job.open_move
+    return job if move is None else with_move(job, move.close(MoveState.CALLED_OFF, now_ms, why))
+
+
+def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: bool = False) -> Cluster:
+    """All workers that hold a rank end, and all ranks are placed anew. Spares without a rank are kept."""
+    if not from_checkpoint and job.starts + 1 >= START_BUDGET:
+        why = f"{job.starts + 1} starts ended before anything was committed: {reason}"
+        return end(cluster, job, job.last_code, why)
+    for worker in cluster.of_job(job.spec.job):
+        if worker.rank is not None:
+            cluster = cluster.fence(worker.worker).disown(worker.worker)
+        elif worker.heir is not None:
+            cluster = cluster.fence(worker.worker)
+    job = replace(
+        drop_move(job, cluster.now_ms, f"all workers start again: {reason}"),
+        seats=Table((rank, Seat()) for rank in job.seats),
+        generation=Generation(job.generation + 1),
+        target=None,
+        trained=False,
+        starts=0 if from_checkpoint else job.starts + 1,
+        restarts=job.restarts + 1 if from_checkpoint else job.restarts,
+        waiting_ms=None,
+        broken=None,
+        boundary=None,
+        fruitless=0,
+        unproved=0,  # what was not proved by now never will be: points are counted anew
+        kept=Table(),
+        rolled=None,
+        furthest=START,
+        rolls=0,
+        once=Table(),  # what was done once was done by processes that end: a checkpoint is to be loaded again
+    )
+    resolution = Resolution.FELL_BACK if from_checkpoint else Resolution.RESTARTED
+    job = job.enter(JobPhase.STARTING, cluster.now_ms, f"all workers start again: {reason}")
+    return cluster.with_job(job.close(resolution, cluster.now_ms))
+
+
+def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> Cluster:
+    """We cannot go on from what is in memory: the script's own checkpoint, if a restart is left, else the end."""
+    if job.restarts < job.spec.max_restarts:
+        job = job.tell(cluster.now_ms, f"falls back to the script's own checkpoint: {reason}")
+        return start_again(cluster, job, reason, from_checkpoint=True)
+    return end(cluster, job, code, reason)
+
+
+def end(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
+    """The job ends with this code; its processes are ended."""
+    job = drop_move(job, cluster.now_ms, f"the job ends with {code}: {reason}")
+    job = replace(job, outcome=Outcome(code, reason), waiting_ms=None, requests=Table())
+    job = job.enter(JobPhase.ENDING, cluster.now_ms, f"ends with {code}: {reason}")
+    job = job.close(Resolution.ENDED, cluster.now_ms, eligible=eligible)
+    for worker in cluster.of_job(job.spec.job):
+        cluster = cluster.fence(worker.worker)
+    return cluster.with_job(job)
+
+
+def collect(cluster: Cluster, job_id: JobId) -> Cluster:
+    """When the last process of an ending or finishing job is gone, it has ended."""
+    job = cluster.jobs[job_id]
+    left = cluster.of_job(job_id)
+    # All ranks have finished: one that hangs on its way out, and may be beyond SIGKILL, has nothing more to give.
+    leaving = [worker for worker in left if worker.rank is not None and worker.life is not Life.FENCING]
+    if job.phase is JobPhase.FINISHING and not leaving:
+        return end(cluster, job, 0, "the script ended with 0 on every rank")
+    if job.phase is JobPhase.ENDING and (not left or cluster.now_ms - job.phase_ms >= ENDING_MS):
+        assert job.outcome is not None, "a job that is ending has an outcome"
+        return cluster.with_job(replace(job, phase=JobPhase.ENDED, phase_ms=cluster.now_ms))
+    return cluster

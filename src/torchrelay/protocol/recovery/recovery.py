@@ -1,0 +1,407 @@
+"""Recovery: agree, acquire, rewire, restore, resume.
+
+    AGREEING   every survivor has reported      -> the target point is chosen
+    PREPARING  every rank stands at the edge    -> after the target, survivors and newcomers
+    REWIRING   everybody is connected, and holds the state of the target
+    RESUMING   everybody trains on              -> RUNNING
+
+`progress` moves a job on as far as what is known allows; it is called after every event, so the order in which facts
+and answers arrive does not matter.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
+from torchrelay.protocol.messages.orders import Verdict
+from torchrelay.protocol.model.incident import Fault, Mark, Resolution
+from torchrelay.protocol.model.job import MOVING, Job, JobPhase
+from torchrelay.protocol.model.roster import Life, Seat, Worker
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.placement.boundary import finish_move, halting, quiescing, release_leavers, releasing
+from torchrelay.protocol.placement.policy import DYING_MS, choose_sources, choose_target, judge_report
+from torchrelay.protocol.recovery.acquiring import acquire
+from torchrelay.protocol.recovery.ending import fall_back, interrupt, lose, start_again
+from torchrelay.protocol.recovery.requests import weigh_requests
+from torchrelay.protocol.recovery.rollback import (
+    keepers_of,
+    may_come,
+    nodes_with,
+    not_there,
+    roll_back,
+    spent,
+    still_ending,
+    within_reach,
+)
+
+BEGUN_ANEW = "begin anew from the snapshots of"
+
+
+def progress(cluster: Cluster, job: Job) -> Cluster:
+    """One move, if one is due; the same cluster if not."""
+    match job.phase:
+        case JobPhase.RUNNING:
+            return watch_running(cluster, job)
+        case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
+            return watch_move(cluster, job)
+        case JobPhase.AGREEING:
+            return acquire(cluster, job) or agree(cluster, job)
+        case JobPhase.PREPARING:
+            return acquire(cluster, job) or prepare(cluster, job)
+        case JobPhase.REWIRING:
+            return rewire(cluster, job)
+        case JobPhase.RESUMING:
+            return resume(cluster, job)
+        case JobPhase.FINISHING:
+            return see_off(cluster, job)
+        case JobPhase.STARTING | JobPhase.ENDING | JobPhase.ENDED:
+            return cluster
+
+
+def watch_running(cluster: Cluster, job: Job) -> Cluster:
+    """All ranks finished: they may leave. A collective broken without a cause: connect anew, nobody is replaced."""
+    now = cluster.now_ms
+    if all(seat.finished for seat in job.seats.values()):
+        job = prove_at_the_end(job, now)
+        return cluster.with_job(job.enter(JobPhase.FINISHING, now, "every rank has finished"))
+    if job.broken is not None:
+        return mend(cluster, job, job.broken)
+    for raised in job.raised:
+        if raised.fatal and now - raised.at_ms >= DYING_MS and job.rank_of(raised.worker) is not None:
+            cause = f"raised and did not end: {raised.summary}"
+            return lose(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
+    return cluster
+
+
+def prove_at_the_end(job: Job, now_ms: int) -> Job:
+    """All scripts have ended: what they had committed by then, they have committed."""
+    points = [seat.ended_at for seat in job.seats.values()]
+    known = [point for point in points if point is not None]
+    return job.prove(job.generation, min(known), now_ms) if known and len(known) == len(points) else job
+
+
+def watch_move(cluster: Cluster, job: Job) -> Cluster:
+    """A job that stops, or goes on, for a move. Connections are alive, so they can break."""
+    if job.broken is not None:
+        return mend(cluster, job, job.broken)
+    match job.phase:
+        case JobPhase.QUIESCING:
+            return quiescing(cluster, job)
+        case JobPhase.HALTING:
+            return halting(cluster, job)
+        case _:
+            return releasing(cluster, job) or try_again(cluster, job, "not everybody went on in time")
+
+
+def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
+    """A collective has failed. Mostly that is the echo of a loss; if none shows in time, connect anew."""
+    if cluster.now_ms - job.broken_ms < job.spec.collective_grace_ms:
+        return cluster
+    job = job.suffer(broken, cluster.now_ms)
+    if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
+        return fall_back(cluster, job, f"frozen, so nothing is done about it: {broken.cause}", job.last_code)
+    return interrupt(cluster, job, "a connection broke, and every worker is alive")
+
+
+def see_off(cluster: Cluster, job: Job) -> Cluster:
+    """Everybody has finished and may leave. Who does not, long after it was told so, is ended."""
+    if cluster.now_ms - job.phase_ms >= job.spec.ready_ms:
+        for seat in job.seats.values():
+            if seat.worker is not None:
+                cluster = cluster.fence(seat.worker)
+    return cluster
+
+
+# ---------------------------------------------------------------- agree
+
+
+def owes_report(cluster: Cluster, job: Job, seat: Seat) -> bool:
+    """Whether this seat's holder was there before this generation and has not said where it stands.
+
+    A spare that was given the rank before its process was up knows of no generation yet: it owes nothing.
+    """
+    if seat.worker is None or seat.report is not None or seat.assigned_in >= job.generation:
+        return False
+    return cluster.workers[seat.worker].life is not Life.STARTING
+
+
+def agree(cluster: Cluster, job: Job) -> Cluster:
+    """When all survivors have reported: the target. Who is silent too long is lost."""
+    now = cluster.now_ms
+    owing = [seat for _, seat in sorted(job.seats.items()) if owes_report(cluster, job, seat)]
+    for seat in owing:
+        if now - job.phase_ms >= job.spec.report_ms:
+            assert seat.worker is not None, "a vacant seat owes nothing"
+            cause = f"did not report within {job.spec.report_ms / 1000:g} s of the interrupt"
+            return lose(cluster, seat.worker, cause=cause, detector="report deadline", ended=False)
+    if owing:
+        return cluster
+    target, reason = choose_target(job.seats, job.target)
+    if target is None and job.rolled is not None:
+        target, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
+    if target is None and any(seat.leaver is not None for seat in job.seats.values()):
+        target, reason = job.boundary, f"all ranks change hands, and their leavers stand after {job.boundary}"
+    if target is None and not job.trained and not left_records(job):
+        return start_again(cluster, job, "no rank had joined yet")
+    if (
+        target is None
+        and job.snapshot_every
+        and any(now - worker.since_ms < DYING_MS for worker in still_ending(cluster, job))
+    ):
+        return cluster  # with their ends it is told which snapshots are on their nodes
+    if target is None:
+        return go_back(cluster, job, "every rank that held state is lost")
+    if target == START:
+        return start_again(cluster, job, "nothing was committed yet")
+    for rank, seat in sorted(job.seats.items()):
+        misplaced = unable(seat, target)
+        if misplaced:
+            assert seat.worker is not None, "what a lost holder reported is forgotten"
+            return lose(cluster, seat.worker, cause=misplaced, detector=f"report of rank {rank}", ended=False)
+    return decide(cluster, job, target, reason)
+
+
+def left_records(job: Job) -> bool:
+    """Whether a lost rank had committed anything."""
+    return any(record.point > START for seat in job.seats.values() for record in seat.private)
+
+
+def unable(seat: Seat, target: Point) -> str:
+    """Why this worker cannot come to the edge after the target; empty if it can."""
+    report = seat.report
+    if report is None:
+        return ""
+    if report.committed is None:
+        if report.caught_up in (None, target):
+            return ""
+        return f"newcomer was brought to {report.caught_up}, the job goes on from {target}"
+    if judge_report(seat, target) is None:
+        return f"stands at {report.committed} ({report.phase}), the job goes on from {target}"
+    return ""
+
+
+def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
+    """Fix the target, and note what each survivor holds or will hold."""
+    now = cluster.now_ms
+    verdicts: dict[Rank, Verdict] = {}
+    for rank, seat in sorted(job.seats.items()):
+        verdict = judge_report(seat, target)
+        if verdict is not None:
+            verdicts[rank] = verdict
+        stands = verdict is not None
+        job = job.with_seat(rank, replace(seat, holds=target if stands else None, serves=stands))
+    if target != job.boundary:  # what the leavers of a move have is of the past
+        cluster = release_leavers(cluster, job)
+        job = replace(cluster.jobs[job.spec.job], boundary=None)
+    forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
+    text = f"redo the step after {target}"
+    if target == job.rolled:
+        text = f"{BEGUN_ANEW} {target}"
+    elif forward:
+        text = f"roll forward to {target} on ranks {', '.join(map(str, forward))}"
+    incident = job.open_incident
+    if incident is not None:
+        job = job.with_incident(replace(incident, verdict=text, target=target))
+    advanced = job.target is None or target > job.target
+    fruitless = 0 if advanced else job.fruitless
+    rolled = job.rolled if target == job.rolled else None
+    job = replace(job, target=target, trained=True, starts=0, fruitless=fruitless, rolled=rolled)
+    job = job.mark(Mark.AGREED, now)
+    return cluster.with_job(job.enter(JobPhase.PREPARING, now, f"{text}: {reason}"))
+
+
+# ---------------------------------------------------------------- prepare
+
+
+def prepare(cluster: Cluster, job: Job) -> Cluster:
+    """When every rank stands at the edge: rewire. A newcomer needs what its rank's former holder left."""
+    now, target = cluster.now_ms, job.target
+    assert target is not None, "a target is decided before anybody prepares for it"
+    for rank, seat in sorted(job.seats.items()):
+        if seat.holds is None and not cluster.still_held(job.spec.job, rank):
+            lacking = what_lacks(cluster, job, rank, target)
+            if lacking:
+                return go_back(cluster, job, lacking)
+    for _, seat in sorted(job.seats.items()):
+        since = max(job.phase_ms, seat.assigned_ms)
+        if seat.worker is not None and not seat.ready and now - since >= job.spec.ready_ms:
+            cause = f"did not reach the edge of {target} within {job.spec.ready_ms / 1000:g} s"
+            return lose(cluster, seat.worker, cause=cause, detector="edge deadline", ended=False)
+    if all(seat.ready for seat in job.seats.values()):
+        job = job.mark(Mark.READY, now)
+        return cluster.with_job(job.enter(JobPhase.REWIRING, now, f"all ranks stand after {target}"))
+    return cluster
+
+
+def what_lacks(cluster: Cluster, job: Job, rank: Rank, target: Point) -> str:
+    """What is needed for this rank's newcomer, and can not be had; empty if it can, or if that is not known yet."""
+    seat, now = job.seats[rank], cluster.now_ms
+    if job.rolled is not None:
+        late = now - job.phase_ms >= job.spec.ready_ms
+        there = seat.record_of(target) is not None and bool(nodes_with(job, rank, target))
+        if not there and (late or not may_come(cluster, job, rank)):
+            return f"the snapshot of rank {rank} at {target} is lost"
+    elif seat.record_of(target) is None:
+        asked_ms = max(job.phase_ms, seat.ended_ms)
+        if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= job.spec.report_ms:
+            return f"rank {rank}'s private state at {target} is lost"
+    elif shards_known(job, rank) and not sources_of(cluster, job, rank):
+        return f"no replica holds the shard of rank {rank}"
+    return ""
+
+
+def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
+    """We cannot go on from what the ranks hold: from their snapshots, or else as without us."""
+    if job.rolled is not None:
+        job = within_reach(cluster, job)
+    return roll_back(cluster, job, reason) or fall_back(cluster, job, reason + spent(cluster, job))
+
+
+def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
+    """Survivors, and leavers, that may have a copy of this rank's record, and have not said that they have none."""
+    asked = job.seats[rank].asked_buddies
+    if job.rolled is not None:
+        return [keeper for keeper in keepers_of(cluster, job, rank) if keeper[1].worker not in asked]
+    found = []
+    for other, seat in sorted(job.seats.items()):
+        for name in (seat.worker if seat.holds is not None else None, seat.leaver):
+            worker = None if name is None or name in asked else cluster.workers.get(name)
+            if worker is not None and worker.life is not Life.FENCING:
+                found.append((other, worker))
+    return found
+
+
+def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
+    """Who can give this rank its state: its own leaver first, then replicas, then the leavers of other ranks."""
+    assert job.target is not None, "state is fetched for a target"
+    if job.rolled is not None:
+        return keepers_of(cluster, job, rank, tried=tried)
+    found = leavers_of(cluster, job, rank, (rank,), tried=tried)
+    replicas = choose_sources(job.seats, rank, job.target, tried=tried)
+    for other in replicas:
+        holder = job.seats[other].worker
+        if holder is not None:
+            found.append((other, cluster.workers[holder]))
+    rest = [other for other in sorted(job.seats) if other != rank and other not in replicas]
+    return found + leavers_of(cluster, job, rank, rest, tried=tried)
+
+
+def leavers_of(
+    cluster: Cluster, job: Job, rank: Rank, those: Iterable[Rank], *, tried: bool
+) -> list[tuple[Rank, Worker]]:
+    """Leavers of these ranks that stand at the target and have the shard of `rank`."""
+    seat = job.seats[rank]
+    found: list[tuple[Rank, Worker]] = []
+    for other in those if job.target == job.boundary else ():
+        name = job.seats[other].leaver
+        leaver = None if name is None else cluster.workers.get(name)
+        mistrusted = other in seat.distrusted or (other in seat.failed and not tried)
+        if leaver is None or leaver.life is Life.FENCING or mistrusted or job.seats[other].shard != seat.shard:
+            continue
+        found.append((other, leaver))
+    return found
+
+
+def shards_known(job: Job, rank: Rank) -> bool:
+    """Whether it is known which shard this rank needs, and which those hold who could have it.
+
+    What a worker says when it joins may be lost with its agent. Survivors say it again, and so does the newcomer.
+    """
+    holding = [seat for seat in job.seats.values() if seat.holds is not None]
+    return all(seat.shard for seat in (job.seats[rank], *holding))
+
+
+def store_host(job: Job) -> Rank:
+    """Who hosts the store of this generation: the lowest rank that holds state."""
+    return min(job.seats, key=lambda rank: (job.seats[rank].newcomer, rank))
+
+
+# ---------------------------------------------------------------- rewire and restore
+
+
+def restored(job: Job, seat: Seat) -> bool:
+    """Whether its holder has the state of the target; at the first wiring there is neither."""
+    return seat.holds == job.target
+
+
+def rewire(cluster: Cluster, job: Job) -> Cluster:
+    """When everybody is connected and holds the state: resume. Otherwise mind the deadlines and the sources."""
+    now = cluster.now_ms
+    seats = job.seats.values()
+    if all(seat.rewired and restored(job, seat) for seat in seats):
+        # Nobody has gone on yet, and nobody needs the leavers any more: so whoever is there has what they have.
+        return release_leavers(cluster, job.enter(JobPhase.RESUMING, now, "all connected and restored"))
+    for rank, seat in sorted(job.seats.items()):
+        if restored(job, seat):
+            continue
+        if sources_of(cluster, job, rank):
+            continue
+        target = seat.worker
+        if seat.leaver is not None and target is not None:  # it has all of the state still, and can go on
+            cause = "its state could not be had, verified"
+            return lose(cluster, target, cause=cause, detector="restore", ended=False)
+        if sources_of(cluster, job, rank, tried=True):
+            return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
+        return unrestored(cluster, job, rank)
+    limit = job.spec.rewire_ms
+    if not all(seat.rewired for seat in seats):
+        if now - job.phase_ms >= limit:
+            return try_again(cluster, job, f"not everybody was connected within {limit / 1000:g} s")
+    elif now - job.phase_ms >= limit + job.spec.restore_ms:
+        return try_again(cluster, job, "the state did not arrive in time")
+    return cluster
+
+
+def unrestored(cluster: Cluster, job: Job, rank: Rank) -> Cluster:
+    """Nobody has this rank's state, or delivers it. If there are snapshots, all say anew what is kept, to go back."""
+    reason = f"rank {rank}'s state could not be had, verified, from any replica"
+    if job.rolled is not None:
+        for node in nodes_with(job, rank, job.rolled):
+            job = not_there(job, node, rank, job.rolled)
+        return go_back(cluster, job, f"no snapshot of rank {rank} at {job.rolled} could be had, verified")
+    return interrupt(cluster, job, reason) if job.kept else fall_back(cluster, job, reason)
+
+
+def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
+    """The same workers in a new generation. At the first wiring nobody has a state yet: then with new workers.
+
+    Once some have been told to resume they may have committed something, so all are asked where they stand.
+    """
+    if job.open_incident is None:  # nobody was lost, and yet training stops: that is an interruption like others
+        job = job.suffer(Fault(reason, "deadline", job.moment(cluster.now_ms)), cluster.now_ms)
+    if job.target is None and job.phase is JobPhase.REWIRING:
+        return start_again(cluster, job, reason)
+    return interrupt(cluster, job, reason)
+
+
+# ---------------------------------------------------------------- resume
+
+
+def settled(seat: Seat, generation: Generation) -> Seat:
+    """The holder trains: it is no newcomer any more."""
+    came = generation if seat.newcomer else seat.resumed_in
+    return replace(seat, newcomer=False, resumed_in=came, distrusted=frozenset())
+
+
+def resume(cluster: Cluster, job: Job) -> Cluster:
+    """When everybody trains again the incident is closed; not if a connection has broken meanwhile."""
+    now = cluster.now_ms
+    if job.broken is not None:
+        return mend(cluster, job, job.broken)
+    if not all(seat.resumed for seat in job.seats.values()):
+        if now - job.phase_ms >= job.spec.rewire_ms:
+            return try_again(cluster, job, "not everybody resumed in time")
+        return cluster
+    seats = Table((rank, settled(seat, job.generation)) for rank, seat in job.seats.items())
+    # What was raised in the wake of this fault, and did not end its worker, is settled by now.
+    raised = tuple(entry for entry in job.raised if entry.fatal)
+    job = replace(job, seats=seats, raised=raised)
+    why = "training" if job.target is None else f"training on after {job.target}"
+    incident = job.open_incident
+    rolled_back = incident is not None and incident.lost
+    job = replace(job, boundary=None, rolled=None, kept=Table())
+    job = weigh_requests(cluster, job.enter(JobPhase.RUNNING, now, why))
+    return finish_move(cluster, job.close(Resolution.ROLLED_BACK, now) if rolled_back else job.went_on(now))

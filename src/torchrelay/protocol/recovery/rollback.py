@@ -1,0 +1,221 @@
+"""Rollback: a shard has no living holder, and all ranks begin anew from their newest snapshots of one point.
+
+A snapshot is a copy of a rank's state and private record in the memory of its own node, and one on another node (see
+ARCHITECTURE.md). It outlives the worker. Who trains on cannot go back: an update cannot be undone, nor a loop of a
+script. So all holders end, workers in the same slots take over as newcomers do, and bring the script to that point.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from torchrelay.protocol.messages.events import Snapshot
+from torchrelay.protocol.messages.ids import START, JobId, NodeId, Point, Rank, WorkerId
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.roster import Life, Seat, Worker
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.model.table import Table
+from torchrelay.protocol.placement.boundary import renew
+from torchrelay.protocol.placement.policy import ROLL_BUDGET, cordoned
+from torchrelay.protocol.placement.taints import closed
+from torchrelay.protocol.recovery.ending import drop_move
+
+# ---------------------------------------------------------------- what is kept
+
+
+def note_kept(cluster: Cluster, name: JobId, node: NodeId, kept: tuple[Snapshot, ...] | None) -> Cluster:
+    """Somebody on this node has said which snapshots lie there: that is all there are now."""
+    job = cluster.jobs[name]
+    known = cluster.nodes.get(node)
+    if kept is None or known is None or not known.alive:
+        return cluster
+    kept = tuple(one for one in kept if one.restarts == job.restarts)
+    if job.kept.get(node, ()) == kept:
+        return cluster
+    return cluster.with_job(replace(job, kept=job.kept.put(node, kept)))
+
+
+def not_there(job: Job, node: NodeId, rank: Rank, point: Point) -> Job:
+    """This node does not have it, whatever was said before."""
+    left = tuple(one for one in job.kept.get(node, ()) if (one.rank, one.point) != (rank, point))
+    return job if left == job.kept.get(node, ()) else replace(job, kept=job.kept.put(node, left))
+
+
+def forget_kept(cluster: Cluster, node: NodeId) -> Cluster:
+    """The node is lost with its memory."""
+    for job in cluster.jobs.values():
+        if node in job.kept:
+            cluster = cluster.with_job(replace(job, kept=job.kept.drop(node)))
+    return cluster
+
+
+def newest_common(cluster: Cluster, job: Job) -> Point | None:
+    """The newest point of which there is a snapshot of every rank, where a worker can be; None if there is none.
+
+    If possible where one can be at once, and not only when a taint is gone.
+    """
+    for closed_too in (False, True):
+        nodes = [node for node in job.kept if has_room(cluster, job, node, closed_too=closed_too)]
+        # Not from beyond where the job is: that is of steps which were made again since.
+        told = [one for node in nodes for one in job.kept[node] if job.target is None or one.point <= job.target]
+        common = [{one.point for one in told if one.rank == rank} for rank in job.seats]
+        if set.intersection(*common):
+            return max(set.intersection(*common))
+    return None
+
+
+def within_reach(cluster: Cluster, job: Job) -> Job:
+    """What lies on nodes without any worker, though all ranks are taken, is not to be had."""
+    holders = [cluster.workers[seat.worker].node for seat in job.seats.values() if seat.worker is not None]
+    if len(holders) < len(job.seats):
+        return job
+    return replace(job, kept=Table((node, kept) for node, kept in job.kept.items() if node in holders))
+
+
+def has_room(cluster: Cluster, job: Job, name: NodeId, *, closed_too: bool) -> bool:
+    """Whether a slot of this node may be used: somebody must be there to hand out what lies in its memory."""
+    node = cluster.nodes[name]
+    strikes = [(slot, cluster.strikes.get((name, slot), ())) for slot in range(node.slots)]
+    return node.alive and any(
+        not cordoned(job.spec, of_slot, cluster.now_ms) and (closed_too or not closed(cluster, name, slot))
+        for slot, of_slot in strikes
+    )
+
+
+def nodes_with(job: Job, rank: Rank, point: Point) -> set[NodeId]:
+    """The nodes in whose memory this snapshot lies."""
+    return {node for node, kept in job.kept.items() if Snapshot(rank, point, job.restarts) in kept}
+
+
+# ---------------------------------------------------------------- going back
+
+
+def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
+    """All ranks begin anew from the newest snapshots that all have; None if that is not possible, or no use."""
+    point = newest_common(cluster, job)
+    if point is None or point <= START:
+        return None
+    reached = max(point, job.target or START)
+    rolls = rolls_to(job, reached)
+    if rolls > ROLL_BUDGET:
+        return None
+    now = cluster.now_ms
+    furthest = max(reached, job.furthest)
+    seats = Table((rank, emptied(cluster, job, rank)) for rank in job.seats)
+    for worker in cluster.of_job(job.spec.job):
+        if worker.rank is not None:  # what it leaves in its page is of steps that are made again
+            cluster = cluster.fence(worker.worker).disown(worker.worker)
+        elif worker.heir is not None:
+            cluster = cluster.fence(worker.worker)
+    text = f"all go back to the snapshots of {point}: {reason}"
+    job = renew(drop_move(job, now, text))
+    job = replace(
+        job, seats=seats, target=None, boundary=None, waiting_ms=None, rolled=point, furthest=furthest, rolls=rolls
+    )  # fmt: skip
+    incident = job.open_incident
+    assert incident is not None, "somebody was lost"
+    job = job.with_incident(replace(incident, lost=max(incident.lost, furthest.step - point.step)))
+    return cluster.with_job(job.enter(JobPhase.AGREEING, now, text))
+
+
+def rolls_to(job: Job, reached: Point) -> int:
+    """How often in a row it has gone back, with this time, and never come further than before."""
+    return job.rolls + 1 if reached <= job.furthest else 1
+
+
+def spent(cluster: Cluster, job: Job) -> str:
+    """Why nobody goes back to snapshots that are there; empty if there are none, or nothing speaks against it."""
+    point = newest_common(cluster, job)
+    if point is None or point <= START or rolls_to(job, max(point, job.target or START)) <= ROLL_BUDGET:
+        return ""
+    return f"; {job.rolls} times in a row all went back to snapshots, and came no further than {job.furthest}"
+
+
+def emptied(cluster: Cluster, job: Job, rank: Rank) -> Seat:
+    """The seat of a rank that begins anew, where the last holder was that has trained: there its snapshots lie."""
+    seat = job.seats[rank]
+    worker = None if seat.worker is None else cluster.workers.get(seat.worker)
+    lost = worker is None or (seat.newcomer and seat.place is not None)
+    place = seat.place if lost or worker is None else (worker.node, worker.slot)
+    return Seat(shard=seat.shard, home=seat.home, place=place)
+
+
+# ---------------------------------------------------------------- taking the ranks again
+
+
+def still_ending(cluster: Cluster, job: Job) -> list[Worker]:
+    """Former holders that may still run: nobody takes a rank before all of them have ended."""
+    return [worker for worker in cluster.of_job(job.spec.job) if worker.life is Life.FENCING]
+
+
+def all_vacant(job: Job) -> bool:
+    """Whether the ranks are still to be taken again."""
+    return job.rolled is not None and all(seat.worker is None for seat in job.seats.values())
+
+
+def in_order(job: Job, free: list[tuple[NodeId, int]]) -> tuple[list[tuple[NodeId, int]], int]:
+    """Free slots, those first to which a rank is to come back, then others on such nodes; and how many of the first."""
+    wanted = {seat.place for seat in job.seats.values() if seat.worker is None and seat.place is not None}
+    nodes = {node for node, _ in wanted}
+    ordered = sorted(free, key=lambda place: (place not in wanted, place[0] not in nodes))
+    return ordered, sum(place in wanted for place in free)
+
+
+def places_for(job: Job, spares: list[Worker]) -> dict[Rank, WorkerId]:
+    """Which spare takes which rank: in the slot where the rank was, else on its node, else any."""
+    left = {spare.worker: spare for spare in spares}
+    found: dict[Rank, WorkerId] = {}
+
+    def fits(spare: Worker, seat: Seat, closeness: int) -> bool:
+        here = seat.place
+        if closeness == 2 or here is None:
+            return closeness == 2
+        return here == (spare.node, spare.slot) if closeness == 0 else here[0] == spare.node
+
+    for closeness in range(3):
+        for rank, seat in sorted(job.seats.items()):
+            if rank in found:
+                continue
+            name = next((name for name, spare in sorted(left.items()) if fits(spare, seat, closeness)), None)
+            if name is not None:
+                found[rank] = name
+                del left[name]
+    return found
+
+
+# ---------------------------------------------------------------- the snapshots, while all come back
+
+
+def keepers_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
+    """Holders of ranks on nodes where this rank's snapshot lies: on its own node first."""
+    assert job.rolled is not None, "asked of a job that goes back"
+    nodes = nodes_with(job, rank, job.rolled)
+    seat = job.seats[rank]
+    own = None if seat.worker is None else cluster.workers[seat.worker].node
+    found: list[tuple[Rank, Worker]] = []
+    for other, holder in sorted(job.seats.items()):
+        worker = None if holder.worker is None else cluster.workers.get(holder.worker)
+        if worker is None or worker.life not in (Life.STARTED, Life.WARM) or worker.node not in nodes:
+            continue
+        if other in seat.distrusted or (other in seat.failed and not tried):
+            continue
+        if all(worker.node != known.node for _, known in found):  # one for each copy
+            found.append((other, worker))
+    return sorted(found, key=lambda keeper: (keeper[1].node != own, keeper[0]))
+
+
+def may_come(cluster: Cluster, job: Job, rank: Rank) -> bool:
+    """Whether somebody may still hand out this rank's record, or its state: a node has it, and is to have a worker."""
+    assert job.rolled is not None, "asked of a job that goes back"
+    asked = job.seats[rank].asked_buddies
+    for node in nodes_with(job, rank, job.rolled):
+        there = [
+            worker
+            for seat in job.seats.values()
+            if seat.worker is not None and (worker := cluster.workers.get(seat.worker)) and worker.node == node
+        ]
+        if any(worker.worker not in asked for worker in there):
+            return True
+        if any(seat.worker is None for seat in job.seats.values()) and not there:
+            return True
+    return False

@@ -1,0 +1,1 @@
+"""Rules: an event makes a new state, and a state makes orders. Imports all other rooms."""

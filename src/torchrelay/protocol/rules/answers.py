@@ -1,0 +1,166 @@
+"""Answers: what those who were asked say. They count only from the worker that holds the rank, in the job's generation.
+
+They count once, and only in a phase that asks for them; whoever repeats one changes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import zip_longest
+
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.model.incident import Mark
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.roster import Life, Seat
+from torchrelay.protocol.model.state import Cluster, keep_private
+from torchrelay.protocol.recovery.recovery import try_again
+from torchrelay.protocol.recovery.rollback import not_there, note_kept
+
+
+def answering(cluster: Cluster, event: ev.Answer, *phases: JobPhase) -> tuple[Job, Seat] | None:
+    """The job and seat that an answer is about; None if it is stale, or from somebody else, or not asked for."""
+    job = cluster.jobs.get(event.job)
+    if job is None or job.generation != event.generation or job.phase not in phases:
+        return None
+    seat = job.seats.get(event.rank)
+    if seat is None or seat.worker != event.worker:
+        return None
+    return job, seat
+
+
+def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
+    found = answering(cluster, event, JobPhase.AGREEING, JobPhase.QUIESCING)
+    if found is None or found[1].report is not None:
+        return cluster
+    job, seat = found
+    if all(other.report is None for other in job.seats.values()):
+        job = job.mark(Mark.INTERRUPTED, cluster.now_ms)
+    cluster = cluster.with_job(job.with_seat(event.rank, replace(seat, report=event)))
+    return note_kept(cluster, event.job, cluster.workers[event.worker].node, event.kept)
+
+
+def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
+    """At the edge, after the target; at the first wiring, before join(); for a move, after the boundary."""
+    job = cluster.jobs.get(event.job)
+    if job is not None and job.phase is JobPhase.HALTING:
+        return stood_at_boundary(cluster, job, event)
+    found = answering(cluster, event, JobPhase.STARTING, JobPhase.PREPARING)
+    if found is None or event.point != found[0].target:
+        return cluster
+    job, seat = found
+    return cluster.with_job(job.with_seat(event.rank, replace(seat, ready=True)))
+
+
+def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Cluster:
+    """A holder stands after the boundary, and hands over if it leaves; or a target was brought there."""
+    known = cluster.workers.get(event.worker)
+    if known is None or job.generation != event.generation or event.point != job.boundary:
+        return cluster
+    if known.heir == event.rank and known.life is not Life.FENCING:
+        return cluster.with_worker(replace(known, brought=event.point))
+    found = answering(cluster, event, JobPhase.HALTING)
+    if found is None or found[1].ready:
+        return cluster
+    seat = replace(found[1], ready=True)
+    if event.private and event.point is not None:
+        seat = keep_private(seat, [ev.PrivateRecord(event.point, event.private)])
+    job = job.mark_first(Mark.STOOD, job.moment(cluster.now_ms, event.age_ms))
+    return cluster.with_job(job.with_seat(event.rank, seat))
+
+
+def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
+    """A buddy has a copy of a lost rank's record, or none. A leaver is one, too."""
+    job = cluster.jobs.get(event.job)
+    seat = None if job is None else job.seats.get(event.rank)
+    ward = None if job is None else job.seats.get(event.ward)
+    if job is None or seat is None or ward is None or event.worker not in (seat.worker, seat.leaver):
+        return cluster
+    if job.generation != event.generation or job.phase is not JobPhase.PREPARING or event.point != job.target:
+        return cluster
+    if not event.private:
+        asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
+        if job.rolled is not None:
+            job = not_there(job, cluster.workers[event.worker].node, event.ward, event.point)
+        return cluster.with_job(job.with_seat(event.ward, asked))
+    if ward.record_of(event.point) is not None:
+        return cluster
+    text = f"rank {event.rank} has kept rank {event.ward}'s private record of {event.point}"
+    ward = keep_private(ward, [ev.PrivateRecord(event.point, event.private)])
+    return cluster.with_job(job.with_seat(event.ward, ward).tell(cluster.now_ms, text))
+
+
+def worker_rewired(cluster: Cluster, event: ev.WorkerRewired) -> Cluster:
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None:
+        return cluster
+    job, seat = found
+    job = job.with_seat(event.rank, replace(seat, rewired=True))
+    if all(other.rewired for other in job.seats.values()) and not seat.rewired:
+        job = job.mark(Mark.REWIRED, cluster.now_ms)
+    return cluster.with_job(job)
+
+
+def rewire_failed(cluster: Cluster, event: ev.RewireFailed) -> Cluster:
+    """Connecting failed although nobody is known to be lost: ask everybody again."""
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None:
+        return cluster
+    job = found[0].tell(cluster.now_ms, f"rank {event.rank} could not connect: {event.reason}")
+    return try_again(cluster, job, f"rank {event.rank} could not connect")
+
+
+def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None or event.point != found[0].target or found[1].holds == event.point:
+        return cluster
+    job, seat = found
+    job = job.with_seat(event.rank, replace(seat, holds=event.point)).mark(Mark.RESTORED, cluster.now_ms)
+    incident = job.open_incident
+    if incident is not None:
+        incident = incident.receive(event.sources, event.shares, event.size, event.digest)
+        parts = [f" ({share:,} bytes)" for share in event.shares] if len(event.sources) > 1 else []
+        source = ", ".join(f"rank {rank}{part}" for rank, part in zip_longest(event.sources, parts, fillvalue=""))
+        source = f"its snapshot, kept on the node of {source}" if job.rolled is not None else source
+        text = f"rank {event.rank} restored from {source}: {event.size:,} bytes, digest {event.digest} equal"
+        job = job.with_incident(incident).tell(cluster.now_ms, text)
+    return cluster.with_job(job)
+
+
+def restore_failed(cluster: Cluster, event: ev.RestoreFailed) -> Cluster:
+    """One source did not deliver: the next one is asked. Whose digest differed is not trusted again."""
+    found = answering(cluster, event, JobPhase.REWIRING)
+    if found is None or found[1].holds == found[0].target:
+        return cluster
+    job, seat = found
+    seat = replace(seat, failed=seat.failed | {event.source})
+    if event.mismatch:
+        seat = replace(seat, distrusted=seat.distrusted | {event.source})
+    text = f"rank {event.rank} could not be restored from rank {event.source}: {event.reason}"
+    return cluster.with_job(job.with_seat(event.rank, seat).tell(cluster.now_ms, text))
+
+
+def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
+    found = answering(cluster, event, JobPhase.RESUMING, JobPhase.RELEASING)
+    if found is None:
+        return cluster
+    job, seat = found
+    if not seat.resumed:
+        job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms, event.age_ms))
+    return cluster.with_job(job.with_seat(event.rank, replace(seat, resumed=True)))
+
+
+def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
+    """The script ended with 0. It may have finished in any phase: the answer also proves that it had resumed."""
+    found = answering(
+        cluster, event, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESUMING, JobPhase.RELEASING
+    )  # fmt: skip
+    if found is None:
+        return cluster
+    job, seat = found
+    if not seat.resumed:
+        job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms))
+    job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point))
+    if job.phase is JobPhase.STARTING and all(other.finished for other in job.seats.values()):
+        why = "every rank has finished without being wired"
+        job = job.enter(JobPhase.FINISHING, cluster.now_ms, why)
+    return cluster.with_job(job)

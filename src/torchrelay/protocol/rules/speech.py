@@ -1,0 +1,246 @@
+"""Standing orders: what must still be done, read off the state alone and repeated until the state moves on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TypedDict
+
+from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
+from torchrelay.protocol.messages.orders import (
+    Assign,
+    CatchUp,
+    Decide,
+    Fence,
+    Halt,
+    Interrupt,
+    Leave,
+    Order,
+    PassOn,
+    Recall,
+    Restore,
+    Resume,
+    Rewire,
+    Source,
+    StartWorker,
+    Verdict,
+)
+from torchrelay.protocol.model.job import Job, JobPhase
+from torchrelay.protocol.model.roster import Life, Seat, Worker
+from torchrelay.protocol.model.state import Cluster
+from torchrelay.protocol.placement import buddies
+from torchrelay.protocol.placement.boundary import told_where
+from torchrelay.protocol.placement.policy import judge_report
+from torchrelay.protocol.recovery.recovery import buddies_to_ask, owes_report, restored, sources_of, store_host
+
+
+def standing_orders(cluster: Cluster) -> frozenset[Order]:
+    """Everything that is to be done now, for all jobs and nodes."""
+    said: list[Order] = [Fence(node=node, worker=worker) for worker, (node, _) in cluster.strays.items()]
+    for worker in cluster.workers.values():
+        if worker.life is Life.STARTING:
+            said.append(
+                StartWorker(
+                    node=worker.node, worker=worker.worker, slot=worker.slot, job=worker.job, guest=worker.guest
+                )
+            )  # fmt: skip
+        elif worker.life is Life.FENCING:
+            said.append(Fence(node=worker.node, worker=worker.worker))
+    for job in cluster.jobs.values():
+        said.extend(job_orders(cluster, job))
+    return frozenset(said)
+
+
+def job_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
+    """What the holders of the job's ranks are to do, those that will hold them, and those that have held them."""
+    yield from target_orders(cluster, job)
+    yield from leaver_orders(cluster, job)
+    yield from recall_orders(cluster, job)
+    for rank, seat in sorted(job.seats.items()):
+        # When a job is over its seats keep the names of holders that have left.
+        worker = None if seat.worker is None else cluster.workers.get(seat.worker)
+        if worker is not None and worker.life in (Life.STARTED, Life.WARM):
+            yield from seat_orders(cluster, job, rank, seat, worker)
+
+
+def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
+    """What one holder is to do. A phase of the job is a set of orders to its seats."""
+    if job.phase is JobPhase.STARTING and not seat.ready and not seat.finished:
+        yield assign(job, rank, seat.newcomer, worker)
+    yield from signal_orders(job, seat, worker)
+    if seat.newcomer and not seat.ready:
+        yield assign(job, rank, seat.newcomer, worker)
+    match job.phase:
+        case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
+            yield from move_orders(job, rank, seat, worker)
+        case JobPhase.AGREEING:
+            if owes_report(cluster, job, seat):
+                yield Interrupt(**to(job, worker), rank=rank, reason=job.why)
+        case JobPhase.PREPARING:
+            yield from prepare_orders(cluster, job, rank, seat, worker)
+        case JobPhase.REWIRING:
+            yield from rewire_orders(cluster, job, rank, seat, worker)
+        case JobPhase.RESUMING:
+            if not seat.resumed:
+                yield Resume(**to(job, worker), rank=rank, point=job.target)
+        case JobPhase.FINISHING:
+            yield Leave(**to(job, worker), code=0)
+        case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.ENDING | JobPhase.ENDED:
+            pass
+
+
+def signal_orders(job: Job, seat: Seat, worker: Worker) -> Iterator[Order]:
+    """Signals of the launcher; and in a job that stops, a rank whose script has ended need not wait for the others."""
+    if not seat.newcomer or seat.resumed:  # whoever is still being brought to its place has no handler yet
+        for passed in job.signals:
+            yield PassOn(node=worker.node, worker=worker.worker, number=passed.number, nth=passed.nth)
+    if job.stop is not None and seat.finished and job.phase is not JobPhase.FINISHING:
+        yield Leave(**to(job, worker), code=0)
+
+
+def move_orders(job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
+    """What a holder is to do in a job that stops for a move, or goes on again."""
+    if job.phase is JobPhase.QUIESCING and seat.report is None:
+        yield Halt(**to(job, worker), rank=rank, reason=job.why)
+    elif job.phase is JobPhase.HALTING and not seat.ready:
+        assert job.boundary is not None, "it was chosen before"
+        leaves = job.open_move is not None and rank in job.open_move.targets
+        yield Decide(**to(job, worker), rank=rank, verdict=Verdict.GO_ON, point=job.boundary, hand_over=leaves)
+    elif job.phase is JobPhase.RELEASING and not seat.resumed:
+        yield Resume(**to(job, worker), rank=rank, point=job.boundary)
+
+
+class Address(TypedDict):
+    """To whom an order goes, and in which generation."""
+
+    node: NodeId
+    worker: WorkerId
+    job: JobId
+    generation: Generation
+
+
+def to(job: Job, worker: Worker) -> Address:
+    """The address of an order to a worker."""
+    return Address(node=worker.node, worker=worker.worker, job=job.spec.job, generation=job.generation)
+
+
+def target_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
+    """What the targets of a move are to do: prepare; and at the boundary, come there."""
+    move = job.open_move
+    for rank, target in sorted(move.targets.items()) if move is not None else ():
+        worker = cluster.workers.get(target)
+        if worker is None or worker.life not in (Life.STARTED, Life.WARM) or worker.heir != rank:
+            continue
+        if not worker.prepared:
+            holder = job.seats[rank].worker
+            examples = () if holder is None else (Source(rank, cluster.workers[holder].address),)
+            yield assign(job, rank, True, worker, examples)
+        elif job.phase is JobPhase.HALTING and told_where(job, rank) and worker.brought != job.boundary:
+            yield from bring(cluster, job, rank, worker)
+
+
+def bring(cluster: Cluster, job: Job, rank: Rank, target: Worker) -> Iterator[Order]:
+    """Tell a target where to go. Its sources: the leaver, and whoever stands at the boundary as well."""
+    assert job.boundary is not None, "it is told where to go"
+    record = job.seats[rank].record_of(job.boundary)
+    assert record is not None, "the leaver has handed it over"
+    first = sorted(job.seats.items(), key=lambda item: (item[0] != rank, item[0]))
+    sources = tuple(
+        Source(other, cluster.workers[seat.worker].address)
+        for other, seat in first
+        if seat.worker is not None and seat.ready and seat.shard == job.seats[rank].shard
+    )
+    yield CatchUp(**to(job, target), rank=rank, point=job.boundary, private=record.data, sources=sources)
+
+
+def leaver_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
+    """Who has left a rank stands where it stood, and serves its state until all have theirs."""
+    if job.phase not in (JobPhase.PREPARING, JobPhase.REWIRING) or job.target is None or job.target != job.boundary:
+        return
+    for rank, seat in sorted(job.seats.items()):
+        leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
+        if leaver is not None and leaver.life is not Life.FENCING:
+            yield Decide(**to(job, leaver), rank=rank, verdict=Verdict.REDO, point=job.target)
+
+
+def assign(job: Job, rank: Rank, newcomer: bool, worker: Worker, examples: tuple[Source, ...] = ()) -> Assign:
+    once = tuple(sorted((name, value) for (of, name), value in job.once.items() if of == rank))
+    return Assign(
+        **to(job, worker),
+        rank=rank,
+        world_size=job.spec.world_size,
+        local_world_size=job.spec.nproc_per_node,
+        local_rank=worker.slot,
+        newcomer=newcomer,
+        restarts=job.restarts,
+        once=once,
+        examples=examples,
+    )
+
+
+def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
+    """Survivors hear their verdict, newcomers where to go; both until they stand at the edge."""
+    assert job.target is not None, "a target is decided before anybody prepares for it"
+    if seat.ready:
+        return
+    verdict = judge_report(seat, job.target)
+    if verdict is not None:
+        yield Decide(**to(job, worker), rank=rank, verdict=verdict, point=job.target)
+        return
+    record = seat.record_of(job.target)
+    sources = source_list(cluster, job, rank)
+    if record is not None and sources:
+        yield CatchUp(
+            **to(job, worker), rank=rank, point=job.target, private=record.data, sources=sources,
+            snapshot=job.rolled is not None,
+        )  # fmt: skip
+
+
+def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
+    """Ask the survivors for the records of ranks that have left none: their node, and their page, is lost.
+
+    Each is asked for one at a time.
+    """
+    busy: set[WorkerId] = set()
+    if job.phase is not JobPhase.PREPARING or job.target is None:
+        return
+    for rank, seat in sorted(job.seats.items()):
+        if seat.holds is not None or seat.record_of(job.target) is not None:
+            continue
+        if cluster.still_held(job.spec.job, rank):
+            continue
+        for other, asked in buddies_to_ask(cluster, job, rank):
+            if asked.worker not in busy:
+                busy.add(asked.worker)
+                yield Recall(
+                    **to(job, asked), rank=other, ward=rank, point=job.target, restarts=job.restarts
+                )  # fmt: skip
+
+
+def rewire_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
+    """Connect, and fetch the state if it is not there; both may be asked for at the same time."""
+    if not seat.rewired:
+        host = job.seats[store_host(job)].worker
+        assert host is not None, "all ranks are held while they connect"
+        keepers = circle_of(cluster, job)
+        yield Rewire(
+            **to(job, worker), rank=rank, store=cluster.workers[host].store, buddies=keepers.get(rank, ()),
+            wards=buddies.wards(keepers, rank),
+        )  # fmt: skip
+    if not restored(job, seat):
+        assert job.target is not None, "at the first wiring nobody has anything to restore"
+        sources = source_list(cluster, job, rank)
+        yield Restore(
+            **to(job, worker), rank=rank, point=job.target, sources=sources, snapshot=job.rolled is not None
+        )  # fmt: skip
+
+
+def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:
+    """Who keeps a copy of whose record in this generation."""
+    held = {rank: seat.worker for rank, seat in job.seats.items()}
+    places = {rank: cluster.workers[worker].node for rank, worker in held.items() if worker is not None}
+    return buddies.circle(places)
+
+
+def source_list(cluster: Cluster, job: Job, rank: Rank) -> tuple[Source, ...]:
+    """Where a rank's state can be had, with addresses."""
+    return tuple(Source(other, holder.address) for other, holder in sources_of(cluster, job, rank))

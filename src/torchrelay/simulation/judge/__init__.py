@@ -1,0 +1,1 @@
+"""Judge: what must always be true. Imports `scene` and what lies below."""

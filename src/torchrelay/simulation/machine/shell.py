@@ -1,0 +1,194 @@
+"""Shell: the simulated orchestrator. The same straight lines as the real one: journal, advance, say what is new.
+
+It crashes at any moment; what is not in its journal it has never heard. After its return the clock is held until the
+agents are back, as in the real one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torchrelay.protocol.health import vitals as vital
+from torchrelay.protocol.health.vitals import Beat, Vitals
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
+from torchrelay.simulation.machine.network import Connection
+from torchrelay.simulation.ports import Watched
+
+TICK_MS = 250
+REPEAT_MS = 1_000
+RETURN_MS = 3_000
+
+# Within one batch: first who must stop, then who starts, then the rest in the order of a recovery.
+SEQUENCE: dict[Any, int] = {
+    kind: place
+    for place, kind in enumerate(
+        (
+            od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp,
+            od.Rewire, od.Restore, od.Resume, od.Leave,
+        )
+    )
+}  # fmt: skip
+
+
+class Shell:
+    """The orchestrator's process."""
+
+    def __init__(self, world: Watched) -> None:
+        self.world = world
+        self.up = True
+        self.journal: list[tuple[ev.Event, int]] = []
+        self.cluster: Cluster = EMPTY
+        self.vitals = Vitals()
+        self.standing: frozenset[od.Order] = frozenset()
+        self.links: dict[NodeId, Connection] = {}
+        self.starts = 0
+        self._behind_ms = 0  # time that was left out
+        self._told_ms = 0  # of it, what the ledger knows
+        self._held_ms: int | None = None  # since when the clock is held
+        self._repeated_ms = 0
+        self._tick(0)
+
+    @property
+    def now_ms(self) -> int:
+        """Its own clock: the world's, without what was left out."""
+        now = self.world.now if self._held_ms is None else self._held_ms
+        return now - self._behind_ms
+
+    # ------------------------------------------------------------ hearing
+
+    def hear(self, event: ev.Event) -> None:
+        """Journal, advance, say what is new."""
+        if not isinstance(event, ev.TimeLeftOut):
+            self._own_up()
+        now = self.now_ms
+        self.journal.append((event, now))
+        before, self.cluster = self.cluster, advance(self.cluster, event, now)
+        self.vitals = vital.forget(self.vitals, self.cluster)
+        self.world.heard(event, before, self.cluster)
+        standing = orders(self.cluster)
+        fresh, self.standing = standing - self.standing, standing
+        if fresh:
+            self.world.checker.ordered(fresh, standing)
+            self._send(fresh)
+
+    def _own_up(self) -> None:
+        """Let the ledger know how long nobody listened, before what was said meanwhile is heard."""
+        untold = self.world.now - self.now_ms - self._told_ms
+        if untold and self.cluster.jobs:
+            self.hear(ev.TimeLeftOut(ms=untold))
+            self._told_ms += untold
+
+    def hear_agent(self, connection: Connection, event: ev.Event) -> bool:
+        """An agent's event arrives. True if it is in the journal."""
+        if not self.up or self.links.get(connection.agent.node) is not connection:
+            return False
+        self.hear(event)
+        return True
+
+    def hear_beat(self, connection: Connection, beat: Beat) -> None:
+        if not self.up:
+            return
+        node = self.cluster.nodes.get(beat.node)
+        if node is not None and node.incarnation == beat.incarnation and not node.alive:
+            connection.agent.disconnect()  # it was given up: it must join anew
+            return
+        self.vitals = vital.hear(self.vitals, beat, self.now_ms)
+
+    # ------------------------------------------------------------ time
+
+    def _tick(self, start: int) -> None:
+        if start != self.starts or not self.up:
+            return
+        self._release()
+        now = self.now_ms
+        for event in vital.judge(self.vitals, self.cluster, now):
+            self.hear(event)
+        if advance(self.cluster, ev.Tick(), now) != self.cluster:
+            self.hear(ev.Tick())
+        if self.world.now - self._repeated_ms >= REPEAT_MS:
+            self._repeated_ms = self.world.now
+            self._send(self.standing)
+        self.world.after(TICK_MS, self._tick, start)
+
+    def _release(self) -> None:
+        """Let the clock go on when all agents are back, or had their time."""
+        if self._held_ms is None:
+            return
+        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.links]
+        if missing and self.world.now - self._held_ms < RETURN_MS:
+            return
+        self._behind_ms += self.world.now - self._held_ms
+        self._held_ms = None
+        self._listen_anew()
+
+    def _listen_anew(self) -> None:
+        for node in self.cluster.nodes.values():
+            if node.alive:
+                beat = Beat(node=node.node, incarnation=node.incarnation)
+                self.vitals = vital.hear(self.vitals, beat, self.now_ms)
+
+    # ------------------------------------------------------------ agents
+
+    def attach(self, connection: Connection, joined: ev.NodeJoined) -> None:
+        former = self.links.get(joined.node)
+        if former is not None:
+            former.close()
+        self.links[joined.node] = connection
+        beat = Beat(node=joined.node, incarnation=joined.incarnation)
+        self.vitals = vital.hear(self.vitals, beat, self.now_ms)
+        self.hear(joined)
+        self._send(frozenset(order for order in self.standing if order.node == joined.node))
+
+    def detach(self, connection: Connection) -> None:
+        node = connection.agent.node
+        if self.links.get(node) is connection:
+            del self.links[node]
+
+    def _send(self, some: frozenset[od.Order]) -> None:
+        batches: dict[NodeId, list[od.Order]] = {}
+        for order in sorted(some, key=place_of):
+            batches.setdefault(order.node, []).append(order)
+        for node, batch in sorted(batches.items()):
+            link = self.links.get(node)
+            if link is None:
+                continue
+            if self.world.stormy and self.world.plan.weather.reordered:
+                self.world.chance.shuffle(batch)
+                for order in batch:
+                    link.down(link.agent.obey, (order,))
+            else:
+                link.down(link.agent.obey, tuple(batch))
+
+    # ------------------------------------------------------------ crash and return
+
+    def crash(self) -> None:
+        """The process dies. All connections break; agents try to come back."""
+        self.up = False
+        for connection in list(self.links.values()):
+            connection.agent.disconnect()
+
+    def restart(self) -> None:
+        """Replay the journal, hold the clock, and wait for the agents."""
+        if self.up:
+            return
+        cluster = EMPTY
+        for event, at_ms in self.journal:
+            cluster = advance(cluster, event, at_ms)
+        self.world.checker.replayed(self.cluster, cluster)
+        self.cluster, self.vitals, self.standing = cluster, Vitals(), orders(cluster)
+        last_ms = self.journal[-1][1] if self.journal else 0
+        self._behind_ms = self.world.now - last_ms
+        self._told_ms = sum(event.ms for event, _ in self.journal if isinstance(event, ev.TimeLeftOut))
+        self._held_ms = self.world.now
+        self.up = True
+        self.starts += 1
+        self._listen_anew()
+        self._tick(self.starts)
+
+
+def place_of(order: od.Order) -> tuple[int, str, str]:
+    """A total order over orders: at most one of each kind stands for one worker."""
+    return SEQUENCE[type(order)], order.node, getattr(order, "worker", "")

@@ -1,0 +1,1 @@
+"""Model: values of a simulated world. Imports no other room."""

@@ -1,0 +1,1 @@
+"""Worker: simulated workers and what they train. Imports `ports` and `model`."""

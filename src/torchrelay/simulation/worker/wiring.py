@@ -1,0 +1,135 @@
+"""Wiring: the collectives of one generation, of all ranks or of a group. They block until every one has entered.
+
+A collective that all have entered completes, but its result reaches each rank at a moment of its own: a fault in
+between leaves some with it and some without. Whose connections are cut blocks the others, until they see an error
+(some do, after a while) or are interrupted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torchrelay.protocol.messages.ids import Generation, Rank
+from torchrelay.simulation.ports import Kind, Members, Watched, Worker
+
+
+class Broken(ConnectionError):
+    """A collective, or connecting, has failed."""
+
+
+@dataclass
+class Round:
+    """One collective."""
+
+    kind: Kind
+    values: dict[Rank, int] = field(default_factory=dict)
+    waiting: dict[Rank, int] = field(default_factory=dict)  # whose main thread is blocked in it, under which ticket
+    complete: bool = False
+
+
+class Wiring:
+    """The connections of one generation, made through one store."""
+
+    def __init__(self, world: Watched, generation: Generation, store: str) -> None:
+        self.world = world
+        self.generation = generation
+        self.store = store
+        self.members: dict[Rank, Worker] = {}
+        self.connected = False
+        self.rounds: dict[Members, list[Round]] = {}
+        self.cut: set[Rank] = set()  # whose connections are closed
+        self.felt: set[Rank] = set()  # who has seen an error, and sees one in each collective from then on
+        self._arriving: dict[Rank, int] = {}
+
+    # ------------------------------------------------------------ connecting
+
+    def arrive(self, rank: Rank, process: Worker) -> None:
+        """A rank asks to be connected. Its main thread, under its present ticket, waits for the others."""
+        before = self.members.get(rank)
+        if before is not None and before is not process:
+            self.world.checker.fail(f"rank {rank} is held by {before.id} and {process.id} in {self.generation}")
+        self.members[rank] = process
+        self._arriving[rank] = process.ticket + 1
+        if len(self.members) < self.world.script.ranks or self.cut or not self._hosted():
+            return
+        self.connected = True
+        for member, ticket in sorted(self._arriving.items()):
+            delay = self.world.chance.randint(1, 8)
+            self.world.after(delay, self._connect, member, ticket)
+
+    def _hosted(self) -> bool:
+        """Whether the store is there: its host is a member, and told to host it."""
+        return any(member.store == self.store for member in self.members.values())
+
+    def _connect(self, rank: Rank, ticket: int) -> None:
+        member = self.members[rank]
+        if rank in self.felt or (self.cut and self.world.chance.random() < 0.5):
+            member.fail(ticket, Broken("connection refused"))
+        else:
+            member.wake(ticket, None)
+
+    # ------------------------------------------------------------ collectives
+
+    def enter(self, process: Worker, rank: Rank, kind: Kind, value: int, members: Members) -> None:
+        """A rank enters its next collective among these ranks, and blocks in it."""
+        number = process.begun.get(members, 0)
+        process.begun[members] = number + 1
+        rounds = self.rounds.setdefault(members, [])
+        if number == len(rounds):
+            rounds.append(Round(kind))
+        now = rounds[number]
+        if now.kind != kind:
+            self.world.checker.fail(f"{process.id} enters {kind} while others are in {now.kind}")
+        now.values[rank] = value
+        now.waiting[rank] = process.ticket + 1
+        if rank in self.felt:
+            self.world.after(1, process.fail, process.ticket + 1, Broken("connection reset by peer"))
+        if len(now.values) == len(members) and not self.cut:
+            now.complete = True
+            for each, ticket in sorted(now.waiting.items()):
+                delay = self.world.chance.choice((0, 1, 2, 12))
+                self.world.after(delay, self._deliver, each, ticket, results(now, members))
+
+    def _deliver(self, rank: Rank, ticket: int, result: tuple[int, ...]) -> None:
+        """The result reaches a rank, unless a connection was cut before and the bytes were lost with it."""
+        if rank in self.cut or rank in self.felt or (self.cut and self.world.chance.random() < 0.5):
+            return
+        self.members[rank].wake(ticket, result)
+
+    # ------------------------------------------------------------ breaking
+
+    def shut(self, rank: Rank) -> None:
+        """A rank's connections are closed: by its end, or by its control thread. Peers may see it, or not."""
+        if rank in self.cut:
+            return
+        self.cut.add(rank)
+        for other in sorted(self.members):
+            if other != rank and other not in self.cut and self.world.chance.random() < self.world.plan.resets:
+                self.world.after(self.world.chance.randint(1, 40), self.feel, other)
+        self._fail_blocked(rank, "shut down")
+
+    def feel(self, rank: Rank) -> None:
+        """A rank sees that a peer's connection is gone: now if it is blocked, else in its next collective."""
+        if rank not in self.cut and rank not in self.felt:
+            self.felt.add(rank)
+            self._fail_blocked(rank, "connection reset by peer")
+
+    def _fail_blocked(self, rank: Rank, why: str) -> None:
+        member = self.members.get(rank)
+        if member is None:
+            return
+        if member.ticket == self._arriving.get(rank):
+            self.world.after(0, member.fail, member.ticket, Broken(why))
+        for members, each in ((members, each) for members, rounds in self.rounds.items() for each in rounds[-2:]):
+            if member.ticket != each.waiting.get(rank):
+                continue
+            if each.complete and self.world.chance.random() < 0.5:
+                # The result was on its way and wins: a gate that completes after the report.
+                self.world.after(0, member.wake, member.ticket, results(each, members))
+            else:
+                self.world.after(0, member.fail, member.ticket, Broken(why))
+
+
+def results(of: Round, members: Members) -> tuple[int, ...]:
+    """What each of its ranks gave to a collective that is complete."""
+    return tuple(of.values[each] for each in members)

@@ -1,0 +1,1 @@
+"""Files: what processes of one machine share by files and memory. Imports `messages`."""

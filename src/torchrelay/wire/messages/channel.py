@@ -1,0 +1,132 @@
+"""Channel: the WebSocket between an agent and the orchestrator. Every message is one binary frame of msgpack.
+
+The agent connects to `AGENT_PATH` with the header `Authorization: Bearer <token>` and says `Attach`. Then:
+
+    orchestrator -> agent   Attached (or Refused, and the connection ends); JobTerms before a job's first StartWorker,
+                            if the job came later; OrderFrame whenever something is to be done; Ack; Shutdown
+    agent -> orchestrator   EventFrame, BeatFrame, NetworkFrame
+
+Events are numbered by the agent, from 1, per incarnation. They are kept until acknowledged, and sent again, in order
+and with their numbers, after every `Attached`. `Ack(seq)` says that every event up to `seq` is in the journal.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct
+
+from torchrelay.protocol.health.vitals import Beat
+from torchrelay.protocol.messages.events import AnyEvent, JobSpec, WorkerSeen
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.orders import AnyOrder
+from torchrelay.wire.messages.codec import Codec
+from torchrelay.wire.messages.pathnews import NetworkNews
+
+AGENT_PATH = "/agent"
+VERSION = 2  # of this channel; both ends must have the same
+
+
+# ---------------------------------------------------------------- agent -> orchestrator
+
+
+class Attach(Struct, frozen=True, tag=True, kw_only=True):
+    """The first message of an agent: who it is, and its workers. Becomes `NodeJoined`.
+
+    `workers` are those that run, and those that have ended while the orchestrator has not acknowledged it: their
+    `WorkerExited`, with the private state, follows.
+    """
+
+    version: int = VERSION
+    node: NodeId
+    incarnation: str
+    slots: int
+    workers: tuple[WorkerSeen, ...] = ()
+
+
+class EventFrame(Struct, frozen=True, tag=True):
+    """One event with its number. `sent_ms`: when it was sent, on the agent's own clock; 0: it does not say."""
+
+    seq: int
+    event: AnyEvent
+    sent_ms: int = 0
+
+
+class BeatFrame(Struct, frozen=True, tag=True):
+    """A sign of life; not acknowledged, not journalled. `sent_ms` as in `EventFrame`."""
+
+    beat: Beat
+    sent_ms: int = 0
+
+
+class NetworkFrame(Struct, frozen=True, tag=True):
+    """What the node's network paths look like, for people; not acknowledged, not journalled."""
+
+    news: NetworkNews
+
+
+ToOrchestrator = Attach | EventFrame | BeatFrame | NetworkFrame
+
+
+# ---------------------------------------------------------------- orchestrator -> agent
+
+
+class JobTerms(Struct, frozen=True, tag=True, kw_only=True):
+    """What an agent must know of a job before it starts a worker of it. The secret stays in memory."""
+
+    spec: JobSpec
+    secret: bytes
+    patience_s: float  # how long its workers wait for orders
+
+    def __repr__(self) -> str:
+        return f"JobTerms(job={self.spec.job!r})"  # a secret must not reach a log
+
+
+class Attached(Struct, frozen=True, tag=True, kw_only=True):
+    """Welcome; all jobs so far. `tainted`: slots and keys of the taints that lie on this node for its paths."""
+
+    jobs: tuple[JobTerms, ...] = ()
+    beat_ms: int = 500
+    lease: int = 0  # the orchestrator's; an agent that knows a higher one does not take it
+    journal: str = ""  # the name of its journal; an agent that knows another one's does not take it
+    tainted: tuple[tuple[int | None, str], ...] = ()
+
+
+class Refused(Struct, frozen=True, tag=True, kw_only=True):
+    """This agent may not attach, and why. It ends."""
+
+    reason: str
+
+
+class OrderFrame(Struct, frozen=True, tag=True):
+    """Orders for this node, in the order in which they should be looked at. `lease`: of who gives them."""
+
+    orders: tuple[AnyOrder, ...]
+    lease: int = 0
+
+
+class Ack(Struct, frozen=True, tag=True):
+    """Every event up to `seq` is journalled; the agent forgets them."""
+
+    seq: int
+
+
+class Shutdown(Struct, frozen=True, tag=True, kw_only=True):
+    """End all workers (SIGTERM, after `grace_s` SIGKILL), report them, and exit."""
+
+    reason: str
+    grace_s: float = 5.0
+
+
+ToAgent = Attached | Refused | JobTerms | OrderFrame | Ack | Shutdown
+
+_to_orchestrator: Codec[ToOrchestrator] = Codec(ToOrchestrator, "message from an agent")
+_to_agent: Codec[ToAgent] = Codec(ToAgent, "message to an agent")
+
+
+def decode_to_orchestrator(data: bytes | bytearray | memoryview) -> ToOrchestrator:
+    """Decode a message that an agent sent. Raises `WireError`."""
+    return _to_orchestrator.decode(data)
+
+
+def decode_to_agent(data: bytes | bytearray | memoryview) -> ToAgent:
+    """Decode a message that the orchestrator sent. Raises `WireError`."""
+    return _to_agent.decode(data)

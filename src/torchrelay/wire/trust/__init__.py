@@ -1,0 +1,1 @@
+"""Trust: tokens and secrets. Imports no other room."""

@@ -1,0 +1,194 @@
+"""Comparing: every so many steps replicas compare what they hold, to find a bit that has flipped where nobody looked.
+
+And when 1, 2, 4, ... 64 steps are committed after the start, or after ranks have changed hands: a replacement that
+decides otherwise than its replicas, by something that it does not have from them, soon holds other bits. Besides
+parameters and optimizer state they compare values: learning rates, schedules, and whatever else the state holds.
+
+At the entry of the step sums over parameters and optimizer state are made; in its gate all ranks tell one another
+theirs. Nobody passes that gate if replicas differ: the step is made again, without the one that differs from most. What
+it has given to the steps since the last comparison is in all of them, and alike.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+from torchrelay.errors import Refused
+from torchrelay.protocol.messages.events import ReplicasDiffer
+from torchrelay.protocol.messages.ids import START, Point, Rank
+from torchrelay.protocol.rules.differing import Verdict, judge
+from torchrelay.worker.agreement import agreement
+from torchrelay.worker.session import Session
+from torchrelay.worker.state.parts import ContainerPart, OptimizerPart, StatefulPart
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors import sums, tree
+from torchrelay.worker.tensors.digest import Digest
+
+EVERY = 100  # steps
+AFTER = (1, 2, 4, 8, 16, 32, 64)  # steps after the start, and after ranks have changed hands
+RECENT = 8  # so many steps after that a difference is a replacement's way, and no fault of a machine
+TENSORS, VALUES = "tensors", "values"
+SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
+NEVER_ALIKE = (
+    "torchrelay: ranks that hold the shard {} hold different parameters or optimizer state, and have since the first "
+    "comparison. If that is meant, one that is lost will be given another one's; join(compare_every=0) ends this check"
+)
+
+
+def interval(given: int | None, *, replicas: bool) -> int:
+    """Steps between two comparisons; 0: none. `replicas`: some ranks hold the same. Raises `Refused`."""
+    if given is None:
+        return EVERY if replicas else 0
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise Refused(f"compare_every is {given!r}", "give a number of steps, or 0 for none")
+    return given
+
+
+class Differing(Exception):
+    """Replicas differ, as all ranks see it alike."""
+
+    def __init__(self, event: ReplicasDiffer) -> None:
+        super().__init__(event.evidence)
+        self.event = event
+
+
+class Comparison:
+    """Of one rank."""
+
+    def __init__(self, session: Session, state: State, shard: str) -> None:
+        """`shard`: by which replicas know one another."""
+        self._session = session
+        self._state = state
+        self._shard = shard
+        self._sums: _Sums | None = None
+        self._warned = False
+
+    def due(self, pending: Point, renewed: Point) -> bool:
+        """Whether the ranks compare before the update that is to commit this point: all come to the same answer.
+
+        `renewed`: after which ranks have changed hands last, or the start.
+        """
+        every, done = self._state.compare_every, pending.step - 1
+        return bool(every) and done > 0 and (done % every == 0 or done - renewed.step in AFTER)
+
+    def begin(self) -> None:
+        """At the entry of the step: what is compared stands still until its gate."""
+        self._sums = _Sums(self._state)
+
+    def exchange(self, pending: Point, renewed: Point) -> None:
+        """In the gate, collective over all ranks. Raises `Differing`, on all of them. `renewed`: see `due`."""
+        assert self._sums is not None, "begun at the entry"
+        lines, values = self._sums.lines(), self._sums.values
+        self._sums = None
+        self._compare(pending, renewed, lines, TENSORS)
+        self._compare(pending, renewed, values, VALUES)
+
+    def _compare(self, pending: Point, renewed: Point, lines: list[str], what: str) -> None:
+        """Of the ranks that hold a shard all must tell the same, once they have."""
+        agreed = SEEN if what in self._state.agreed else NEVER
+        told = agreement.tell(f"{agreed}{self._shard}", lines)
+        known = [(name if name.startswith(SEEN) else f"{name} {rank}", held) for rank, (name, held) in enumerate(told)]
+        verdict = judge(known)
+        differs = bool(verdict.differing or verdict.doubtful)
+        if differs and what == VALUES and not _is_recent(pending, renewed):
+            # A rank's own count in `extra`, say: no fault, and nothing that a recovery could be judged by.
+            self._state.agreed.discard(VALUES)
+            return
+        if differs:
+            raise Differing(self._event(pending, renewed, verdict, agreement.lines_of_all(lines)))
+        mine = {value for name, value in told if name[1:] == self._shard}
+        if len(mine) == 1:
+            self._state.agreed.add(what)
+        elif what == TENSORS and what not in self._state.agreed and not self._warned:
+            self._warned = True
+            print(NEVER_ALIKE.format(self._shard), file=sys.stderr, flush=True)
+
+    def speaks(self, event: ReplicasDiffer) -> bool:
+        """Whether this rank is the one to tell of it: the lowest that is not at fault."""
+        blamed = set(event.ranks)
+        ranks = range(self._session.identity.wait().world_size)
+        return self._session.rank == next((rank for rank in ranks if rank not in blamed), 0)
+
+    def _event(self, pending: Point, renewed: Point, verdict: Verdict, everyone: list[list[str]]) -> ReplicasDiffer:
+        after = pending.step - 1
+        named = verdict.doubtful or verdict.differing
+        who = f"rank{'s' * (len(named) > 1)} {', '.join(map(str, named))}"
+        first = everyone[named[0]]
+        others = [lines for rank, lines in enumerate(everyone) if rank not in named]
+        if verdict.doubtful:
+            others = [everyone[rank] for rank in named[1:]]
+        what = next((text for lines in others if (text := _difference(lines, first))), "their parameters")
+        how = "differ from one another" if verdict.doubtful else "differs from most of its replicas"
+        return ReplicasDiffer(
+            worker=self._session.worker, job=self._session.job, rank=Rank(self._session.rank),
+            generation=self._session.standing.wired, point=Point(after),
+            ranks=() if verdict.doubtful else tuple(map(Rank, verdict.differing)),
+            evidence=f"{who} {how} after step {after}: {what}",
+            since=renewed if _is_recent(pending, renewed) else None,
+        )  # fmt: skip
+
+
+def _is_recent(pending: Point, renewed: Point) -> bool:
+    """Whether ranks have changed hands a few steps ago."""
+    return renewed > START and pending.step - 1 - renewed.step <= RECENT
+
+
+def _difference(expected: list[str], found: list[str]) -> str:
+    """The first line in which two ranks of one build differ; empty if they have different things, or the same."""
+    if [line.split(":")[0] for line in expected] != [line.split(":")[0] for line in found]:
+        return ""
+    return next((f"{two} instead of {one}" for one, two in zip(expected, found, strict=True) if one != two), "")
+
+
+class _Sums:
+    """A sum for each tensor, of what is in it now."""
+
+    def __init__(self, state: State) -> None:
+        self._named = compared(state)
+        # The processor makes them at once, as the step may change small things before its gate. A device's queue keeps
+        # them before any later update.
+        self._finish = sums.begin([tensor for _, tensor in self._named])
+        self.values = values_of(state)
+
+    def lines(self) -> list[str]:
+        return [f"{name}: {value:016x}" for (name, _), value in zip(self._named, self._finish(), strict=True)]
+
+
+def values_of(state: State) -> list[str]:
+    """A line for each part with values of its own: hyper-parameters, what a schedule or a dict of the script holds."""
+    lines = []
+    for part in state.flat():
+        if isinstance(part, OptimizerPart):
+            lines += [
+                f"{part.path}.param_groups[{at}]: {_digest(group)}" for at, group in enumerate(part.hyper_parameters())
+            ]
+        elif isinstance(part, ContainerPart | StatefulPart):
+            given = part.give()
+            lines.append(f"{part.path}: {_digest(given['plain'] if isinstance(part, ContainerPart) else given)}")
+    return lines
+
+
+def _digest(values: Any) -> str:
+    data, tensors = tree.encode(values, "values", canonical=True)
+    digest = Digest()
+    digest.add(data)
+    for one in sums.of(tensors):
+        digest.add(one.to_bytes(8, "little"))
+    return digest.text()
+
+
+def compared(state: State) -> list[tuple[str, torch.Tensor]]:
+    """What replicas must hold alike: parameters, and the optimizers' tensors, by name."""
+    found = list(state.parameters())
+    names = {id(parameter): name for name, parameter in found}
+    for optimizer in state.optimizers():
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                name = names.get(id(parameter), "a parameter")
+                kept = optimizer.state.get(parameter, {})
+                tensors = [key for key in sorted(kept, key=str) if isinstance(kept[key], torch.Tensor)]
+                found += [(f"{name} {key}", kept[key]) for key in tensors]
+    return found

@@ -1,0 +1,171 @@
+"""Gate: the commit. All ranks tell one another that they have come, just before the update of a step.
+
+Its completion on any rank means that every rank had entered it, so that every rank holds final gradients. On the CPU it
+goes over lanes (`rounds`); on a GPU it is an all-reduce of four bytes, which the device does behind all its reductions.
+
+    completes, nobody has asked        passed
+    completes, but we have reported    the verdict decides
+    fails                              say so, wait for the interrupt, then for the verdict
+
+With ranks on several nodes, private records go to buddies before it: see `buddies`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.protocol.messages.ids import Point
+from torchrelay.worker.agreement.blame import tell_failed
+from torchrelay.worker.process_groups import groups
+from torchrelay.worker.session import Session
+
+MARKS = 1 << 16
+LACKS = 1_000_003  # is added by a rank that lacks its snapshot: odd, so that how many did can be told from any sum
+WORDS = 1 << 32
+_UNDONE = pow(LACKS, -1, WORDS)
+
+
+class Exchange(Protocol):
+    """How all ranks know that all have come."""
+
+    def exchange(self, point: Point, lacking: bool) -> bool | None:
+        """Returns when all ranks have entered: whether none lacks its snapshot; None if they are at different calls.
+
+        Raises `RuntimeError` if that cannot be known.
+        """
+
+
+class Sum:
+    """An all-reduce of one int32. Ranks of one job go through the same gates: a sum tells if one is elsewhere."""
+
+    def __init__(self, group: dist.ProcessGroup, device: str) -> None:
+        """`group`: of all ranks; `device`: on which it communicates."""
+        self._group = group
+        # Made once: what lies between backward and the update should be little.
+        self._flags = [torch.zeros(1, dtype=torch.int32, device=device)]
+        self._size = group.size()
+
+    def exchange(self, point: Point, lacking: bool) -> bool | None:
+        groups.count_aside(1)  # it is counted by itself
+        mark = (point.step * 31 + point.section) % MARKS + 1
+        (flag,) = self._flags
+        flag.fill_(mark + LACKS * lacking)
+        self._group.allreduce(self._flags).wait()
+        lacks = how_many_lack(int(flag.item()), mark, self._size)  # the host's wait
+        return None if lacks is None else lacks == 0
+
+
+class Gate:
+    """The gate of all calls of this worker."""
+
+    def __init__(self, session: Session, exchange: Exchange) -> None:
+        self._session = session
+        self._standing = session.standing
+        self._buddies = session.buddies
+        self._snapshots = session.snapshots
+        self._exchange = exchange.exchange
+
+    def enter(self, pending: Point, *record: bytes | memoryview, also: Callable[[], None] | None = None) -> bool | None:
+        """Commit `pending`, or raise `StepInterrupted`. `record`: the parts of the private record, which is kept first.
+
+        Returns whether no rank lacks its snapshot; None if that is not known, after a roll forward.
+
+        `also`: what all ranks do together in this gate, when it is known that all are in it; they pass if it returns.
+        Raises `Refused` if another rank is in the gate of another point, and what `also` raises.
+        """
+        self._session.page.keep(pending, *record)
+        standing = self._standing
+        if not standing.enter_gate():
+            raise StepInterrupted
+        groups.count_aside(-1)  # who waits in here is waited for by nobody: it has begun as much as who has come
+        lacking = False
+        try:
+            snapshots = self._snapshots
+            if snapshots is not None and not snapshots.idle:
+                snapshots.at_gate()
+                lacking = snapshots.lacking
+            if self._buddies.active:
+                self._buddies.at_gate(pending, record)
+            complete = self._exchange(pending, lacking)
+            if also is not None and complete is not None:
+                also()
+        except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
+            self.broken(error)
+        else:
+            if complete is None and not standing.poisoned:
+                raise Refused(
+                    f"the ranks are at different calls: this one commits {pending}",
+                    "let every rank make the same steps and sections, in the same order",
+                )
+            if standing.pass_gate():
+                return complete
+        # After the report: roll forward by order, or not at all.
+        if not standing.await_verdict(self._session.welcome.patience_s):
+            raise StepInterrupted
+        return None
+
+    def broken(self, error: BaseException) -> None:
+        """A collective has failed: if nobody has interrupted us yet, say so, and wait until somebody does.
+
+        A halt does not help: the connections that have failed are those of its generation now, so it is said again.
+        """
+        self.await_interrupt(lambda: tell_failed(self._session, error))
+
+    def await_interrupt(self, say: Callable[[], None]) -> None:
+        """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
+        await_interrupt(self._session, say)
+
+
+def await_interrupt(session: Session, say: Callable[[], None]) -> None:
+    """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
+    standing = session.standing
+    while not standing.poisoned:
+        wired = standing.wired
+        say()
+        standing.await_poison(wired, session.welcome.patience_s)
+
+
+def world() -> tuple[dist.ProcessGroup, str]:
+    """The group of all ranks, and the device on which it communicates."""
+    group = c10d._get_default_group()
+    return group, "cpu" if "cpu:" in repr(c10d._world.pg_backend_config[group]) else "cuda"
+
+
+def on_lanes() -> bool:
+    """Whether there are lanes for gates: not where nothing can be trained on the CPU."""
+    return world()[1] == "cpu"
+
+
+def exchange_of(session: Session, devices: Collection[str]) -> Exchange:
+    """How the ranks of this job know that all have come. `devices`: types of those on which gradients are.
+
+    With NCCL the host runs ahead of the GPU, also where the group has Gloo for the CPU beside: only what the GPU does
+    itself comes after its reductions. A rank that trains nothing goes with those that have a GPU.
+    """
+    group, device = world()
+    on_gpu = "cuda" in devices or (not devices and torch.cuda.is_available())
+    if on_gpu and "cuda:nccl" in repr(c10d._world.pg_backend_config[group]):
+        return Sum(group, "cuda")
+    return session.rounds if on_lanes() else Sum(group, device)
+
+
+def largest(values: list[float]) -> list[float]:
+    """Collective over all ranks: of each of these numbers the largest that any rank has."""
+    group, device = world()
+    told = torch.tensor(values, dtype=torch.float64, device=device)
+    options = c10d.AllreduceOptions()
+    options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
+    group.allreduce([told], options).wait()
+    return [float(value) for value in told.tolist()]
+
+
+def how_many_lack(total: int, mark: int, size: int) -> int | None:
+    """How many ranks have added `LACKS` to their mark; None if they are at different calls. int32 sums wrap around."""
+    count = (total - mark * size) * _UNDONE % WORDS
+    return count if count <= size else None

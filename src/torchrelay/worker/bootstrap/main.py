@@ -1,0 +1,214 @@
+"""Main: what a worker process does, from its fork to its end.
+
+link up, rehearse
+run the script           it waits for its rank where it asks for it: now a spare is warm
+end                      stand at the last edge, serve the state until all ranks may leave
+"""
+
+from __future__ import annotations
+
+import atexit
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import torchrelay
+from torchrelay.errors import TorchrelayError
+from torchrelay.protocol.messages.events import WorkerFinished, WorkerWarm
+from torchrelay.protocol.messages.ids import Generation, WorkerPhase
+from torchrelay.protocol.messages.orders import Leave
+from torchrelay.worker.agreement.blame import kind_of, line_of, print_for_people, tell_failed, tell_raised
+from torchrelay.worker.bootstrap import forked, loaded, rehearsal, unprotected, wiring
+from torchrelay.worker.bootstrap.entropy import Entropy
+from torchrelay.worker.bootstrap.run import Joining
+from torchrelay.worker.control.link import EXIT_DEFECT, NotWelcome
+from torchrelay.worker.control.standing import OrdersStayedAway
+from torchrelay.worker.parallel import ddp
+from torchrelay.worker.process_groups import groups
+from torchrelay.worker.session import Session, open_session
+from torchrelay.worker.source import program, script  # fmt: skip
+
+EXIT_RAISED = 1
+EXIT_AWAY = 92
+EXIT_INTERRUPTED = 130  # as of any Python that Ctrl-C has ended
+EXIT_REFUSED = 93
+EXIT_CANNOT_START = 94
+GOODBYE_S = 2.0  # what the script has registered to be done at exit may take, when its process is ending by a fault
+UNDECLARED = (
+    "torchrelay: a fault has cut a collective between two steps. Put it into run.section(function, ...): then it is "
+    "repeated, and nothing is lost"
+)
+
+
+def run_worker() -> None:
+    """Run `sys.argv` as a worker. Called once, in a fresh child of the agent's forkserver."""
+    faulthandler.enable()
+    keep_logging_apart()
+    forked.leave_garbage_alone()
+    argv = list(sys.argv)
+    try:
+        session = open_session(os.environ)
+    except NotWelcome as error:
+        print(f"torchrelay: {error}", file=sys.stderr, flush=True)
+        os._exit(EXIT_CANNOT_START)
+    session.program = program.begin(os.environ)
+    rehearsal.rehearse()
+    entropy = Entropy(session.welcome.secret)
+    joining = Joining(session)
+    unprotected.watch(lambda: joining.calls is not None, lambda: session.identity.known and session.rank == 0)
+    torchrelay._join, torchrelay._once = joining.join, session.once_by_call
+    wiring.install(session)
+    loaded.install()
+    ddp.install()
+    # A spare is warm when its script has come to the question which rank it is: imports are behind it by then.
+    session.identity.asked = lambda: session.link.say(WorkerWarm(worker=session.worker))
+    session.identity.told = lambda order: entropy.belong_to(order.rank)
+    session.identity.let_environment_wait()
+    code = run_script(session, joining, argv)
+    if code:
+        leave(code)
+    sys.exit(0)
+
+
+def keep_logging_apart() -> None:
+    """Our own messages go to stderr through our own logger: the root logger, and whatever it says, is the script's."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("torchrelay: %(message)s"))
+    ours = logging.getLogger("torchrelay")
+    ours.addHandler(handler)
+    ours.setLevel(os.environ.get("TORCHRELAY_LOG", "WARNING"))
+    ours.propagate = False
+
+
+def run_script(session: Session, joining: Joining, argv: list[str]) -> int:
+    """The script, from its first line to the order to leave. Returns the exit code."""
+    try:
+        try:
+            script.run(argv, session.program)
+        except SystemExit as end:
+            session.standing.ended_at = line_of(end)
+            code = exit_code(end)
+            if code:
+                tell_raised(session, end, fatal=True)
+                return code
+        session.standing.ended_at = session.standing.ended_at or f"the end of {Path(argv[0]).name}"
+        return finish(session, joining)
+    except OrdersStayedAway as error:
+        print(f"torchrelay: {error}: this worker ends", file=sys.stderr, flush=True)
+        return EXIT_AWAY
+    except BaseException as error:  # noqa: BLE001  the top of the process: whatever it is, it must be told of
+        return fail(session, joining, error)
+
+
+def exit_code(end: SystemExit) -> int:
+    """As Python has it: a text is printed, and counts as 1."""
+    if end.code is None:
+        return 0
+    if isinstance(end.code, int):
+        return end.code & 0xFF
+    print(end.code, file=sys.stderr, flush=True)
+    return 1
+
+
+def finish(session: Session, joining: Joining) -> int:
+    """The script has ended with 0: serve its state until every rank has come so far. Returns the exit code."""
+    standing, link = session.standing, session.link
+    calls = joining.calls
+    session.identity.wait()
+    if calls is None:
+        print("torchrelay: this script never called join(): it ran unprotected", file=sys.stderr, flush=True)
+    else:
+        calls.end()
+        calls.note_end()
+    while True:
+        standing.enter(WorkerPhase.FINISHED)
+        wired = standing.wired
+        finished = WorkerFinished(
+            job=session.job, generation=wired or standing.heard, worker=session.worker, rank=session.rank,
+            point=standing.committed,
+        )  # fmt: skip
+        link.answer(finished, Leave)
+
+        def next_thing(told: Generation = wired) -> Leave | bool | None:
+            leave = standing.order(Leave)
+            if leave is not None:
+                return leave
+            # A halt may have come and gone while we were on our way here: then it is to be said again.
+            return True if standing.barred or standing.wired != told else None
+
+        found = standing.wait(next_thing, None)
+        if isinstance(found, Leave):
+            return found.code
+        if calls is None:
+            park(session)
+        calls.end()
+
+
+def park(session: Session) -> NoReturn:
+    """Interrupted without a state to go on from: all ranks will start again, and this process is ended from outside."""
+    session.standing.wait(lambda: None, session.welcome.patience_s)
+    raise AssertionError("nothing is waited for")
+
+
+def fail(session: Session, joining: Joining, error: BaseException) -> int:
+    """An exception has left the script. Returns the exit code."""
+    standing = session.standing
+    cut = any(groups.is_collective_error(one) for one in chain_of(error))
+    # Who is not connected yet cannot feel what has hit others.
+    echo = cut or (standing.poisoned and standing.wired > 0)
+    if standing.committed is None and echo and not isinstance(error, TorchrelayError):
+        # A fault before join(): whose it is, others know, or nobody; then all start again. This worker cannot go on,
+        # and must not be blamed.
+        print_for_people(error)
+        if cut and not standing.poisoned:
+            tell_failed(session, error)
+        try:
+            park(session)
+        except OrdersStayedAway:
+            return EXIT_AWAY
+    kind = kind_of(error)
+    if cut and kind == "script" and joining.calls is not None and not joining.calls.inside:
+        kind = "undeclared"
+    remedy = UNDECLARED if kind == "undeclared" and cut else ""
+    # People first: once the core knows, it may end this process at once.
+    print_for_people(error, remedy)
+    tell_raised(session, error, fatal=True, kind=kind, remedy=remedy)
+    if isinstance(error, KeyboardInterrupt):
+        return EXIT_INTERRUPTED
+    if isinstance(error, TorchrelayError):
+        return EXIT_REFUSED if kind == "refused" else EXIT_RAISED
+    return EXIT_DEFECT if isinstance(error, AssertionError) and _is_ours(error) else EXIT_RAISED
+
+
+def chain_of(error: BaseException | None) -> Iterator[BaseException]:
+    """The exception, and those from which it came."""
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _is_ours(error: BaseException) -> bool:
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__", "").startswith("torchrelay.")
+
+
+def leave(code: int) -> NoReturn:
+    """End with this code, soon: others wait for the end of this process before they go on without it."""
+    groups.break_connections()
+    last_word = threading.Timer(GOODBYE_S, os._exit, (code,))
+    last_word.daemon = True
+    last_word.start()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            pass  # the disk under the log is full: that must not keep anybody waiting
+    os._exit(code)

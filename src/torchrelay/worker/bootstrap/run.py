@@ -1,0 +1,212 @@
+"""Run: what `torchrelay.join()` gives a script under the launcher."""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from typing import Any, ParamSpec, TypeVar
+
+import torch.distributed as dist
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from torchrelay.errors import Refused
+from torchrelay.plain import check_micro_batches
+from torchrelay.protocol.messages.events import WorkerJoined
+from torchrelay.protocol.messages.ids import START, WorkerPhase
+from torchrelay.worker.agreement import comparing
+from torchrelay.worker.agreement.agreement import check_agreement
+from torchrelay.worker.bootstrap import loaded
+from torchrelay.worker.data import beside, numbering
+from torchrelay.worker.data.cursor import Cursor
+from torchrelay.worker.data.loaders import source_of
+from torchrelay.worker.data.loops import Loop
+from torchrelay.worker.hidden_state import variables  # fmt: skip
+from torchrelay.worker.parallel import pipeline
+from torchrelay.worker.parallel.prepared import Prepared
+from torchrelay.worker.peers import snapshots
+from torchrelay.worker.process_groups import groups
+from torchrelay.worker.replacement.arrival import await_place
+from torchrelay.worker.replacement.tryout import PlaceAsked
+from torchrelay.worker.session import Session
+from torchrelay.worker.state import layout, random_state
+from torchrelay.worker.state.record import Private
+from torchrelay.worker.state.state import State
+from torchrelay.worker.step.calls import Calls
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class WorkerRun:
+    """A run whose steps and sections are committed by all ranks or by none."""
+
+    def __init__(self, session: Session, calls: Calls, cursor: Cursor) -> None:
+        self._session = session
+        self._calls = calls
+        self._cursor = cursor
+        beside.watch(cursor, lambda: calls.inside)
+
+    @property
+    def rank(self) -> int:
+        return self._session.rank
+
+    @property
+    def committed(self) -> int:
+        if self._session.rehearsing:
+            raise PlaceAsked
+        self._calls.arrive()
+        if not self._calls.inside and threading.current_thread() is threading.main_thread() and self._cursor.looks:
+            # A loop of the script's own may go by it.
+            here = sys._getframe(1)
+            turn = self._cursor.ask(self._calls.places.here(1), random_state.capture, lambda: variables.told(here))
+            if turn is not None:
+                variables.put(here, turn.kept)
+                random_state.restore(turn.drawn)
+                if self._cursor.on_way is not None:
+                    self._cursor.on_way(True)
+        return self._calls.committed.step
+
+    def step(self, function: Callable[P, R]) -> Callable[P, R]:
+        run = self._calls.run
+        known = self._calls.function("step", function)
+        look = self._calls.examples.add(function).look
+        self._calls.hidden.add(function)
+
+        @functools.wraps(function)
+        def committed_step(*args: P.args, **kwargs: P.kwargs) -> R:
+            look(args, kwargs)
+            result: R = run(known, args, kwargs)
+            return result
+
+        return committed_step
+
+    def section(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._calls.run(self._calls.function("section", function), args, kwargs)
+        return result
+
+    def epochs(self, count: int) -> Iterable[int]:
+        return self._loop("epochs", range(count))
+
+    def steps(self, count: int) -> Iterable[int]:
+        return self._loop("steps", range(count))
+
+    def batches(self, loader: Any, micro_batches: int = 1) -> Iterable[Any]:
+        check_micro_batches(micro_batches)
+        return self._loop("batches", loader, None if micro_batches == 1 else micro_batches)
+
+    def once(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        result: R = self._session.once(name, function, args, kwargs)
+        return result
+
+    def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
+        source = source_of(items, self._calls.hidden)
+        return Loop(
+            self._cursor, kind, source, group=group, length=lambda: len(items),
+            name=f"a {type(items).__module__}.{type(items).__qualname__}",
+            inside_call=lambda: self._calls.inside, arrive=lambda: self._before(source), here=self._calls.places.here,
+            keeps=True,
+        )  # fmt: skip
+
+    def _before(self, source: Any) -> None:
+        """A loop is about to begin: it has a place, and ranks may have to agree on something before."""
+        self._calls.arrive()
+        agreement = source.agreement() if isinstance(source, Prepared) else None
+        if agreement is not None:
+            source.agree(agreement() if self._calls.inside else self.section(agreement))
+
+
+class Joining:
+    """The one join() of a worker."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self.calls: Calls | None = None  # once the script has joined
+
+    def join(
+        self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
+        save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str | None = None,
+        rehearse: bool | None = None, snapshot_every: int | str | None = None, snapshot_buddies: int = 1,
+        compare_every: int | None = None,
+    ) -> WorkerRun:  # fmt: skip
+        """See `torchrelay.join`."""
+        session = self._session
+        if self.calls is not None:
+            raise Refused("join() was called twice", "call it once, with all of the state")
+        if not dist.is_initialized():
+            raise Refused(
+                "join() was called without a process group", 'call torch.distributed.init_process_group("gloo") before'
+            )
+        groups.protect()
+        state = State(model, optimizer, extra, save=save, load=load)
+        if state.saves:
+            _watch_living_optimizers(state)
+        refused = layout.refusal(state) or layout.blind(state, shard)
+        if refused is not None:
+            raise Refused(*refused)
+        pipeline.forbid()
+        shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
+        state.snapshot_auto = snapshot_every == snapshots.AUTO
+        state.snapshot_buddies = snapshots.buddies(snapshot_buddies)
+        if not session.newcomer:
+            session.shelf.clear()  # before the ranks meet: nobody has a snapshot of this start yet
+            asked = f"{snapshot_every=}, {snapshot_buddies=}, {compare_every=}"
+            alone = check_agreement(state, shard, asked)
+            state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone) and not state.saves)
+            replicas = len(alone) < session.identity.wait().world_size > 1
+            state.compare_every = comparing.interval(compare_every, replicas=replicas)
+            if alone and session.rank == 0:
+                print(snapshots.warning(len(alone), state.snapshot_every), file=sys.stderr, flush=True)
+        joined = WorkerJoined(
+            worker=session.worker, job=session.job, rank=session.rank, shard=shard,
+            snapshot_every=None if session.newcomer else state.snapshot_every,
+            snapshot_buddies=state.snapshot_buddies,
+        )  # fmt: skip
+        session.link.say(joined)
+        cursor = Cursor()
+        self.calls = self._begin(state, cursor, shard, rehearse)
+        register_optimizer_step_pre_hook(self.calls.before_update)
+        return WorkerRun(session, self.calls, cursor)
+
+    def _begin(self, state: State, cursor: Cursor, shard: str, rehearse: bool | None) -> Calls:
+        """A newcomer's calls begin when it knows its place, all others' here."""
+        session = self._session
+        checkpoints = loaded.loaded.over(module for _, module in state.modules())
+        if session.newcomer:
+            state.expect()
+            numbering.install()
+            return Calls(session, state, cursor, partial(_arrive, session, cursor, checkpoints), shard, rehearse)
+        loaded.tell(session, checkpoints)
+        calls = Calls(session, state, cursor, None, shard)
+        session.standing.start(START)
+        session.standing.enter(WorkerPhase.BETWEEN)
+        return calls
+
+
+variables.call_is(Calls.run.__code__)
+
+
+def _arrive(session: Session, cursor: Cursor, checkpoints: list[loaded.File]) -> Private:
+    private = await_place(session, cursor)
+    loaded.check(session, checkpoints)
+    return private
+
+
+def _watch_living_optimizers(state: State) -> None:
+    """With save() and load() the optimizers are not named: those that are there now are the ones that will step."""
+    gc.collect()
+    found = [
+        thing for thing in gc.get_objects() if issubclass(type(thing), Optimizer)
+    ]  # isinstance would wake lazy objects
+    for optimizer in sorted(found, key=_build_of):
+        state.watch(optimizer)
+
+
+def _build_of(optimizer: Optimizer) -> tuple[str, list[list[tuple[int, ...]]]]:
+    """Sorts optimizers alike on all ranks."""
+    shapes = [[tuple(parameter.shape) for parameter in group["params"]] for group in optimizer.param_groups]
+    return type(optimizer).__qualname__, shapes

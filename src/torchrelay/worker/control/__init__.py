@@ -1,0 +1,1 @@
+"""Control: the control thread, and what it shares with the main thread. Imports `scheduling`."""

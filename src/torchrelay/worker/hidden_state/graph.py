@@ -1,0 +1,406 @@
+"""Graph: what can be reached from an object of the script by its attributes, as leaves that can be read and put back.
+
+Only what lies in `__dict__`, in slots and in containers is looked at: no property, no method of the script is called.
+The walk is bounded in depth and in number, passes over modules, types, files, locks and torch's own machinery, and
+comes to the same paths in every process that has built the same.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dis
+import functools
+import itertools
+import operator
+import random
+import types
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchrelay.worker.source.lines import is_library, is_of_the_script
+
+MAX_LEAVES = 4096
+MAX_DEPTH = 8
+VISITS = 4  # objects that are visited for each leaf that there may be
+WIDTH = 64  # entries of a container that are looked into
+NESTED = 3  # containers within one another that are one value
+
+PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+MISSING = object()
+_COUNTED: tuple[Any, ...] = (iter([]), iter(()), iter(range(0)), iter({}), iter(""), reversed([]), iter(deque()))
+ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED)})  # of which we can see the place
+
+# Of what comes from there only the identity counts.
+_CLOSED_MODULES = """
+    threading _thread multiprocessing concurrent asyncio queue logging contextlib weakref tqdm pyarrow h5py lmdb
+    io _io socket ssl mmap ctypes subprocess zipfile tarfile pathlib inspect ast re datetime decimal enum typing abc
+"""
+_CLOSED = frozenset(_CLOSED_MODULES.split())
+_OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
+_OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
+_CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
+
+
+class Leaf:
+    """A value at a path: a number, a text, a container of such, a tensor, an array, a generator, or unknown."""
+
+    __slots__ = ("_anchor", "_begin", "_names", "holder", "name", "path", "value")
+
+    def __init__(self, path: str, holder: Any, name: Any, value: Any) -> None:
+        self.path = path
+        self.holder = holder  # a dict (also of attributes), a list, or an object with slots; None: cannot be set
+        self.name = name
+        self.value = value
+        self._anchor: Any = None  # the way to the holder, see `remember_way`
+        self._begin: Callable[[], Any] | None = None
+        self._names: list[Any] = []
+
+    def remember_way(self, parents: dict[int, tuple[Any, Any]], begin: Callable[[], Any] | None = None) -> None:
+        """How the holder is found again if a script puts another object in place of one on the way.
+
+        `begin`: what gives the object with which the way begins, if that may be another one, too.
+        """
+        holder, names = self.holder, list[Any]()
+        while id(holder) in parents and len(names) <= MAX_DEPTH:
+            holder, name = parents[id(holder)]
+            names.append(name)
+        self._anchor, self._begin, self._names = holder, begin, names[::-1]
+
+    def find(self) -> None:
+        """Go that way again."""
+        if self._begin is not None:
+            self.value = self._begin()
+            if self.holder is None:
+                return
+            holder = inside(self.value)
+        elif self._names:
+            holder = self._anchor
+        else:
+            return
+        for name in self._names:
+            holder = inside(Leaf("", holder, name, None).read()) if holder is not None else None
+        self.holder = {} if holder is None else holder
+
+    def read(self) -> Any:
+        """The value now, or `MISSING`."""
+        holder = self.holder
+        if type(holder) is dict:
+            return holder.get(self.name, MISSING)
+        if type(holder) is list:
+            return holder[self.name] if self.name < len(holder) else MISSING
+        return self.value if holder is None else _slot(holder, self.name)
+
+    def put(self, value: Any) -> bool:
+        """Set it; returns whether that is possible here."""
+        if type(self.holder) in (dict, list):
+            self.holder[self.name] = value
+        elif self.holder is None:
+            return False
+        elif isinstance(self.holder, type):
+            setattr(self.holder, self.name, value)
+        else:
+            object.__setattr__(self.holder, self.name, value)
+        return True
+
+
+class Walk:
+    """One walk: the leaves by their paths, and the attributes of each object by its path."""
+
+    def __init__(
+        self, roots: Iterable[tuple[str, Any]], *, passed: Iterable[Any] = (), variables: Iterable[Leaf] = (),
+        looks_into: Callable[[type], bool] | None = None, limit: int = MAX_LEAVES,
+    ) -> None:  # fmt: skip
+        """`passed`: objects that are another walk's. `variables`: further roots. `looks_into`: classes of objects that
+        are looked at, beside roots and modules; None: all."""
+        self.leaves: dict[str, Leaf] = {}
+        self.holders: dict[str, Any] = {}
+        self._named: dict[str, list[tuple[int, Any]]] = {}
+        self._seen = {id(thing) for thing in passed}
+        self.absent: dict[str, Leaf] = {}  # variables without a value
+        self.parents: dict[
+            int, tuple[Any, Any]
+        ] = {}  # by the id of a holder, the one in which it is, and its name there
+        self._looks_into = looks_into
+        self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque(
+            (path, None, None, value, 0) for path, value in roots
+        )
+        for leaf in variables:
+            if leaf.value is MISSING:
+                self.absent[leaf.path] = leaf
+            self._waiting.append((leaf.path, leaf.holder, leaf.name, leaf.value, 1))
+        visits = 0
+        while self._waiting and len(self.leaves) < limit and visits < VISITS * limit:
+            self._visit(*self._waiting.popleft())
+            visits += 1
+
+    def _visit(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        kind = type(value)
+        if value is MISSING:
+            return
+        if kind in PLAIN:
+            self.leaves[path] = Leaf(path, holder, name, value)
+            return
+        if id(value) in self._seen:
+            return
+        if not issubclass(kind, CONTAINERS):
+            self._seen.add(id(value))
+        if kind is itertools.count or is_generator(value) or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
+            self.leaves[path] = Leaf(path, holder, name, value)
+        elif kind in CONTAINERS:
+            self._container(path, holder, name, value, depth)
+        elif depth >= MAX_DEPTH or _is_closed(kind):
+            self.leaves[path] = Leaf(path, holder, name, value)
+        elif issubclass(kind, functools.partial):
+            self._later(
+                (f"{path}.{at}", None, at, getattr(value, at), depth + 1) for at in ("func", "args", "keywords")
+            )
+        elif issubclass(kind, types.MethodType):
+            self._later([(path, None, None, value.__self__, depth + 1)])
+            self._function(value.__func__)
+        elif issubclass(kind, types.FunctionType):
+            self._function(value)
+        else:
+            self._object(path, holder, name, value, depth)
+
+    def _later(self, entries: Iterable[tuple[str, Any, Any, Any, int]]) -> None:
+        self._waiting.extend(entries)
+
+    def _container(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        if is_plain(value):
+            self.leaves[path] = Leaf(path, holder, name, value)
+            return
+        if id(value) in self._seen or depth >= MAX_DEPTH:
+            return
+        self._seen.add(id(value))
+        inner = value if type(value) in (dict, list) else None
+        if inner is not None and holder is not None:
+            self.parents[id(inner)] = holder, name
+        pairs: Iterator[tuple[Any, Any]] = iter(())
+        if type(value) is dict:
+            pairs = _first(value.items())
+        elif type(value) not in (set, frozenset):
+            pairs = enumerate(_first(value))
+        self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
+
+    def _function(self, function: Any) -> None:
+        """What a function has from around it and may change: generators, what it assigns, small containers, classes."""
+        if type(function) is not types.FunctionType:
+            return
+        assigned = _assigned(function.__code__)
+        for leaf in variables_of(function):
+            value, kind = leaf.value, type(leaf.value)
+            if is_generator(value):
+                if id(value) not in self._seen:
+                    self._seen.add(id(value))
+                    self.leaves[leaf.path] = Leaf(leaf.path, None, None, value)
+            elif is_library(function.__code__.co_filename):
+                continue
+            elif issubclass(kind, type):
+                self.leaves.update((one.path, one) for one in of_class(value))
+            elif (kind in PLAIN and leaf.path.split(" of ")[0] in assigned) or _is_filled(value):
+                told_apart(leaf, self._named)
+                self.leaves[leaf.path] = leaf
+
+    def _object(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        kind = type(value)
+        module = issubclass(kind, torch.nn.Module)
+        fields = attributes(value)
+        narrow = self._looks_into is not None and depth and not module and not self._looks_into(kind)
+        if narrow or (fields is None and not _slots(kind)):
+            self.leaves[path] = Leaf(path, holder, name, value)
+            return
+        self.holders[path] = value if fields is None else fields
+        if holder is not None:
+            self.parents[id(self.holders[path])] = holder, name
+        for method in _CALLED:
+            function = getattr(kind, method, None)
+            if type(function) is types.FunctionType and not str(function.__module__).startswith("torch."):
+                self._function(function)
+        if module:
+            modules = (fields or {}).get("_modules") or {}
+            self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules.items() if inner is not None)
+            if not _is_of_the_script(kind):
+                if str(kind.__module__).startswith("torch.nn.modules."):
+                    self._later(_settings(path, fields or {}, depth))
+                return
+        skipped = _OF_MODULES if module else frozenset[str]()
+        if issubclass(kind, torch.utils.data.DataLoader):
+            skipped = _OF_LOADERS
+        if issubclass(kind, torch.optim.Optimizer):
+            skipped = _of_optimizers()
+        for at, inner in list((fields or {}).items()):
+            if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
+                self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
+        self._later((f"{path}.{at}", value, at, _slot(value, at), depth + 1) for at in _slots(kind))
+
+
+def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
+    """Numbers and texts of a module of torch's: a script may change how much is dropped, or a loss is smoothed."""
+    for at, value in list(fields.items()):
+        if at not in _OF_MODULES and type(value) in PLAIN:
+            yield f"{path}.{at}", fields, at, value, depth + 1
+
+
+@functools.cache
+def _of_optimizers() -> frozenset[str]:
+    """What torch's optimizers keep. Asked when there is one: the first that is made takes a second of imports."""
+    return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
+
+
+def is_generator(value: Any) -> bool:
+    """Whether it is a generator of random numbers whose state can be told."""
+    return issubclass(type(value), GENERATORS) and not issubclass(type(value), random.SystemRandom)
+
+
+def _is_filled(value: Any) -> bool:
+    """Whether it is something that a function may go on with in its next call."""
+    kind = type(value)
+    return kind is itertools.count or (kind in (list, dict, set, deque) and bool(value) and is_plain(value))
+
+
+@functools.cache
+def _assigned(code: types.CodeType) -> frozenset[str]:
+    """Variables of others that a function assigns."""
+    stores = ("STORE_GLOBAL", "STORE_DEREF")
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in stores)
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether it is a value through and through: a number, a text, or a container of such."""
+    kind = type(value)
+    if kind in PLAIN:
+        return True
+    if kind not in CONTAINERS or depth >= NESTED:
+        return False
+    if kind is dict:
+        return all(type(key) in PLAIN and is_plain(entry, depth + 1) for key, entry in _first(value.items()))
+    return all(is_plain(entry, depth + 1) for entry in _first(value))
+
+
+def place_of(iterator: Any) -> str:
+    """Where one of `ITERATORS` is, without moving it."""
+    if type(iterator) is itertools.count:
+        return repr(iterator)
+    if type(iterator) is not types.GeneratorType:
+        return str(operator.length_hint(iterator))
+    frame = iterator.gi_frame
+    if frame is None or iterator.gi_running:
+        return "over" if frame is None else ""
+    names = sorted(name for name, value in frame.f_locals.items() if type(value) in PLAIN)
+    return repr((frame.f_lasti, [(name, frame.f_locals[name]) for name in names]))
+
+
+def inside(value: Any) -> Any:
+    """Where the entries or attributes of a value are; None if it has none."""
+    if type(value) in (dict, list):
+        return value
+    fields = attributes(value)
+    return fields if fields is not None else value if _slots(type(value)) else None
+
+
+def attributes(value: Any) -> dict[str, Any] | None:
+    """The `__dict__` of an object, without asking the object."""
+    try:
+        found = object.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if type(found) is dict else None
+
+
+def variables_of(function: types.FunctionType) -> Iterator[Leaf]:
+    """What a function has from around it, as leaves; `MISSING` for what has no value yet."""
+    code = function.__code__
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=False):
+        leaf = Leaf(f"{name} of {function.__qualname__}", cell, "cell_contents", MISSING)
+        leaf.value = leaf.read()
+        yield leaf
+    here = function.__globals__
+    for name in dict.fromkeys(names_used(code)):
+        if name in here or not hasattr(builtins, name):
+            yield Leaf(f"{name} of {function.__module__}", here, name, here.get(name, MISSING))
+    for at, value in enumerate(function.__defaults__ or ()):
+        yield Leaf(f"default {at} of {function.__qualname__}", None, None, value)
+
+
+def of_class(kind: type) -> Iterator[Leaf]:
+    """What classes of the script keep in attributes of their own."""
+    for each in kind.__mro__:
+        if not is_of_the_script(each):
+            continue
+        for name, value in vars(each).items():
+            if not name.startswith("__") and (is_plain(value) or is_generator(value)):
+                yield Leaf(f"{each.__qualname__}.{name}", each, name, value)
+
+
+def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:
+    """The same function made twice has other variables of the same names."""
+    places = named.setdefault(leaf.path, [])
+    place = id(leaf.holder), leaf.name
+    if leaf.holder is not None and place not in places:
+        places.append(place)
+    if len(places) > 1:
+        leaf.path = f"{leaf.path} ({places.index(place) + 1})"
+    return leaf
+
+
+def names_used(code: types.CodeType) -> list[str]:
+    """Names that a function looks up, of globals and of attributes; also in functions that it makes."""
+    inner = (const for const in code.co_consts if type(const) is types.CodeType)
+    return [*code.co_names, *(name for each in inner for name in names_used(each))]
+
+
+def _first(entries: Iterable[Any]) -> Iterator[Any]:
+    for at, entry in enumerate(list(entries) if not hasattr(entries, "__len__") else entries):
+        if at == WIDTH:
+            return
+        yield entry
+
+
+def _is_closed(kind: type) -> bool:
+    if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException)):
+        return True
+    if issubclass(kind, torch.optim.Optimizer):
+        return not is_of_the_script(kind)
+    top = str(kind.__module__).split(".", 1)[0]
+    if top in _CLOSED:
+        return True
+    opened = (torch.nn.Module, torch.utils.data.Sampler, torch.utils.data.Dataset)
+    return top == "torch" and not issubclass(kind, opened)
+
+
+def _is_of_the_script(kind: type) -> bool:
+    """Whether a module's class, or one that it is made from, is not torch's own."""
+    return any(not str(each.__module__).startswith("torch.") for each in kind.__mro__[:-1])
+
+
+_slots_of: dict[type, tuple[str, ...]] = {}
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    found = _slots_of.get(kind)
+    if found is None:
+        found = _slots_of[kind] = _find_slots(kind)
+    return found
+
+
+def _find_slots(kind: type) -> tuple[str, ...]:
+    if kind.__module__ == "builtins":
+        return ()
+    return tuple(
+        name for each in kind.__mro__ for name, found in vars(each).items()
+        if type(found) is types.MemberDescriptorType and not name.startswith("__")
+        and each.__module__ != "builtins" and each.__flags__ & (1 << 9)
+    )  # fmt: skip
+
+
+def _slot(value: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except (AttributeError, TypeError, ValueError):  # the last of a variable without a value
+        return MISSING

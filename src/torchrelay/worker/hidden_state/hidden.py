@@ -1,0 +1,402 @@
+"""Hidden state: what a rank's objects keep in attributes that the script has not told of, found by looking.
+
+modules, objects in extra     looked at in the first calls, and then now and then; kept in the private record
+step functions                generators that they take from around them: the same
+samplers of a loader          looked at when a loop begins; what moves is a part of the loop's mark
+datasets, collate functions   looked at between items; what moves is a part of the record of the item
+loaders between their loops   in the private record, as the loop that comes begins with it
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import msgspec
+import torch
+from msgspec import Struct
+from torch.utils.data import BatchSampler, DataLoader
+
+from torchrelay.errors import Undeclared
+from torchrelay.worker.hidden_state import graph, moving, variables
+from torchrelay.worker.hidden_state.around import around, of_modules
+from torchrelay.worker.hidden_state.moving import Moving
+from torchrelay.worker.hidden_state.outsiders import Outsiders
+
+FIRST = 12  # looks that are made in any case
+SHARE = 500  # a further one only if so many times as long has passed as it takes
+STATE_LEAVES = 1 << 15
+_OURS_ALONE = (list, tuple, range, dict, str, bytes, torch.Tensor)  # these have no attributes to look at
+
+
+class Record(Struct, array_like=True):
+    """What of the hidden state is told in a private record."""
+
+    state: bytes
+    resting: list[tuple[str, bytes]]  # objects of loaders through which no loop goes
+    late: list[str]  # what was seen to change after the gate of a call
+
+
+_decode = msgspec.msgpack.Decoder(Record).decode
+_decode_parts = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
+
+
+class Seen:
+    """An object of a loader, and what of it moves."""
+
+    def __init__(self, name: str, thing: Any, beside: str, passed: Callable[[], Iterable[Any]]) -> None:
+        self.name = f"{name} {type(thing).__module__}.{type(thing).__qualname__} {beside}"
+        self.open = 0  # loops that go through it
+        self.stirred = False  # a call has gone through it since the item of such a loop was fetched
+        reference = weakref.ref(thing)
+        orders = name in ("sampler", "batch_sampler")
+
+        def roots() -> list[tuple[str, Any]]:
+            live = reference()
+            return [] if live is None else [(name, live)]
+
+        self.moving = Moving(roots, passed=passed, orders=orders)
+        self.looks = Budget()
+
+
+class Budget:
+    """Whether it is time for a look: the first ones, and then as long as they cost next to nothing."""
+
+    def __init__(self) -> None:
+        self._made = 0
+        self._last = self._cost = 0.0
+
+    def due(self, share: int = SHARE) -> bool:
+        return self._made < FIRST or time.perf_counter() - self._last > share * self._cost
+
+    def spend(self, look: Callable[[], Any]) -> Any:
+        begin = time.perf_counter()
+        found = look()
+        self._last = time.perf_counter()
+        self._cost = self._last - begin
+        self._made += 1
+        return found
+
+
+class OfLoader:
+    """The hidden state of one loader: of its samplers, its dataset and what makes items of it."""
+
+    def __init__(self, hidden: Hidden, parts: list[Seen]) -> None:
+        self._hidden = hidden
+        self._parts = parts
+
+    def mark(self) -> bytes:
+        """Just before a loop begins: what it takes to begin it again. Raises `Refused`."""
+        self.look(SHARE // 10)
+        for part in self._parts:
+            part.moving.begin()
+        told = [(part.name, part.moving.record(part.moving.generators())) for part in self._parts]
+        return _together(told)
+
+    def before_item(self, number: int) -> bytes:
+        """Just before item `number` (from 0) is fetched: what it takes to make it again. Raises `Refused`."""
+        if 0 < number < 4 or number & (number - 1) == 0:
+            self.look()
+        for part in self._parts:
+            part.stirred = False
+        moved = [(part.name, part.moving.record()) for part in self._parts if part.moving.kept]
+        return _together(moved) if moved else b""
+
+    def look(self, share: int = SHARE) -> None:
+        """See what has moved, if it is time for it. Raises `Refused`."""
+        for part in self._parts:
+            if part.looks.due(share):
+                part.looks.spend(part.moving.look)
+
+    def put(self, told: bytes) -> None:
+        """Make it so. Raises `StateMismatch`."""
+        if not told:
+            return
+        by_name = dict(_decode_parts(told))
+        for part in self._parts:
+            if part.name in by_name:
+                part.moving.put(by_name[part.name])
+
+    def enter(self) -> None:
+        """A loop begins."""
+        for part in self._parts:
+            part.open += 1
+
+    def leave(self) -> None:
+        """It has ended."""
+        for part in self._parts:
+            part.open -= 1
+
+    def within_call(self) -> None:
+        """A loop begins inside a call, which may be redone."""
+        self._hidden.touched([(part, part.moving.record(part.moving.generators())) for part in self._parts])
+        for part in self._parts:
+            part.stirred = True
+
+
+def _together(told: list[tuple[str, bytes]]) -> bytes:
+    told = [(name, data) for name, data in told if data]
+    return msgspec.msgpack.encode(told) if told else b""
+
+
+class _Called:
+    """Functions of the script that are called in a step."""
+
+    def __init__(self, roots: list[tuple[str, Any]], steps: list[Any]) -> None:
+        self._roots = roots
+        self._steps = steps
+
+    def __iter__(self) -> Iterator[Any]:
+        modules = [inner for _, root in self._roots if isinstance(root, torch.nn.Module) for inner in root.modules()]
+        return itertools.chain(list(self._steps), of_modules(modules))
+
+
+class Hidden:
+    """All of it, of one rank."""
+
+    def __init__(
+        self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False,
+        known: Callable[[], Iterable[Any]] | None = None,
+    ) -> None:  # fmt: skip
+        """`told`: modules and other objects that join() was given. `carried`: what others carry.
+
+        `quiet`: the script has functions of its own that may carry more. `known`: all that the state is made of.
+        """
+        self._roots = list(told)
+        given = {id(thing) for _, thing in self._roots}
+        others = [thing for thing in carried if id(thing) not in given]
+        self._functions: list[Any] = []
+        self.state = Moving(
+            lambda: self._roots,
+            functions=_Called(self._roots, self._functions),
+            passed=lambda: others,
+            quiet=quiet,
+            limit=STATE_LEAVES,
+            variables=variables.objects,
+        )
+        self._outsiders = None if known is None or quiet else Outsiders(self._around, known)
+        self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
+        self._made: dict[str, int] = {}  # how many objects of this name there were
+        self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet
+        self._late: dict[str, None] = {}
+        self._looks = Budget()
+        self._calm = True  # no call has begun yet
+        self._looking = False  # the call under way is looked at
+        self._before = b""
+        self._remembered: list[Any] = []
+        self._touched: list[tuple[Seen, bytes]] = []
+        self._loaded = False
+        self._known_of: Any = None  # what the two below were made of
+        self._known_count = 0
+        self._places: set[tuple[int, Any]] = set()
+        self._holders: set[int] = set()
+        self.late = b""  # what the update of the last call has changed, as it was when that had returned
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to tell: asked twice in every call."""
+        return not (self.state.kept or self._waiting or any(one.moving.kept for _, one in list(self._seen.values())))
+
+    def carries(self, holder: Any, name: str, value: Any) -> bool:
+        """Whether a replacement gets what stands here under this name, or what this value holds."""
+        kept = self.state.kept
+        if self._known_of is not kept or len(kept) != self._known_count:
+            self._known_of, self._known_count = kept, len(kept)
+            self._places = {(id(leaf.holder), leaf.name) for leaf in kept.values()}
+            self._holders = {id(leaf.holder) for leaf in kept.values()}
+        return (id(holder), name) in self._places or id(value) in self._holders
+
+    def _around(self) -> Iterator[graph.Leaf]:
+        return itertools.chain(around(self._functions), variables.held())
+
+    def add(self, function: Any) -> None:
+        """A step function: what it takes from around it is looked at, too."""
+        self._functions.append(function)
+        self.state.calm()
+
+    # ------------------------------------------------------------ loaders
+
+    def of(self, loader: Any) -> OfLoader | None:
+        """What is looked at of this loader; None if there is nothing."""
+        named = _objects_of(loader)
+        beside = f"of {_length(loader)} samples"  # which tells it from the others of a script
+        parts = [one for name, thing in named if (one := self._find(name, thing, named, beside)) is not None]
+        return OfLoader(self, parts) if parts else None
+
+    def _find(self, name: str, thing: Any, named: list[tuple[str, Any]], beside: str) -> Seen | None:
+        found = self._seen.get(id(thing))
+        if found is not None and found[0]() is thing:
+            return found[1]
+        number = id(thing)
+        try:
+            reference = weakref.ref(thing, lambda _: self._seen.pop(number, None))
+            others = [weakref.ref(other) for _, other in named if other is not thing]
+        except TypeError:
+            return None  # it has nowhere to keep anything
+        seen = Seen(name, thing, beside, lambda: [live for other in others if (live := other()) is not None])
+        self._seen[number] = reference, seen
+        self._made[seen.name] = self._made.get(seen.name, 0) + 1
+        if self._loaded:
+            self._give([seen])
+        return seen
+
+    def touched(self, parts: list[tuple[Seen, bytes]]) -> None:
+        """These are gone through by the call under way, and were so before."""
+        known = {id(part) for part, _ in self._touched}
+        self._touched += [(part, told) for part, told in parts if id(part) not in known]
+
+    # ------------------------------------------------------------ calls
+
+    def mark(self) -> None:
+        """At the entry of a call: what is known to move is put back if it is redone. Raises `Refused`."""
+        if self._outsiders is not None and self._outsiders.stirred:
+            self._outsiders.look()
+        self._before = self.state.record() if self.state.kept else b""
+        self._remembered = []
+        self._touched = []
+        self._looking = False
+
+    def remember(self) -> None:
+        """Whatever the call under way changes can be put back, as far as it is small."""
+        self.state.calm()
+        self._remembered = self.state.remember()
+
+    def look_entry(self) -> None:
+        """At the entry of a call that is looked at. Raises `Refused`."""
+        if self._calm:
+            self.state.calm()
+            self._look_outside()
+        elif self._looks.due():
+            self._looks.spend(self._look)
+        else:
+            return
+        self._calm, self._looking = False, True
+        self._before = self.state.record() if self.state.kept else b""
+        self._remembered = self.state.remember()
+
+    def _look(self) -> None:
+        self._look_outside()
+        self.state.look()
+
+    def _look_outside(self) -> None:
+        if self._outsiders is not None:
+            self._outsiders.look()
+
+    def look_gate(self) -> None:
+        """At its gate. Raises `Refused`."""
+        if self._looking:
+            self._looks.spend(self.state.look)
+
+    def look_return(self) -> None:
+        """When it has returned: what has changed since the gate is lost if the process dies in between."""
+        if not self._looking and not self._late:
+            return
+        if self._looking:
+            changed = self._looks.spend(self.state.look)
+            self._late.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
+            self._looking = False
+        self.late = self.state.record(only=self._late)
+
+    def _is_told(self, path: str) -> bool:
+        """Whether the object's own state_dict() tells of this attribute: then a replica has it."""
+        name = path.rpartition(".")[2].strip("_")
+        for root, thing in self._roots:
+            if path.startswith(f"{root}.") and not isinstance(thing, (torch.nn.Module, torch.optim.Optimizer)):
+                return any(str(key).strip("_") == name for key in thing.state_dict())
+        return False
+
+    def rewind(self) -> None:
+        """Put back all as it was at the entry of the call. May be done twice."""
+        moving.recall(self._remembered)
+        self.state.put(self._before)
+        for part, told in self._touched:
+            part.moving.put(told)
+
+    # ------------------------------------------------------------ the record
+
+    def record(self) -> bytes:
+        """What a replacement needs of it, now."""
+        if self.empty:
+            return b""
+        resting = []
+        for _, one in list(self._seen.values()):
+            if one.moving.kept and (one.stirred or not one.open):
+                resting.append((one.name, one.moving.record()))
+                if self._made[one.name] > 1:
+                    resting.append((one.name, b""))  # which of them it is cannot be told by the name
+        return msgspec.msgpack.encode(Record(self.state.record(), [*resting, *self._waiting], list(self._late)))
+
+    def load(self, data: bytes) -> None:
+        """Take that of this rank's last holder. Raises `StateMismatch`."""
+        self._loaded = True
+        if not data:
+            return
+        told = _decode(data)
+        self.state.put(told.state)
+        self._late = dict.fromkeys(told.late)
+        self._waiting = list(told.resting)
+        self._give([one for _, one in self._seen.values()])
+
+    def borrow(self, lent: bytes) -> None:
+        """The record that was loaded is of a gate: what has changed after that is taken from another rank.
+
+        Raises `Undeclared` if that rank does not have it.
+        """
+        lacking = self._late.keys() - self.state.put(lent)
+        if lacking:
+            raise Undeclared(
+                f"a rank was lost in its update, which changes {min(lacking)}: what it would have been nobody can "
+                "tell. Change it before optimizer.step(), or after the step has returned"
+            )
+        self.late = lent
+
+    def _give(self, seen: Iterable[Seen]) -> None:
+        """Objects that have come up take what was told of them."""
+        for one in seen:
+            told = {data for name, data in self._waiting if name == one.name}
+            if not told:
+                continue
+            if len(told) > 1:
+                raise Undeclared(
+                    f"several objects ({one.name}) have changed each in its own way, and a replacement cannot tell "
+                    "which is which. Give them to loops that are open while training goes on, or set_epoch()"
+                )
+            one.moving.put(told.pop())
+            self._waiting = [(name, data) for name, data in self._waiting if name != one.name]
+
+
+def _objects_of(loader: Any) -> list[tuple[str, Any]]:
+    if not isinstance(loader, DataLoader):
+        return [("dataset", loader)] if not isinstance(loader, _OURS_ALONE) else []
+    fields = vars(loader)
+    found = [("sampler", fields.get("sampler"))]
+    batches = fields.get("batch_sampler")
+    if type(batches) is BatchSampler:
+        found[0] = ("sampler", batches.sampler)
+    else:
+        found.append(("batch_sampler", batches))
+    found += [(name, fields.get(name)) for name in ("dataset", "collate_fn")]
+    if fields.get("num_workers"):
+        found = found[:-1]  # it is called in loader workers, which seed what they find
+    if not type(loader).__module__.startswith("torch."):
+        found.append(("loader", loader))  # what a class of the script's own keeps in it
+    return [(name, thing) for name, thing in _once(found) if thing is not None and not isinstance(thing, _OURS_ALONE)]
+
+
+def _length(loader: Any) -> int | None:
+    dataset = vars(loader).get("dataset") if isinstance(loader, DataLoader) else loader
+    try:
+        return len(dataset)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError, AttributeError):
+        return None
+
+
+def _once(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    known: set[int] = set()
+    for name, thing in named:
+        if id(thing) not in known:
+            known.add(id(thing))
+            yield name, thing

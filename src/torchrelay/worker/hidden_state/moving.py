@@ -1,0 +1,486 @@
+"""Moving: what of an object's attributes is seen to move while it is used, found by looking again and again.
+
+A look walks the graph of an object and compares each leaf with what it was at the last look. What has changed is kept
+from then on: `record` tells it, `put` makes it so in another process that has built the same.
+
+    numbers, texts, small containers, small tensors and arrays    kept
+    generators of random numbers, itertools.count                 kept
+    what only grows                                               left alone: a cache, a history
+    what is large                                                 refused if an order of data comes from it, else said
+    attributes beside one that cannot be kept                     kept if they move again and again: else they may tell
+                                                                  of the other one, such as "the file is open"
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import math
+import random
+import sys
+from array import array
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+import xxhash
+
+from torchrelay.errors import Refused, StateMismatch
+from torchrelay.worker.hidden_state import arguments, graph, variables
+from torchrelay.worker.hidden_state.around import around
+from torchrelay.worker.hidden_state.graph import MISSING, Leaf, Walk
+from torchrelay.worker.hidden_state.variables import VARIABLE
+from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.tensors import values
+
+LIMIT = 48 << 10  # bytes of all that is kept of one object
+EACH = 16 << 10  # and of one attribute
+SAMPLES = 256  # entries of a large container that are looked at
+SMALL = 64  # entries up to which all of them are
+
+_ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded, whether it was seen to move
+_decode = msgspec.msgpack.Decoder(_ENTRY).decode
+_encode = msgspec.msgpack.encode
+_COUNT = "itertools.count"
+_QUICK = frozenset({float, str, bool, type(None)})
+
+
+class Moving:
+    """What of these objects moves."""
+
+    def __init__(
+        self, roots: Callable[[], Iterable[tuple[str, Any]]], *, passed: Callable[[], Iterable[Any]] = tuple,
+        functions: Iterable[Any] | None = None, variables: Callable[[], Iterable[Leaf]] = tuple,
+        orders: bool = False, quiet: bool = False, limit: int = graph.MAX_LEAVES,
+    ) -> None:  # fmt: skip
+        """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
+
+        `functions`: what they use from around them is looked at, too; then of objects only the script's own.
+        `variables`: of functions that are under way; a replacement may not have come to them yet.
+        """
+        self._roots = roots
+        self._passed = passed
+        self._functions = functions
+        self._variables = variables
+        self._orders = orders
+        self._quiet = quiet
+        self._limit = limit
+        self.kept: dict[str, Leaf] = {}
+        self._walk = self._go()
+        self._seen: dict[str, Any] = {}
+        self.calm()
+        self._times: dict[str, int] = {}  # how often a path was seen to change
+        self._warned: set[str] = set()
+        self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
+
+    def look(self) -> list[str]:
+        """What has changed since the last look; it is kept from now on. Raises `Refused` for what cannot be."""
+        now = self._signatures()
+        if now is None:
+            return []
+        before, self._seen = self._seen, now
+        self._check_iterators()
+        changed = [path for path, sign in now.items() if not _same(before.get(path, MISSING), sign)]
+        stays = (self._walk.leaves[path] for path in changed if now[path][0] == "object" or self._is_large(path))
+        tied = {id(leaf.holder) for leaf in stays if leaf.holder is not None}
+        found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
+        self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
+        self._let_go()
+        return found
+
+    def _go(self) -> Walk:
+        if self._functions is None:
+            return Walk(self._roots(), passed=self._passed(), limit=self._limit)
+        found = itertools.chain(around(self._functions), self._variables())
+        passed = self._passed()
+        return Walk(self._roots(), passed=passed, variables=found, looks_into=is_of_the_script, limit=self._limit)
+
+    def calm(self) -> None:
+        """What has changed up to now means nothing: the script has made its objects ready."""
+        self._seen = self._signatures() or self._seen
+        self._let_go()
+
+    def _signatures(self) -> dict[str, Any] | None:
+        """What all leaves are now; None if another thread is changing them."""
+        try:
+            self._walk = self._go()
+            return {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+        except RuntimeError:  # a dict or deque has changed its size under our eyes
+            return None
+
+    def _let_go(self) -> None:
+        """Hold nothing that is large or the script's business: what a step has computed would not be freed."""
+        for path, leaf in self.kept.items():
+            if self._walk.leaves.get(path) is leaf:
+                leaf.remember_way(self._walk.parents, variables.finder(path))
+        self._walk.holders.clear()
+        self._walk.parents.clear()
+        self._walk.absent.clear()
+        for leaf in self._walk.leaves.values():
+            if not _is_small(leaf.value):
+                leaf.value = None
+
+    def begin(self) -> None:
+        """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
+        self._standing = self._iterators() if self._orders else {}
+
+    def _iterators(self) -> dict[str, tuple[int, str]]:
+        found = ((path, leaf.read()) for path, leaf in self._walk.leaves.items())
+        return {path: (id(one), graph.place_of(one)) for path, one in found if type(one) in graph.ITERATORS}
+
+    def _check_iterators(self) -> None:
+        now = self._iterators() if self._standing else {}
+        for path, (number, place) in self._standing.items():
+            if path in now and now[path][0] == number and now[path][1] != place:
+                raise Refused(
+                    f"{path} is an iterator that is gone on with from one epoch to the next: where it is cannot be "
+                    "carried to a replacement",
+                    "make it anew in __iter__, from a generator of random numbers or from the epoch",
+                )
+
+    def _judge(self, path: str, before: Any, tied: set[int]) -> bool:
+        """Whether this leaf, which has changed, is to be kept."""
+        leaf = self._walk.leaves[path]
+        if self._seen[path][0] == "object" or path in self.kept or _only_grew(before, self._seen[path]):
+            return False
+        if before is MISSING and (path.endswith("]") or self._seen[path][0] == "tensor"):
+            return False  # an entry of a cache
+        if self._is_large(path):
+            if before is not MISSING:
+                self._too_large(path, _size(leaf.value))
+            return False
+        self._times[path] = self._times.get(path, 0) + 1
+        if id(leaf.holder) in tied and not graph.is_generator(leaf.value) and self._times[path] < 2:
+            return False
+        self.kept[path] = leaf
+        return True
+
+    def _is_large(self, path: str) -> bool:
+        return _size(self._walk.leaves[path].value) > EACH
+
+    def _too_large(self, path: str, size: int) -> None:
+        if self._orders:
+            raise Refused(
+                f"{path} changes while data is read, and has some {size:,} bytes; at most {EACH:,} are carried to a "
+                "replacement, which would read the data in another order",
+                "draw a new order at the beginning of each epoch, from a generator that is seeded with the epoch "
+                "(set_epoch), rather than to shuffle the last one again",
+            )
+        self._warn(
+            path,
+            f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
+            "If results depend on it, keep it in a buffer, or give it to join(extra=...)",
+        )
+
+    def _warn(self, about: str, message: str) -> None:
+        if about.startswith(VARIABLE):
+            return  # most of it is for people
+        if about not in self._warned and not self._quiet:
+            self._warned.add(about)
+            print(f"torchrelay: {message}", file=sys.stderr, flush=True)
+
+    # ------------------------------------------------------------ to remember and to put back
+
+    def remember(self) -> list[tuple[Leaf, Any]]:
+        """All small values, to be put back by `recall`."""
+        try:
+            leaves = [leaf for leaf in self._go().leaves.values() if _is_small(leaf.value)]
+            return [(leaf, _copied(leaf.value)) for leaf in leaves]
+        except RuntimeError:  # as above
+            return []
+
+    # ------------------------------------------------------------ to tell and to take
+
+    def generators(self) -> dict[str, Leaf]:
+        """All generators that were seen at the last look."""
+        return {path: leaf for path, leaf in self._walk.leaves.items() if graph.is_generator(leaf.value)}
+
+    def record(self, more: dict[str, Leaf] | None = None, only: Collection[str] | None = None) -> bytes:
+        """The values now of what is kept, or `only` of these paths, and of `more`; empty if there is nothing.
+
+        Raises `Refused`.
+        """
+        kept = self.kept if not more else {**more, **self.kept}
+        if only is not None:
+            kept = {path: kept[path] for path in only if path in kept}
+        if not kept:
+            return b""
+        entries = []
+        for path in sorted(kept):  # and not in the order in which it was found
+            leaf = kept[path]
+            leaf.find()
+            value = leaf.read()
+            if value is MISSING:
+                continue
+            kind = type(value)
+            if kind in _QUICK or (kind is int and -(1 << 63) <= value < 1 << 63):
+                entries.append((path, value, False, path in self.kept))
+            else:
+                entries.append((path, _told(path, value), True, path in self.kept))
+        found = _encode(entries)
+        if len(found) > LIMIT:
+            return self.record() if more else self._shortened(entries, len(found))
+        return found
+
+    def _shortened(self, entries: list[Any], size: int) -> bytes:
+        """Too much moves: of an order of data that cannot be; of all else as much is kept as there is room for."""
+        names = ", ".join(itertools.islice(sorted(self.kept), 3))
+        said = (
+            f"{names} and others change in the course of the training and have {size:,} bytes; at most {LIMIT:,} are "
+            "carried to a replacement"
+        )
+        if self._orders:
+            raise Refused(said, "keep less in attributes, or let it follow from the epoch (set_epoch)")
+        self._warn("", f"{said}. If results depend on them, keep them in buffers, or give them to join(extra=...)")
+        room = LIMIT
+        short = []
+        for entry in entries:
+            room -= len(_encode(entry))
+            if room > 0:
+                short.append(entry)
+        self.kept = {entry[0]: self.kept[entry[0]] for entry in short}
+        return _encode(short)
+
+    def put(self, record: bytes) -> set[str]:
+        """Make it so; what has moved is kept from now on. Returns the paths.
+
+        Raises `StateMismatch` if there is no such thing here.
+        """
+        if not record:
+            return set()
+        entries = _decode(record)
+        self._walk = self._go()
+        for path, told, encoded, moved in entries:
+            leaf = self._walk.leaves.get(path) or self._made(path)
+            if leaf is None or not _take(leaf, values.decode(told) if encoded else told):
+                if path.startswith(VARIABLE):
+                    continue
+                raise StateMismatch(
+                    f"{path} has changed in the course of the training, and there is nothing of this name or kind in "
+                    "the worker that takes over: let every rank build the same objects before its first loop or call"
+                )
+            if moved:
+                self.kept[path] = leaf
+        self._let_go()
+        return {entry[0] for entry in entries}
+
+    def _made(self, path: str) -> Leaf | None:
+        """An attribute that the script has not made yet in this process."""
+        if path in self._walk.absent:
+            return self._walk.absent[path]
+        above, _, name = path.rpartition(".")
+        holder = self._walk.holders.get(above)
+        return Leaf(path, holder, name, None) if holder is not None and name.isidentifier() else None
+
+
+def recall(remembered: list[tuple[Leaf, Any]]) -> None:
+    """Put back what `Moving.remember` has told."""
+    for leaf, told in remembered:
+        live = leaf.read()
+        if type(told) is not list:
+            if live is not told:
+                leaf.put(told)
+        elif len(told) == 2 or not _same(_signature(live), _signature(told[0])):
+            _take(leaf, told)
+
+
+def _is_small(value: Any) -> bool:
+    kind = type(value)
+    if kind is torch.Tensor:
+        return _is_held(value) and value.nbytes <= EACH
+    if kind in graph.CONTAINERS:
+        return len(value) <= SMALL and graph.is_plain(value)
+    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value)
+
+
+def _copied(value: Any) -> Any:
+    if graph.is_generator(value):
+        return [_kind_of(value), _state_of(value)]
+    if type(value) is itertools.count:
+        return [_COUNT, _place_of(value)]
+    if type(value) is torch.Tensor:
+        return [value.clone()]
+    return [copy.deepcopy(value)] if type(value) in graph.CONTAINERS else value
+
+
+# ---------------------------------------------------------------- what a leaf was
+
+
+def _signature(value: Any) -> tuple[str, Any]:
+    """What tells whether a leaf has changed: its kind, and something to compare."""
+    kind = type(value)
+    if kind in graph.PLAIN:
+        return "value", value
+    if kind is itertools.count:
+        return "count", repr(value)
+    if graph.is_generator(value):
+        return "generator", xxhash.xxh3_64_digest(_bytes_of(value))
+    if kind in graph.CONTAINERS and graph.is_plain(value):
+        return "container", (kind, len(value), _shown(value))
+    if kind is torch.Tensor and _is_held(value):
+        return "tensor", (value.shape, arguments.digest(value))
+    if kind is np.ndarray and value.flags.owndata and value.flags.writeable and not value.dtype.hasobject:
+        return "tensor", (value.shape, arguments.digest(value))
+    if issubclass(kind, np.generic) and not value.dtype.hasobject:
+        return "number", (kind, value.tobytes())
+    return "object", (kind, id(value))
+
+
+def _is_held(value: torch.Tensor) -> bool:
+    """Whether it is a tensor of values, and not one of the graph of this very step, of a model, or on a device."""
+    return not value.requires_grad and value.is_cpu and value.layout == torch.strided and not value.is_inference()
+
+
+def _shown(value: Any) -> str:
+    """A small container whole; of a large one a part, from all over it."""
+    count = len(value)
+    if count <= SMALL:
+        return repr(sorted(value, key=repr) if type(value) in (set, frozenset) else value)
+    if type(value) in (list, tuple):
+        return repr([value[at * (count - 1) // (SAMPLES - 1)] for at in range(SAMPLES)])
+    if type(value) is deque:
+        return repr([value[0], value[1], value[-2], value[-1]])
+    if type(value) is dict:
+        return repr(list(itertools.islice(value.items(), SMALL)))
+    return ""
+
+
+def _same(one: Any, other: Any) -> bool:
+    if one is MISSING or one[0] != other[0]:
+        return False
+    first, second = one[1], other[1]
+    if one[0] == "value":
+        if type(first) is not type(second):
+            return False
+        return bool(first == second) or (type(first) is float and math.isnan(first) and math.isnan(second))
+    return bool(first == second)
+
+
+def _only_grew(before: Any, now: Any) -> bool:
+    """A container that has more entries than before, as caches and histories have."""
+    if before is MISSING or before[0] != "container" or now[0] != "container" or now[1][0] is not before[1][0]:
+        return False
+    return now[1][1] > before[1][1] and now[1][0] is not tuple
+
+
+def _size(value: Any) -> int:
+    """Bytes that it takes to carry it, roughly."""
+    if graph.is_generator(value):
+        return 0
+    kind = type(value)
+    if kind is torch.Tensor or kind is np.ndarray:
+        return int(value.nbytes)
+    if kind in graph.CONTAINERS:
+        return len(repr(value)) if len(value) <= 8 * SMALL else max(EACH + 1, 8 * len(value))
+    return len(value) if kind in (str, bytes) else 8
+
+
+# ---------------------------------------------------------------- the values
+
+
+def _bytes_of(generator: Any) -> bytes:
+    kind = arguments.GENERATORS.get(type(generator))
+    if kind is not None:
+        return kind(generator)
+    return repr(_state_of(generator)).encode()
+
+
+def _state_of(generator: Any) -> Any:
+    """The state of a generator, as values."""
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, np.random.Generator):
+        return generator.bit_generator.state
+    if isinstance(generator, np.random.RandomState):
+        return generator.get_state(legacy=False)
+    if isinstance(generator, np.random.BitGenerator):
+        return generator.state
+    version, words, gauss = generator.getstate()
+    return [version, array("I", words).tobytes(), gauss]
+
+
+def _put_state(generator: Any, state: Any) -> None:
+    if isinstance(generator, torch.Generator):
+        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = state
+    elif isinstance(generator, np.random.RandomState):
+        generator.set_state(state)
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = state
+    else:
+        generator.setstate((state[0], tuple(array("I", state[1])), state[2]))
+
+
+def _kind_of(generator: Any) -> str:
+    inner = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
+    return f"{type(generator).__name__} {type(inner).__name__}"
+
+
+def _told(path: str, value: Any) -> bytes:
+    generator = graph.is_generator(value)
+    if type(value) is itertools.count:
+        return values.encode([_COUNT, _place_of(value)], path)
+    try:
+        return values.encode([_kind_of(value), _state_of(value)] if generator else [value], path)
+    except TypeError as error:
+        raise Refused(str(error), "keep numbers, texts, tensors, and lists or dicts of them in attributes") from error
+
+
+def _take(leaf: Leaf, told: Any) -> bool:
+    """Give the leaf this value; returns whether that is possible."""
+    live = leaf.read()
+    if type(told) is list and len(told) == 2 and told[0] == _COUNT:
+        return type(live) is itertools.count and _count_on(leaf, live, *told[1])
+    if type(told) is list and len(told) == 2:
+        if not graph.is_generator(live) or _kind_of(live) != told[0]:
+            return False
+        _put_state(live, told[1])
+        return True
+    value = told[0] if type(told) is list else told
+    if isinstance(value, torch.Tensor) and type(live) is torch.Tensor and live.shape == value.shape:
+        with torch.no_grad():
+            live.copy_(value)
+        return True
+    if isinstance(value, np.ndarray) and type(live) is np.ndarray and live.shape == value.shape:
+        np.copyto(live, value)
+        return True
+    if type(live) is type(value) and type(value) in (list, dict, set, deque):
+        # In place: it may be known elsewhere, too.
+        live.clear()
+        (live.extend if type(value) in (list, deque) else live.update)(value)
+        return True
+    return leaf.put(value)
+
+
+def _place_of(counter: itertools.count[Any]) -> list[Any]:
+    """The number that comes next, and the step."""
+    found = counter.__reduce__()[1]
+    return [*found, 1][:2]
+
+
+def _count_on(leaf: Leaf, live: itertools.count[Any], number: Any, step: Any) -> bool:
+    """Go on to that number, as others may hold the counter, too; back it can only be put in its place."""
+    now = _place_of(live)[0]
+    ahead = number - now
+    if step == 1 and type(ahead) is int and 0 <= ahead < 1 << 24:
+        deque(itertools.islice(live, ahead), maxlen=0)
+        return True
+    return leaf.put(itertools.count(number, step))
+
+
+def reseed(generator: Any, number: int) -> None:
+    """Seed a generator anew with 64 bits."""
+    if isinstance(generator, torch.Generator):
+        generator.manual_seed(number)
+    elif isinstance(generator, np.random.Generator):
+        generator.bit_generator.state = type(generator.bit_generator)(number).state
+    elif isinstance(generator, np.random.RandomState):
+        generator.seed([number & 0xFFFFFFFF, number >> 32])
+    elif isinstance(generator, np.random.BitGenerator):
+        generator.state = type(generator)(number).state
+    elif isinstance(generator, random.Random):
+        generator.seed(number)

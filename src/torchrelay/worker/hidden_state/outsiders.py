@@ -1,0 +1,154 @@
+"""Outsiders: copies of a model that a script keeps, and of which join() was not told.
+
+    average = copy.deepcopy(model)            a teacher, a target network, a moving average, the best weights so far: it
+    for batch in run.batches(loader):         is taken from the model in each turn or now and then, and nobody but the
+        step(batch)                           script knows
+        update(average, model)
+
+A replacement would begin it anew, as it is too large to be carried with what is found by looking. So modules, and
+lists, dicts and objects with a tensor for each that is trained, are watched where the functions under way or a step
+can reach them, and the script is refused when one moves, or comes up; so it is for schedules and gradient scalers.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
+
+from torchrelay.errors import Refused
+from torchrelay.worker.hidden_state import graph, variables
+from torchrelay.worker.hidden_state.variables import VARIABLE
+from torchrelay.worker.parallel.shards import is_shard
+from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.tensors import memory
+
+LARGE = 16 << 10  # bytes of such tensors up to which they are carried (see `moving`)
+DEPTH = 3
+ENTRIES = 4096
+_CLOCKS = (LRScheduler, GradScaler)
+_Mark = tuple[tuple[int, int], ...]  # of each tensor, which it is and how often it was written to
+
+
+class Outsiders:
+    """Of one rank."""
+
+    def __init__(self, places: Callable[[], Iterable[graph.Leaf]], known: Callable[[], Iterable[Any]]) -> None:
+        """`places`: where to look. `known`: modules, tensors and other things that join() was given."""
+        self._places = places
+        self._known = known
+        self._seen: set[_Mark] | None = None
+        self._first: list[tuple[weakref.ref[torch.Tensor], int]] = []  # one tensor of each, and its version
+        self._clocks: list[tuple[weakref.ref[Any], _Mark]] = []  # schedules and scalers
+        self._passed: set[int] = set()  # ids of what stood in variables
+        self._count = 1  # tensors that are trained
+
+    @property
+    def stirred(self) -> bool:
+        """Whether there may be something new since the last look: asked in every call."""
+        if any((live := reference()) is None or live._version != version for reference, version in self._first):
+            return True
+        if any((live := reference()) is not None and _clock(live) != mark for reference, mark in self._clocks):
+            return True
+        passed = self._passed
+        return any(id(value) not in passed and _may_hold(value, self._count) for value in variables.contents())
+
+    def look(self) -> None:
+        """Raises `Refused` if one has moved, or come up, since the last look."""
+        before, self._seen = self._seen, set()
+        self._first, self._clocks = [], []
+        for path, tensors in self._find(list(self._known())):
+            if isinstance(tensors, list):
+                mark = tuple((id(each), each._version) for each in tensors)
+                self._first.append((weakref.ref(tensors[0]), tensors[0]._version))
+            else:
+                mark = _clock(tensors)
+                self._clocks.append((weakref.ref(tensors), mark))
+            self._seen.add(mark)
+            if before is not None and mark not in before:
+                raise Refused(
+                    f"{path.removeprefix(VARIABLE)} changes in the course of the training, and join() was not given "
+                    "it: a worker that takes over a rank would not have it",
+                    "give it to join(extra={...}): a module, a dict of tensors that is filled in place, or something "
+                    "with state_dict()",
+                )
+        self._passed = {id(value) for value in variables.contents() if _may_hold(value, self._count)}
+
+    def _find(self, known: list[Any]) -> Iterator[tuple[str, Any]]:
+        """Paths, with the tensors of each; or with itself, if it is a schedule or a scaler."""
+        ours = [each for each in known if isinstance(each, torch.Tensor)]
+        for each in known:
+            ours += [one for one in each.values() if isinstance(one, torch.Tensor)] if isinstance(each, dict) else []
+        trained = Counter(each.shape for each in {id(each): each for each in ours}.values() if each.requires_grad)
+        if not trained or any(map(is_shard, ours)):
+            return  # FSDP2 puts other tensors in the place of its parameters while it computes
+        self._count = trained.total()
+        places = set(map(memory.place, ours))
+        seen = {id(one) for each in known for one in (each, *_parts(each))}
+        # With each, whether it is carried if it is small: not what a variable holds in no object of the script.
+        waiting = [(leaf.path, leaf.value, 0, not leaf.path.startswith(VARIABLE)) for leaf in self._places()]
+        while waiting and len(seen) < ENTRIES:
+            path, value, depth, small = waiting.pop()
+            if id(value) in seen or value is graph.MISSING:
+                continue
+            seen.add(id(value))
+            if isinstance(value, _CLOCKS):
+                yield path, value
+            elif isinstance(value, torch.nn.Module):
+                tensors = [*value.parameters(), *value.buffers()]
+                if tensors and places.isdisjoint(map(memory.place, tensors)):
+                    yield path, tensors
+            elif depth < DEPTH:
+                inner = _inside(value)
+                held = [one for _, one in inner if isinstance(one, torch.Tensor) and memory.place(one) not in places]
+                small = is_of_the_script(type(value)) or (small and type(value) in (dict, list))
+                carried = small and sum(each.nbytes for each in held) <= LARGE
+                if held and not carried and trained <= Counter(each.shape for each in held):
+                    yield path, held
+                others = [(at, one) for at, one in inner if not isinstance(one, torch.Tensor)]
+                waiting += [(f"{path}{at}", one, depth + 1, small) for at, one in others]
+
+
+def _clock(value: Any) -> _Mark:
+    """What tells that a schedule or a scaler has moved."""
+    if isinstance(value, GradScaler):
+        found = (value._scale, value._growth_tracker)
+        return tuple((id(value), -1 if each is None else each._version) for each in found)
+    return ((id(value), value.last_epoch), (id(value), getattr(value, "_step_count", 0)))
+
+
+def _parts(given: Any) -> Iterator[Any]:
+    """What something that join() was given holds: a chain of schedules, say."""
+    if isinstance(given, (torch.Tensor, torch.nn.Module)):
+        return
+    for value in list((graph.attributes(given) or {}).values()):
+        yield value
+        if type(value) in (list, tuple):
+            yield from value
+
+
+def _may_hold(value: Any, count: int, depth: int = 0) -> bool:
+    """Whether there may be so many tensors in it; a batch has fewer."""
+    if isinstance(value, torch.nn.Module):
+        return True
+    if not isinstance(value, (dict, list, tuple)) or not value or depth == DEPTH:
+        return False
+    inner = list(value.values() if isinstance(value, dict) else value)[:ENTRIES]
+    if len(inner) >= count and any(isinstance(one, torch.Tensor) for one in inner):
+        return True
+    return any(_may_hold(one, count, depth + 1) for one in inner if not isinstance(one, torch.Tensor))
+
+
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", one) for key, one in list(value.items())[:ENTRIES]]
+    if type(value) in (list, tuple):
+        return [(f"[{at}]", one) for at, one in enumerate(value[:ENTRIES])]
+    if is_of_the_script(type(value)):
+        return [(f".{name}", one) for name, one in list((graph.attributes(value) or {}).items())]
+    return []

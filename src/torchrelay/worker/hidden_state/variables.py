@@ -1,0 +1,269 @@
+"""Variables: what functions of the script that are under way keep in their variables while they go through a loop.
+
+    count = best = 0                          neither is an attribute of anything, nor does a step use it, and yet
+    for batch in run.batches(loader):         they decide: a learning rate at the 500th turn, an end without progress
+        count += 1
+
+A replacement enters the loop in the middle. So each item of a tracked loop is recorded with the variables that the
+functions around it assign within loops, and containers that change, as they were when the item was fetched; a
+replacement gets them where it enters, and what the script does with the item changes them as it did before. Globals
+that functions of the same module declare and assign count, too. Objects of the script's classes are looked at instead,
+see `hidden`.
+
+Numbers, texts, small containers of such, and tensors of a few numbers; whatever else there is, is left alone.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import dis
+import re
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from msgspec import Struct
+
+from torchrelay.worker.hidden_state import graph
+from torchrelay.worker.source.lines import is_library
+from torchrelay.worker.tensors import values
+
+LIMIT = 16 << 10  # bytes of all variables of all functions
+TEXT = 512  # characters or bytes of one that is carried
+ENTRIES = 64  # of a container, and numbers in a tensor
+_DIRECT = frozenset({int, float, bool, type(None), str, bytes})
+_FLAT = (list, dict, deque)
+_FILLED = (list, dict, set, deque)  # what is filled in place, as others may hold it, too
+_STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
+_NO_OBJECTS: tuple[type, ...] = (
+    int, float, complex, str, bytes, type(None), type, FunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray,
+    np.generic, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler,
+)  # fmt: skip
+VARIABLE = "variable "  # begins the path of what is found in a variable
+_path = re.compile(rf"{VARIABLE}(\w+) of (.*?)\(\)")
+_MAX_INT = 1 << 63
+MOVED = "moved"  # no container looks like that
+_DECLARED = " "  # behind the name of a global: no variable has such a name
+
+
+class _Told(Struct, array_like=True):
+    """What is told of one function, outermost first."""
+
+    name: str
+    plain: dict[str, Any] = {}
+    flat: dict[str, Any] = {}  # lists, and dicts by texts, of such; a deque is told as a list
+    packed: dict[str, bytes] = {}
+
+
+_decode = msgspec.msgpack.Decoder(list[_Told]).decode
+_names_of: dict[CodeType, frozenset[str] | None] = {}  # of each function, what it assigns in loops; None: a library's
+_first: dict[tuple[CodeType, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
+_declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a module's globals, with their number
+
+
+def told(frame: FrameType | None) -> bytes:
+    """The variables of all functions of the script from this frame outwards; empty if there are none."""
+    found = [_tell(each, names) for each, names in _of_script(frame)][::-1]
+    if not any(one.plain or one.flat or one.packed for one in found):
+        return b""
+    try:
+        data = msgspec.msgpack.encode(found)
+    except OverflowError:  # a number that is too long for it, in a container
+        data = b""
+    return data if 0 < len(data) <= LIMIT else msgspec.msgpack.encode([_Told(one.name, one.plain) for one in found])
+
+
+def put(frame: FrameType | None, data: bytes) -> None:
+    """Make it so in these functions, as far as they are the same."""
+    if not data:
+        return
+    frames = [each for each, _ in _of_script(frame)][::-1]
+    for each, one in zip(frames, _decode(data), strict=False):
+        if each.f_code.co_qualname != one.name:
+            return
+        packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
+        _first.update(dict.fromkeys(((each.f_code, name) for name in (*one.flat, *packed)), MOVED))
+        _fill(each, one.plain | one.flat | packed)
+
+
+def objects() -> Iterator[graph.Leaf]:
+    """Objects in variables of functions of the script that are under way, outside of the call that is."""
+    return (leaf for leaf in held() if type(leaf.value) not in graph.CONTAINERS)
+
+
+def held() -> Iterator[graph.Leaf]:
+    """The same, and containers."""
+    for each in _outside():
+        for name, value in list(each.f_locals.items()):
+            if not issubclass(type(value), _NO_OBJECTS):
+                yield graph.Leaf(f"{VARIABLE}{name} of {each.f_code.co_qualname}()", None, None, value)
+
+
+def contents() -> Iterator[Any]:
+    """The values of all of these variables."""
+    for each in _outside():
+        yield from each.f_locals.values()
+
+
+def finder(path: str) -> Callable[[], Any] | None:
+    """What finds the value of a variable again, of which `objects` has told; None if the path is of no variable."""
+    match = _path.match(path)
+    if match is None:
+        return None
+    name, function = match.groups()
+
+    def find() -> Any:
+        frames = (each for each in _outside() if each.f_code.co_qualname == function)
+        return next((each.f_locals.get(name, graph.MISSING) for each in frames), graph.MISSING)
+
+    return find
+
+
+def _outside() -> list[FrameType]:
+    """Functions of the script that are under way, outermost first, without those of the call that is."""
+    frames: list[FrameType] = []
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code is _call:
+            frames.clear()
+        elif _names(frame.f_code) is not None:
+            frames.append(frame)
+        frame = frame.f_back
+    return frames[::-1]
+
+
+def call_is(code: CodeType) -> None:
+    """What runs the calls of a script: functions that are called in it are another matter."""
+    global _call
+    _call = code
+
+
+# ---------------------------------------------------------------- frames
+
+_call: CodeType | None = None
+
+
+def _names(code: CodeType) -> frozenset[str] | None:
+    """What a function of the script assigns in loops; None for those of libraries."""
+    if code not in _names_of:
+        _names_of[code] = None if is_library(code.co_filename) else frozenset(_assigned_in_loops(code))
+    return _names_of[code]
+
+
+def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, frozenset[str]]]:
+    while frame is not None:
+        names = _names(frame.f_code)
+        if names is not None:
+            yield frame, names
+        frame = frame.f_back
+
+
+def _assigned_in_loops(code: CodeType) -> Iterator[str]:
+    instructions = list(dis.get_instructions(code))
+    loops = [(int(one.argval), one.offset) for one in instructions if "JUMP_BACKWARD" in one.opname]
+    for one in instructions:
+        if one.opname in _STORES and any(begin <= one.offset <= end for begin, end in loops):
+            yield one.argval
+
+
+def _declared(around: dict[str, Any]) -> frozenset[str]:
+    """Globals that functions of this module declare and assign."""
+    known = _declared_in.get(id(around))
+    if known is None or known[0] != len(around):
+        functions = [value for value in list(around.values()) if type(value) is FunctionType]
+        own = [each.__code__ for each in functions if each.__globals__ is around]
+        found = (one.argval for code in own for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL")
+        known = _declared_in[id(around)] = len(around), frozenset(found)
+    return known[1]
+
+
+def _tell(frame: FrameType, names: frozenset[str]) -> _Told:
+    one = _Told(frame.f_code.co_qualname)
+    local, around = frame.f_locals, frame.f_globals
+    for name, value in list(local.items()):
+        if name in names or (type(value) in _FILLED and _has_moved(frame.f_code, name, value)):
+            _keep(one, name, value)
+    for name in _declared(around):
+        if name in around:
+            _keep(one, name + _DECLARED, around[name])
+    return one
+
+
+def _has_moved(code: CodeType, name: str, value: Any) -> bool:
+    """Whether a container has changed since the first item: one that stays may tell of this process, such as paths."""
+    first = _first.get((code, name))
+    if first == MOVED:
+        return True
+    now = repr(value) if len(value) <= ENTRIES and graph.is_plain(value) else None
+    if first is None:
+        _first[code, name] = now
+    elif first != now:
+        _first[code, name] = MOVED
+        return True
+    return False
+
+
+def _keep(one: _Told, name: str, value: Any) -> None:
+    kind = type(value)
+    if kind not in _DIRECT:
+        if kind in _FLAT and _is_flat(value):
+            one.flat[name] = list(value) if kind is deque else value
+        elif packed := _packed(name, value):
+            one.packed[name] = packed
+    elif kind is int:
+        if -_MAX_INT <= value < _MAX_INT:
+            one.plain[name] = value
+    elif kind not in (str, bytes) or len(value) <= TEXT:
+        one.plain[name] = value
+
+
+def _is_flat(value: Any) -> bool:
+    if len(value) > ENTRIES:
+        return False
+    if type(value) is dict:
+        return _DIRECT.issuperset(map(type, value.values())) and {str}.issuperset(map(type, value))
+    return _DIRECT.issuperset(map(type, value))
+
+
+def _packed(name: str, value: Any) -> bytes:
+    """A value that is no plain number or text; empty if it is not carried."""
+    kind = type(value)
+    if kind in graph.CONTAINERS:
+        fits = len(value) <= ENTRIES and graph.is_plain(value)
+    elif kind is torch.Tensor:
+        fits = value.is_cpu and not value.requires_grad and value.numel() <= ENTRIES and value.layout is torch.strided
+    elif kind is np.ndarray:
+        fits = value.size <= ENTRIES and not value.dtype.hasobject
+    else:
+        fits = isinstance(value, np.generic)
+    if not fits:
+        return b""
+    try:
+        return values.encode([value], name)
+    except (TypeError, ValueError, RuntimeError):
+        return b""
+
+
+def _fill(frame: FrameType, known: dict[str, Any]) -> None:
+    local, around = frame.f_locals, frame.f_globals
+    for name, value in known.items():
+        holder, key = (around, name[:-1]) if name.endswith(_DECLARED) else (local, name)
+        live: Any = holder.get(key)
+        if type(live) in _FILLED and type(value) in (type(live), list):
+            live.clear()
+            (live.extend if type(value) in (list, deque) else live.update)(value)
+        else:
+            holder[key] = value
+    if local is not around:
+        _store(frame)
+
+
+def _store(frame: FrameType) -> None:
+    """Before Python 3.13 a function's variables are a copy."""
+    if sys.version_info < (3, 13):
+        ctypes.pythonapi.PyFrame_LocalsToFast(ctypes.py_object(frame), ctypes.c_int(0))

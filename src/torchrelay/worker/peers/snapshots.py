@@ -1,0 +1,306 @@
+"""Snapshots: copies of this rank's state, on its own node and with one buddy or two, for shards without a replica.
+
+At the first call of a generation, and then every so many steps, all is copied at the entry of the call; training goes
+on while the copy travels. Before the gate of that call it has arrived. So whoever passes that gate knows that all
+ranks have theirs, twice; what was taken before it is of no use any more when the next one is begun.
+
+    entry      copy to the shelf; a thread sends it
+    at_gate    wait until its buddies have it: that counts as being in the gate
+    passed     in the first gate of a generation: clear away what others have left
+    agree      in few gates: how often they are best taken, if that is to be found out (`cadence`)
+    renew      connected anew: the next call begins with a snapshot, as buddies may be others
+
+When a rank is lost whose state nobody has, all ranks begin anew from these: `protocol.recovery.rollback`.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+from torchrelay.errors import Refused
+from torchrelay.protocol.messages.events import Snapshot, WorkerJoined
+from torchrelay.protocol.messages.ids import Generation, JobId, Point, Rank, WorkerId
+from torchrelay.protocol.placement.buddies import COPIES
+from torchrelay.wire.files.page import Page
+from torchrelay.wire.files.shelf import DIGEST, NoRoom, Shelf, Sizes
+from torchrelay.wire.messages.link import Welcome
+from torchrelay.worker.control.identity import Identity
+from torchrelay.worker.control.link import Link
+from torchrelay.worker.control.standing import Standing
+from torchrelay.worker.peers.buddies import Buddies
+from torchrelay.worker.peers.cadence import Cadence
+from torchrelay.worker.peers.shelving import give
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors import memory
+from torchrelay.worker.transfer.stream import StreamBroken
+from torchrelay.worker.transfer.transfer import Cancel
+
+log = logging.getLogger(__name__)
+
+EVERY = 10  # steps
+AUTO = "auto"  # the interval is found out, see `cadence`
+AGAIN_S, TRIES_S = 0.05, 10.0  # between attempts to reach a buddy, and how long
+
+ALONE = "torchrelay: {} ranks hold state that no other rank has. "
+WITHOUT = (
+    "If one of them is lost, all begin again (--max-restarts), or the job ends; planned moves lose nothing. "
+    "join(snapshot_every=10) keeps copies"
+)
+WITH = "Copies are kept every {} steps: so many are made again, at most, if one of them is lost"
+
+
+def interval(given: int | str | None, *, alone: bool) -> int:
+    """Steps between two snapshots, at first; 0: none. `alone`: some rank holds what no other has. Raises `Refused`."""
+    if given is None or given == AUTO:
+        return EVERY if alone else 0
+    if isinstance(given, bool) or not isinstance(given, int) or given < 0:
+        raise Refused(f"snapshot_every is {given!r}", f"give a number of steps, 0 for none, or {AUTO!r}")
+    return given
+
+
+def buddies(given: int) -> int:
+    """How many other nodes get a copy. Raises `Refused`."""
+    if isinstance(given, bool) or given not in range(1, COPIES + 1):
+        raise Refused(f"snapshot_buddies is {given!r}", f"give 1 to {COPIES}: how many other nodes get a copy")
+    return given
+
+
+def warning(alone: int, every: int) -> str:
+    """What whoever starts such a job should know."""
+    return ALONE.format(alone) + (WITH.format(every) if every else WITHOUT)
+
+
+class Host(Protocol):
+    """What snapshots need of this worker; a `Session` is one."""
+
+    worker: WorkerId
+    job: JobId
+    page: Page
+    standing: Standing
+    identity: Identity
+    link: Link
+    welcome: Welcome
+    buddies: Buddies
+
+    @property
+    def rank(self) -> Rank: ...
+
+    @property
+    def shelf(self) -> Shelf: ...
+
+
+class NotShelved(RuntimeError):
+    """A snapshot has not come to the buddy: its connection is broken."""
+
+
+class Snapshots:
+    """The snapshots that this worker takes of its own rank."""
+
+    def __init__(self, session: Host, state: State, shard: str, largest: Callable[[list[float]], list[float]]) -> None:
+        """`largest`: collective over all ranks, of each number the largest that any has."""
+        self._session = session
+        self._state = state
+        self._shard = shard
+        self._shelf: Shelf = session.shelf
+        self._base: Point | None = None  # from which they are counted: the first of this generation
+        self._taken: Point | None = None  # before the gate that is to come
+        self._settled: Point | None = None  # the newest that all ranks have; None: not known
+        self.lacking = False  # what was taken is not complete: the gate tells all
+        self._clears = False
+        self._senders: list[_Sender] = []  # one for each buddy
+        self._told = False
+        self._cadence = Cadence(session.identity.wait().world_size, largest) if state.snapshot_auto else None
+        self.idle = self._cadence is None  # nothing is taken, under way or being found out: gates need not ask
+        self._every: int | None = None  # as was agreed in this generation
+        self._count = 0  # of snapshots in this generation
+
+    @property
+    def every(self) -> int:
+        """Steps from one to the next; 0: none."""
+        return self._state.snapshot_every if self._every is None else self._every
+
+    def renew(self) -> None:
+        """Connected anew: they are counted from the call that comes."""
+        self._base, self._every, self._taken, self._count = None, None, None, 0
+        if self._cadence is not None:
+            self._cadence.renew()
+        senders, self._senders = self._senders, []
+        for sender in senders:
+            sender.stop()  # not waited for: it may be reaching out for a node that is gone
+
+    def entry(self, point: Point) -> None:
+        """At the entry of the call after `point`: take one, if one is due. The state stands still."""
+        every = self._state.snapshot_every if self._every is None else self._every
+        if not every or not point.step:
+            return
+        if self._base is None:
+            self._base, self._clears = point, True
+            if self._cadence is not None and self._session.rank == 0:
+                self._tell()
+        elif point.section or (point.step - self._base.step) % every:
+            return
+        if point != self._taken:  # else the call has come to nothing, and is made again
+            self._count += 1
+        self._taken, self.lacking, self.idle = point, False, False
+        restarts = self._session.identity.wait().restarts
+        what = Snapshot(Rank(self._session.rank), point, restarts)
+        try:
+            self._copy(what)
+        except NoRoom as error:
+            self._complain(str(error.strerror or error))
+            self.lacking = True
+            return
+        for address in self._session.buddies.addresses[: self._state.snapshot_buddies]:
+            self._senders.append(_Sender(self._session, what, address, self._settled))
+
+    def at_gate(self) -> None:
+        """Wait until the buddies have it. Raises `NotShelved`."""
+        senders = self._senders
+        if not senders:
+            return
+        for sender in senders:
+            sender.finished.wait()
+        self._senders = []
+        for sender in senders:
+            self._judge(sender)
+
+    def _judge(self, sender: _Sender) -> None:
+        """Whether one buddy has it. Raises `NotShelved`."""
+        if sender.cancel.cancelled:
+            raise NotShelved("a snapshot was cut on its way to the buddy")
+        if sender.refused:
+            self._complain(f"the node of the buddy at {sender.address} does not take it: {sender.refused}")
+            self.lacking = True
+        elif not sender.sent:
+            raise NotShelved(f"a snapshot did not come to the buddy at {sender.address}: {sender.error}")
+
+    def agree(self) -> Callable[[], None] | None:
+        """What all ranks do together in this gate, if they are to find out how often snapshots are best taken."""
+        cadence = self._cadence
+        if cadence is None or self._taken is None or not cadence.due(self._count - 1):
+            return None
+        return lambda: self._settle_on(cadence.agree())
+
+    def _settle_on(self, every: int) -> None:
+        """From here on so many steps lie between two. If this gate breaks, all begin anew with the first interval."""
+        if every == self.every:
+            return
+        self._every, self._base = every, self._taken
+        if self._session.rank == 0:
+            print(f"torchrelay: snapshots are taken every {every} steps from now on", file=sys.stderr, flush=True)
+            self._tell()
+
+    def _tell(self) -> None:
+        """To the core, by one rank: how many steps are made again at most."""
+        session = self._session
+        joined = WorkerJoined(
+            worker=session.worker, job=session.job, rank=session.rank, shard=self._shard, snapshot_every=self.every,
+            snapshot_buddies=self._state.snapshot_buddies,
+        )  # fmt: skip
+        session.link.say(joined)
+
+    def passed(self, complete: bool | None, *, step: bool = True) -> None:
+        """A gate was passed. `complete`: whether no rank lacks what was taken before it; None: nobody has told us."""
+        taken, self._taken, self.lacking = self._taken, None, False
+        self.idle = self._cadence is None and not self._senders
+        if self._cadence is not None:  # after a roll forward the time of the outage is in it
+            self._cadence.passed(snapshot=taken is not None, counts=step and complete is not None)
+        if taken is None or complete is False:
+            return  # the one before stays
+        if complete is None:  # rolled forward: whichever the others count on, it must stay
+            self._settled = None
+            return
+        self._settled = taken
+        if self._clears:
+            self._clears = False
+            self._shelf.clear_before(taken, self._session.identity.wait().restarts)
+
+    def cut(self) -> int:
+        """From the control thread: whoever waits for a buddy fails at once. Returns how many were cut."""
+        under_way = [sender for sender in self._senders if not sender.finished.is_set()]
+        for sender in under_way:
+            sender.stop()
+        return len(under_way)
+
+    def _copy(self, what: Snapshot) -> None:
+        """To the shelf of our own node. Raises `NoRoom`."""
+        kept = [record.data for record in self._session.page.records() if record.point == what.point]
+        private = kept[0] if kept else b""
+        head, tensors = self._state.manifest()
+        sizes = Sizes(len(private), len(head), sum(map(memory.size, tensors)))
+        with self._shelf.begin(what, sizes, self._settled) as draft:
+            draft.write(private)
+            draft.write(head)
+            for tensor in tensors:
+                for view in memory.outgoing(tensor):
+                    draft.write(view)
+            draft.finish()
+
+    def _complain(self, reason: str) -> None:
+        """Once: the run goes on as it would without snapshots."""
+        if not self._told:
+            self._told = True
+            text = f"torchrelay: rank {self._session.rank} has no complete snapshot: {reason}"
+            print(text, file=sys.stderr, flush=True)
+
+
+class _Sender(threading.Thread):
+    """Sends one snapshot from our shelf to the buddy's."""
+
+    def __init__(self, session: Host, what: Snapshot, address: str, keep: Point | None) -> None:
+        super().__init__(name="torchrelay snapshot", daemon=True)
+        self.address = address
+        self.cancel = Cancel()
+        self.finished = threading.Event()  # or given up
+        self.sent = False
+        self.error: Exception | None = None
+        self.refused = ""
+        self._session = session
+        self._what = what
+        self._keep = keep
+        self._generation: Generation = session.standing.wired
+        self.start()
+
+    def stop(self) -> None:
+        """From any thread: nobody waits for it any more, and what it sends does not count."""
+        self.cancel.cancel()
+        self.finished.set()
+
+    def run(self) -> None:
+        try:
+            self._send()
+        finally:
+            self.finished.set()
+
+    def _send(self) -> None:
+        kept = self._session.shelf.open(self._what)
+        if kept is None:
+            self.refused = "it is not on our own shelf any more"
+            return
+        try:
+            until = time.monotonic() + TRIES_S
+            while not self.cancel.cancelled:
+                try:
+                    self.refused = give(
+                        self.address, self._session.welcome.secret, self._generation, self._what, kept, self._keep,
+                        self.cancel,
+                    )  # fmt: skip
+                    self.sent = True
+                    return
+                except StreamBroken as error:
+                    self.error = error
+                    if time.monotonic() > until:
+                        return
+                    time.sleep(AGAIN_S)  # all its wards come at once, and it takes so many at a time
+        except (OSError, ValueError) as error:
+            self.error = error
+        finally:
+            kept.close()
+
+
+__all__ = ["DIGEST", "EVERY", "NotShelved", "Snapshots"]

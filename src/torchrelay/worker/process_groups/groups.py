@@ -1,0 +1,355 @@
+"""Process groups that can be torn down and wired anew underneath whoever holds them.
+
+A `ProcessGroup` is a handle: DDP's reducer, DeviceMesh and the script keep it. What communicates is the backend below
+it. `rewire` replaces the backends of all groups and leaves the handles; `break_connections` makes whoever is blocked in
+a backend fail at once, from another thread.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch._C._distributed_c10d import Backend, HashStore, PrefixStore, Store, TCPStore
+from torch.distributed import distributed_c10d as c10d
+
+from torchrelay.errors import Refused
+from torchrelay.worker.process_groups import abandon, foreign, stores, swap
+from torchrelay.worker.process_groups.abandon import Abandoned, await_unless_broken
+from torchrelay.worker.process_groups.backends import Backends, Wiring
+from torchrelay.worker.process_groups.collective_errors import is_collective_error
+from torchrelay.worker.process_groups.sockets import Address, Ours
+from torchrelay.worker.process_groups.swap import Swap, build_extension
+
+__all__ = [
+    "RewireError",
+    "begun_elsewhere",
+    "break_connections",
+    "build_extension",
+    "collectives",
+    "connect_store",
+    "count_aside",
+    "host_store",
+    "init_as_torch",
+    "init_newcomer",
+    "is_collective_error",
+    "method",
+    "protect",
+    "rewire",
+    "silence",
+    "timeout_s",
+]
+
+log = logging.getLogger(__name__)
+
+RELEASE_S = 0.05  # how long connecting waits for the old backends to end; it takes milliseconds, or very long
+
+# torch's own, from before anybody puts something in its place: we are what is put there.
+_init_process_group = dist.init_process_group
+
+
+class RewireError(Exception):
+    """The groups could not be connected in this generation. A later generation may be tried."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class _Process:
+    """What this process knows of its groups. There is one, as there is one torch.distributed."""
+
+    def __init__(self) -> None:
+        self.ours = Ours()
+        self.backends = Backends(self.ours, self.swap)
+        self.covers_forks = False
+        self._swap: Swap | None = None
+        self._lock = threading.Lock()
+
+    def swap(self) -> Swap:
+        """How backends are replaced here; chosen once."""
+        with self._lock:
+            if self._swap is None:
+                self._swap, reason = swap.load()
+                log.info("groups are rewired by %s: %s", self._swap.name, reason)
+            return self._swap
+
+    def cover_forks(self) -> None:
+        """Children (of a DataLoader) must not hold our connections open when this rank dies."""
+        if not self.covers_forks:
+            self.covers_forks = True
+            os.register_at_fork(after_in_child=self.ours.cover)
+
+
+_process = _Process()
+
+
+def method() -> str:
+    """How groups are rewired in this process: 'extension', or 'fresh backend type' if it is not compiled."""
+    return _process.swap().name
+
+
+# ---------------------------------------------------------------- stores
+
+
+def host_store(host: str) -> tuple[TCPStore, str]:
+    """Serve a store on this host name or address, and on no other interface; returns it and its 'host:port'."""
+    _process.cover_forks()
+    return stores.host(_process.ours, host)
+
+
+def connect_store(address: str, timeout_s: float) -> TCPStore:
+    """A client of the store at 'host:port'. Raises `RewireError`; `break_connections` ends the waiting."""
+    try:
+        return stores.connect(_process.ours, address, timeout_s)
+    except (Abandoned, OSError, ValueError, dist.DistError) as error:
+        raise RewireError(f"no store at {address}: {error}") from error
+
+
+# ---------------------------------------------------------------- a newcomer, alone
+
+
+def init_newcomer(
+    backend: str | None,
+    *,
+    rank: int,
+    world_size: int,
+    timeout: timedelta | None = None,
+    host: str | None = None,
+    **options: Any,
+) -> None:
+    """Initialise torch.distributed for this rank with nobody else there.
+
+    Groups, DDP and DeviceMesh can be made and used; collectives do nothing until the first `rewire`. `host`: where this
+    worker's Gloo devices listen (default: the interface in GLOO_SOCKET_IFNAME, else loopback). `options`: further
+    arguments of `init_process_group` (`pg_options`, `device_id`). Raises `ValueError` for a backend that cannot be
+    rewired, and whatever torch raises.
+    """
+    _process.cover_forks()
+    _process.backends.alone = True
+    _process.backends.host = host
+    _process.backends.install()
+    _process.backends.prepare(backend)
+    _init_process_group(backend, store=HashStore(), rank=rank, world_size=world_size, timeout=timeout, **options)
+
+
+def init_as_torch(backend: str, **given: Any) -> None:
+    """Initialise torch.distributed as the script asks: its backend is none of those that can be rewired."""
+    _process.cover_forks()
+    _process.backends.alone = False  # whoever it meets, it meets now
+    _process.backends.install()
+    _init_process_group(backend, **given)
+
+
+def protect() -> None:
+    """The script joins: what can be rewired is protected. Raises `Refused` if there is a group that cannot be.
+
+    Until now such groups were the script's own affair, and did what they do under torchrun.
+    """
+    default = c10d._get_default_group()
+    for group, config in foreign.groups():
+        if group is default:
+            raise Refused(*foreign.refusal(config, group.size(), default=True))
+        if foreign.communicates(config, group.size()):
+            raise Refused(*foreign.refusal(config, group.size()))
+    _process.backends.protects = True
+
+
+# ---------------------------------------------------------------- rewiring
+
+
+def rewire(store: Store, *, generation: int, timeout_s: float, keys: str | None = None) -> None:
+    """Tear down the backends of all groups of this process, and connect new ones through `store`.
+
+    Every rank calls it, with the same generation and a client of the same store. The groups stay the same objects:
+    default group first, then in the order in which they were made. Ends with a proof: an all-reduce over the default
+    group. Raises `RewireError` if it fails, is broken, or takes longer than `timeout_s`; it may then be called again
+    with a later generation. `keys`: the prefix of all keys in the store (default: the generation's number tells it).
+    """
+    deadline = time.monotonic() + timeout_s
+    process = _process
+    shared = PrefixStore(f"torchrelay/{generation}" if keys is None else keys, store)
+    try:
+        wirings = process.backends.survey()
+        if not wirings:
+            raise ValueError("torch.distributed is not initialised: call init_newcomer first")
+        process.backends.abort()
+        process.ours.break_backends()  # a backend with a collective in flight could not be let go of
+        process.backends.counts.clear()
+        process.backends.alone = True
+        let_go = [process.backends.take(group) for group in wirings]
+        connected = await_unless_broken(
+            lambda: _connect(wirings, let_go, shared, deadline), timeout_s, f"connecting generation {generation}"
+        )
+        c10d._world.group_count = connected.group_count
+        process.ours.peers = connected.peers
+        for group, wiring in wirings.items():
+            backends = connected.backends[wiring.name]
+            process.backends.put(group, wiring, backends, PrefixStore(wiring.name, shared))
+            if wiring.default:
+                proof = [types[0] for types in wiring.kinds.values()]
+        for device in proof:
+            _prove(device, deadline - time.monotonic())
+        process.ours.silence()  # Gloo has had the time to close what it can close
+        process.backends.alone = False
+    except (Abandoned, ValueError, RuntimeError) as error:
+        # RuntimeError: Gloo raises nothing more precise, and torch's own errors derive from it
+        raise RewireError(f"generation {generation}: {error}") from error
+
+
+class _Connected(NamedTuple):
+    """What a generation has brought, before anything is changed by it."""
+
+    backends: dict[str, dict[str, Backend]]  # by name of group, by kind
+    peers: frozenset[Address]
+    group_count: int
+
+
+def _connect(
+    wirings: dict[dist.ProcessGroup, Wiring],
+    let_go: list[Callable[[], object]],
+    shared: Store,
+    deadline: float,
+) -> _Connected:
+    """Let go of what was, meet the others, connect.
+
+    Runs in a thread of its own, which may be left behind: it changes nothing that a later generation could see.
+    """
+    _let_go(let_go)
+    group_count = _call_roll(wirings, shared)
+    world = next(wiring for wiring in wirings.values() if wiring.default)
+    peers = _process.backends.exchange(shared, world.rank, world.ranks)
+    backends = {}
+    for wiring in wirings.values():
+        remaining = deadline - time.monotonic()
+        if remaining <= 0:
+            raise Abandoned("connecting took too long")
+        backends[wiring.name] = _process.backends.connect(wiring, PrefixStore(wiring.name, shared), remaining)
+    return _Connected(backends, peers, group_count)
+
+
+def _let_go(releases: list[Callable[[], object]]) -> None:
+    """Let go of the old backends, in a thread of its own that is left behind if it takes long.
+
+    Now and then Gloo keeps a collective in flight although all its connections are shut down, and its end waits for
+    that collective's timeout, which is half an hour by default. Nobody who connects anew needs to wait for it.
+    """
+
+    def work() -> None:
+        for release in releases:
+            release()
+
+    thread = threading.Thread(target=work, name="torchrelay lets go of old backends", daemon=True)
+    thread.start()
+    thread.join(RELEASE_S)
+
+
+def _call_roll(wirings: dict[dist.ProcessGroup, Wiring], shared: Store) -> int:
+    """Check that all ranks have made the same groups, and agree on the count by which groups are named.
+
+    A group that another rank has not made would never connect. Raises `ValueError` with the remedy.
+    """
+    default = next(wiring for wiring in wirings.values() if wiring.default)
+    mine = {wiring.name: wiring.ranks for wiring in wirings.values()}
+    shared.set(f"roll/{default.rank}", json.dumps({"groups": mine, "count": c10d._world.group_count}))
+    answers = [json.loads(text) for text in shared.multi_get([f"roll/{rank}" for rank in default.ranks])]
+    rolls = {rank: answer["groups"] for rank, answer in zip(default.ranks, answers, strict=True)}
+    for rank, groups in rolls.items():
+        for name, ranks in groups.items():
+            for member in ranks:
+                if rolls[member].get(name) != ranks:
+                    raise ValueError(
+                        f"rank {rank} has a group '{name}' of ranks {ranks}, rank {member} has not: "
+                        "make all groups before join()"
+                    )
+    # Names of groups are counted: a rank whose script made fewer so far must not use a name again.
+    return max(int(answer["count"]) for answer in answers)
+
+
+def _prove(device: str, timeout_s: float) -> None:
+    """An all-reduce over the default group: everybody is connected and knows it before the script goes on."""
+    group = c10d._get_default_group()
+    one = torch.ones(1, dtype=torch.int32, device=device)
+    group.allreduce([one]).wait(timedelta(seconds=max(0.1, timeout_s)))
+    if one.item() != group.size():
+        raise ValueError(f"an all-reduce of ones over {group.size()} ranks came to {one.item()}")
+
+
+# ---------------------------------------------------------------- from the control thread
+
+
+def break_connections() -> int:
+    """Make whoever is blocked in a collective, in connecting or in the store fail now. Returns how many were broken.
+
+    From any thread, at any time, and to be called again while somebody is blocked: a connection over which something
+    flows is left for the next time. Only our own connections: listeners and the script's sockets are left alone. The
+    groups stay unusable until the next `rewire`.
+    """
+    ours = _process.ours
+    return abandon.break_all() + _process.backends.abort() + ours.break_store() + ours.break_still()
+
+
+def silence() -> None:
+    """What was cut short keeps no thread of Gloo busy. By the main thread, when nobody waits in a collective."""
+    _process.ours.silence()
+
+
+def timeout_s() -> float:
+    """How long a collective of the default group may take, as of the last `rewire`."""
+    return _process.backends.timeout_s(c10d._get_default_group())
+
+
+def collectives() -> int:
+    """How many collectives this rank has begun in the default group in this generation. From any thread."""
+    return _process.backends.counts.default()
+
+
+def begun_elsewhere() -> list[tuple[int, int]] | None:
+    """The same of each other group, with a key that all its members have; see `counts`. From any thread."""
+    return _process.backends.counts.others()
+
+
+def key_of(group: dist.ProcessGroup) -> int | None:
+    """The key by which other members know this group, 0 for the default one; None if it is not counted."""
+    return _process.backends.counts.key(group)
+
+
+def count_aside(number: int) -> None:
+    """So many of what the default group counts shall not be; less than 0: so many more. By the main thread alone."""
+    _process.backends.counts.set_aside(number)
+
+
+# -------------------------------------------------------- python -m torchrelay.worker.process_groups.groups build
+
+
+def _console(arguments: list[str]) -> int:
+    """Compile the extension and try it on a group of one; prints the file. Returns the exit code."""
+    if arguments != ["build"]:
+        print("usage: python -m torchrelay.worker.process_groups.groups build", file=sys.stderr)
+        return 2
+    begin = time.monotonic()
+    try:
+        path: Path = build_extension()
+    except RuntimeError as error:
+        print(error, file=sys.stderr)
+        return 1
+    chosen, reason = swap.load()
+    if chosen.name != swap.EXTENSION:
+        print(reason, file=sys.stderr)
+        return 1
+    print(f"{path}  ({time.monotonic() - begin:.1f} s)")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_console(sys.argv[1:]))

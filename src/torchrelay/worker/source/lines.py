@@ -1,0 +1,36 @@
+"""Lines: which files are the script's own, so that people are told of a line of theirs."""
+
+from __future__ import annotations
+
+import site
+import sys
+import sysconfig
+import types
+from functools import cache
+from pathlib import Path
+
+_OURS = str(Path(__file__).parents[2])
+
+
+def is_library(name: str) -> bool:
+    """Whether a file is none of the script's."""
+    return name.startswith("<") or any(name.startswith(folder + "/") for folder in _library_folders())
+
+
+@cache
+def _library_folders() -> tuple[str, ...]:
+    paths = sysconfig.get_paths()
+    return (_OURS, paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages())
+
+
+def is_of_the_script(kind: type) -> bool:
+    """Whether a class is the script's own, and no library's."""
+    found = _of_the_script.get(kind)
+    if found is None:
+        file = getattr(sys.modules.get(str(kind.__module__)), "__file__", None)
+        found = kind is types.SimpleNamespace or (file is not None and not is_library(file))
+        _of_the_script[kind] = found
+    return found
+
+
+_of_the_script: dict[type, bool] = {}

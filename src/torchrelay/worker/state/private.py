@@ -1,0 +1,190 @@
+"""Private state: what is a rank's own and no replica has, so it is kept at every gate and outlives the process.
+
+Generators that the script gives to join(), and buffers that may differ between ranks: DDP lets each rank update
+BatchNorm's running statistics from its own samples, and takes rank 0's at the next forward pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+import torch
+from msgspec import Struct
+
+from torchrelay.errors import Refused, StateMismatch
+from torchrelay.wire.files.page import MAX_RECORD, PageFull
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.parallel.shards import local
+from torchrelay.worker.state.parts import GeneratorPart, named_tensors
+from torchrelay.worker.tensors import memory
+
+# Bytes of buffers that a record may hold: it shares a slot of the worker's page with the random state and the cursor.
+LIMIT = 768 << 10
+
+
+class Record(Struct, frozen=True):
+    """What a private record holds."""
+
+    generators: dict[str, bytes]
+    names: list[str]  # of the buffers
+    buffers: list[bytes]
+    hidden: bytes = b""  # see `hidden`
+
+
+class Private:
+    """The private part of a rank's state.
+
+    Which buffers are private is not known at first: those of plain BatchNorm are, and until `Redo` has seen a few
+    steps, all that fit. Then it calls `settle` with those that change in a step.
+    """
+
+    def __init__(
+        self, modules: Sequence[tuple[str, torch.nn.Module]], generators: Sequence[GeneratorPart],
+        hidden: Hidden | None = None,
+    ) -> None:  # fmt: skip
+        self._all = _buffers(modules)
+        self._certain = _batch_norm_buffers(modules)
+        self._shared = _same_everywhere(modules)
+        self._generators = list(generators)
+        self.hidden = Hidden() if hidden is None else hidden
+        self._loaded = False
+        self._plain = False  # neither generators nor buffers are private
+        self._moving: dict[bool, set[str]] = {}  # by whether it was seen in sections
+        first = [name for name in self._all if name not in self._shared]
+        fits = sum(memory.size(self._all[name]) for name in first) <= LIMIT
+        self._choose(first if fits else self._certain)
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is private: asked twice in every call."""
+        return self._plain and self.hidden.empty
+
+    def settle(self, moving: Iterable[str], *, sections: bool) -> None:
+        """These buffers have been seen to change in steps, or in sections.
+
+        Raises `Refused` if they are too large to be kept at every gate.
+        """
+        self._moving[sections] = set(moving)
+        # Sections may be over with their probes first, and know nothing of what steps change.
+        unknown = set() if False in self._moving else set(self._names)
+        self._choose(set().union(*self._moving.values(), self._certain, unknown) - self._shared)
+
+    def unknown(self, moving: Collection[str]) -> set[str]:
+        """Buffers of which it is not known yet whether they are private. `moving`: seen to change before a gate."""
+        known = False in self._moving or self._loaded
+        return set() if known else set(self._names) - self._certain - set(moving)
+
+    def share(self, names: Collection[str]) -> None:
+        """These are not private: they change with the update alone, on all ranks alike."""
+        if names:
+            self._choose(set(self._names) - set(names))
+
+    def record(self) -> bytes:
+        """The private state now: for the gate. Empty if there is none; at most `LIMIT` bytes, and the generators."""
+        if self.empty:
+            return b""
+        generators = {part.path: part.generator.get_state().numpy().tobytes() for part in self._generators}
+        buffers = [b"".join(memory.outgoing(buffer)) for buffer in self._private]
+        return msgspec.msgpack.encode(Record(generators, self._names, buffers, self.hidden.record()))
+
+    def load(self, data: bytes) -> None:
+        """Take the private state of this rank's last holder; `State.receive` then leaves it alone.
+
+        Raises `StateMismatch` if it is not of what this script has built.
+        """
+        if not data:
+            self.hidden.load(b"")
+            return
+        try:
+            record = msgspec.msgpack.decode(data, type=Record)
+        except msgspec.DecodeError as error:
+            raise StateMismatch(f"the private state that arrives is none: {error}") from error
+        by_path = {part.path: part for part in self._generators}
+        if set(by_path) != set(record.generators) or not set(record.names) <= set(self._all):
+            raise StateMismatch("the private state that arrives has other generators or buffers than this script")
+        for path, state in record.generators.items():
+            by_path[path].generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
+            by_path[path].kept = True
+        for name, values in zip(record.names, record.buffers, strict=True):
+            _fill(name, self._all[name], values)
+        self._choose(record.names)
+        self.hidden.load(record.hidden)
+        self._loaded = True
+
+    def kept(self) -> frozenset[memory.Place]:
+        """The buffers that hold this rank's own values, which a replica's must not replace."""
+        if not self._loaded:
+            return frozenset()
+        found = (memory.place(buffer) for buffer in self._private)
+        return frozenset(place for place in found if place is not None)
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """All buffers of the modules, by name; shared ones once."""
+        return dict(self._all)
+
+    def _choose(self, names: Iterable[str]) -> None:
+        chosen = set(names)
+        self._names = [name for name in self._all if name in chosen]
+        self._private = [self._all[name] for name in self._names]
+        self._plain = not self._names and not self._generators
+        size = sum(memory.size(buffer) for buffer in self._private)
+        if size > LIMIT:
+            raise Refused(
+                f"buffers of {size:,} bytes ({', '.join(self._names[:3])}, ...) change in every step and may differ "
+                f"between ranks; at most {LIMIT:,} are kept",
+                "convert BatchNorm with torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
+            )
+
+
+def _fill(name: str, buffer: torch.Tensor, values: bytes) -> None:
+    if memory.size(buffer) != len(values):
+        raise StateMismatch(f"{name} has {memory.size(buffer)} bytes here and {len(values)} in the private state")
+    at = 0
+    for view, filled in memory.incoming(buffer):
+        view[:] = values[at : at + len(view)]
+        at += len(view)
+        if filled is not None:
+            filled()
+
+
+def _buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+    seen: set[int] = set()
+    for path, module in modules:
+        for name, tensor in named_tensors(module):
+            if not isinstance(tensor, torch.nn.Parameter) and id(tensor) not in seen:
+                seen.add(id(tensor))
+                found[f"{path}.{name}"] = local(tensor)
+    return found
+
+
+def _batch_norm_buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> set[str]:
+    plain = torch.nn.modules.batchnorm._BatchNorm
+    return {
+        name for name, module in _submodule_buffers(modules)
+        if isinstance(module, plain) and not isinstance(module, torch.nn.SyncBatchNorm)
+    }  # fmt: skip
+
+
+def _same_everywhere(modules: Sequence[tuple[str, torch.nn.Module]]) -> set[str]:
+    """Buffers that move, but alike on all ranks."""
+    return {name for name, module in _submodule_buffers(modules) if isinstance(module, torch.nn.SyncBatchNorm)}
+
+
+def _submodule_buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[tuple[str, torch.nn.Module]]:
+    found = []
+    for path, module in modules:
+        for inner, submodule in module.named_modules():
+            names = (name for name, _ in submodule.named_buffers(recurse=False))
+            found += [(".".join(filter(None, (path, inner, name))), submodule) for name in names]
+    return found
+
+
+def too_large(error: PageFull) -> Refused:
+    """What to say of a record that has no room."""
+    return Refused(
+        f"a rank's private state is too large: {error}",
+        f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
+        "bytes",
+    )

@@ -1,0 +1,1 @@
+"""Tensors: their bytes, copied, cut, encoded and digested. Imports `parallel` and `scheduling`."""

@@ -1,0 +1,1 @@
+"""Transfer: state moves from worker to worker. Imports `state`, `tensors` and the rooms below."""

@@ -1,0 +1,72 @@
+"""The house: every room is small and says what it is, and no import leads back to where it came from."""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1] / "src" / "torchrelay"
+MOST_FILES = 12
+ROOMS = sorted({path.parent for path in ROOT.rglob("*.py")})
+
+
+@cache
+def imports() -> dict[str, set[str]]:
+    """By module, the modules of ours that it imports anywhere in its text, for its types alone, too."""
+    files = {name_of(path): path for path in ROOT.rglob("*.py")}
+    return {name: set(imported(path, files)) - {name} for name, path in files.items()}
+
+
+def name_of(path: Path) -> str:
+    parts = path.relative_to(ROOT.parent).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imported(path: Path, files: dict[str, Path]) -> list[str]:
+    found = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found += [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            inner = [f"{module}.{alias.name}" for alias in node.names]
+            found += [name for name in inner if name in files]
+            if not all(name in files for name in inner):
+                found.append(module)
+    return [name for name in found if name in files]
+
+
+def circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that lead back to themselves: what is left when all are taken away that import none of the others."""
+    left = {name: set(others) for name, others in graph.items()}
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    return [sorted(left)] if left else []
+
+
+def test_no_import_leads_back() -> None:
+    assert circles(imports()) == []
+
+
+def test_a_circle_would_be_found() -> None:
+    assert circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}}) == [["a", "b", "c", "d"]]
+
+
+@pytest.mark.parametrize("room", ROOMS, ids=lambda room: str(room.relative_to(ROOT.parent)))
+def test_a_room_is_small_and_says_what_it_is(room: Path) -> None:
+    files = [path for path in room.iterdir() if path.is_file() and path.name not in ("py.typed", "__main__.py")]
+    files = [path for path in files if path.suffix != ".so"]
+    assert len(files) <= MOST_FILES + 1, "so many files, beside its __init__"
+    first = ast.get_docstring(ast.parse((room / "__init__.py").read_text()))
+    assert first
+    assert first.splitlines()[0].endswith("."), "a sentence"
+
+
+def test_the_architecture_names_every_room() -> None:
+    text = (ROOT.parents[1] / "ARCHITECTURE.md").read_text()
+    missing = [room for room in ROOMS if f"{room.relative_to(ROOT)}/" not in text and room != ROOT]
+    assert missing == []
