@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.killing import fork_for, told
-from tests.mutants.making import MODULES, Mutant, mutants
+from tests.mutants.making import MODULES, PROTOCOL, Mutant, mutants, path_of
 
 Verdict = tuple[Mutant, str]
 
@@ -75,7 +75,8 @@ def judge(done: list[Verdict], *, complete: bool) -> int:
     survivors = sorted((mutant.line, mutant.name, mutant) for mutant, killer in done if not killer)
     wrong = [mutant for _, name, mutant in survivors if name not in EQUIVALENT]
     for mutant in sorted(wrong, key=lambda each: (each.module, each.line)):
-        print(f"SURVIVED protocol/{mutant.module}.py:{mutant.line}: {mutant.name}")
+        where = path_of(mutant.module).relative_to(PROTOCOL.parent)
+        print(f"SURVIVED {where}:{mutant.line}: {mutant.name}")
     alive = {name for _, name, _ in survivors}
     met = {mutant.name for mutant, _ in done}
     stale = [name for name in EQUIVALENT if (name in met and name not in alive) or (complete and name not in met)]

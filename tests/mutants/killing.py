@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from tests.mutants.making import Mutant
+from tests.mutants.making import Mutant, path_of
 
 CPU_S = 120
 MEMORY = 3 << 30
@@ -194,7 +194,9 @@ KILLERS: dict[str, Callable[[], None]] = {
 def killer_of(mutant: Mutant | None) -> str:
     """The first test that notices the mutant (None: the core as it is); empty if none does. Ends this process's use."""
     if mutant is not None:
-        sys.meta_path.insert(0, Finder(f"torchrelay.protocol.{mutant.module}", mutant.tree()))
+        sys.meta_path.insert(
+            0, Finder(f"torchrelay.protocol.{path_of(mutant.module).parent.name}.{mutant.module}", mutant.tree())
+        )
     first = ["vitals"] if mutant is not None and mutant.module in ("silence", "vitals", "waiting") else []
     for name in [*first, *(each for each in KILLERS if each not in first)]:
         try:

@@ -46,8 +46,14 @@ class Mutant:
 Change = tuple[ast.AST, str, Callable[[], None]]
 
 
+def path_of(module: str) -> Path:
+    """Where it is; its name is enough, as no two rooms have one of the same name."""
+    (path,) = PROTOCOL.glob(f"*/{module}.py")
+    return path
+
+
 def parsed(module: str) -> ast.Module:
-    return ast.parse((PROTOCOL / f"{module}.py").read_text())
+    return ast.parse(path_of(module).read_text())
 
 
 def mutants(module: str) -> list[Mutant]:
