@@ -74,7 +74,7 @@ import os, subprocess, sys, threading
 os.environ["RANK"] = "99"  # of the operator's shell
 os.environ["WORLD_SIZE"] = "8"
 from tests.test_identity import assign
-from torchrelay.worker import identity
+from torchrelay.worker.control import identity
 me = identity.Identity()
 asked = threading.Event()
 def wait():

@@ -48,7 +48,7 @@ def play(script: str, *command: str, **variables: str) -> subprocess.CompletedPr
 def test_a_signal_that_somebody_waits_for_is_not_taken_by_the_engine() -> None:
     done = play(
         "import os, signal\n"
-        "from torchrelay.netpath import binding\n"
+        "from torchrelay.netpath.native import binding\n"
         "binding.start()\n"
         "signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})\n"
         "os.kill(os.getpid(), signal.SIGUSR1)\n"
@@ -69,7 +69,8 @@ def full(tmp_path: Path) -> list[str]:
 
 def test_a_full_folder_for_figures_does_not_end_the_process(full: list[str], tmp_path: Path) -> None:
     script = (
-        f"import os\nfrom torchrelay.netpath import binding\nbinding.start()\nprint(os.listdir({str(tmp_path)!r}))\n"
+        "import os\nfrom torchrelay.netpath.native import binding\n"
+        f"binding.start()\nprint(os.listdir({str(tmp_path)!r}))\n"
     )
     done = play(script, *full, TORCHRELAY_NET_STATS=str(tmp_path))
     assert done.returncode == 0, done

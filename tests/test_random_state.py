@@ -155,7 +155,7 @@ def test_a_fresh_mt19937_in_numpy_is_followed() -> None:
 def test_numpy_random_is_not_imported_for_its_state() -> None:
     code = """
 import sys
-from torchrelay.worker import random_state
+from torchrelay.worker.state import random_state
 record = random_state.capture()
 assert "numpy.random" not in sys.modules, "imported"
 random_state.restore(record)

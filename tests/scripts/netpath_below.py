@@ -100,7 +100,7 @@ def sleeps(thread: threading.Thread) -> bool:
 
 PEERS = """
 import os, sys, time
-from torchrelay.netpath import binding
+from torchrelay.netpath.native import binding
 for number in range(1, int(sys.argv[2]) + 1):
     os.environ["TORCHRELAY_NET_PATHS"] = f"127.0.3.{number}"
     library = binding.load()

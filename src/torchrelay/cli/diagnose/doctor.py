@@ -47,7 +47,7 @@ try:
 except Exception as error:
     found["gloo"] = f"{type(error).__name__}: {error}"
 try:
-    from torchrelay.worker import swap
+    from torchrelay.worker.process_groups import swap
     way, reason = swap.load()
     found["swap"], found["swap_reason"] = type(way).__name__, reason
 except Exception as error:
