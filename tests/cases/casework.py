@@ -3,7 +3,7 @@
 OUT      a folder: each rank writes a line per step, and one at its end, to rank-R.jsonl there
 MODE     which variant of the script this is
 STRIKE   where:step:rank[,...]: the process that comes to such a place kills itself there, once
-SLOW     after so many steps each takes 2.5 s longer, until $OUT/go is there: time for who disturbs from outside
+SLOW     after so many steps each takes 6 s longer, until $OUT/go is there: time for who disturbs from outside
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def holder(rank: int) -> int:
 
 def pace(step: int) -> None:
     """After a step: a moment's rest, or a longer one where somebody is to disturb us from outside."""
-    until = time.monotonic() + (2.5 if SLOW and step >= SLOW else PAUSE_S)
+    until = time.monotonic() + (6.0 if SLOW and step >= SLOW else PAUSE_S)
     while time.monotonic() < until:
         if SLOW and (OUT / "go").exists():
             break
