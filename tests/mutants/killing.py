@@ -177,10 +177,19 @@ def vary_sequences() -> None:
     profile(given(MOVES)(check))()
 
 
+def meet_strangers() -> None:
+    from tests import test_unknown_workers
+
+    for name, test in vars(test_unknown_workers).items():
+        if name.startswith("test_"):
+            test()
+
+
 KILLERS: dict[str, Callable[[], None]] = {
     "transcripts": tell_transcripts,
     "decisions": reach_decisions,
     "facts": hear_facts,
+    "unknown workers": meet_strangers,
     "exhaustive: a move": explore_a_move,
     "exhaustive: a start": explore_a_start,
     "exhaustive: a recovery": explore_a_recovery,
