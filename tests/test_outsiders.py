@@ -10,7 +10,9 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR
 
 from torchrelay.errors import Refused
+from torchrelay.worker.hidden_state import outsiders
 from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.hidden_state.outsiders import Outsiders
 
 
 def outsider(make: Any, change: Any, known: list[Any]) -> Hidden:
@@ -96,3 +98,23 @@ def test_schedules_within_one_that_was_given_may_move() -> None:
     first = given._schedulers[0]
     hidden = outsider(lambda: first, lambda _: given.step(), [*known.parameters(), given])
     hidden._look()
+
+
+def test_a_long_list_of_data_is_gone_through_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = nn.Linear(3, 3)
+    looks = Outsiders(lambda: [], lambda: list(known.parameters()))
+    looks.look()
+    data = list(range(1000))
+    asked: list[Any] = []
+
+    def may_hold(value: Any, *_: Any) -> bool:
+        asked.append(value)
+        return False
+
+    monkeypatch.setattr(outsiders, "_may_hold", may_hold)
+    assert not looks.stirred
+    assert not looks.stirred
+    assert sum(one is data for one in asked) == 1
+    data.append(0)
+    assert not looks.stirred
+    assert sum(one is data for one in asked) == 2, "it is another one now"

@@ -15,6 +15,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from torchrelay.worker.tensors import memory
 LARGE = 16 << 10  # bytes of such tensors up to which they are carried (see `moving`)
 DEPTH = 3
 ENTRIES = 4096
+LONG = 64  # entries of a container
 _CLOCKS = (LRScheduler, GradScaler)
 _Mark = tuple[tuple[int, int], ...]  # of each tensor, which it is and how often it was written to
 
@@ -46,6 +48,7 @@ class Outsiders:
         self._first: list[tuple[weakref.ref[torch.Tensor], int]] = []  # one tensor of each, and its version
         self._clocks: list[tuple[weakref.ref[Any], _Mark]] = []  # schedules and scalers
         self._passed: set[int] = set()  # ids of what stood in variables
+        self._dull: set[tuple[int, int]] = set()  # large containers without one: their ids and lengths
         self._count = 1  # tensors that are trained
 
     @property
@@ -55,12 +58,24 @@ class Outsiders:
             return True
         if any((live := reference()) is not None and _clock(live) != mark for reference, mark in self._clocks):
             return True
-        passed = self._passed
-        return any(id(value) not in passed and _may_hold(value, self._count) for value in variables.contents())
+        return any(id(value) not in self._passed and self._is_new(value) for value in variables.contents())
+
+    def _is_new(self, value: Any) -> bool:
+        """Whether there may be a copy in it. Of a large container, which is most often data, that is found out once."""
+        if not isinstance(value, (dict, list, tuple)) or len(value) < LONG:
+            return _may_hold(value, self._count)
+        mark = id(value), len(value)
+        if mark in self._dull:
+            return False
+        if _may_hold(value, self._count):
+            return True
+        self._dull.add(mark)
+        return False
 
     def look(self) -> None:
         """Raises `Refused` if one has moved, or come up, since the last look."""
         before, self._seen = self._seen, set()
+        self._dull.clear()
         self._first, self._clocks = [], []
         for path, tensors in self._find(list(self._known())):
             if isinstance(tensors, list):
@@ -138,7 +153,7 @@ def _may_hold(value: Any, count: int, depth: int = 0) -> bool:
         return True
     if not isinstance(value, (dict, list, tuple)) or not value or depth == DEPTH:
         return False
-    inner = list(value.values() if isinstance(value, dict) else value)[:ENTRIES]
+    inner = list(islice(value.values() if isinstance(value, dict) else value, ENTRIES))
     if len(inner) >= count and any(isinstance(one, torch.Tensor) for one in inner):
         return True
     return any(_may_hold(one, count, depth + 1) for one in inner if not isinstance(one, torch.Tensor))
@@ -146,7 +161,7 @@ def _may_hold(value: Any, count: int, depth: int = 0) -> bool:
 
 def _inside(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [(f"[{key!r}]", one) for key, one in list(value.items())[:ENTRIES]]
+        return [(f"[{key!r}]", one) for key, one in list(islice(value.items(), ENTRIES))]
     if type(value) in (list, tuple):
         return [(f"[{at}]", one) for at, one in enumerate(value[:ENTRIES])]
     if is_of_the_script(type(value)):
