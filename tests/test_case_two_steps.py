@@ -1,4 +1,4 @@
-"""Two step functions take turns: a number that the script counts itself is found out when it is used again."""
+"""Two step functions take turns: a number that an iterator counts is found out when it is used again."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.jobs]
 
 
 @pytest.mark.parametrize("mode", ["other", "again"])
-def test_a_counter_of_the_scripts_own_is_refused(tmp_path: Path, mode: str) -> None:
+def test_a_number_of_the_scripts_own_is_refused(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, "two-steps", mode=mode, strike="grad:20:1")
     assert verdict.fate is Fate.REFUSED, verdict
     assert "argument 'seen' of first()" in verdict.reason, verdict

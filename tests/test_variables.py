@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
@@ -55,6 +56,36 @@ def train(items: Items) -> dict[str, Any]:
         "count": count, "best": best, "recent": list(recent), "total": float(total), "seen": seen, "kinds": kinds,
         "largest": float(largest), "untouched": untouched, "declared": declared,
     }  # fmt: skip
+
+
+class Stream:
+    """Wraps an iterator, as loaders without an end do."""
+
+    def __init__(self) -> None:
+        self.inner = (at * at for at in range(100))
+
+    def __next__(self) -> int:
+        return next(self.inner)
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: (at for at in range(99)), lambda: iter(range(99)), lambda: itertools.cycle([1, 2]), Stream]
+)
+def test_nothing_is_told_of_a_function_that_goes_on_with_an_iterator(make: Any) -> None:
+    numbers, number = make(), 0
+    items = Items(0, 5)
+    for _ in items:
+        number = next(numbers)
+    assert number
+    assert b"number" not in items.told
+
+
+def test_an_iterator_that_has_come_to_its_end_is_no_matter() -> None:
+    numbers, number = iter([1]), 0
+    items = Items(0, 5)
+    for _ in items:
+        number += next(numbers, 0)
+    assert b"number" in items.told
 
 
 def test_a_function_that_enters_in_the_middle_ends_with_the_same_variables() -> None:

@@ -8,7 +8,7 @@ A replacement enters the loop in the middle. So each item of a tracked loop is r
 functions around it assign within loops, and containers that change, as they were when the item was fetched; a
 replacement gets them where it enters, and what the script does with the item changes them as it did before. Globals
 that functions of the same module declare and assign count, too. Objects of the script's classes are looked at instead,
-see `hidden`.
+see `hidden`. Nothing is told of a function that goes on with an iterator of its own.
 
 Numbers, texts, small containers of such, and tensors of a few numbers; whatever else there is, is left alone.
 """
@@ -17,11 +17,13 @@ from __future__ import annotations
 
 import ctypes
 import dis
+import itertools
+import operator
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterator
-from types import CodeType, FrameType, FunctionType, MethodType, ModuleType
+from collections.abc import Callable, Iterable, Iterator
+from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import msgspec
@@ -30,7 +32,7 @@ import torch
 from msgspec import Struct
 
 from torchrelay.worker.hidden_state import graph
-from torchrelay.worker.source.lines import is_library
+from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.tensors import values
 
 LIMIT = 16 << 10  # bytes of all variables of all functions
@@ -44,6 +46,8 @@ _NO_OBJECTS: tuple[type, ...] = (
     int, float, complex, str, bytes, type(None), type, FunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray,
     np.generic, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler,
 )  # fmt: skip
+_STEPPING = graph.ITERATORS - {itertools.count} | {zip, map, filter, enumerate}
+_PLAIN_MODULES = ("builtins", "torch", "numpy")
 VARIABLE = "variable "  # begins the path of what is found in a variable
 _path = re.compile(rf"{VARIABLE}(\w+) of (.*?)\(\)")
 _MAX_INT = 1 << 63
@@ -185,6 +189,8 @@ def _declared(around: dict[str, Any]) -> frozenset[str]:
 def _tell(frame: FrameType, names: frozenset[str]) -> _Told:
     one = _Told(frame.f_code.co_qualname)
     local, around = frame.f_locals, frame.f_globals
+    if _goes_on(local.values()) or _goes_on(around.get(name) for name in frame.f_code.co_names):
+        return one
     for name, value in list(local.items()):
         if name in names or (type(value) in _FILLED and _has_moved(frame.f_code, name, value)):
             _keep(one, name, value)
@@ -206,6 +212,32 @@ def _has_moved(code: CodeType, name: str, value: Any) -> bool:
         _first[code, name] = MOVED
         return True
     return False
+
+
+def _goes_on(found: Iterable[Any]) -> bool:
+    """Whether there is an iterator of the script's own, which a replacement would begin anew.
+
+    What was taken from it looks right on a replacement if it is carried, and what is taken next is not. If nothing of
+    this function is carried, the next call is made with something else, and that is found out (see `given`).
+    """
+    return any(map(_goes, found))
+
+
+def _goes(value: Any) -> bool:
+    kind = type(value)
+    if kind in _STEPPING or kind.__module__ == "itertools":
+        return kind is not itertools.count and _is_under_way(value)
+    if kind.__module__ in _PLAIN_MODULES or not is_of_the_script(kind):
+        return False
+    inner = (graph.attributes(value) or {}).values()
+    return any(type(each) in _STEPPING and _is_under_way(each) for each in inner)
+
+
+def _is_under_way(iterator: Any) -> bool:
+    """Whether there is more to come of it. What is running is what a tracked loop lies in, such as a progress bar."""
+    if type(iterator) is GeneratorType:
+        return iterator.gi_frame is not None and not iterator.gi_running
+    return operator.length_hint(iterator, 1) > 0
 
 
 def _keep(one: _Told, name: str, value: Any) -> None:
