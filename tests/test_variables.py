@@ -233,3 +233,15 @@ def test_hooks_classes_settings_and_counters_go_on_in_a_replacement() -> None:
     _, whole = life(steps=7)
     told, _ = life(steps=4)
     assert life(told, steps=3)[1] == whole
+
+
+def test_a_flag_is_the_processs_own() -> None:
+    ready = False
+    number = 0
+    items = Items(0, 3)
+    for _ in items:
+        number += 1
+        ready = True
+    assert ready
+    assert b"number" in items.told
+    assert b"ready" not in items.told

@@ -10,7 +10,9 @@ replacement gets them where it enters, and what the script does with the item ch
 that functions of the same module declare and assign count, too. Objects of the script's classes are looked at instead,
 see `hidden`. Nothing is told of a function that goes on with an iterator of its own.
 
-Numbers, texts, small containers of such, and tensors of a few numbers; whatever else there is, is left alone.
+Numbers, texts, small containers of such, and tensors of a few numbers; whatever else there is, is left alone. A flag is
+each process's own: mostly it says that something was set up here (a thread, a hook, a writer), which a replacement has
+still to do. One that decides about numbers is found out as other decisions are.
 """
 
 from __future__ import annotations
@@ -242,6 +244,8 @@ def _is_under_way(iterator: Any) -> bool:
 
 def _keep(one: _Told, name: str, value: Any) -> None:
     kind = type(value)
+    if kind is bool:
+        return  # see above
     if kind not in _DIRECT:
         if kind in _FLAT and _is_flat(value):
             one.flat[name] = list(value) if kind is deque else value
