@@ -239,8 +239,8 @@ def test_a_flag_is_the_processs_own() -> None:
     ready = False
     number = 0
     items = Items(0, 3)
-    for _ in items:
-        number += 1
+    for item in items:
+        number += item
         ready = True
     assert ready
     assert b"number" in items.told

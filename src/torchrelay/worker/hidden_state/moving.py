@@ -148,6 +148,8 @@ class Moving:
             return False
         if before is MISSING and (path.endswith("]") or self._seen[path][0] == "tensor"):
             return False  # an entry of a cache
+        if type(leaf.value) is bool and path.startswith(VARIABLE):
+            return False  # see `variables`: something was set up in this process
         if self._is_large(path):
             if before is not MISSING:
                 self._too_large(path, _size(leaf.value))
