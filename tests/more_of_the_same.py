@@ -8,14 +8,17 @@ from __future__ import annotations
 MORE: dict[str, tuple[str, ...]] = {
     "test_case_01_hidden_state": ("[in-place]", "[epochs]", "in_a_move[python]", "[section:16:0", "within_an_item"),
     "test_case_06_own_checkpoint": ("write[offset]", "write[shrink]", "[skip-once]"),
-    "test_case_07_own_while_loop": ("[epochs]", "[metrics]", "it_has_no_end"),
+    "test_case_07_own_while_loop": ("[epochs]", "[metrics]", "it_has_no_end", "a_move_comes_to"),
     "test_case_0_between_calls": (
         "refused[large", "matter[noise]", "matter[globals]", "matter[carried]", "matter[count]", "matter[added]",
+        "matter[drawn]",
     ),
-    "test_case_10_layers_later": ("[skipped]", "[flag]", "[group]"),
-    "test_case_26_edited": ("link_that_leads", "by_its_name"),
+    "test_case_10_layers_later": ("[skipped]", "[flag]", "[group]", "a_move_after"),
+    "test_case_26_edited": ("link_that_leads", "by_its_name", "target_of_a_move"),
     "test_case_foreign_groups": ("joined[late]", "joined[default]"),
+    "test_case_own_stream": ("[tuple]", "[list]", "[dict]", "[argument]"),
     "test_case_places": ("[migrate]",),
+    "test_case_two_steps": ("[again]",),
     "test_ddp": (
         "redone_to_the_same_bits[views]", "redone_to_the_same_bits[a hook]", "redone_to_the_same_bits[copied",
         "redone_to_the_same_bits[unused", "replaced_to_the_same_bits[views", "replaced_to_the_same_bits[a hook",
@@ -23,7 +26,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "test_halts": (
         "go_past_a_call", "gate_of_a_halt", "at_the_edge_of_a_halt", "told_again_in_its_generation",
-        "at_the_end_of_the_script", "serves_is_not_needed",
+        "at_the_end_of_the_script", "serves_is_not_needed", "leaves_a_record_before",
     ),
     "test_halts_and_core": ("not_wanted_any_more", "leaver_that_dies"),
     "test_layouts": ("bits[pp-", "launch[hsdp", "launch[fsdp"),
@@ -37,8 +40,9 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_proofs": ("[hidden:", "[looks:", "[proving:", "[tail:", "[returned:", "[comparing:", "[arguments:"),
     "test_run": (
         "[scaler-", "[loader_workers-", "[saved-", "[sections-forward]", "[sections-between]", "[saved_by_path-",
-        "[two_optimizers-", "[stream-", "[tracker-",
+        "[two_optimizers-", "[stream-", "[tracker-", "[tracker_cut-",
     ),
+    "test_sharing_for_real": ("[hsdp]",),
     "test_silent": ("[edited-late-module-move]",),
     "test_tryout": ("bits[saved]", "bits[scaler]", "bits[stream]", "told[dict]", "told[raises]", "told[skips]"),
 }  # fmt: skip
