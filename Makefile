@@ -46,7 +46,7 @@ ifneq ($(SEED),)
 	$(PY) -m torchrelay.simulation --seed $(SEED) --story
 else
 	$(PY) -m pytest -q -n 2 --dist loadfile -m 'not jobs and not gpu and not soak' $(ARGS)
-	$(PY) -m pytest -q -n 3 --dist loadfile -m 'jobs and not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -q -n 2 --dist loadfile -m 'jobs and not gpu and not soak' $(ARGS)
 endif
 
 check: $(READY)  ## style, types, architecture
