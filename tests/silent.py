@@ -16,12 +16,12 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cases.running import CASES, Case, Driver, Fate, Ran, Verdict, disturbed, drain, migrate, run_case
+from tests.cases.running import CASES, Case, Driver, Fate, Ran, Verdict, disturbed, drain_of, migrate, run_case
 
 # Each rank on a node of its own, so that one can be drained; the spare is on a third.
 FLAGS = ("--nodes", "2", "--nproc-per-node", "1", "--spare-nodes", "1")
 AT = 14  # in the second epoch
-ACTS: dict[str, Driver | None] = {"kill": None, "move": migrate(1, at=AT), "drain": drain("node-1", at=AT)}
+ACTS: dict[str, Driver | None] = {"kill": None, "move": migrate(1, at=AT), "drain": drain_of(1, at=AT)}
 RULES = (
     "counter-closure", "counter-global", "counter-object", "generator-torch", "generator-numpy", "unseeded",
     "second-loader", "module-counter", "sampler-counter", "sampler-python", "sampler-numpy", "dataset-counter",

@@ -80,6 +80,15 @@ def test_nothing_is_told_of_a_function_that_goes_on_with_an_iterator(make: Any) 
     assert b"number" not in items.told
 
 
+def test_an_iterator_that_nobody_goes_on_with_is_no_matter() -> None:
+    numbers, number = iter(range(7)), 0
+    items = Items(0, 5)
+    for item in items:
+        number += item
+    assert len(list(numbers)) == 7
+    assert b"number" in items.told
+
+
 def test_an_iterator_that_has_come_to_its_end_is_no_matter() -> None:
     numbers, number = iter([1]), 0
     items = Items(0, 5)

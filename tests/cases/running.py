@@ -297,6 +297,17 @@ def drain(node: str, *, at: int = 20) -> Driver:
     return drive
 
 
+def drain_of(rank: int, *, at: int = 20) -> Driver:
+    """The same of the node that a rank is on: which one that is, is a matter of whose worker was the first to start."""
+
+    def drive(case: Case) -> None:
+        case.until_step(at)
+        held = next(row for row in Client.of(case.run_dir).view_ranks().ranks if row.rank == rank)
+        moved(case, "drain", str(held.node), "--reason", "a test")
+
+    return drive
+
+
 def moved(case: Case, *order: str) -> None:
     """Give an order that moves ranks, and wait until that is over, well or not."""
     if case.process.poll() is not None:

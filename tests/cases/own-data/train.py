@@ -70,7 +70,7 @@ def main():
         count += 1
         kept["count"] += 1
         drawn = (int(torch.randint(1000, ())),) if MODE == "drawn" else ()
-        number = next(numbers)
+        number = next(numbers) if MODE == "number" else 0
         given = {
             "drawn": drawn, "globals": (), "large": (), "number": (number,), "counted": (count,),
             "carried": (kept["count"],),

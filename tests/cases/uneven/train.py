@@ -74,7 +74,7 @@ for _ in run.epochs(1 if MODE in ("end", "last") else 2):
         counted += 1
         if run.committed == STEP:
             misbehave()
-        number = next(numbers)
+        number = next(numbers) if MODE == "barrier" else 0
         if (MODE == "barrier" and number % 8 == 0) or (MODE == "counted" and counted % 8 == 0):
             dist.barrier()
     if MODE == "eval":

@@ -152,6 +152,8 @@ def call_is(code: CodeType) -> None:
 # ---------------------------------------------------------------- frames
 
 _call: CodeType | None = None
+_lengths: dict[int, int] = {}  # of iterators, by id, how much was to come when they were seen first
+_MOST_LENGTHS = 4096
 
 
 def _names(code: CodeType) -> frozenset[str] | None:
@@ -236,10 +238,18 @@ def _goes(value: Any) -> bool:
 
 
 def _is_under_way(iterator: Any) -> bool:
-    """Whether there is more to come of it. What is running is what a tracked loop lies in, such as a progress bar."""
+    """Whether it is gone on with. What is running is what a tracked loop lies in, such as a progress bar.
+
+    Of those that do not show where they are it is taken for granted, as long as they have not come to their end.
+    """
     if type(iterator) is GeneratorType:
         return iterator.gi_frame is not None and not iterator.gi_running
-    return operator.length_hint(iterator, 1) > 0
+    left = operator.length_hint(iterator, -1)
+    if left < 0:
+        return True
+    if len(_lengths) > _MOST_LENGTHS:
+        _lengths.clear()
+    return 0 < left != _lengths.setdefault(id(iterator), left)
 
 
 def _keep(one: _Told, name: str, value: Any) -> None:
