@@ -32,7 +32,7 @@ from torchrelay.worker.tensors import memory
 LARGE = 16 << 10  # bytes of such tensors up to which they are carried (see `moving`)
 DEPTH = 3
 ENTRIES = 4096
-LONG = 64  # entries of a container
+SAMPLED = 8  # of the entries of a container, where it is only asked whether a look is worth it
 _CLOCKS = (LRScheduler, GradScaler)
 _Mark = tuple[tuple[int, int], ...]  # of each tensor, which it is and how often it was written to
 
@@ -48,7 +48,6 @@ class Outsiders:
         self._first: list[tuple[weakref.ref[torch.Tensor], int]] = []  # one tensor of each, and its version
         self._clocks: list[tuple[weakref.ref[Any], _Mark]] = []  # schedules and scalers
         self._passed: set[int] = set()  # ids of what stood in variables
-        self._dull: set[tuple[int, int]] = set()  # large containers without one: their ids and lengths
         self._count = 1  # tensors that are trained
 
     @property
@@ -58,24 +57,12 @@ class Outsiders:
             return True
         if any((live := reference()) is not None and _clock(live) != mark for reference, mark in self._clocks):
             return True
-        return any(id(value) not in self._passed and self._is_new(value) for value in variables.contents())
-
-    def _is_new(self, value: Any) -> bool:
-        """Whether there may be a copy in it. Of a large container, which is most often data, that is found out once."""
-        if not isinstance(value, (dict, list, tuple)) or len(value) < LONG:
-            return _may_hold(value, self._count)
-        mark = id(value), len(value)
-        if mark in self._dull:
-            return False
-        if _may_hold(value, self._count):
-            return True
-        self._dull.add(mark)
-        return False
+        passed = self._passed
+        return any(id(value) not in passed and _may_hold(value, self._count) for value in variables.contents())
 
     def look(self) -> None:
         """Raises `Refused` if one has moved, or come up, since the last look."""
         before, self._seen = self._seen, set()
-        self._dull.clear()
         self._first, self._clocks = [], []
         for path, tensors in self._find(list(self._known())):
             if isinstance(tensors, list):
@@ -148,15 +135,15 @@ def _parts(given: Any) -> Iterator[Any]:
 
 
 def _may_hold(value: Any, count: int, depth: int = 0) -> bool:
-    """Whether there may be so many tensors in it; a batch has fewer."""
+    """Whether there may be so many tensors in it, by its first entries; a batch has fewer. Asked in every call."""
     if isinstance(value, torch.nn.Module):
         return True
     if not isinstance(value, (dict, list, tuple)) or not value or depth == DEPTH:
         return False
-    inner = list(islice(value.values() if isinstance(value, dict) else value, ENTRIES))
-    if len(inner) >= count and any(isinstance(one, torch.Tensor) for one in inner):
+    some = list(islice(value.values() if isinstance(value, dict) else value, SAMPLED))
+    if len(value) >= count and any(isinstance(one, torch.Tensor) for one in some):
         return True
-    return any(_may_hold(one, count, depth + 1) for one in inner if not isinstance(one, torch.Tensor))
+    return any(_may_hold(one, count, depth + 1) for one in some)
 
 
 def _inside(value: Any) -> list[tuple[str, Any]]:
