@@ -73,6 +73,8 @@ def test_both_forms_agree_for_small_products(recovery: Recovery, times: float) -
 
 @given(RECOVERIES, HOURS)
 def test_failures_during_recoveries_cost_more(recovery: Recovery, hours: float) -> None:
+    # A failure that cuts a covered downtime short is cheap if starting again takes no time at all.
+    assume(recovery.replacement_h + recovery.restore_h + recovery.startup_h >= recovery.downtime_h)
     in_wall, in_running = (renewal_ettr(recovery, hours, each) for each in (Counting.WALL, Counting.RUNNING))
     assert in_wall <= in_running + 1e-12
 
