@@ -307,6 +307,15 @@ def test_tensors_of_different_sizes_are_an_error_on_all_ranks(fresh: Troupe) -> 
     assert "has sent 20 bytes, and there is room for 16" in str(fresh.results([1], within_s=10)[0])
 
 
+def test_a_rank_that_breaks_off_before_its_greeting_is_not_waited_for(fresh: Troupe) -> None:
+    """Its collective failed as soon as one other's part had come: the third has its connection, and no word on it."""
+    fresh.tell("call", acts.gate, ranks=[1, 2])
+    fresh.ranks[0].do("call", acts.break_off_at_the_door)
+    for failed in fresh.results([1, 2], within_s=10):
+        assert isinstance(failed, Failed)
+        assert "broken" in failed.text
+
+
 @pytest.mark.parametrize(
     ("action", "arguments", "text"),
     [

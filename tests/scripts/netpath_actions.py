@@ -24,6 +24,7 @@ from tests.scripts.groups_ranks import Actions
 from torchrelay.netpath import backend
 from torchrelay.netpath.backend import TorchrelayGroup
 from torchrelay.netpath.native import binding
+from torchrelay.netpath.transport.direct import others
 
 
 def init(actions: Actions, address: str = "", timeout_s: float = 60.0, reference: bool = True) -> None:
@@ -366,6 +367,22 @@ def abort(_a: Actions) -> float:
     begin = time.monotonic()
     world().abort()
     return begin
+
+
+def break_off_at_the_door(_a: Actions) -> None:
+    """Let all others connect; connect to them, and break all off before a greeting has gone out."""
+    mesh, until = world()._connections.mesh, time.monotonic() + 30
+    assert mesh is not None
+    for peer in others(mesh):
+        mesh.of(peer, until)
+    for peer in others(mesh):
+        handle = world().get_group_store().get(f"netpath/{peer}")
+        connecting = binding.Connecting(bytes.fromhex(handle.decode()), mesh._label)
+        while (comm := connecting.poll()) is None:
+            mesh._rest(0.001, until, peer)
+        comm.abort()
+        comm.close()
+    mesh.break_off("it was broken off at the door")
 
 
 def connect(_a: Actions, address: str, generation: int) -> None:

@@ -185,6 +185,7 @@ class Mesh:
         self._out: dict[tuple[int, int], Stream] = {}
         self._in: dict[tuple[int, int], Stream] = {}
         self._arrivals: list[_Arrival] = []
+        self._unsaid = False  # somebody's connection has ended before its greeting
         self._why = ""
         self.on_break: list[Callable[[], None]] = []  # called once, from any thread, when the mesh breaks
         try:
@@ -251,9 +252,10 @@ class Mesh:
             for arrival in tuple(self._arrivals):
                 try:
                     said = arrival.said()
-                except NetError:  # it ended before it had said who it is
+                except NetError:
                     arrival.comm.close()
                     self._arrivals.remove(arrival)
+                    self._unsaid = True
                     continue
                 if said is not None:
                     self._arrivals.remove(arrival)
@@ -264,6 +266,9 @@ class Mesh:
         left = until - time.monotonic()
         if left <= 0:
             raise TimeoutError(f"rank {peer} has not connected")
+        if self._unsaid:
+            # A rank lets go of a connection only with all of its own, so it will not come again: it may be this one.
+            raise NetError(REMOTE, "a rank has connected, and broken off before it had said which one it is")
         time.sleep(min(pause_s, left))
 
     # ------------------------------------------------------------ the end
