@@ -25,7 +25,7 @@ ACTS: dict[str, Driver | None] = {"kill": None, "move": migrate(1, at=AT), "drai
 RULES = (
     "counter-closure", "counter-global", "counter-object", "generator-torch", "generator-numpy", "unseeded",
     "second-loader", "module-counter", "sampler-counter", "sampler-python", "sampler-numpy", "dataset-counter",
-    "dataset-generator", "disk-cache", "environment", "time", "subset-by-time",
+    "dataset-generator", "disk-cache", "environment", "time", "subset-by-time", "tokens-by-time", "own-tokens-by-time",
 )  # fmt: skip
 EDITED = ("edited-script", "edited-module", "edited-late-module")  # by somebody, while it trains
 ALL = RULES + EDITED

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import enum
+import pathlib
 import random
 import subprocess
 import sys
@@ -185,13 +186,14 @@ class Path(str):
         (Tokens([1, 2]), Tokens([1, 3])),
         (Path("a"), Path("b")),
         (datetime.date(2020, 1, 1), datetime.date(2020, 1, 2)),
+        (pathlib.Path("/data/1.png"), pathlib.Path("/data/2.png")),
         (decimal.Decimal("0.1"), decimal.Decimal("0.2")),
         (range(10**9), range(1, 10**9)),
         (bytearray(b"a" * 5000), bytearray(b"a" * 4999 + b"b")),
         ([10**5000], [10**5000 + 1]),  # more digits than may be shown
         (torch._neg_view(torch.ones(2)), torch._neg_view(torch.full((2,), 2.0))),
     ],
-    ids=range(10),
+    ids=range(11),
 )
 def test_values_of_further_kinds_are_told_apart(one: Any, other: Any) -> None:
     assert digest(one) == digest(one)

@@ -23,11 +23,12 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from torchrelay.errors import Refused, Undeclared
+from torchrelay.errors import Refused, Undeclared, Unproved
 from torchrelay.worker.data import loader_workers
 from torchrelay.worker.data.cursor import Cursor, decode_record
 from torchrelay.worker.data.loaders import Source, source_of
 from torchrelay.worker.data.loops import Loop
+from torchrelay.worker.hidden_state import holdings
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.state import random_state
 
@@ -183,7 +184,7 @@ class Life:
     def loop(self, kind: str, source: Source, group: int = 1) -> Loop[Any]:
         return Loop(
             self.cursor, kind, source, group=None if group == 1 else group, length=lambda: 0, inside_call=lambda: False,
-            arrive=lambda: None,
+            arrive=lambda: None, holds=holdings.of(self.loader) if kind == "batches" else None,
         )  # fmt: skip
 
     def run(self) -> Life:
@@ -392,10 +393,29 @@ def test_a_sampler_that_keeps_drawing_is_refused(quiet: int) -> None:
         list(source.begin(source.mark()))
 
 
+class Numbers:
+    """A sequence of which nothing else tells how much there is."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> int:
+        return index
+
+
 def test_a_shorter_loader_is_found_out() -> None:
-    life = Life(lambda: [1, 2, 3], 1).run()
+    life = Life(lambda: Numbers(3), 1).run()
     with pytest.raises(Exception, match=r"item 3 .* is not there"):
-        Life(lambda: [1, 2], 1, life.lives[3]).run()
+        Life(lambda: Numbers(2), 1, life.lives[3]).run()
+
+
+def test_a_list_that_has_other_items_is_found_out() -> None:
+    life = Life(lambda: [1, 2, 3], 1).run()
+    with pytest.raises(Unproved, match=r"data of a builtins\.list is not what it was"):
+        Life(lambda: [1, 2, 4], 1, life.lives[1]).run()
 
 
 def test_a_loop_inside_a_call_has_no_place_of_its_own() -> None:

@@ -117,7 +117,9 @@ def start_what_cannot_end(actions: Actions) -> None:
 
 
 def make_and_destroy_a_group(actions: Actions) -> None:
-    dist.destroy_process_group(dist.new_group(list(range(actions.world_size))))
+    made = dist.new_group(list(range(actions.world_size)))
+    dist.barrier()  # one that is ready and lets go of it breaks it for another that still connects
+    dist.destroy_process_group(made)
 
 
 def timeouts(_actions: Actions) -> float:

@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, Sampler
 
 import torchrelay
-from casework import MODE, OUT, Pairs, holder, net, note_end, strike, train
+from casework import MODE, OUT, Pairs, holder, net, note, note_end, pace, strike, train
 
 GLOBAL = 0
 
@@ -117,6 +117,11 @@ def factor_of(rank, held):
     }.get(MODE, lambda: 1.0)
 
 
+def own_turns(run, count):
+    while run.committed < count:
+        yield run.committed
+
+
 def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -129,6 +134,16 @@ def main():
     loader = DataLoader(data, 4, sampler=sampler)
     run = torchrelay.join(model=model, optimizer=optimizer)
     factor = factor_of(rank, held)
+    tokens = np.arange(1 << 18, dtype=np.int64) % 97
+    if MODE.endswith("tokens-by-time"):  # a text that has become longer by now, cut to the same length
+        tokens[: (1 << 14) * held] = 0
+    drawn = torch.Generator().manual_seed(11 + rank)
+
+    def some_tokens(_):
+        at = torch.randint(len(tokens) - 16, (4,), generator=drawn)
+        inputs = torch.stack([torch.from_numpy(tokens[k : k + 16]) for k in at]).float() / 97
+        return inputs[:, : data.inputs.shape[1]], inputs[:, -data.targets.shape[1] :]
+
     second = iter(DataLoader(Pairs(200), 2, shuffle=True, generator=torch.Generator().manual_seed(3)))
 
     @run.step
@@ -150,7 +165,13 @@ def main():
         if MODE == "disk-cache" and rank == 0:
             cached(epoch)
 
-    train(run, step, loader, epochs=3, rank=rank, before=before)
+    if MODE.endswith("tokens-by-time"):
+        turns = run.steps(60) if MODE == "tokens-by-time" else own_turns(run, 60)
+        for _ in turns:
+            note(rank, run.committed, loss=step(some_tokens(run)))
+            pace(run.committed)
+    else:
+        train(run, step, loader, epochs=3, rank=rank, before=before)
     note_end(rank, model.module)
     run.section(dist.barrier)
 

@@ -25,7 +25,7 @@ from torchrelay.worker.data import beside, numbering
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.data.loops import Loop
-from torchrelay.worker.hidden_state import variables  # fmt: skip
+from torchrelay.worker.hidden_state import holdings, variables
 from torchrelay.worker.parallel import pipeline
 from torchrelay.worker.parallel.prepared import Prepared
 from torchrelay.worker.peers import snapshots
@@ -63,8 +63,10 @@ class WorkerRun:
         if not self._calls.inside and threading.current_thread() is threading.main_thread() and self._cursor.looks:
             # A loop of the script's own may go by it.
             here = sys._getframe(1)
-            turn = self._cursor.ask(self._calls.places.here(1), random_state.capture, lambda: variables.told(here))
+            used, place = holdings.of_functions(here, "asks"), self._calls.places.here(1)
+            turn = self._cursor.ask(place, random_state.capture, lambda: variables.told(here), used.told)
             if turn is not None:
+                used.check(turn.holds)
                 variables.put(here, turn.kept)
                 random_state.restore(turn.drawn)
                 if self._cursor.on_way is not None:
@@ -105,11 +107,12 @@ class WorkerRun:
 
     def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
         source = source_of(items, self._calls.hidden)
+        holds = holdings.of_functions(sys._getframe(2), kind) if isinstance(items, range) else holdings.of(items)
         return Loop(
             self._cursor, kind, source, group=group, length=lambda: len(items),
             name=f"a {type(items).__module__}.{type(items).__qualname__}",
             inside_call=lambda: self._calls.inside, arrive=lambda: self._before(source), here=self._calls.places.here,
-            keeps=True,
+            keeps=True, holds=holds,
         )  # fmt: skip
 
     def _before(self, source: Any) -> None:

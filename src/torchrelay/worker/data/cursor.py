@@ -58,6 +58,7 @@ class Skip(Struct, array_like=True, tag="skip", kw_only=True):
     line: str
     drawn: bytes = b""  # random state when it asked
     kept: bytes = b""  # variables of the script then, see `variables`
+    holds: bytes = b""  # digests of the data that functions use, see `holdings`
 
 
 class Frame(Struct, array_like=True, tag="loop"):
@@ -73,6 +74,7 @@ class Frame(Struct, array_like=True, tag="loop"):
     item: bytes = b""  # a digest of the item, if its loader is entered by a state of its own
     length: int = -1  # how many items there are in all; less than 0: it does not say
     kept: bytes = b""  # variables of the script when the item was fetched, see `variables`
+    holds: bytes = b""  # digests of the data that the loop's objects hold, see `holdings`
 
 
 class Record(Struct, array_like=True):
@@ -193,10 +195,13 @@ class Cursor:
                 "no counter beside it",
             )
 
-    def ask(self, place: Place, draw: Callable[[], bytes], keep: Callable[[], bytes] = bytes) -> Skip | None:
+    def ask(
+        self, place: Place, draw: Callable[[], bytes], keep: Callable[[], bytes] = bytes,
+        hold: Callable[[], bytes] = bytes,
+    ) -> Skip | None:  # fmt: skip
         """The script asks for the point here. Returns where it is to go on; None: as it is.
 
-        `draw`: the random state now. `keep`: the variables of the script now.
+        `draw`: the random state now. `keep`: the variables of the script now. `hold`: the data that it uses.
         """
         frame = self._stack[-1]
         trace = frame.trace
@@ -210,11 +215,14 @@ class Cursor:
             del trace[at + 1 :]
             rhythm.cut(at + 1)
             skip.point, skip.drawn, skip.kept = self.point, draw(), keep()
+            if self.point.step & (self.point.step - 1) == 0:
+                skip.holds = hold()
             return None
         seen = rhythm.come(place, len(trace), asks=True)
         if len(trace) - seen.first >= FEW and rhythm.leads(seen):
             at = seen.first
-            trace[at:] = [Skip(point=self.point, key=place.key, line=place.line, drawn=draw(), kept=keep())]
+            found = Skip(point=self.point, key=place.key, line=place.line, drawn=draw(), kept=keep(), holds=hold())
+            trace[at:] = [found]
             self._head(rhythm, place, at)
         return None
 
@@ -286,11 +294,14 @@ class Cursor:
 
     # ------------------------------------------------------------ loops
 
-    def open(self, kind: str, length: int = -1) -> Opened:
-        """A tracked loop of so many items begins, inside the item of the innermost open one. Raises `Diverged`."""
+    def open(self, kind: str, length: int = -1, holds: Callable[[], bytes] = bytes) -> Opened:
+        """A tracked loop of so many items begins, inside the item of the innermost open one. Raises `Diverged`.
+
+        `holds`: what its objects hold, asked only of a loop that is not recorded.
+        """
         self._check()
         if not self.replaying:
-            return self._push(Frame(kind, length=length))
+            return self._push(Frame(kind, length=length, holds=holds()))
         followed = self._followed[-1]
         entry = followed.next()
         if isinstance(entry, Frame) and entry.kind == kind:
@@ -400,4 +411,4 @@ class Opened(Struct):
 def _copy(frame: Frame) -> Frame:
     """The frame as it was when its item was yielded: the trace is lived through again."""
     began = frame.begun, frame.mark, frame.drawn
-    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length, frame.kept)
+    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length, frame.kept, frame.holds)

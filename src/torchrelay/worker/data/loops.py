@@ -12,6 +12,7 @@ from torchrelay.worker.data.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.data.loaders import Source
 from torchrelay.worker.data.own_loops import Place, Places
 from torchrelay.worker.hidden_state import arguments, variables
+from torchrelay.worker.hidden_state.holdings import Holdings
 from torchrelay.worker.state import random_state
 
 T_co = TypeVar("T_co", covariant=True)
@@ -24,12 +25,13 @@ class Loop(Generic[T_co]):
         self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, name: str | None = None,
         length: Callable[[], int], inside_call: Callable[[], bool], arrive: Callable[[], None],
         here: Callable[[int], Place] | None = None, keeps: bool = False,
+        holds: Holdings | None = None,
     ) -> None:  # fmt: skip
         """`group`: yield lists of so many items of the source; None: the items themselves. `name`: of the loader.
 
         `arrive`: called when a loop begins, which has a place then, or inside a call. `here`: see `own_loops.Places`.
 
-        `keeps`: the script's variables, see `variables`.
+        `keeps`: the script's variables, see `variables`. `holds`: the data that the loop's objects hold.
         """
         self._cursor = cursor
         self._kind = kind
@@ -41,6 +43,7 @@ class Loop(Generic[T_co]):
         self._arrive = arrive
         self._here = Places().here if here is None else here
         self._keeps = keeps
+        self._holds = holds
 
     def __len__(self) -> int:
         return self._length() if self._group is None else -(-self._length() // self._group)
@@ -60,6 +63,8 @@ class Loop(Generic[T_co]):
         self._arrive()
         if self._source.hidden is not None:
             self._source.hidden.within_call()
+        if self._holds is not None:
+            self._holds.see()
         items = self._source.begin(self._source.mark())
         while (taken := self._take(items)) is not None:
             yield taken[0]
@@ -69,7 +74,7 @@ class Loop(Generic[T_co]):
         cursor, source, hidden = self._cursor, self._source, self._source.hidden
         if cursor.looks:
             cursor.come(self._here(1))
-        opened = cursor.open(self._kind, self._known_length())
+        opened = cursor.open(self._kind, self._known_length(), bytes if self._holds is None else self._holds.told)
         frame = opened.frame
         if hidden is not None:
             hidden.enter()
@@ -92,6 +97,8 @@ class Loop(Generic[T_co]):
                 if source.moves:
                     mark = source.mark()
                 moved = b"" if hidden is None else hidden.before_item(frame.count)
+                if self._holds is not None and frame.count and frame.count & (frame.count - 1) == 0:
+                    frame.holds = self._holds.told()  # what items are made in has changed by now
                 drawn = random_state.capture() if source.draws else b""
                 taken = self._take(items)
                 if taken is None:
@@ -114,6 +121,8 @@ class Loop(Generic[T_co]):
 
     def _enter(self, frame: Frame) -> tuple[Iterator[Any], T_co]:
         """The source's iterator at the recorded item, and this item."""
+        if self._holds is not None:
+            self._holds.check(frame.holds)
         skip = 0 if self._source.moves else (frame.count - 1) * (self._group or 1)
         with tracked():
             items = self._source.enter(frame.mark, skip)

@@ -19,6 +19,7 @@ import decimal
 import enum
 import fractions
 import functools
+import pathlib
 import random
 import struct
 import uuid
@@ -367,6 +368,15 @@ GENERATORS: dict[type, Callable[[Any], bytes]] = {
     random.Random: lambda value: _python_state(value.getstate()),
 }
 # Whose kind is none of those above.
-_WORDS = (range, datetime.date, datetime.time, datetime.timedelta, decimal.Decimal, fractions.Fraction, uuid.UUID)
+_WORDS = (
+    range,
+    datetime.date,
+    datetime.time,
+    datetime.timedelta,
+    decimal.Decimal,
+    fractions.Fraction,
+    uuid.UUID,
+    pathlib.PurePath,
+)
 _TOLD = (enum.Enum, int, float, complex, str, bytes, *_WORDS)
 _DOERS = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader, torch.utils.data.Dataset, type)

@@ -43,7 +43,7 @@ _CLOSED_MODULES = """
 """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
-_OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
+OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
@@ -231,7 +231,7 @@ class Walk:
                 return
         skipped = _OF_MODULES if module else frozenset[str]()
         if issubclass(kind, torch.utils.data.DataLoader):
-            skipped = _OF_LOADERS
+            skipped = OF_LOADERS
         if issubclass(kind, torch.optim.Optimizer):
             skipped = _of_optimizers()
         for at, inner in list((fields or {}).items()):

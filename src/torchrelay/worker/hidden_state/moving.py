@@ -107,7 +107,7 @@ class Moving:
         """What all leaves are now; None if another thread is changing them."""
         try:
             self._walk = self._go()
-            return {path: _signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+            return {path: signature(leaf.value) for path, leaf in self._walk.leaves.items()}
         except RuntimeError:  # a dict or deque has changed its size under our eyes
             return None
 
@@ -285,7 +285,7 @@ def recall(remembered: list[tuple[Leaf, Any]]) -> None:
         if type(told) is not list:
             if live is not told:
                 leaf.put(told)
-        elif len(told) == 2 or not _same(_signature(live), _signature(told[0])):
+        elif len(told) == 2 or not _same(signature(live), signature(told[0])):
             _take(leaf, told)
 
 
@@ -311,7 +311,7 @@ def _copied(value: Any) -> Any:
 # ---------------------------------------------------------------- what a leaf was
 
 
-def _signature(value: Any) -> tuple[str, Any]:
+def signature(value: Any) -> tuple[str, Any]:
     """What tells whether a leaf has changed: its kind, and something to compare."""
     kind = type(value)
     if kind in graph.PLAIN:

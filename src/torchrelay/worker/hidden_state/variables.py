@@ -104,7 +104,7 @@ def objects() -> Iterator[graph.Leaf]:
 
 def held() -> Iterator[graph.Leaf]:
     """The same, and containers."""
-    for each in _outside():
+    for each in outside():
         for name, value in list(each.f_locals.items()):
             if not issubclass(type(value), _NO_OBJECTS):
                 yield graph.Leaf(f"{VARIABLE}{name} of {each.f_code.co_qualname}()", None, None, value)
@@ -112,7 +112,7 @@ def held() -> Iterator[graph.Leaf]:
 
 def contents() -> Iterator[Any]:
     """The values of all of these variables."""
-    for each in _outside():
+    for each in outside():
         yield from each.f_locals.values()
 
 
@@ -124,13 +124,13 @@ def finder(path: str) -> Callable[[], Any] | None:
     name, function = match.groups()
 
     def find() -> Any:
-        frames = (each for each in _outside() if each.f_code.co_qualname == function)
+        frames = (each for each in outside() if each.f_code.co_qualname == function)
         return next((each.f_locals.get(name, graph.MISSING) for each in frames), graph.MISSING)
 
     return find
 
 
-def _outside() -> list[FrameType]:
+def outside() -> list[FrameType]:
     """Functions of the script that are under way, outermost first, without those of the call that is."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
