@@ -11,7 +11,10 @@ from tests.cases.running import Fate, Ran, Verdict
 from tests.silent import ACTS, ALL, BAD, run_cell, tell
 
 JOB = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
-QUICK = [("unseeded", "kill"), ("edited-late-module", "move"), ("sampler-numpy", "drain"), ("tokens-by-time", "kill")]
+QUICK = [
+    ("unseeded", "kill"), ("edited-late-module", "move"), ("sampler-numpy", "drain"), ("tokens-by-time", "kill"),
+    ("own-tokens-by-time", "kill"),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("rule", "act"), [pytest.param(*cell, marks=JOB) for cell in QUICK])

@@ -40,6 +40,7 @@ class Mutant:
 GIVEN, TAIL = "tests/test_given.py", "tests/test_tail.py"
 PROGRAM = "tests/test_program.py"
 LOADERS, STATE = "tests/test_hidden_loaders.py", "tests/test_hidden_state.py"
+LOADERS_AS_SUCH, HOLDINGS = "tests/test_loaders.py", "tests/test_holdings.py"
 PROOFS = (
     Mutant(
         "code: digests are not compared", "worker/source/program.py",
@@ -124,6 +125,38 @@ PROOFS = (
     Mutant(
         "comparing: a replacement that goes another way is replaced by another", "protocol/rules/differing.py",
         "if event.since is not None and", "if False and", ("tests/test_comparing.py",),
+    ),
+    Mutant(
+        "holdings: a loop's data is not compared", "worker/data/loops.py",
+        "            self._holds.check(frame.holds)\n", "            pass\n", (LOADERS_AS_SUCH,),
+    ),
+    Mutant(
+        "holdings: the record of a loop has none", "worker/data/cursor.py",
+        "self._push(Frame(kind, length=length, holds=holds()))", "self._push(Frame(kind, length=length))",
+        (LOADERS_AS_SUCH,),
+    ),
+    Mutant(
+        "holdings: other rows are let pass", "worker/hidden_state/holdings.py",
+        "if own.get(path) == digest or", "if True or", (HOLDINGS,),
+    ),
+    Mutant(
+        "holdings: what changes is told on", "worker/hidden_state/holdings.py",
+        "                del self._steady[path]\n", "                pass\n", (HOLDINGS,),
+    ),
+    Mutant(
+        "holdings: only arrays count", "worker/hidden_state/holdings.py",
+        "        elif isinstance(value, _CONTAINERS):\n            self._seen",
+        "        elif False:\n            self._seen",
+        (HOLDINGS,),
+    ),
+    Mutant(
+        "holdings: functions are not looked at", "worker/hidden_state/holdings.py",
+        "    for frame in variables.outside():\n", "    for frame in ():\n", (HOLDINGS,),
+    ),
+    Mutant(
+        "holdings: own loops have none", "worker/bootstrap/run.py",
+        "                used.check(turn.holds)\n", "",
+        ("tests/test_silent.py::test_nothing_wrong_comes_of_it_silently[own-tokens-by-time-kill]",),
     ),
     Mutant(
         "hidden: marks of loops are not put back", "worker/data/loaders.py",

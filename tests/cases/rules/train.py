@@ -136,10 +136,10 @@ def main():
     factor = factor_of(rank, held)
     tokens = np.arange(1 << 18, dtype=np.int64) % 97
     if MODE.endswith("tokens-by-time"):  # a text that has become longer by now, cut to the same length
-        tokens[: (1 << 14) * held] = 0
-    drawn = torch.Generator().manual_seed(11 + rank)
+        tokens[: (1 << 12) * held] = 0
 
-    def some_tokens(_):
+    def some_tokens():
+        drawn = torch.Generator().manual_seed(1000 * rank + run.committed)
         at = torch.randint(len(tokens) - 16, (4,), generator=drawn)
         inputs = torch.stack([torch.from_numpy(tokens[k : k + 16]) for k in at]).float() / 97
         return inputs[:, : data.inputs.shape[1]], inputs[:, -data.targets.shape[1] :]
@@ -168,7 +168,7 @@ def main():
     if MODE.endswith("tokens-by-time"):
         turns = run.steps(60) if MODE == "tokens-by-time" else own_turns(run, 60)
         for _ in turns:
-            note(rank, run.committed, loss=step(some_tokens(run)))
+            note(rank, run.committed, loss=step(some_tokens()))
             pace(run.committed)
     else:
         train(run, step, loader, epochs=3, rank=rank, before=before)
