@@ -61,7 +61,9 @@ def main() -> None:
     model, optimizer = build(options.size, options.layout)
     width, _ = SIZES[options.size]
     x = torch.randn(64 if width > 64 else 8, width)
-    run = torchrelay.join(model=model, optimizer=optimizer, snapshot_every=options.snapshots)
+    run = torchrelay.protect(
+        model=model, optimizer=optimizer, options=torchrelay.Options(snapshot_every=options.snapshots)
+    )
 
     flag = torch.ones(1, dtype=torch.int32)
 

@@ -39,7 +39,7 @@ def main() -> None:
     model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     fast_loss = torch.compile(lambda predicted: (predicted.square() + predicted.abs().sqrt()).mean())
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
     torch.manual_seed(100 + rank)
 
     @run.step
@@ -66,7 +66,7 @@ def main() -> None:
         time.sleep(STEP_S)
         train_step(torch.randn(16, WIDTH))
         if number % 500 == 499:
-            run.section(evaluate)
+            run.atomic(evaluate)
         if rank == 0 and time.monotonic() - saved > options.save_every_s:
             torch.save(model.state_dict(), Path(options.folder, "checkpoint.pt"))
             time.sleep(options.save_s)  # a file system that is slow today
@@ -76,7 +76,7 @@ def main() -> None:
         # All leave together: when rank 0 says so.
         if number % 50 == 49:
             told.write_text(str(number + 1))
-            if run.section(over, end):
+            if run.atomic(over, end):
                 break
     dist.destroy_process_group()
 

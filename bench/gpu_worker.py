@@ -39,12 +39,12 @@ def train(options: argparse.Namespace) -> None:
     model, optimizer = build(torch.device("cuda"), fused=False)
     folder = Path(options.folder)
     times = (folder / f"rank-{rank}.jsonl").open("a", buffering=1)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
     stride = options.steps // (options.kills + 1) if options.kills else 0
 
     def strike(grad: torch.Tensor) -> None:
         del grad
-        number, due = divmod(run.committed, stride) if stride else (0, 1)
+        number, due = divmod(run.global_step, stride) if stride else (0, 1)
         mark = folder / f"killed-{number}"
         if due == 0 and 1 <= number <= options.kills and rank == number % 2 and not mark.exists():
             mark.write_text(str(time.monotonic_ns()))

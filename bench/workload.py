@@ -127,7 +127,7 @@ def main() -> None:
     if options.kill:
         die_when_told(model, options.kill, rank)
     times = Times(options.times, rank)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def train_step(x: torch.Tensor) -> torch.Tensor:

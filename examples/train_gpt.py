@@ -403,7 +403,7 @@ def main():
         size = sum(parameter.numel() for parameter in model.parameters())
         print(f"{size / 1e6:.2f} M parameters, {len(text) / 1e6:.1f} MB of text, {world} ranks", flush=True)
 
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule})  # torchrelay
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"schedule": schedule})  # torchrelay
 
     @run.step  # torchrelay
     def train_step(batch):
@@ -430,19 +430,19 @@ def main():
             loss = train_step(batch)
             schedule.step()
             # Not a counter of our own: a successor enters this loop in the middle.
-            step = done * args.epoch_steps + run.committed
+            step = done * args.epoch_steps + run.global_step
             losses.note(step=step, loss=float(loss).hex())
             if rank == 0 and step % args.log_every == 0:
                 print(f"step {step}  loss {loss:.4f}", flush=True)
-        validation = run.section(evaluate)  # torchrelay
+        validation = run.atomic(evaluate)  # torchrelay
         if rank == 0:
             print(f"epoch {epoch + 1} of {args.epochs}  validation {validation:.4f}", flush=True)
         if args.checkpoint:
-            run.section(save, args.checkpoint, epoch + 1, shared, optimizer, schedule)  # torchrelay
-    losses.note(parameters=run.section(digest, model))  # torchrelay
+            run.atomic(save, args.checkpoint, epoch + 1, shared, optimizer, schedule)  # torchrelay
+    losses.note(parameters=run.atomic(digest, model))  # torchrelay
     # Right after a collective, Gloo's thread may still want Python's lock to let go of a tensor, and the end of DDP's
     # group waits for that thread with the lock held. A barrier has no tensor, and lets the thread have the lock.
-    run.section(dist.barrier)  # torchrelay
+    run.atomic(dist.barrier)  # torchrelay
     dist.destroy_process_group()
 
 

@@ -45,7 +45,7 @@ class TestACollective:
         (said,) = script.said
         assert said.startswith("test_between.py:")
         assert "calls allreduce between two calls" in said
-        assert "run.section(function, ...)" in said
+        assert "run.atomic(function, ...)" in said
 
     def test_now_and_then_is_said_when_a_look_has_met_it(self) -> None:
         script = Script()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.peers import cadence
 from torchrelay.worker.peers.cadence import FACTOR, FIRST, MOST_S, RANK_MTBF_S, Cadence, best_interval, mtbf_s
 from torchrelay.worker.peers.snapshots import AUTO, EVERY, interval
@@ -106,7 +106,7 @@ def test_auto_begins_as_if_nothing_was_said() -> None:
 
 @pytest.mark.parametrize("given", ["often", -1, True, 2.5])
 def test_other_words_are_refused(given: Any) -> None:
-    with pytest.raises(Refused, match="snapshot_every is"):
+    with pytest.raises(RefusedError, match="snapshot_every is"):
         interval(given, alone=True)
 
 

@@ -20,7 +20,7 @@ def test_what_rank_0_saves_between_steps_is_what_its_predecessor_would_have_save
 def test_an_average_that_is_updated_between_steps_is_not_saved_there_by_a_replacement(tmp_path: Path) -> None:
     verdict = disturbed(tmp_path, "saves-between", mode="ema", strike="grad:10:0")
     assert verdict.fate is Fate.REFUSED, verdict
-    assert "extra['average'] changes between two steps" in verdict.reason, verdict
+    assert "state['average'] changes between two steps" in verdict.reason, verdict
 
 
 def test_parameters_read_between_steps_are_there_on_the_target_of_a_move(tmp_path: Path) -> None:

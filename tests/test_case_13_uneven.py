@@ -44,7 +44,7 @@ def test_a_barrier_by_an_iterator_of_the_scripts_own_is_found_after_a_fault(tmp_
     ran = run(tmp_path, "barrier", strike="grad:5:1")
     assert ran.code == 91, ran.output[-3000:]
     assert "waits in a collective outside of any step or section (barrier, train.py:" in ran.reason, ran.output[-3000:]
-    assert "run.section(function, ...)" in ran.reason
+    assert "run.atomic(function, ...)" in ran.reason
 
 
 def test_a_counter_is_carried(tmp_path: Path) -> None:

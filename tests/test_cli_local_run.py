@@ -163,8 +163,8 @@ class TestEnds:
         run.start(*TWO, "3", "0.01", "never-join")
         code, _, err = run.end()
         assert code == 0
-        assert "never called torchrelay.join()" in err
-        assert "run = torchrelay.join(model=model, optimizer=optimizer)" in err
+        assert "never called torchrelay.protect()" in err
+        assert "run = torchrelay.protect(model=model, optimizer=optimizer)" in err
 
     def test_a_script_that_fails_everywhere_ends_with_its_code(self, run: LocalRun) -> None:
         run.start(*TWO, "3", "0.01", "exit=7")

@@ -70,7 +70,7 @@ def test_values_that_were_alike_and_differ_after_a_recovery_are_a_fault_that_is_
 
 def test_values_that_begin_to_differ_in_peace_are_a_ranks_own(pair: Pair) -> None:
     pair.compare(1)
-    pair.other = [*values_of(pair.state)[:-1], "extra['kept']: another count"]
+    pair.other = [*values_of(pair.state)[:-1], "state['kept']: another count"]
     pair.compare(100)
     assert pair.state.agreed == {TENSORS}
     pair.compare(131, Point(130))

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import START, Point
 from torchrelay.worker.data import cursor as places
 from torchrelay.worker.data.cursor import Cursor, Diverged, Record, decode_record
@@ -179,7 +179,7 @@ def test_a_successors_successor_comes_there_too(script: Callable[[World], None])
 
 def test_two_loops_that_advance_together_are_refused() -> None:
     world = World()
-    with pytest.raises(Refused, match="lie within one another"):
+    with pytest.raises(RefusedError, match="lie within one another"):
         for _ in zip(world.loop("batches", 3), world.loop("batches", 3), strict=True):
             pass
 
@@ -193,7 +193,7 @@ def test_a_loop_that_was_left_without_being_closed_is_closed_by_the_next_item() 
         next(inner)
         world.step(str(number))
     assert [frame.kind for frame in world.cursor.frames] == ["script"]
-    with pytest.raises(Refused):
+    with pytest.raises(RefusedError):
         next(kept[0])
 
 
@@ -201,7 +201,7 @@ def test_calls_without_end_in_one_item_are_refused() -> None:
     world = World()
     for _ in range(places.MAX_TRACE):
         world.step("untracked")
-    with pytest.raises(Refused, match=r"run\.batches"):
+    with pytest.raises(RefusedError, match=r"run\.batches"):
         world.step("one more")
 
 

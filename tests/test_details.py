@@ -458,7 +458,7 @@ def test_a_script_that_never_joins_is_not_started_again_after_a_while() -> None:
         assert story.job.phase is phase
     assert story.job.outcome is not None
     assert story.job.outcome.code == 137
-    assert "has not called join() in 10 minutes" in story.job.outcome.reason
+    assert "has not called protect() in 10 minutes" in story.job.outcome.reason
     for joined in (0, 1):
         story = wired()
         story.hear(say(story, ev.WorkerJoined, joined))

@@ -162,7 +162,7 @@ def test_the_script_of_the_readme_is_the_script_of_the_examples() -> None:
     script = (ROOT / "examples" / "train_gpt.py").read_text()
     ours = [line.split("#")[0].strip() for line in script.splitlines() if line.endswith("# torchrelay")]
     calls = {node.attr for line in ours for node in ast.walk(parse(line)) if isinstance(node, ast.Attribute)}
-    for name in ("join", "step", "epochs", "batches", "section"):
+    for name in ("protect", "step", "epochs", "batches", "atomic"):
         assert name in calls
         assert f".{name}" in README
 

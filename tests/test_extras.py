@@ -1,4 +1,4 @@
-"""All else that a script gives to join(): schedules, scalers, containers, generators, and functions of its own."""
+"""All else that a script gives to protect(): schedules, scalers, containers, generators, and functions of its own."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from tests.carrying import Script, carry
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.state.state import VERSION, State
 from torchrelay.worker.tensors import tree
 
@@ -240,37 +240,37 @@ class Stateless:
 @pytest.mark.parametrize(
     ("extra", "reason"),
     [
-        ({"n": 3}, r"extra\['n'\] is a int, which cannot be changed in place\. Put it into a dict"),
+        ({"n": 3}, r"state\['n'\] is a int, which cannot be changed in place\. Put it into a dict"),
         (
             {"foo": Stateless()},
-            r"extra\['foo'\] is a .*Stateless, whose state is not known\. Give its class",
+            r"state\['foo'\] is a .*Stateless, whose state is not known\. Give its class",
         ),
-        ({"d": {"x": [Stateless()]}}, r"extra\['d'\]\['x'\]\[0\] is a .*Stateless"),
-        ({"s": torch.eye(2).to_sparse()}, r"extra\['s'\] is a sparse"),
-        ({"m": nn.LazyLinear(2)}, r"extra\['m'\]\.weight has no shape yet"),
+        ({"d": {"x": [Stateless()]}}, r"state\['d'\]\['x'\]\[0\] is a .*Stateless"),
+        ({"s": torch.eye(2).to_sparse()}, r"state\['s'\] is a sparse"),
+        ({"m": nn.LazyLinear(2)}, r"state\['m'\]\.weight has no shape yet"),
         ({"m": nn.Linear(2, 2, device="meta")}, "meta device"),
     ],
 )
 def test_what_cannot_be_carried_is_refused_at_join(extra: dict[str, Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(RefusedError, match=reason):
         State(nn.Linear(2, 2), extra=extra)
 
 
 def test_join_without_state_is_refused() -> None:
-    with pytest.raises(Refused, match="no state"):
+    with pytest.raises(RefusedError, match="no state"):
         State()
-    with pytest.raises(Refused, match="one of save and load"):
+    with pytest.raises(RefusedError, match="one of save and load"):
         State(save=dict)
-    with pytest.raises(Refused, match=r"optimizer is a Linear, no torch\.optim\.Optimizer"):
+    with pytest.raises(RefusedError, match=r"optimizer is a Linear, no torch\.optim\.Optimizer"):
         State(nn.Linear(1, 1), nn.Linear(1, 1))  # type: ignore[arg-type]
 
 
 def test_a_state_of_another_shape_is_not_taken() -> None:
-    with pytest.raises(StateMismatch, match=r"extra\['b'\] only on the source"):
+    with pytest.raises(StateMismatchError, match=r"state\['b'\] only on the source"):
         State(extra={"a": {}}).receive(State(extra={"a": {}, "b": {}}).manifest()[0])
     with pytest.raises(ValueError, match="no state tree"):
         State(extra={"a": {}}).receive(b"nonsense")
-    with pytest.raises(StateMismatch, match="another version"):
+    with pytest.raises(StateMismatchError, match="another version"):
         State(extra={"a": {}}).receive(tree.encode({"version": 99})[0])
 
 
@@ -319,7 +319,7 @@ def test_buffers_too_large_for_a_record_are_private_only_if_they_move() -> None:
     state = State(model)
     assert len(state.private.record()) < 1000
     state.private.settle(["model.0.running_mean"], sections=False)
-    with pytest.raises(Refused, match="SyncBatchNorm"):
+    with pytest.raises(RefusedError, match="SyncBatchNorm"):
         state.private.settle(["model.mask"], sections=False)
 
 
@@ -331,9 +331,9 @@ def test_buffers_of_sync_batch_norm_are_not_private() -> None:
 @pytest.mark.parametrize("data", [b"nonsense", b"\x80", b"\x83"])
 def test_a_private_record_that_does_not_fit_is_refused(data: bytes) -> None:
     state = State(nn.BatchNorm1d(4))
-    with pytest.raises(StateMismatch):
+    with pytest.raises(StateMismatchError):
         state.private.load(data)
-    with pytest.raises(StateMismatch, match="bytes here and"):
+    with pytest.raises(StateMismatchError, match="bytes here and"):
         state.private.load(State(nn.BatchNorm1d(5)).private.record())
 
 
@@ -427,11 +427,11 @@ def _takes_two(_one: str, _two: str) -> None: ...
     ],
 )
 def test_functions_with_other_arguments_are_refused(save: Any, load: Any, reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(RefusedError, match=reason):
         State(save=save, load=load)
 
 
 def test_a_save_that_writes_nothing_is_refused() -> None:
     state = State(save=lambda path: None, load=lambda path: None)  # noqa: ARG005
-    with pytest.raises(Refused, match="rank 0 only"):
+    with pytest.raises(RefusedError, match="rank 0 only"):
         state.manifest()

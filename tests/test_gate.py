@@ -12,7 +12,7 @@ import torch
 from torch.distributed import distributed_c10d as c10d
 
 from tests.test_standing import FIRST, decide, rewire
-from torchrelay.errors import Refused, StateMismatch, StepInterrupted
+from torchrelay.errors import RefusedError, StateMismatchError, StepInterrupted
 from torchrelay.protocol.messages.events import CollectiveFailed, Event
 from torchrelay.protocol.messages.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.messages.orders import Verdict
@@ -169,15 +169,15 @@ class TestWhatIsDoneTogetherInTheGate:
 
     def test_commits_nothing_if_it_finds_fault(self, stand: Stand) -> None:
         def differ() -> None:
-            raise StateMismatch("rank 1 holds other values")
+            raise StateMismatchError("rank 1 holds other values")
 
-        with pytest.raises(StateMismatch):
+        with pytest.raises(StateMismatchError):
             self.go(stand, differ)
         assert stand.standing.committed == START
 
     def test_is_not_begun_while_others_are_at_another_call(self, stand: Stand) -> None:
         stand.group.others = 1
-        with pytest.raises(Refused, match="different calls"):
+        with pytest.raises(RefusedError, match="different calls"):
             self.go(stand, broken)
 
     def test_can_be_cut_and_rolled_forward_as_the_gate_itself(self, stand: Stand) -> None:
@@ -240,7 +240,7 @@ class TestAFailureThatNobodyKnowsOf:
 @pytest.mark.parametrize("others", [1, -31, 31])
 def test_ranks_at_different_calls_are_found_out(stand: Stand, others: int) -> None:
     stand.group.others = others
-    with pytest.raises(Refused, match="different calls: this one commits 1"):
+    with pytest.raises(RefusedError, match="different calls: this one commits 1"):
         stand.enter()
     assert stand.standing.committed == START
 

@@ -233,7 +233,7 @@ def test_when_all_lie_nothing_is_believed(several: Sources) -> None:
         several.fetch(taken)
     assert caught.value.mismatch
     assert {one.source for one in several.failed} == {0, 1}
-    assert taken.parts()["extra['plain']"].give()["plain"] == [0]
+    assert taken.parts()["state['plain']"].give()["plain"] == [0]
 
 
 @pytest.mark.slow

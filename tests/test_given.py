@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchrelay.errors import Unproved
+from torchrelay.errors import UnprovedError
 from torchrelay.worker.replacement.given import NONE, Function
 
 COUNT = 0
@@ -42,13 +42,15 @@ def test_the_same_call_is_the_same() -> None:
 
 def test_other_data_is_refused_with_the_name_of_the_argument_and_the_call() -> None:
     recorded = as_step(step).begin((batch(1),), {})()
-    with pytest.raises(Unproved, match=r"the step of 7 with other data .*: argument 'batch' of step\(\)\. .*tracked"):
+    with pytest.raises(
+        UnprovedError, match=r"the step of 7 with other data .*: argument 'batch' of step\(\)\. .*tracked"
+    ):
         as_step(step).check_replayed(recorded, (batch(2),), {}, "the step of 7")
 
 
 def test_another_function_is_refused() -> None:
     recorded = as_step(step).begin((batch(1),), {})()
-    with pytest.raises(Unproved, match="which function it is"):
+    with pytest.raises(UnprovedError, match="which function it is"):
         as_step(as_step).check_replayed(recorded, (batch(1),), {}, "the step of 7")
 
 
@@ -61,7 +63,7 @@ def test_other_numbers_of_a_step_are_a_doubt_that_the_next_step_settles() -> Non
 
 def test_other_numbers_of_a_section_are_refused() -> None:
     recorded = Function(section, "section", nowhere).begin((3,), {})()
-    with pytest.raises(Unproved, match="argument 'epoch'"):
+    with pytest.raises(UnprovedError, match="argument 'epoch'"):
         Function(section, "section", nowhere).check_replayed(recorded, (4,), {}, "the section of 7+1")
 
 
@@ -78,7 +80,7 @@ def test_what_a_step_reads_from_outside_counts_unless_it_comes_in_another_way(mo
     recorded = as_step(reading).begin((), {})()
     carried = as_step(reading, lambda *_: True).begin((), {})()
     ahead = batch(2)
-    with pytest.raises(Unproved, match=r"'ahead', which reading\(\) reads"):
+    with pytest.raises(UnprovedError, match=r"'ahead', which reading\(\) reads"):
         as_step(reading).check_replayed(recorded, (), {}, "the step of 7")
     assert as_step(reading).check_replayed(carried, (), {}, "the step of 7") is NONE, "its predecessor tells it"
     ahead = batch(1)
@@ -94,7 +96,7 @@ def test_a_call_that_is_made_again_is_made_with_the_same() -> None:
     made.rewind()
     made.check_again(first, (given,), {}, "the step of 8")
     given.add_(1)
-    with pytest.raises(Unproved, match=r"the step of 8 was cut by a fault .* it has changed argument 'batch'"):
+    with pytest.raises(UnprovedError, match=r"the step of 8 was cut by a fault .* it has changed argument 'batch'"):
         made.check_again(first, (given,), {}, "the step of 8")
 
 

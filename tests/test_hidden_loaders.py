@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from tests.test_loaders import EPOCHS, check
-from torchrelay.errors import Refused, StateMismatch, Undeclared
+from torchrelay.errors import RefusedError, StateMismatchError, UndeclaredError
 from torchrelay.worker.data import beside
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.loaders import source_of
@@ -269,7 +269,7 @@ def test_two_objects_that_cannot_be_told_apart_are_not_mistaken_for_one_another(
     epoch_of(before, loaders[1])
     after = Hidden()
     after.load(before.record())
-    with pytest.raises(Undeclared, match="which is which"):
+    with pytest.raises(UndeclaredError, match="which is which"):
         epoch_of(after, sampled("python")())
 
 
@@ -306,7 +306,7 @@ class Large(Sampler[int]):
 
 
 def test_an_order_that_is_too_large_to_be_carried_is_refused_in_the_first_epoch() -> None:
-    with pytest.raises(Refused, match=r"sampler\.order changes"):
+    with pytest.raises(RefusedError, match=r"sampler\.order changes"):
         epoch_of(Hidden(), DataLoader(Plain(), batch_size=1, sampler=Large()))
 
 
@@ -333,7 +333,7 @@ class Endless(Sampler[int]):
 
 
 def test_an_iterator_that_is_gone_on_with_in_the_next_epoch_is_refused_in_the_first() -> None:
-    with pytest.raises(Refused, match=r"sampler\.stream is an iterator"):
+    with pytest.raises(RefusedError, match=r"sampler\.stream is an iterator"):
         epoch_of(Hidden(), DataLoader(Plain(), batch_size=1, sampler=Endless()))
 
 
@@ -349,7 +349,7 @@ def test_a_replacement_that_has_not_built_the_same_is_told_so() -> None:
     other.sampler.rng = None
     after = Hidden()
     after.load(before.record())
-    with pytest.raises(StateMismatch, match=r"sampler\.rng"):
+    with pytest.raises(StateMismatchError, match=r"sampler\.rng"):
         epoch_of(after, other)
 
 
@@ -418,7 +418,7 @@ def test_a_second_loader_that_is_gone_on_with_in_a_later_item_is_refused(cursor:
     others = iter(DataLoader(Plain(), batch_size=2))
     loop = iter(batches(cursor, DataLoader(Plain(), batch_size=4)))
     next(loop), next(others), next(loop)
-    with pytest.raises(Refused, match=r"test_hidden_loaders\.py:\d+.*StackDataset"):
+    with pytest.raises(RefusedError, match=r"test_hidden_loaders\.py:\d+.*StackDataset"):
         next(others)
 
 
@@ -427,7 +427,7 @@ def test_one_that_begins_within_a_loop_is_refused_too(cursor: Cursor) -> None:
     next(loop)
     others = iter(DataLoader(Plain(), batch_size=2))
     next(others), next(others), next(loop)
-    with pytest.raises(Refused, match="a loop of batches"):
+    with pytest.raises(RefusedError, match="a loop of batches"):
         next(others)
 
 
@@ -442,16 +442,16 @@ def test_one_that_is_gone_on_with_in_the_next_call_is_refused(cursor: Cursor) ->
     beside.watch(cursor, lambda: calls.inside)
     before = iter(DataLoader(Plain(), batch_size=2))
     calls.inside = True
-    with pytest.raises(Refused, match="inside a step or section that did not begin it"):
+    with pytest.raises(RefusedError, match="inside a step or section that did not begin it"):
         next(before)
     within = iter(DataLoader(Plain(), batch_size=2))
     assert len([next(within), *within]) == SIZE // 2
     within = iter(DataLoader(Plain(), batch_size=2))
     cursor.point = cursor.point.after_step()
-    with pytest.raises(Refused, match="did not begin it"):
+    with pytest.raises(RefusedError, match="did not begin it"):
         next(within)
     calls.inside = False
-    with pytest.raises(Refused, match="after the step or section that began it"):
+    with pytest.raises(RefusedError, match="after the step or section that began it"):
         next(within)
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.errors import Undeclared
+from torchrelay.errors import UndeclaredError
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.state import State
@@ -166,7 +166,7 @@ def test_a_rank_lost_in_an_update_that_changes_attributes_is_not_replaced_by_a_g
         before.finish(late=lambda: setattr(before.model, "updates", getattr(before.model, "updates", 0) + 1))
     after = Life()
     after.state.private.load(before.state.private.record())
-    with pytest.raises(Undeclared, match=r"model\.updates"):
+    with pytest.raises(UndeclaredError, match=r"model\.updates"):
         after.hidden.borrow(b"")
     after.hidden.borrow(before.hidden.late)
     assert after.model.updates == before.model.updates == 2

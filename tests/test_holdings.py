@@ -24,7 +24,7 @@ from torch.utils.data import (
     WeightedRandomSampler,
 )
 
-from torchrelay.errors import Unproved
+from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import holdings
 
 ROWS = 40
@@ -164,7 +164,7 @@ def test_other_rows_are_found(kind: str) -> None:
     assert told, "it is told"
     again, other = make(1), make(-1)
     holdings.of(again).check(told)
-    with pytest.raises(Unproved, match="is not what it was in the worker that was lost"):
+    with pytest.raises(UnprovedError, match="is not what it was in the worker that was lost"):
         holdings.of(other).check(told)
     assert holdings.of(first).told() == told
 
@@ -182,7 +182,7 @@ def test_one_row_of_two_hundred_megabytes_is_found() -> None:
     told = told_by(DataLoader(Rows(rows=large)))
     check(DataLoader(Rows(rows=large.copy())), told)
     large[123_456_789] = 1
-    with pytest.raises(Unproved, match=r"dataset\.rows of a torch\.utils\.data\.dataloader\.DataLoader"):
+    with pytest.raises(UnprovedError, match=r"dataset\.rows of a torch\.utils\.data\.dataloader\.DataLoader"):
         check(DataLoader(Rows(rows=large)), told)
 
 
@@ -200,7 +200,7 @@ def test_other_rows_of_a_table_are_found(kind: Callable[[int], Any]) -> None:
     table = kind(1)
     told = holdings.of(first := DataLoader(Rows(table=table))).told()
     check(DataLoader(Rows(table=kind(1))), told)
-    with pytest.raises(Unproved, match=r"dataset\.table"):
+    with pytest.raises(UnprovedError, match=r"dataset\.table"):
         check(DataLoader(Rows(table=kind(-1))), told)
     assert first is not None
 
@@ -247,7 +247,7 @@ def test_what_changes_is_no_longer_told(kind: str, step: str) -> None:
     assert later, "what has not changed is still told"
     assert later != begun
     check(DataLoader(fresh), later)
-    with pytest.raises(Unproved):
+    with pytest.raises(UnprovedError):
         check(DataLoader(fresh), begun)
     assert loader is not None
 

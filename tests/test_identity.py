@@ -14,7 +14,7 @@ import pytest
 import torch
 from msgspec.structs import replace
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Assign
 from torchrelay.worker.control import devices
@@ -251,6 +251,6 @@ class TestDevices:
 
     def test_cuda_that_was_used_too_early_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-        with pytest.raises(Refused, match=r"slot 2.*Read RANK"):
+        with pytest.raises(RefusedError, match=r"slot 2.*Read RANK"):
             devices.arrange({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 2, 0)
         assert devices.arrange({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 1, 1) == {}

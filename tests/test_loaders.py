@@ -23,7 +23,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from torchrelay.errors import Refused, Undeclared, Unproved
+from torchrelay.errors import RefusedError, UndeclaredError, UnprovedError
 from torchrelay.worker.data import loader_workers
 from torchrelay.worker.data.cursor import Cursor, decode_record
 from torchrelay.worker.data.loaders import Source, source_of
@@ -382,14 +382,14 @@ def test_the_way_of_its_own_is_what_is_used() -> None:
     ],
 )
 def test_what_could_not_be_entered_is_refused(make: Callable[[], Any], reason: str) -> None:
-    with pytest.raises(Refused, match=reason):
+    with pytest.raises(RefusedError, match=reason):
         source_of(make())
 
 
 @pytest.mark.parametrize("quiet", [1, 40])
 def test_a_sampler_that_keeps_drawing_is_refused(quiet: int) -> None:
     source = source_of(DataLoader(Noisy(), batch_size=1, sampler=Greedy(quiet)))
-    with pytest.raises(Refused, match=r"torch\.Generator of its own"):
+    with pytest.raises(RefusedError, match=r"torch\.Generator of its own"):
         list(source.begin(source.mark()))
 
 
@@ -414,7 +414,7 @@ def test_a_shorter_loader_is_found_out() -> None:
 
 def test_a_list_that_has_other_items_is_found_out() -> None:
     life = Life(lambda: [1, 2, 3], 1).run()
-    with pytest.raises(Unproved, match=r"data of a builtins\.list is not what it was"):
+    with pytest.raises(UnprovedError, match=r"data of a builtins\.list is not what it was"):
         Life(lambda: [1, 2, 4], 1, life.lives[1]).run()
 
 
@@ -451,5 +451,5 @@ class Forgetful(OwnState):
 def test_a_loader_whose_state_leads_to_other_items_is_not_gone_on_with() -> None:
     before = Life(Forgetful, 1).run()
     assert same(Life(Forgetful, 1, before.lives[4]).run().items, before.items[3:])
-    with pytest.raises(Undeclared, match="gives another item 3 there"):
+    with pytest.raises(UndeclaredError, match="gives another item 3 there"):
         Life(Forgetful, 1, before.lives[12]).run()

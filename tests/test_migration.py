@@ -228,7 +228,7 @@ def test_a_cold_move_waits_until_all_have_joined() -> None:
     seat = replace(job.seats[Rank(0)], joined=False)
     story.cluster = story.cluster.with_job(job.with_seat(Rank(0), seat))
     story.hear(asked(1))
-    assert story.move.story[-1][1] == "waits: not all ranks have called join()"
+    assert story.move.story[-1][1] == "waits: not all ranks have called protect()"
     story.hear(say(story, ev.WorkerJoined, 0))
     assert story.move.state is MoveState.PREPARING
 

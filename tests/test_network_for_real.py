@@ -192,7 +192,7 @@ def test_a_persons_taint_stays_and_a_restarted_agent_goes_on(tmp_path: Path, por
     job.verb("taint", node, "network/path0=cable:NoSchedule", "--yes", "--reason", "a bad cable")
     job.wish({node: LOST})
     job.until("found", lambda c: findings(c.view_network()) == [node])
-    job.verb("restart", "--agents", "--yes")
+    job.verb("restart-services", "--agents", "--yes")
     job.until("the next agent says so, too", lambda c: links_of(c.view_network(), node)[FAR].state == "down")
     job.wish({})
     job.until("whole", lambda c: not findings(c.view_network()))

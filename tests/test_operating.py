@@ -24,6 +24,7 @@ from torchrelay.orchestrator.http import freezing
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.store.journal import read_history
 from torchrelay.protocol.messages.events import (
+    Effect,
     FreezeSet,
     JobCancelled,
     JobSubmitted,
@@ -231,6 +232,8 @@ class TestChanging:
                 (["taint", "node-0/1", "k=v"], "has the taint k already"),
                 (["drain", "node-1"], "is drained already"),
                 (["undrain", "node-1"], "is not drained"),
+                (["cordon", "node-1"], "is cordoned already"),
+                (["uncordon", "node-1"], "is neither cordoned nor drained"),
                 (["untaint", "node-0/1", "k", "--healed"], "has no taint k"),
             ):
                 assert (await desk.say(*words)).code == 0
@@ -238,6 +241,23 @@ class TestChanging:
                 again = await desk.say(*words)
                 assert (again.code, told in again.out) == (0, True), again
                 assert not [e for e in desk.journalled()[before:] if type(e).__name__.startswith("Taint")]
+
+        play(tmp_path, story)
+
+    def test_what_runs_on_a_cordoned_node_stays_and_uncordon_ends_a_drain_too(self, tmp_path: Path) -> None:
+        async def story(desk: Desk) -> None:
+            said = await desk.say("cordon", "node-1", "--reason", "new disks next week", "--yes")
+            assert said.code == 0
+            assert "nothing new is put there; what runs there stays" in said.out
+            ((key, taint),) = desk.service.cluster.taints.items()
+            assert key == ("node-1", None, "torchrelay/cordon")
+            assert (taint.effect, taint.planned) == (Effect.NO_SCHEDULE, False)
+            assert not any(job.moves for job in desk.service.cluster.jobs.values())
+            assert (await desk.say("uncordon", "node-1", "--yes")).code == 0
+            assert not desk.service.cluster.taints
+            await desk.say("drain", "node-1", "--yes")
+            assert (await desk.say("uncordon", "node-1", "--yes")).code == 0
+            assert not desk.service.cluster.taints
 
         play(tmp_path, story)
 
@@ -267,7 +287,7 @@ class TestChanging:
         async def story(desk: Desk) -> None:
             await desk.service.put(JobCancelled(job=JOB, reason="enough"))
             desk.service.kept = True
-            for words in ("migrate 2", "drain node-1", "undrain node-1", "restart --force"):
+            for words in ("migrate 2", "drain node-1", "undrain node-1", "restart-services --force"):
                 said = await desk.say(*words.split())
                 assert (said.code, "enough" in said.err) == (2, True), said
 
@@ -275,13 +295,13 @@ class TestChanging:
 
     def test_a_restart_is_refused_where_nobody_would_start_it_again(self, tmp_path: Path) -> None:
         async def story(desk: Desk) -> None:
-            said = await desk.say("restart")
+            said = await desk.say("restart-services")
             assert (said.code, "was not started by `torchrelay run`" in said.err) == (2, True)
             desk.service.kept = True
             await desk.say("migrate", "2")
-            said = await desk.say("restart")
+            said = await desk.say("restart-services")
             assert (said.code, "M-1 of job is preparing" in said.err) == (2, True)
-            assert "one after the other" in (await desk.say("restart", "--dry-run", "--force")).out
+            assert "one after the other" in (await desk.say("restart-services", "--dry-run", "--force")).out
 
         play(tmp_path, story)
 
@@ -300,7 +320,7 @@ class TestChanging:
                 await desk.service.put(WorkerExited(worker=worker.worker, node=worker.node, code=0))
             assert desk.service.cluster.jobs[JOB].phase == "ended"
             write_endpoint(desk.run_dir, Endpoint(url="http://127.0.0.1:9", pid=1))
-            for words in ("drain node-1", "migrate 2", "freeze", "restart"):
+            for words in ("drain node-1", "migrate 2", "freeze", "restart-services"):
                 said = await desk.say(*words.split())
                 assert (said.code, "the run ended at" in said.err) == (2, True), said
             assert "is ended" in (await desk.say("explain", "node-1")).out

@@ -87,7 +87,7 @@ def test_drained_restarted_and_back_again_it_trains_to_its_end(run: RealRun) -> 
     assert move.pause_ms is not None
     holder = next(row.pid for row in client.view_ranks().ranks if row.rank == 1)
 
-    assert run.torchrelay("restart")["applied"]
+    assert run.torchrelay("restart-services")["applied"]
     client = Client.of(run.run_dir)
     assert client.job().lease == 2
     assert next(row.pid for row in client.view_ranks().ranks if row.rank == 1) == holder, "nobody was disturbed"
@@ -108,5 +108,5 @@ def test_drained_restarted_and_back_again_it_trains_to_its_end(run: RealRun) -> 
     ]  # fmt: skip
     assert all(0 < line["pause_ms"] == sum(line["phases"].values()) for line in found["lines"])
     assert [call["call"] for call in run.torchrelay("audit")] == [
-        "submit", "drain", "restart", "undrain", "migrate", "shutdown",
+        "submit", "drain", "restart-services", "undrain", "migrate", "shutdown",
     ]  # fmt: skip

@@ -1,4 +1,4 @@
-"""Copies of a model that a script keeps, and of which join() was not told, are refused when they move."""
+"""Copies of a model that a script keeps, and of which protect() was not told, are refused when they move."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import outsiders
 from torchrelay.worker.hidden_state.hidden import Hidden
 
@@ -45,7 +45,7 @@ def shadow() -> dict[str, torch.Tensor]:
 )
 def test_a_copy_of_the_model_that_moves_is_refused(make: Any, change: Any) -> None:
     hidden = outsider(make, change, [*nn.Linear(80, 80).parameters()] * 2)  # told twice, as a state does
-    with pytest.raises(Refused, match=r"thing of .* join\(\) was not given it"):
+    with pytest.raises(RefusedError, match=r"thing of .* protect\(\) was not given it"):
         hidden._look()
 
 
@@ -85,7 +85,7 @@ def test_a_schedule_or_scaler_that_join_was_not_given_is_refused_when_it_moves(m
     hidden = outsider(make, change, list(known.parameters()))
     assert hidden._outsiders is not None
     assert hidden._outsiders.stirred
-    with pytest.raises(Refused, match=r"thing of .* join\(\) was not given it"):
+    with pytest.raises(RefusedError, match=r"thing of .* protect\(\) was not given it"):
         hidden._look()
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.worker.data.cursor import MAX_STEPS, Call, Cursor, Diverged, Record, decode_record
 from torchrelay.worker.data.own_loops import Places
@@ -254,7 +254,7 @@ class TestNoWayToTell:
 
     def refused(self, script: Callable[[World], None]) -> None:
         world = World()
-        with pytest.raises(Refused, match=r"test_own_loops\.py:\d+ outside of all tracked loops.*run\.steps"):
+        with pytest.raises(RefusedError, match=r"test_own_loops\.py:\d+ outside of all tracked loops.*run\.steps"):
             go(script, world)
         assert world.cursor.point.step == MAX_STEPS
 
@@ -272,7 +272,7 @@ class TestNoWayToTell:
             while world.cursor.point.step < 60:
                 world.step(world.batch())
 
-        with pytest.raises(Diverged, match=r"calls a step where the lost worker asked for run\.committed at .*\.py:"):
+        with pytest.raises(Diverged, match=r"calls a step where the lost worker asked for run\.global_step at .*\.py:"):
             go(other, World(left))
 
 

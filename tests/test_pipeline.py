@@ -24,7 +24,7 @@ from torch.distributed.pipelining._utils import InferenceMode
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.carrying import carry
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.parallel import ddp, pipeline
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state import layout
@@ -129,7 +129,7 @@ def test_other_stages_do_not_land(become: Callable[[int], None]) -> None:
     become(0)
     script = Script()
     stages, _ = script.state.pipeline.told()
-    with pytest.raises(StateMismatch, match="the source has the pipeline stages and schedules"):
+    with pytest.raises(StateMismatchError, match="the source has the pipeline stages and schedules"):
         script.state.pipeline.take([stages, [["ScheduleGPipe of 7 chunks over 0", False, False]]])
 
 
@@ -199,7 +199,7 @@ def test_what_a_call_has_settled_is_undone_when_it_is_done_again(become: Callabl
 def test_alone_nothing_is_settled(become: Callable[[int], None]) -> None:
     become(1)
     script = Script()
-    with script.state.pipeline.alone(), pytest.raises(Refused, match="would settle with its neighbours"):
+    with script.state.pipeline.alone(), pytest.raises(RefusedError, match="would settle with its neighbours"):
         script.step()
     script.schedule._warmup_p2p = script.agree
     script.step()
@@ -269,7 +269,7 @@ def test_a_stage_whose_wrapper_is_not_in_the_state_is_refused(become: Callable[[
     script = Script()
     refused = layout.refusal(State(script.parts[0].module))
     assert refused is not None
-    assert "runs a DDP wrapper that join() was not given" in refused[0]
+    assert "runs a DDP wrapper that protect() was not given" in refused[0]
 
 
 def test_schedules_that_look_alike_are_refused(become: Callable[[int], None]) -> None:
@@ -293,10 +293,10 @@ def test_nothing_is_made_after_join(become: Callable[[int], None], monkeypatch: 
         redo = Redo(State(plain))
         redo.mark()
     script = Script()
-    with pytest.raises(Refused, match="a pipeline stage is made after join"):
+    with pytest.raises(RefusedError, match="a pipeline stage is made after join"):
         redo.mark()
     pipeline.forbid()
-    with pytest.raises(Refused, match="a ScheduleGPipe is made after join"):
+    with pytest.raises(RefusedError, match="a ScheduleGPipe is made after join"):
         ScheduleGPipe(script.stages[0], CHUNKS)
-    with pytest.raises(Refused, match="a PipelineStage is made after join"):
+    with pytest.raises(RefusedError, match="a PipelineStage is made after join"):
         PipelineStage(plain, 0, 2, torch.device("cpu"), group=script.stages[0].group)

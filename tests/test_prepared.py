@@ -15,7 +15,7 @@ from torch import nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, RandomSampler
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.parallel.prepared import Prepared, optimizer_inside
 from torchrelay.worker.state.state import State
@@ -202,7 +202,7 @@ def test_accelerate_is_told_of_the_end() -> None:
     ],
 )
 def test_what_cannot_be_entered_is_refused_with_the_remedy(loader: Any, words: str) -> None:
-    with pytest.raises(Refused, match=words):
+    with pytest.raises(RefusedError, match=words):
         source_of(loader())
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.wire.files.kept import MAIN, Kept, Load
 from torchrelay.worker.source import program
 from torchrelay.worker.source.program import SPAWNED, Program
@@ -76,7 +76,7 @@ def test_code_that_cannot_be_kept_is_run_and_its_digest_refused_where_it_differs
     same.source("b", "/p/b.py", b"never loaded by the first")
     same.check(first.digests())
     other.source("a", "/p/a.py", b"2")
-    with pytest.raises(Refused, match=r"^/p/a\.py: the rank's last holder ran other code"):
+    with pytest.raises(RefusedError, match=r"^/p/a\.py: the rank's last holder ran other code"):
         other.check(first.digests())
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from torchrelay.errors import Unproved
+from torchrelay.errors import UnprovedError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.agreement import agreement
 from torchrelay.worker.hidden_state.arguments import digest
@@ -94,7 +94,7 @@ def test_the_number_is_looked_at_when_its_function_is_called_next(monkeypatch: p
     ranks = Ranks(monkeypatch)
     ranks.step("h", "h", steps=1)
     assert ranks.settled == [False, False], "both go on with it, or one would wait for the other"
-    with pytest.raises(Unproved, match="its number"):
+    with pytest.raises(UnprovedError, match="its number"):
         ranks.step("f 4", "f 1", steps=2)
 
 

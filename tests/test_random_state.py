@@ -14,7 +14,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.state import random_state
 
 GLOBAL: Any = np.random  # its stubs leave out the two functions on bit generators
@@ -131,7 +131,7 @@ def test_another_global_generator_of_numpy_is_refused_with_the_remedy() -> None:
     old = GLOBAL.get_bit_generator()
     GLOBAL.set_bit_generator(np.random.PCG64(1))
     try:
-        with pytest.raises(Refused, match="PCG64"):
+        with pytest.raises(RefusedError, match="PCG64"):
             random_state.capture()
     finally:
         GLOBAL.set_bit_generator(old)

@@ -317,4 +317,4 @@ def test_attributes_of_an_object_that_the_step_asks_for(
     assert found.digests() == before
     monkeypatch.setattr(HELD, "batch", torch.ones(2))
     assert found.digests() != before
-    assert len(Reads(step, lambda *place: place[-1] is HELD).names) == 1, "not of one that join() was given"
+    assert len(Reads(step, lambda *place: place[-1] is HELD).names) == 1, "not of one that protect() was given"

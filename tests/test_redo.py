@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from tests.redone import SaverScript, Script, digests
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.retry import marks, redo
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.state import State
@@ -162,7 +162,7 @@ def test_buffers_that_begin_to_move_in_a_call_that_nobody_looks_at_are_put_back_
 
 
 def test_a_fault_in_the_very_call_in_which_buffers_begin_to_move_is_refused() -> None:
-    with pytest.raises(Refused, match=r"model\.0\.1\.num_batches_tracked was changed before the gate"):
+    with pytest.raises(RefusedError, match=r"model\.0\.1\.num_batches_tracked was changed before the gate"):
         trained_late({0: "backward"})
 
 
@@ -224,7 +224,7 @@ def test_something_large_that_changes_before_the_gate_is_refused(monkeypatch: py
     monkeypatch.setattr(redo, "COPY_LIMIT", 10)
     script = Script()
     script.before_gate = lambda: script.log["seen"].extend(range(200))
-    with pytest.raises(Refused, match=r"extra\['log'\] changes between the entry of a call and its gate.*0 MB"):
+    with pytest.raises(RefusedError, match=r"state\['log'\] changes between the entry of a call and its gate.*0 MB"):
         script.call()
 
 
@@ -232,7 +232,7 @@ def test_optimizer_state_that_changes_before_the_gate_is_refused() -> None:
     script = Script()
     script.call()
     script.before_gate = lambda: script.optimizer.state[script.model[0].weight]["step"].add_(1)
-    with pytest.raises(Refused, match="optimizer changes between the entry"):
+    with pytest.raises(RefusedError, match="optimizer changes between the entry"):
         script.call()
 
 
@@ -245,7 +245,7 @@ def test_a_parameter_that_was_written_in_a_call_that_is_not_looked_at_is_refused
             script.unused.weight.add_(1)
 
     script.before_gate = write
-    with pytest.raises(Refused, match=r"model\.1\.weight was changed before the gate"):
+    with pytest.raises(RefusedError, match=r"model\.1\.weight was changed before the gate"):
         script.call(cut="backward")
 
 
@@ -255,7 +255,7 @@ def test_what_cannot_be_copied_and_has_changed_is_refused_when_a_probed_call_is_
     monkeypatch.setattr(redo, "COPY_LIMIT", 10)
     script = Script()
     script.before_gate = lambda: script.log["seen"].extend(range(200))
-    with pytest.raises(Refused, match=r"extra\['log'\] was changed before the gate"):
+    with pytest.raises(RefusedError, match=r"state\['log'\] was changed before the gate"):
         script.call(cut="backward")
 
 
@@ -274,7 +274,7 @@ def test_gradients_that_are_carried_into_the_next_call_are_refused(stale: bool) 
     if stale:  # only a gradient that nobody adds to, but the update uses it again
         for parameter in script.model.parameters():
             parameter.grad = None
-    with pytest.raises(Refused, match=r"carried from one call into the next.*micro_batches"):
+    with pytest.raises(RefusedError, match=r"carried from one call into the next.*micro_batches"):
         script.call()
 
 
@@ -283,7 +283,7 @@ def test_gradients_that_are_carried_are_found_later_too() -> None:
     digests(script, {}, 4)
     carrying(script, stale=False)
     script.call()  # not looked at
-    with pytest.raises(Refused, match="carried"):
+    with pytest.raises(RefusedError, match="carried"):
         script.call()
 
 
@@ -317,7 +317,7 @@ def test_with_save_and_load_a_call_is_redone_too() -> None:
 def test_with_save_and_load_what_changes_before_the_gate_is_refused() -> None:
     script = SaverScript()
     script.call()
-    with pytest.raises(Refused, match=r"what save\(\) returns changes .* pass model= and optimizer="):
+    with pytest.raises(RefusedError, match=r"what save\(\) returns changes .* pass model= and optimizer="):
         script.call(count=True)
 
 
@@ -354,5 +354,5 @@ def test_a_group_of_what_join_was_not_given_is_refused_at_the_next_entry() -> No
     redo_ = Redo(State(model, optimizer))
     redo_.mark()
     optimizer.add_param_group({"params": list(other.parameters())})
-    with pytest.raises(Refused, match=r"group 1 of an SGD was added after join\(\)"):
+    with pytest.raises(RefusedError, match=r"group 1 of an SGD was added after protect\(\)"):
         redo_.mark()

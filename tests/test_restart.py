@@ -1,4 +1,4 @@
-"""`torchrelay restart`, and orchestrators that are stuck or replaced: a run of fake workers trains on meanwhile."""
+"""`torchrelay restart-services`, and orchestrators that are stuck or replaced, while fake workers train on."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class TestRestart:
         run.start(*FOUR)
         run.until_step(3)
         workers, first, nodes = pids(run), brain(run), agents(run)
-        said = torchrelay(run, "restart")
+        said = torchrelay(run, "restart-services")
         assert said.returncode == 0, said.stderr
         assert "the agent of node-1 is back" in said.stderr
         assert brain(run) != first
@@ -68,11 +68,11 @@ class TestRestart:
         trains_on(run)
         assert pids(run) == workers
         assert run.status()["lease"] == 2
-        assert "restart" in torchrelay(run, "audit").stdout
+        assert "restart-services" in torchrelay(run, "audit").stdout
         # One alone: the agents stay as they are.
-        assert torchrelay(run, "restart", "--orchestrator").returncode == 0
+        assert torchrelay(run, "restart-services", "--orchestrator").returncode == 0
         assert agents(run) == now
-        assert torchrelay(run, "restart", "--agents").returncode == 0
+        assert torchrelay(run, "restart-services", "--agents").returncode == 0
         assert run.status()["lease"] == 3
         trains_on(run)
 
@@ -82,9 +82,9 @@ class TestRestart:
         run.until_spare()
         assert torchrelay(run, "migrate", "0").returncode == 0
         assert wait_for("targets", lambda: (run.status().get("move") or {}).get("state") == "preparing")
-        said = torchrelay(run, "restart", "--orchestrator")
+        said = torchrelay(run, "restart-services", "--orchestrator")
         assert (said.returncode, "M-1 of train is preparing" in said.stderr) == (2, True)
-        assert torchrelay(run, "restart", "--orchestrator", "--force").returncode == 0
+        assert torchrelay(run, "restart-services", "--orchestrator", "--force").returncode == 0
         move = run.status()["move"]
         assert (move["name"], move["state"]) == ("M-1", "preparing")
 

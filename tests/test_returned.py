@@ -84,7 +84,7 @@ def test_tensors_that_have_moved_since_are_named() -> None:
     rank = Rank()
     told = Returned(rank.state)
     rank.average.update_parameters(rank.model)
-    assert returned.take(Rank().state, told.encoded()) == {"extra['average']"}
+    assert returned.take(Rank().state, told.encoded()) == {"state['average']"}
     told.mark()
     assert returned.take(Rank().state, told.encoded()) == frozenset()
 

@@ -21,6 +21,6 @@ def test_logging_and_warnings_are_those_of_plain_python(tmp_path: Path, words: l
     job = run_job(tmp_path / "run", [script, *words])
     assert job.code == 0, job.output
     ranks = [line.removeprefix("[0] ") for line in job.output.splitlines() if line.startswith("[0] ")]
-    said = [line for line in ranks if not line.startswith("torchrelay: this script never called join()")]
+    said = [line for line in ranks if not line.startswith("torchrelay: this script never called protect()")]
     assert sorted(said) == sorted((plain.stdout + plain.stderr).splitlines()), job.output
     assert not re.search(r"torchrelay: (a warning|an info|another library|warned)", job.output)

@@ -72,7 +72,7 @@ def test_a_layout_is_foreseen_in_such_a_folder(project: Path) -> None:
     (project / "train.py").write_text(
         "import beside\nimport torch, torchrelay\nimport torch.distributed as dist\ndist.init_process_group('gloo')\n"
         "model = torch.nn.Linear(1, 1)\noptimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
-        "torchrelay.join(model=model, optimizer=optimizer)\n"
+        "torchrelay.protect(model=model, optimizer=optimizer)\n"
     )
     done = torchrelay(project, "doctor", "--layout", "train.py")
     assert "node-0" in done.stdout, done.stderr

@@ -15,7 +15,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
 from tests.carrying import carry
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.parallel import fsdp, shards
 from torchrelay.worker.retry.carried import CarriedGradients
 from torchrelay.worker.retry.redo import Redo
@@ -73,7 +73,7 @@ def test_sums_that_are_pending_are_refused(become: Callable[[int], None]) -> Non
     become(0)
     mesh = init_device_mesh("cpu", (4,))
     pending = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
-    with pytest.raises(Refused, match=r"a DTensor with the placement .*Redistribute it"):
+    with pytest.raises(RefusedError, match=r"a DTensor with the placement .*Redistribute it"):
         State(nn.Linear(2, 2), extra={"sums": {"one": pending}})
 
 
@@ -82,7 +82,7 @@ def test_meshes_that_look_alike_are_refused(become: Callable[[int], None]) -> No
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
     for layer, ranks in zip(model, ([0, 1], [0, 2]), strict=True):
         fully_shard(layer, mesh=DeviceMesh("cpu", ranks))
-    with pytest.raises(Refused, match="two device meshes look alike"):
+    with pytest.raises(RefusedError, match="two device meshes look alike"):
         State(model)
 
 
@@ -108,12 +108,12 @@ def test_a_shard_lands_only_where_it_is_spread_alike(become: Callable[[int], Non
     become(1)
     source, other = Script(*HSDP), Script(*FSDP)
     data, _ = source.state.manifest()
-    with pytest.raises(StateMismatch, match="is spread over ranks as"):
+    with pytest.raises(StateMismatchError, match="is spread over ranks as"):
         other.state.receive(data)
     plain = nn.Sequential(nn.Linear(6, 10), nn.ReLU(), nn.Linear(10, 3), nn.Linear(3, 5))
     plain.register_buffer("mask", torch.ones(3))
     data, _ = State(plain, torch.optim.AdamW(plain.parameters())).manifest()
-    with pytest.raises(StateMismatch, match="is a DTensor here and a Leaf"):
+    with pytest.raises(StateMismatchError, match="is a DTensor here and a Leaf"):
         other.state.receive(data)
 
 
@@ -123,7 +123,7 @@ def test_a_mesh_that_nobody_has_made_is_named(become: Callable[[int], None]) -> 
     become(0)
     script = Script(*HSDP)
     data, _ = tree.encode({"one": script.model[0].weight})
-    with pytest.raises(StateMismatch, match="the mesh \\(replicate=2,shard=2\\), which this rank has not made"):
+    with pytest.raises(StateMismatchError, match="the mesh \\(replicate=2,shard=2\\), which this rank has not made"):
         Landing().anyhow(tree.decode(data), {}, "extra")
 
 

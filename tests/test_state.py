@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from tests.carrying import Script, carry
-from torchrelay.errors import StateMismatch
+from torchrelay.errors import StateMismatchError
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import memory
 
@@ -144,9 +144,9 @@ def test_tied_on_one_side_only_is_a_mismatch() -> None:
             made[1].weight = made[0].weight
         return made
 
-    with pytest.raises(StateMismatch, match=r"model\.1\.weight shares its memory .* on the source, but not here"):
+    with pytest.raises(StateMismatchError, match=r"model\.1\.weight shares its memory .* on the source, but not here"):
         State(model(False)).receive(State(model(True)).manifest()[0])
-    with pytest.raises(StateMismatch, match=r"model\.1\.weight shares its memory .* here, but not on the source"):
+    with pytest.raises(StateMismatchError, match=r"model\.1\.weight shares its memory .* here, but not on the source"):
         State(model(True)).receive(State(model(False)).manifest()[0])
 
 
@@ -191,7 +191,7 @@ def test_a_script_that_built_something_else_is_told_what(
     make: Callable[[], tuple[nn.Module, torch.optim.Optimizer]], reason: str
 ) -> None:
     data, _ = State(*_linear()).manifest()
-    with pytest.raises(StateMismatch, match=reason):
+    with pytest.raises(StateMismatchError, match=reason):
         State(*make()).receive(data)
     assert State(*make()).fingerprint() != State(*_linear()).fingerprint()
 
@@ -220,7 +220,9 @@ def test_a_group_of_what_no_module_holds_is_a_mismatch() -> None:
             optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
         return State(model, optimizer)
 
-    with pytest.raises(StateMismatch, match=r"groups of \[2\] parameters here and of \[2, 1\] .* before join\(\)"):
+    with pytest.raises(
+        StateMismatchError, match=r"groups of \[2\] parameters here and of \[2, 1\] .* before protect\(\)"
+    ):
         made(False).receive(made(True).manifest()[0])
 
 
@@ -231,7 +233,7 @@ def test_another_order_of_parameters_in_an_optimizer_is_a_mismatch() -> None:
         order: Any = [model.b, model.a] if turned else [model.a, model.b]
         return State(model, torch.optim.SGD(order, lr=0.1))
 
-    with pytest.raises(StateMismatch, match=r"param_groups\[0\]\['params'\]\[0\] shares its memory"):
+    with pytest.raises(StateMismatchError, match=r"param_groups\[0\]\['params'\]\[0\] shares its memory"):
         made(True).receive(made(False).manifest()[0])
 
 
@@ -242,7 +244,7 @@ def channels_last() -> Any:
 
 def test_another_memory_format_is_a_mismatch() -> None:
     source, target = nn.Conv2d(3, 4, 3), channels_last()
-    with pytest.raises(StateMismatch, match=r"model\.weight has strides"):
+    with pytest.raises(StateMismatchError, match=r"model\.weight has strides"):
         State(target).receive(State(source).manifest()[0])
 
 

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
-from torchrelay.errors import Undeclared
+from torchrelay.errors import UndeclaredError
 from torchrelay.worker.replacement.tail import Tail
 from torchrelay.worker.state.state import State
 
@@ -124,13 +124,13 @@ def test_a_state_that_is_known_by_functions_alone_is_brought_at_once() -> None:
 
 
 def test_what_no_rank_has_as_it_was_is_not_given_away_but_may_go_on() -> None:
-    script = Script(moved=("extra['average']",))
+    script = Script(moved=("state['average']",))
     with script.between():
         script.average.update_parameters(script.model)
         torch.save(script.model.state_dict(), io.BytesIO())
-        with pytest.raises(Undeclared, match=r"extra\['average'\] changes between two steps"):
+        with pytest.raises(UndeclaredError, match=r"state\['average'\] changes between two steps"):
             torch.save(script.average.state_dict(), io.BytesIO())
-        with pytest.raises(Undeclared, match=r"extra\['average'\]"):
+        with pytest.raises(UndeclaredError, match=r"state\['average'\]"):
             next(script.average.parameters()).detach().numpy()
 
 

@@ -105,7 +105,7 @@ def test_what_is_large_is_looked_at_the_more_rarely_the_more_there_is(
         script.call()
         for name in script.redo._before:
             looked.setdefault(name, []).append(script.redo._calls)
-    assert looked["extra['log']"] == [6, 12, 24, 48, 72, 96]
+    assert looked["state['log']"] == [6, 12, 24, 48, 72, 96]
     assert looked["model"] == looked["optimizer"] == calls
 
 
@@ -134,9 +134,9 @@ def test_what_was_learned_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     turned = dict(reversed(heir.redo._probe.parts.items()))
     monkeypatch.setattr(heir.redo._probe, "parts", turned)
     heir.redo.take_over(script.redo.learned)
-    assert list(heir.redo._copied) == list(script.redo._copied) == ["extra['log']"]
+    assert list(heir.redo._copied) == list(script.redo._copied) == ["state['log']"]
     other = Script()
-    other.redo._probe.parts["extra['other']"] = other.redo._probe.parts.pop("extra['log']")
+    other.redo._probe.parts["state['other']"] = other.redo._probe.parts.pop("state['log']")
     other.redo.take_over(script.redo.learned)
     assert not other.redo._copied
 

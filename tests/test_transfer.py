@@ -151,7 +151,7 @@ def test_a_flipped_bit_in_a_tensor_is_a_mismatch_and_nothing_is_committed(
     with pytest.raises(TransferFailed, match="digest") as caught:
         fetch(relay(flip(3 * CHUNK)).source, into=taken)
     assert caught.value.mismatch
-    assert taken.parts()["extra['plain']"].give()["plain"]["seed"] == 2
+    assert taken.parts()["state['plain']"].give()["plain"]["seed"] == 2
 
 
 def test_after_a_mismatch_the_next_source_is_not_asked_but_another_fetch_heals(

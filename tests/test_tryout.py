@@ -28,7 +28,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
 Make = Callable[..., TargetStage]
 FEATURES = {
     "plain": "rehearsed a step in",
-    "scaler": "no rehearsal: .*the step asks for run.committed",
+    "scaler": "no rehearsal: .*the step asks for run.global_step",
     "two_optimizers": "rehearsed 2 steps in",
     "accumulate": "rehearsed a step in",
     "stream": "rehearsed a step in",
@@ -83,8 +83,8 @@ WAYS = {
     "hook": "no rehearsal: .*train_step: it raised ",
     "counts": r"no rehearsal: .*train_step: the step is called with plain values \(argument 0\['n'\]\[0\]\)",
     "wanted": "rehearsed a step in",
-    "unwanted": r"no rehearsal: join\(rehearse=False\)",
-    "place": "no rehearsal: .*train_step: the step asks for run.committed",
+    "unwanted": r"no rehearsal: Options\(rehearse=False\)",
+    "place": "no rehearsal: .*train_step: the step asks for run.global_step",
 }
 UNTRIED = ("own", "late", "counts", "unwanted")
 

@@ -90,7 +90,7 @@ def test_a_step_that_is_called_with_plain_values_is_not_rehearsed(
     note = target.rehearse(step)
     assert note == (
         f"no rehearsal: {name_of(step)}: the step is called with plain values ({where}), on which side effects may "
-        "depend; join(rehearse=True) rehearses all the same"
+        "depend; Options(rehearse=True) rehearses all the same"
     )
     assert target.tried == []
 
@@ -109,7 +109,7 @@ def test_a_script_may_ask_for_it_all_the_same(target: Target) -> None:
 
 def test_a_script_may_forbid_it(target: Target) -> None:
     target.show(step, X)
-    assert target.rehearse(step, rehearse=False) == "no rehearsal: join(rehearse=False)"
+    assert target.rehearse(step, rehearse=False) == "no rehearsal: Options(rehearse=False)"
     assert target.tried == []
 
 
@@ -134,14 +134,14 @@ def test_who_asks_for_the_place_is_cut(rehearse: bool | None, target: Target) ->
 
     def asking(_: Any) -> None:
         try:
-            seen.append(run.committed)
+            seen.append(run.global_step)
         except Exception:  # noqa: BLE001  as scripts do around their logging
             seen.append(-1)
 
     target.show(asking, X)
-    assert target.rehearse(asking, rehearse=rehearse).endswith(": the step asks for run.committed")
+    assert target.rehearse(asking, rehearse=rehearse).endswith(": the step asks for run.global_step")
     assert seen == []
-    assert run.committed == 0, "and afterwards it is told"
+    assert run.global_step == 0, "and afterwards it is told"
 
 
 def test_no_further_step_is_begun_when_it_has_taken_long(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:

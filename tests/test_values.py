@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchrelay.errors import Refused, Undeclared
+from torchrelay.errors import RefusedError, UndeclaredError
 from torchrelay.worker.retry import late
 from torchrelay.worker.state.private import Private
 from torchrelay.worker.tensors import values
@@ -125,7 +125,7 @@ def test_a_buffer_that_changes_in_its_own_way_is_refused() -> None:
     private = private_of(module)
     at_gate = private.record()
     forward(module)
-    with pytest.raises(Refused, match="after the step function has returned"):
+    with pytest.raises(RefusedError, match="after the step function has returned"):
         late.look(at_gate, private.record())
 
 
@@ -167,13 +167,13 @@ def test_what_the_update_alone_changes_is_not_private_if_that_was_not_known_yet(
     assert (int(successor.passes), int(successor.updates)) == (8, 0)  # a replica has the other
     assert theirs.unknown([]) == set()
     module.passes += 1
-    with pytest.raises(Refused, match=r"model\.passes differs between ranks"):
+    with pytest.raises(RefusedError, match=r"model\.passes differs between ranks"):
         late.look(at_gate, private.record(), private.unknown(["model.passes"]))
     private.settle(["model.passes"], sections=False)
     assert private.unknown([]) == set()
 
 
 def test_who_dies_before_it_is_known_what_is_late_cannot_be_followed() -> None:
-    with pytest.raises(Undeclared, match="first update"):
+    with pytest.raises(UndeclaredError, match="first update"):
         late.make_again(private_of(Followed()), None)
     late.make_again(private_of(torch.nn.Linear(2, 2)), None)

@@ -68,7 +68,7 @@ class TestCertain:
     def test_a_barrier_outside_of_calls_while_others_are_in_the_next_one(self, phase: WorkerPhase) -> None:
         found = parted(way(0, P.BETWEEN, IN_BARRIER), way(1, phase), way(2, P.BETWEEN, IN_BARRIER))
         assert "rank 0 waits in a collective outside of any step or section (barrier, train.py:50)" in str(found)
-        assert "run.section(function, ...)" in found.remedy
+        assert "run.atomic(function, ...)" in found.remedy
 
     def test_the_same_in_a_group_of_some_ranks(self) -> None:
         spot = Spot("train.py:50", "broadcast", PAIR)

@@ -143,7 +143,7 @@ def test_a_script_that_takes_another_way_on_a_newcomer_is_found_out(tmp_path: Pa
     script = [str(SCRIPTS / "manners.py"), "strays", "--marks", str(tmp_path)]
     job = run_job(tmp_path / "run", script, ["--nproc-per-node", "2", "--spares", "1"], timeout_s=90)
     assert job.code == 91
-    assert "the script has taken different ways. Let its way depend on run.committed" in job.output
+    assert "the script has taken different ways. Let its way depend on run.global_step" in job.output
 
 
 def test_exit_codes_of_the_script_are_its_own(manners: Make) -> None:
@@ -156,7 +156,7 @@ def test_a_fault_in_an_undeclared_collective_falls_back_and_names_the_line(manne
     stage = manners(way)
     assert stage.end() == 91, stage.all_logs()
     assert "manners.py:" in reason(stage)
-    assert "run.section" in reason(stage)
+    assert "run.atomic" in reason(stage)
     assert "Traceback" in stage.log("rank-0") + stage.log("rank-1")
 
 
@@ -189,7 +189,7 @@ def test_a_script_that_never_joins_runs_and_is_told(manners: Make) -> None:
     stage = manners("joinless", spares=0)
     assert stage.end() == 0, stage.all_logs()
     assert "done" in stage.log("rank-0")
-    assert "never called join()" in stage.log("rank-0")
+    assert "never called protect()" in stage.log("rank-0")
 
 
 def test_a_script_sees_itself_as_python_would_show_it(manners: Make) -> None:

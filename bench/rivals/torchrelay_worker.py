@@ -18,7 +18,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     model = DistributedDataParallel(task.model)
-    run = torchrelay.join(model=model, optimizer=task.optimizer)
+    run = torchrelay.protect(model=model, optimizer=task.optimizer)
     log = Log(order, rank)
 
     @run.step
@@ -31,7 +31,7 @@ def main() -> None:
         number = step * order.ranks + rank
         train_step(task.batch(number))
         log.step(step + 1, number, order.ranks, task)
-    run.section(dist.barrier)  # see the end of examples/train_gpt.py
+    run.atomic(dist.barrier)  # see the end of examples/train_gpt.py
     dist.destroy_process_group()
 
 

@@ -7,7 +7,7 @@ class TorchrelayError(Exception):
     """Anything that torchrelay says no to."""
 
 
-class Refused(TorchrelayError):
+class RefusedError(TorchrelayError):
     """torchrelay cannot protect this script as it is.
 
     reason   what stands in the way, naming the object
@@ -19,22 +19,22 @@ class Refused(TorchrelayError):
         self.reason = reason
         self.remedy = remedy
 
-    def __reduce__(self) -> tuple[type[Refused], tuple[str, str]]:
+    def __reduce__(self) -> tuple[type[RefusedError], tuple[str, str]]:
         return type(self), (self.reason, self.remedy)
 
 
-class StateMismatch(TorchrelayError):
+class StateMismatchError(TorchrelayError):
     """State that arrived, or another rank's, does not fit what this script has built. Names the tensor or value."""
 
 
-class Undeclared(TorchrelayError):
+class UndeclaredError(TorchrelayError):
     """A collective outside every step and section was cut by a fault, or would have to be run by one rank alone.
 
     The job falls back to the script's own checkpoint.
     """
 
 
-class Unproved(TorchrelayError):
+class UnprovedError(TorchrelayError):
     """What a replacement or a repeated step would compute with cannot be shown to be what it must be.
 
     Nothing is trained on it: the job falls back to the script's own checkpoint.

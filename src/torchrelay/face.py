@@ -1,9 +1,10 @@
-"""What a script sees of torchrelay: `Run`, with or without the launcher behind it. Imports no torch."""
+"""What a script sees of torchrelay: `Run` and `Options`, with or without the launcher behind it. Imports no torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any, ParamSpec, Protocol, TypeVar
+from dataclasses import dataclass
+from typing import Any, Literal, ParamSpec, Protocol, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -15,8 +16,34 @@ class Sized(Protocol):
     def __len__(self) -> int: ...
 
 
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What few scripts have to say: given to `torchrelay.protect(options=...)`.
+
+    shard       name of the part of the state that this rank holds: ranks with equal names are replicas. None: derived
+                from DTensors, device meshes and DDP groups; give it where these do not show it
+    rehearse    whether a replacement tries the steps before it takes over a rank, up to their commit gate, on made-up
+                tensors and on a model without trained weights. Side effects of a step happen there, too. None: only
+                steps that are called with tensors and flags alone; True: all steps; False: none
+    snapshot_every   steps between two snapshots of each rank's state, kept in the memory of its own node and of another
+                one. If a shard without a replica is lost, at most this many steps are repeated. None: 10 if there is
+                such a shard (and no `save=`), else no snapshots; 0: none. "auto": chosen from their measured cost and
+                from how often such jobs fail; at most ten minutes of work are repeated
+    snapshot_buddies   other nodes that get a copy of each snapshot, 1 or 2. With 2 any two nodes may be lost at once,
+                for half as much memory again, and twice the traffic
+    compare_every    steps between two comparisons of what replicas hold, which find flipped bits; a rank that differs
+                from the majority is replaced. None: 100; 0: never
+    """
+
+    shard: str | None = None
+    rehearse: bool | None = None
+    snapshot_every: int | Literal["auto"] | None = None
+    snapshot_buddies: int = 1
+    compare_every: int | None = None
+
+
 class Run(Protocol):
-    """A training run, as `torchrelay.join()` returns it.
+    """A training run, as `torchrelay.protect()` returns it.
 
     Under `torchrelay run` its steps and sections are committed by all ranks or by none, and survive the loss of a
     rank. Otherwise it passes everything through.
@@ -27,14 +54,14 @@ class Run(Protocol):
         """This worker's rank; stays the same whoever holds it."""
 
     @property
-    def committed(self) -> int:
-        """How many steps are committed. A successor knows it too: use it instead of a counter of your own."""
+    def global_step(self) -> int:
+        """Number of committed steps. A replacement has it, too: use it instead of a counter of your own."""
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate the function that makes one optimizer update, micro-batches included.
 
         After a fault it is called again with the same arguments, with everything put back: so it must not change its
-        arguments, and what it does outside of the objects given to join() may happen twice. All communication comes
+        arguments, and what it does outside of the objects given to protect() may happen twice. All communication comes
         before the first `optimizer.step()`. It returns numbers, tensors, or lists and dicts of them.
 
             @run.step
@@ -46,12 +73,12 @@ class Run(Protocol):
                 return loss.detach()
         """
 
-    def section(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def atomic(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function that communicates between steps: evaluation, saving, averages for a log.
 
         It is committed as a whole, and after a fault called again as a whole.
 
-            accuracy = run.section(evaluate, model, held_out)
+            accuracy = run.atomic(evaluate, model, held_out)
         """
 
     def epochs(self, count: int) -> Iterable[int]:

@@ -15,7 +15,7 @@ class PlainRun:
     """A run that passes everything through."""
 
     def __init__(self) -> None:
-        self.committed = 0
+        self.global_step = 0
 
     @property
     def rank(self) -> int:
@@ -25,12 +25,12 @@ class PlainRun:
         @functools.wraps(function)
         def counted(*args: P.args, **kwargs: P.kwargs) -> R:
             result = function(*args, **kwargs)
-            self.committed += 1
+            self.global_step += 1
             return result
 
         return counted
 
-    def section(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def atomic(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return function(*args, **kwargs)
 
     def epochs(self, count: int) -> Iterable[int]:

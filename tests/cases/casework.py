@@ -127,6 +127,6 @@ def train(
             before(epoch)
         for batch in run.batches(loader):
             loss = step(batch)
-            note(rank, run.committed, epoch=epoch, loss=loss)
-            pace(run.committed)
-            strike("after", run.committed, rank)
+            note(rank, run.global_step, epoch=epoch, loss=loss)
+            pace(run.global_step)
+            strike("after", run.global_step, rank)

@@ -70,7 +70,7 @@ class Faults:
     def begun(self, fault, run):
         if "after" in fault:
             return any(self.marks.glob(f"{fault['after']}.rank*"))
-        step = run and run.committed  # not before: a step that asks for it is not rehearsed further
+        step = run and run.global_step  # not before: a step that asks for it is not rehearsed further
         if "from" in fault:
             return step is not None and step >= fault["from"]
         return fault["step"] == step
@@ -119,7 +119,7 @@ def do(how, run):
         case "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         case "raise":
-            raise ValueError(f"a planned exception at step {run and run.committed}")
+            raise ValueError(f"a planned exception at step {run and run.global_step}")
         case "comm":
             raise RuntimeError(
                 "[third_party/gloo/gloo/transport/tcp/pair.cc:553] Connection closed by peer [127.0.0.1]:1"
@@ -255,7 +255,7 @@ def faults_of(options, rank):
 
 
 def intervals_of(options: argparse.Namespace) -> dict[str, object]:
-    """What join() is told of snapshots and comparisons."""
+    """What protect() is told of snapshots and comparisons."""
     return {
         "snapshot_every": options.snapshots, "snapshot_buddies": options.buddies, "compare_every": options.compare,
     }  # fmt: skip
@@ -274,7 +274,7 @@ def main():
     second_faults(faults)
     seen = {"rows": 0}
     extra = {"scheduler": scheduler, "ema": spread.ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
-    run = torchrelay.join(model=spread.model, optimizer=optimizer, extra=extra, **intervals_of(options))
+    run = torchrelay.protect(model=spread.model, optimizer=optimizer, state=extra, **intervals_of(options))
     faults.model = spread.model
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
@@ -329,7 +329,7 @@ def while_training(run, options, loader, sampler, scheduler, train_step, evaluat
     for epoch in run.epochs(10_000):
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
-            if run.committed >= options.steps:
+            if run.global_step >= options.steps:
                 return
             if not watching:  # not before: another thread must not be the first to ask for our place
                 gate_watcher(faults, run)
@@ -338,10 +338,10 @@ def while_training(run, options, loader, sampler, scheduler, train_step, evaluat
             scheduler.step()
             faults.strike(run, "between")
             if run.rank == 0:
-                print(f"step {run.committed} loss {loss.item():.4f}", flush=True)
+                print(f"step {run.global_step} loss {loss.item():.4f}", flush=True)
             if options.pace:
                 time.sleep(options.pace)
-        value, stop = run.section(evaluate)
+        value, stop = run.atomic(evaluate)
         if run.rank == 0:
             print(f"epoch {epoch} value {value:.6f}", flush=True)
         if stop:

@@ -54,13 +54,13 @@ class Death:
 
     def due(self, run, phase):
         if not any(place.endswith(f":{phase}") for place in self.places):
-            return False  # a step that asks for run.committed is not rehearsed further
-        place = f"{run.committed}:{phase}"
+            return False  # a step that asks for run.global_step is not rehearsed further
+        place = f"{run.global_step}:{phase}"
         return place in self.places and not (self.marks / f"died {place}").exists()
 
     def at(self, run, phase):
         if self.due(run, phase):
-            (self.marks / f"died {run.committed}:{phase}").write_text(str(os.getpid()))
+            (self.marks / f"died {run.global_step}:{phase}").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -99,7 +99,7 @@ def epochs(run, options, loader, train_step, death, each=lambda: None):
         if isinstance(getattr(loader, "sampler", None), DistributedSampler):
             loader.sampler.set_epoch(epoch)
         for batch in run.batches(loader):
-            if run.committed >= options.steps:
+            if run.global_step >= options.steps:
                 return
             loss = train_step(batch)
             each()
@@ -113,7 +113,7 @@ def plain(options, death, rank):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)
     own_numbers(rank)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"schedule": schedule})
     loader = DataLoader(Noisy(), batch_size=8, shuffle=True)
     epochs(run, options, loader, make_step(run, model, optimizer, death), death, schedule.step)
 
@@ -124,7 +124,7 @@ def scaler(options, death, rank):
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=3)
     own_numbers(rank)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"scaler": scaler})
 
     @run.step
     def train_step(x):
@@ -132,7 +132,7 @@ def scaler(options, death, rank):
         death.at(run, "forward")
         with torch.autocast("cpu", torch.bfloat16):
             loss = model(x).float().square().mean()
-        if run.committed % 4 == 3:
+        if run.global_step % 4 == 3:
             loss = loss * float("inf")
         scaler.scale(loss).backward()
         scaler.step(optimizer)
@@ -149,7 +149,7 @@ def two_optimizers(options, death, rank):
     first, second = DistributedDataParallel(small(1)), DistributedDataParallel(small(2))
     optimizers = [torch.optim.SGD(first.parameters(), lr=1e-2), torch.optim.Adam(second.parameters(), lr=1e-2)]
     own_numbers(rank)
-    run = torchrelay.join(model={"first": first, "second": second}, optimizer=optimizers)
+    run = torchrelay.protect(model={"first": first, "second": second}, optimizer=optimizers)
     one = make_step(run, first, optimizers[0], death)
 
     @run.step
@@ -166,7 +166,7 @@ def two_optimizers(options, death, rank):
 
     for batch in run.batches(DataLoader(Noisy(), batch_size=2, shuffle=True)):
         weight = 1 / (1 + one(batch))
-        if run.committed >= options.steps:
+        if run.global_step >= options.steps:
             return
         told = both(batch, weight)
         assert told["pair"] == (1, [None])
@@ -178,7 +178,7 @@ def accumulate(options, death, rank):
     model = DistributedDataParallel(small(), gradient_as_bucket_view=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     own_numbers(rank)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def train_step(batches):
@@ -195,7 +195,7 @@ def accumulate(options, death, rank):
 
     for _ in run.epochs(100):
         for batches in run.batches(DataLoader(Noisy(), batch_size=3, shuffle=True), micro_batches=4):
-            if run.committed >= options.steps:
+            if run.global_step >= options.steps:
                 return
             train_step(batches)
             death.at(run, "between")
@@ -206,7 +206,7 @@ def loader_workers(options, death, rank):
     model = DistributedDataParallel(small())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     own_numbers(rank)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
     data = Noisy()
     loader = DataLoader(data, 4, sampler=DistributedSampler(data), num_workers=2, persistent_workers=True)
     epochs(run, options, loader, make_step(run, model, optimizer, death), death)
@@ -218,10 +218,10 @@ def stream(options, death, rank):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     noise = torch.Generator().manual_seed(rank)
     own_numbers(rank)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"noise": noise})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"noise": noise})
     step = make_step(run, model, optimizer, death, before=lambda loss: loss * (1 + torch.rand((), generator=noise)))
     for batch in run.batches(DataLoader(Stream(rank), batch_size=3)):
-        if run.committed >= options.steps:
+        if run.global_step >= options.steps:
             return
         step(batch)
         death.at(run, "between")
@@ -247,7 +247,7 @@ def saved(options, death, rank, by_path=False):
         model.load_state_dict(state["model"])
         optimizer.load_state_dict(state["optimizer"])
 
-    run = torchrelay.join(save=save_file if by_path else (lambda: save()), load=load)
+    run = torchrelay.protect(save=save_file if by_path else (lambda: save()), load=load)
 
     @run.step
     def train_step(x):
@@ -275,7 +275,7 @@ def sections(options, death, rank):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     own_numbers(rank)
     settings = torchrelay.once("settings", agree_on_settings, options)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
     step = make_step(run, model, optimizer, death)
     data = Noisy()
 
@@ -288,15 +288,15 @@ def sections(options, death, rank):
         return total.item() * scale + torch.rand(()).item()
 
     for _ in run.epochs(100):
-        best = run.section(evaluate, settings["scale"])
+        best = run.atomic(evaluate, settings["scale"])
         for batch in run.batches(DataLoader(data, batch_size=10, shuffle=True)):
             step(batch)
-            if run.committed % 3 == 0:
-                now = run.section(evaluate, scale=0.5)
-                again = run.section(lambda value: value + 1, now)
+            if run.global_step % 3 == 0:
+                now = run.atomic(evaluate, scale=0.5)
+                again = run.atomic(lambda value: value + 1, now)
                 best = min(best, now, again)
             death.at(run, "between")
-            if run.committed >= options.steps:
+            if run.global_step >= options.steps:
                 print(f"best {best:.6f}")
                 return
         print(f"best {best:.6f}")
@@ -329,10 +329,10 @@ def tracker(options, death, rank, first=3):
     model = DistributedDataParallel(small())
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     own_numbers(rank)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     def draw_alike(loss):
-        if run.committed >= first and tensors._rng_tracker is None:
+        if run.global_step >= first and tensors._rng_tracker is None:
             tensors._rng_tracker = tensors.OffsetBasedRNGTracker(None)
             death.at(run, "tracker")
         return loss * (1 + torch.rand(()))

@@ -73,26 +73,26 @@ def main():
     model, optimizer, schedule = build(rank)
     data = data_of_all()
     sampler = DistributedSampler(data, seed=3)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule})
-    optimizer.register_step_pre_hook(lambda *_: places.come_to("update", run.committed))
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"schedule": schedule})
+    optimizer.register_step_pre_hook(lambda *_: places.come_to("update", run.global_step))
 
     astray = [options.astray]
 
     @run.step
     def train_step(x, y, noise):
-        places.come_to("entry", run.committed)
-        if run.committed in astray:
+        places.come_to("entry", run.global_step)
+        if run.global_step in astray:
             astray.clear()
             raise ValueError("a bad batch")
-        optimizer.zero_grad(set_to_none=run.committed % 2 == 0)
+        optimizer.zero_grad(set_to_none=run.global_step % 2 == 0)
         loss = torch.nn.functional.cross_entropy(model(x + noise), y)
         loss.backward()
-        places.come_to("gate", run.committed)
+        places.come_to("gate", run.global_step)
         optimizer.step()
         return loss.detach()
 
     def evaluate():
-        places.come_to("section", run.committed)
+        places.come_to("section", run.global_step)
         total = torch.rand(1) + random.random()
         dist.all_reduce(total)
         return total.item()
@@ -104,16 +104,16 @@ def main():
             try:
                 loss = train_step(x, y, noise)
             except ValueError:
-                places.come_to("astray", run.committed)
+                places.come_to("astray", run.global_step)
                 loss = train_step(x, y, noise)
             schedule.step()
-            places.come_to("between", run.committed)
-            print(f"step {run.committed} loss {loss.item():.6f} {torch.rand(1).item():.6f}", flush=True)
-        values = [run.section(evaluate), run.section(evaluate)]
+            places.come_to("between", run.global_step)
+            print(f"step {run.global_step} loss {loss.item():.6f} {torch.rand(1).item():.6f}", flush=True)
+        values = [run.atomic(evaluate), run.atomic(evaluate)]
         print(f"values {values} {random.random()}", flush=True)
-        if run.committed >= STEPS:
+        if run.global_step >= STEPS:
             break
-    places.come_to("end", run.committed)
+    places.come_to("end", run.global_step)
 
 
 if __name__ == "__main__":

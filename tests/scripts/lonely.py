@@ -25,7 +25,7 @@ for seed in (torch.manual_seed, random.seed, np.random.seed):
 layers = torch.nn.Linear(16, 32), torch.nn.Dropout(), torch.nn.Linear(32, 4)
 model = DistributedDataParallel(torch.nn.Sequential(*layers))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-run = torchrelay.join(model=model, optimizer=optimizer)
+run = torchrelay.protect(model=model, optimizer=optimizer)
 
 
 @run.step

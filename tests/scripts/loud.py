@@ -18,7 +18,7 @@ torch.manual_seed(0)
 dist.init_process_group("gloo")
 model = nn.parallel.DistributedDataParallel(nn.Linear(16, 16))
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
-run = torchrelay.join(model=model, optimizer=optimizer)
+run = torchrelay.protect(model=model, optimizer=optimizer)
 
 
 @run.step

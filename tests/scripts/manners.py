@@ -25,7 +25,7 @@ def build(width=4):
 
 def joined(**options):
     model, optimizer = build()
-    return model, optimizer, torchrelay.join(model=model, optimizer=optimizer, **options)
+    return model, optimizer, torchrelay.protect(model=model, optimizer=optimizer, **options)
 
 
 def step_of(run, model, optimizer, inside=lambda: None, after=lambda: None):
@@ -52,7 +52,7 @@ def once(name):
 
 
 def kill_rank_1_at(run, step, name="killed"):
-    if dist.get_rank() == 1 and run.committed == step and once(name):
+    if dist.get_rank() == 1 and run.global_step == step and once(name):
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -63,21 +63,21 @@ def refusals():
     def expect(what, function, *args):
         try:
             function(*args)
-        except torchrelay.Refused as error:
+        except torchrelay.RefusedError as error:
             told.append(f"{what}: {error}")
         else:
             told.append(f"{what}: NOT REFUSED")
 
-    expect("before init", torchrelay.join)
+    expect("before init", torchrelay.protect)
     expect("wrong size", lambda: dist.init_process_group("gloo", world_size=5, rank=0))
     dist.init_process_group("gloo")
-    expect("no state", torchrelay.join)
+    expect("no state", torchrelay.protect)
     model, optimizer, run = joined()
     other = torch.optim.SGD(model.parameters(), lr=0.1)
     expect("twice", joined)
-    expect("nested", run.section, lambda: run.section(print))
+    expect("nested", run.atomic, lambda: run.atomic(print))
     expect("update outside", optimizer.step)
-    expect("update in a section", run.section, optimizer.step)
+    expect("update in a section", run.atomic, optimizer.step)
     expect("unknown optimizer", run.step(other.step))
     expect("collective after the update", step_of(run, model, optimizer, after=dist.barrier))
     expect("random numbers after the update", step_of(run, model, optimizer, after=random.random))
@@ -86,8 +86,8 @@ def refusals():
     twice()  # it might be a thread of the script's own
     expect("collective of a group after the update", twice)
     expect("endless", lambda: list(run.batches(iter([1]))))
-    expect("result", run.section, lambda: object())
-    expect("large result", run.section, lambda: torch.zeros(1 << 20))
+    expect("result", run.atomic, lambda: object())
+    expect("large result", run.atomic, lambda: torch.zeros(1 << 20))
     expect("once", torchrelay.once, "x", lambda: object())
     print("\n".join(told))
     sys.stdout.flush()
@@ -106,7 +106,7 @@ def differs():
     dist.init_process_group("gloo")
     torch.manual_seed(0)
     model = torch.nn.Linear(4 + rank, 4)
-    torchrelay.join(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    torchrelay.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def values_differ():
@@ -114,7 +114,7 @@ def values_differ():
     dist.init_process_group("gloo")
     torch.manual_seed(rank)
     model = torch.nn.Linear(4, 4)
-    torchrelay.join(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    torchrelay.protect(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
 
 
 def drifts():
@@ -125,7 +125,7 @@ def drifts():
     torch.nn.init.zeros_(adapter.weight)
     model = {"shared": shared, "adapter": adapter}
     optimizer = torch.optim.SGD([*shared.parameters(), *adapter.parameters()], lr=0.1)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def train_step(used):
@@ -136,7 +136,7 @@ def drifts():
 
     for step in run.steps(9):
         train_step(step > 2)  # an expert that no token comes to at first
-        print(f"committed {run.committed}", flush=True)
+        print(f"committed {run.global_step}", flush=True)
 
 
 def swallow():
@@ -165,7 +165,7 @@ def own_error():
     model, optimizer, run = joined()
 
     def inside():
-        if run.committed == 3:
+        if run.global_step == 3:
             raise ValueError(f"bad batch on rank {dist.get_rank()} at {time.time()}")
 
     step = step_of(run, model, optimizer, inside)
@@ -187,7 +187,7 @@ def caught_error():
             step()
         except ValueError:
             print("skipped", flush=True)
-    print(f"committed {run.committed}")
+    print(f"committed {run.global_step}")
 
 
 def caught_after_update():
@@ -206,7 +206,7 @@ def caught_after_update():
 
 
 def cut_before_join():
-    """A collective fails on all ranks before join(), and nobody is lost."""
+    """A collective fails on all ranks before protect(), and nobody is lost."""
     dist.barrier()
     raise RuntimeError("[/gloo/transport/tcp/unbound_buffer.cc:78] Timed out waiting 1ms for recv operation")
 
@@ -219,12 +219,12 @@ def strays():
     for _ in run.steps(40):
         step()
         if next(numbers) % 10 == 9:
-            run.section(dist.barrier)
+            run.atomic(dist.barrier)
 
 
 def exits():
     _, _, run = joined()
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
     sys.exit(7)
 
 
@@ -234,7 +234,7 @@ def undeclared():
     step = step_of(run, model, optimizer)
     for _ in run.steps(6):
         loss = step()
-        if run.committed == 3:
+        if run.global_step == 3:
             if dist.get_rank() == 0:
                 (MARKS / "past the gate").touch()
             while not (MARKS / "past the gate").exists():  # rank 0 could be behind, and the step be made again
@@ -263,7 +263,7 @@ def last_words():
             time.sleep(0.01)
         kill_rank_1_at(run, 4)
     dist.destroy_process_group()
-    print(f"last loss {loss:.4f}, committed {run.committed}", flush=True)
+    print(f"last loss {loss:.4f}, committed {run.global_step}", flush=True)
 
 
 def killed_when_finished():
@@ -272,8 +272,8 @@ def killed_when_finished():
     step = step_of(run, model, optimizer)
     for _ in run.steps(4):
         step()
-    run.section(dist.barrier)
-    print(f"committed {run.committed}", flush=True)
+    run.atomic(dist.barrier)
+    print(f"committed {run.global_step}", flush=True)
 
 
 def paced():
@@ -282,7 +282,7 @@ def paced():
     step = step_of(run, model, optimizer, lambda: time.sleep(0.01))
     for _ in run.steps(100_000):
         step()
-        if run.section(enough):
+        if run.atomic(enough):
             break
 
 
@@ -303,7 +303,7 @@ def late_refusal():
     _, _, run = joined()
     if dist.get_rank() == 1:
         run.batches({"a": 1})
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 def own_files():

@@ -56,7 +56,12 @@ def main(way):
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler}, rehearse=REHEARSE.get(way))
+    run = torchrelay.protect(
+        model=model,
+        optimizer=optimizer,
+        state={"scaler": scaler},
+        options=torchrelay.Options(rehearse=REHEARSE.get(way)),
+    )
     run.once("settings", mark, "once")
 
     def train_step(batch):
@@ -66,7 +71,7 @@ def main(way):
             print("trying", flush=True)
             fail(way)
         if way == "place":
-            mark(f"at {run.committed}")
+            mark(f"at {run.global_step}")
         if way == "once":
             run.once(f"pretended {pretended}", mark, "pretended" if pretended else "real")
         optimizer.zero_grad()
@@ -81,14 +86,14 @@ def main(way):
     step = run.step(train_step) if way != "late" else None
     print("between join and loops", flush=True)
     with torch.no_grad():
-        assert run.committed == 0 or way != "asks"
+        assert run.global_step == 0 or way != "asks"
     for at in run.steps(100_000):
         if step is None:
             step = run.step(train_step)
         x = 100 + torch.randn(2, 4) + at
         batch = {"dict": {"x": x, "n": [None]}, "named": Pair(x, True), "own": Own(x)}.get(way, x)
         step({"x": x, "n": [at]} if way in COUNTS else batch)
-        if run.section(enough):
+        if run.atomic(enough):
             break
     assert not (MARKS / "pretended").exists()
     print("end", flush=True)

@@ -266,7 +266,7 @@ class OutcomeView(Struct, frozen=True, kw_only=True):
 
 
 class JobStatus(Struct, frozen=True, kw_only=True):
-    """A job at a glance. `step`: newest committed anywhere, None before join(); `step_ms`: median of ranks."""
+    """A job at a glance. `step`: newest committed anywhere, None before protect(); `step_ms`: median of ranks."""
 
     job: JobId
     phase: str
@@ -278,7 +278,7 @@ class JobStatus(Struct, frozen=True, kw_only=True):
     spares: SpareTally
     incidents: IncidentTally
     restarts: int
-    joined: bool  # some rank has called join()
+    joined: bool  # some rank has called protect()
     waiting_s: float | None
     outcome: OutcomeView | None
     move: MoveView | None = None  # the one that is open
@@ -339,7 +339,7 @@ class RankStatus(Struct, frozen=True, kw_only=True):
     cpu_ms: int | None
     silent_ms: int | None  # since its last sample
     newcomer: bool
-    shard: str = ""  # the name of the state it holds: equal names are replicas; empty before join()
+    shard: str = ""  # the name of the state it holds: equal names are replicas; empty before protect()
     shares_with: WorkerId | None = None  # in whose slot it is a guest
 
 

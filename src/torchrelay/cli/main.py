@@ -123,16 +123,15 @@ def change(given: argparse.Namespace) -> None:
             from torchrelay.cli.operate.moves import migrate
 
             migrate(given)
-        case "taint" | "untaint" | "drain" | "undrain":
+        case "taint" | "untaint" | "drain" | "undrain" | "cordon" | "uncordon":
             from torchrelay.cli.operate import taints
 
-            verbs = {"taint": taints.taint, "untaint": taints.untaint, "drain": taints.drain, "undrain": taints.undrain}
-            verbs[given.verb](given)
+            getattr(taints, given.verb)(given)
         case "freeze" | "unfreeze":
             from torchrelay.cli.operate.freeze import freeze, unfreeze
 
             (freeze if given.verb == "freeze" else unfreeze)(given)
-        case "restart":
+        case "restart-services":
             from torchrelay.cli.operate.restart import restart
 
             restart(given)

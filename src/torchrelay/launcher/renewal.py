@@ -1,6 +1,6 @@
 """Renewal: orchestrator and agents of a running job are started again, with the code that is installed now.
 
-`torchrelay restart` asks the orchestrator, which writes RUN_DIR/restart.json; whoever keeps the processes looks for it.
+`torchrelay restart-services` asks the orchestrator, which writes RUN_DIR/restart.json; their keeper looks for it.
 The orchestrator is ended in order. An agent is killed: its forkserver keeps the workers, the next agent adopts them.
 """
 

@@ -21,13 +21,13 @@ RANK_COLOURS = (36, 32, 33, 35, 34, 31, 96, 92)
 
 HOW_TO_JOIN = """To protect it, add
 
-    run = torchrelay.join(model=model, optimizer=optimizer)     # after both are built
+    run = torchrelay.protect(model=model, optimizer=optimizer)     # after both are built
     @run.step                                                   # above the function that does one optimizer update
     for epoch in run.epochs(EPOCHS):                            # in place of range(EPOCHS)
         for batch in run.batches(loader):                       # in place of the loader
-    metrics = run.section(evaluate)                             # around other code in which ranks communicate"""
-NOT_JOINED = f"the script has not called torchrelay.join(): it runs unprotected. {HOW_TO_JOIN}"
-NEVER_JOINED = "the script never called torchrelay.join(): it ran unprotected"
+    metrics = run.atomic(evaluate)                             # around other code in which ranks communicate"""
+NOT_JOINED = f"the script has not called torchrelay.protect(): it runs unprotected. {HOW_TO_JOIN}"
+NEVER_JOINED = "the script never called torchrelay.protect(): it ran unprotected"
 
 
 class Voice:

@@ -24,9 +24,11 @@ VERBS = {
     "untaint": "lift a taint; its place is on probation if it told of a fault, unless it was a mistake (--healed)",
     "drain": "empty a node: its ranks move away, all at once or not at all, and nothing new is put there",
     "undrain": "a drained node may be used again",
+    "cordon": "put nothing new on a node; what runs there stays",
+    "uncordon": "a node that was cordoned or drained may be used again",
     "freeze": "look on only: nothing is moved, and faults end the job as without torchrelay",
     "unfreeze": "the freeze is over",
-    "restart": "start the orchestrator and the agents again, with the code that is installed now; training goes on",
+    "restart-services": "restart the orchestrator and the agents with the code that is installed now; training goes on",
     "chaos": "break your own job on purpose, and see how it gets over it: a rank, a node, a link, an agent, ...",
     "net": "the network part: its plugin for NCCL (env, path), and the state of all paths (status)",
     "cost": "what failures cost, what migration saves, published figures worked through, advice on checkpoints",
@@ -35,7 +37,8 @@ VERBS = {
 }
 LOOKING = ("status", "ranks", "nodes", "spares", "moves", "incidents", "explain", "report", "audit")
 WATCHED = ("status", "ranks", "nodes", "spares", "moves", "incidents")
-CHANGING = ("migrate", "taint", "untaint", "drain", "undrain", "freeze", "unfreeze", "restart")
+PLACES = ("taint", "untaint", "drain", "undrain", "cordon", "uncordon")
+CHANGING = ("migrate", *PLACES, "freeze", "unfreeze", "restart-services")
 EFFECTS = ("NoExecute", "NoSchedule", "PreferNoSchedule")
 ASKS = """
 The plan is printed first. On a terminal you are asked then (--yes: not); where nobody could answer it is carried out at
@@ -71,7 +74,7 @@ def parser() -> argparse.ArgumentParser:
         "--net", action="store_true", help="the network: which paths there are, and what protects control traffic"
     )
     ahead = made["doctor"].add_argument_group(
-        "with --layout, of a script that is not launched yet (else of a run): each rank runs it alone, up to join()"
+        "with --layout, of a script that is not launched yet (else of a run): each rank runs it alone, up to protect()"
     )
     ahead.add_argument("--nodes", "--nnodes", type=positive, default=1, metavar="N", help="nodes (1)")
     ahead.add_argument(
@@ -115,14 +118,14 @@ def add_changes(made: dict[str, argparse.ArgumentParser]) -> None:
     for name in CHANGING:
         made[name].add_argument("-y", "--yes", action="store_true", help="do not ask")
         made[name].add_argument("--dry-run", action="store_true", help="print what would happen, and change nothing")
-    for name in ("migrate", "taint", "drain", "freeze"):
+    for name in ("migrate", "taint", "drain", "cordon", "freeze"):
         made[name].add_argument("--reason", default="", help="why; it is shown wherever what follows is explained")
     migrate = made["migrate"]
     migrate.add_argument("ranks", nargs="*", type=int, metavar="RANK", help="ranks that move together")
     migrate.add_argument("--node", help="all ranks on this node")
     migrate.add_argument("--to", metavar="NODE", help="where they go (wherever there is room)")
     migrate.add_argument("--cancel", action="store_true", help="not any more: what was asked for is withdrawn")
-    for name in ("taint", "untaint", "drain", "undrain"):
+    for name in PLACES:
         made[name].add_argument("place", metavar="NODE[/SLOT]", help="a node, or one slot of it")
     made["taint"].add_argument(
         "taint", metavar="KEY[=VALUE][:EFFECT]",
@@ -133,9 +136,11 @@ def add_changes(made: dict[str, argparse.ArgumentParser]) -> None:
     made["untaint"].add_argument("--healed", action="store_true", help="it was a mistake: no probation follows")
     for name in ("freeze", "unfreeze"):
         made[name].add_argument("--all", action="store_true", help="all runs in the same folder, later ones too")
-    made["restart"].add_argument("--orchestrator", action="store_true", help="only this (without either: both)")
-    made["restart"].add_argument("--agents", action="store_true", help="only these, one after the other")
-    made["restart"].add_argument("--force", action="store_true", help="also during a recovery or a move")
+    made["restart-services"].add_argument(
+        "--orchestrator", action="store_true", help="only this (without either: both)"
+    )
+    made["restart-services"].add_argument("--agents", action="store_true", help="only these, one after the other")
+    made["restart-services"].add_argument("--force", action="store_true", help="also during a recovery or a move")
 
 
 def positive(text: str) -> int:

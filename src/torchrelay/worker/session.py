@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.errors import RefusedError, StepInterrupted
 from torchrelay.protocol.messages.events import OnceRecorded, Snapshot, WorkerStarted
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.wire.files.page import Page
@@ -116,9 +116,9 @@ class Session:
         try:
             encoded = values.encode(value, f"the result of once({name!r})")
         except TypeError as error:
-            raise Refused(str(error), "return a number, a string, or a list or dict of them") from error
+            raise RefusedError(str(error), "return a number, a string, or a list or dict of them") from error
         if len(encoded) > MAX_ONCE:
-            raise Refused(
+            raise RefusedError(
                 f"the result of once({name!r}) has {len(encoded):,} bytes, and at most {MAX_ONCE:,} are kept",
                 "return what names it, such as a path",
             )

@@ -18,14 +18,14 @@ def main():
     data = Pairs(160)
     sampler = DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -33,7 +33,7 @@ def main():
 
     train(run, step, loader, epochs=2, rank=rank, before=sampler.set_epoch)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -26,19 +26,19 @@ def main():
     sampler = DistributedSampler(data, seed=5)
     spawned = {"num_workers": 1, "multiprocessing_context": "spawn"} if MODE == "spawn" else {}
     loader = DataLoader(data, 4, sampler=sampler, **spawned)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         factor = FACTOR * factors.FACTOR
-        if run.committed >= 10:
+        if run.global_step >= 10:
             from parts import late  # a successor of a later step imports it after all others
 
             factor *= late.FACTOR
         optimizer.zero_grad()
         loss = factor * ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -46,7 +46,7 @@ def main():
 
     train(run, step, loader, epochs=2, rank=rank, before=sampler.set_epoch)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

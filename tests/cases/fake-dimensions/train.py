@@ -25,7 +25,7 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = Pairs(80)
     sampler = DistributedSampler(data, seed=5)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
@@ -33,7 +33,7 @@ def main():
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
         dist.all_reduce(loss.detach(), group=mesh.get_group("tp"))
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean, group=mesh.get_group("dp"))
         optimizer.step()
@@ -41,7 +41,7 @@ def main():
 
     train(run, step, DataLoader(data, 4, sampler=sampler), epochs=2, rank=rank, before=sampler.set_epoch)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -24,14 +24,14 @@ def main():
     data = Pairs(80)
     sampler = DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -40,12 +40,12 @@ def main():
     for epoch in run.epochs(3):
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
-            note(rank, run.committed, local=local, loss=step(batch))
-            pace(run.committed)
+            note(rank, run.global_step, local=local, loss=step(batch))
+            pace(run.global_step)
         if local == 0:
             (OUT / f"saved-{epoch}").write_text(str(rank))
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

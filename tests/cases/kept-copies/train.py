@@ -1,4 +1,4 @@
-"""Keeps copies of its model of which join() was not told, each taken from the model in its own way: MODE says which."""
+"""Keeps copies of its model that protect() was not given, each taken in its own way: MODE says which."""
 
 import copy
 
@@ -37,7 +37,7 @@ def main():
     sampler = DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
     teacher, average, best = copy.deepcopy(inner), Average(model.module), None
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"average": average} if MODE == "told" else {})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"average": average} if MODE == "told" else {})
 
     @run.step
     def step(batch):
@@ -48,7 +48,7 @@ def main():
                 expected = teacher(batch[0])
             loss = loss + ((model(batch[0]) - expected) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -60,19 +60,19 @@ def main():
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
             loss = step(batch)
-            note(rank, run.committed, loss=loss)
+            note(rank, run.global_step, loss=loss)
             if MODE == "average":
                 average.update(model.module)
-            if MODE == "teacher" and run.committed % 4 == 0:
+            if MODE == "teacher" and run.global_step % 4 == 0:
                 teacher.load_state_dict(model.module.state_dict())
-            pace(run.committed)
+            pace(run.global_step)
         if MODE == "best" and (best is None or loss.item() < best[0]):
             best = loss.item(), copy.deepcopy(model.module.state_dict())
     if best is not None:
         model.module.load_state_dict(best[1])
     note(rank, 1000, average=torch.cat([value.flatten() for value in average.shadow.values()]))
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Layers are frozen or trained after DDP was made. The first layer is the backbone, the last one the head.
 
-MODE    before    frozen between DDP and join(), and for good
+MODE    before    frozen between DDP and protect(), and for good
         flag      the same, and trained from step 8 on
         group     the same, and given to the optimizer only then
         freeze    trained at first, frozen from step 8 on
@@ -43,7 +43,7 @@ def main():
     optimizer = torch.optim.SGD(first.parameters(), lr=0.05, momentum=0.9)
     data = Pairs(320)
     loader = DataLoader(data, 4, sampler=DistributedSampler(data, seed=5))
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch, number):
@@ -57,16 +57,16 @@ def main():
         return mean
 
     for batch in run.batches(loader):
-        if run.committed == CHANGE and MODE in ("flag", "group", "freeze", "wrapped"):
+        if run.global_step == CHANGE and MODE in ("flag", "group", "freeze", "wrapped"):
             inner.backbone.requires_grad_(MODE != "freeze")
             if MODE == "group":
                 optimizer.add_param_group({"params": list(inner.backbone.parameters()), "lr": 0.01})
-        loss = step(batch, run.committed + 1)
-        note(rank, run.committed, loss=loss)
-        pace(run.committed)
-        strike("after", run.committed, rank)
+        loss = step(batch, run.global_step + 1)
+        note(rank, run.global_step, loss=loss)
+        pace(run.global_step)
+        strike("after", run.global_step, rank)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
     dist.destroy_process_group()
 
 

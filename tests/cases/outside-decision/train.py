@@ -1,7 +1,7 @@
 """A decision is made between two calls, from what the script has read there before the call.
 
 MODE  scale: the usual snippet of GradScaler, a schedule is stepped if the scale did not fall; committed: the learning
-      rate comes from run.committed, as it should; counter: it comes from a counter of the script's own;
+      rate comes from run.global_step, as it should; counter: it comes from a counter of the script's own;
       iterator: from an iterator, which nobody can carry
 """
 
@@ -25,7 +25,7 @@ def main():
     data = Pairs(160)
     sampler = DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"scaler": scaler, "schedule": schedule})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"scaler": scaler, "schedule": schedule})
 
     @run.step
     def step(batch, bad):
@@ -34,7 +34,7 @@ def main():
         if bad:
             loss = loss * float("inf")
         scaler.scale(loss).backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         scaler.step(optimizer)
         scaler.update()
         return loss.detach()
@@ -43,7 +43,7 @@ def main():
     for epoch in run.epochs(2):
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
-            at = run.committed + 1
+            at = run.global_step + 1
             before = scaler.get_scale()
             mine = mine if MODE == "counter" else next(numbers)
             if MODE in ("counter", "iterator"):
@@ -56,11 +56,11 @@ def main():
             mine += 1
             if MODE == "scale" and scaler.get_scale() >= before:
                 schedule.step()
-            note(rank, run.committed, loss=loss, scale=scaler.get_scale())
-            pace(run.committed)
-            strike("after", run.committed, rank)
+            note(rank, run.global_step, loss=loss, scale=scaler.get_scale())
+            pace(run.global_step)
+            strike("after", run.global_step, rank)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

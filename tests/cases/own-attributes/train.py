@@ -78,7 +78,7 @@ def main():
     data = Counting(64)
     sampler = DistributedSampler(data, seed=5)
     loader, others = DataLoader(data, 4, sampler=sampler), DataLoader(Pairs(40), 4, sampler=Evaluated())
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"temperature": temperature})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"temperature": temperature})
 
     @run.step
     def step(batch):
@@ -86,7 +86,7 @@ def main():
         noise = torch.rand(1, generator=closed) + anywhere.random()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean() * temperature.value + 0.01 * noise.mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -94,22 +94,22 @@ def main():
 
     def evaluate():
         total = sum(float(batch[0].sum()) for batch in run.batches(others))
-        strike("section", run.committed, rank)
+        strike("section", run.global_step, rank)
         summed = torch.tensor(total, dtype=torch.float64)
         dist.all_reduce(summed)
         return summed
 
     for epoch in run.epochs(3):
         sampler.set_epoch(epoch)
-        note(rank, 1000 + epoch, score=run.section(evaluate))
+        note(rank, 1000 + epoch, score=run.atomic(evaluate))
         for batch in run.batches(loader):
             loss = step(batch)
-            note(rank, run.committed, epoch=epoch, loss=loss)
+            note(rank, run.global_step, epoch=epoch, loss=loss)
             temperature.update()
-            pace(run.committed)
-            strike("after", run.committed, rank)
+            pace(run.global_step)
+            strike("after", run.global_step, rank)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ def main():
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     if MODE != "plain":
-        torchrelay.join(model=model, optimizer=optimizer)
+        torchrelay.protect(model=model, optimizer=optimizer)
         dist.new_group(backend="homemade")
     model(torch.ones(2, 8)).sum().backward()
     optimizer.step()

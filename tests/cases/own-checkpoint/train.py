@@ -55,14 +55,14 @@ def main():
         return load_into(model.module, optimizer)
 
     start = torchrelay.once("start", load) if ONCE else load()
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -80,13 +80,13 @@ def main():
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
             loss = step(batch)
-            shown = start * len(loader) + run.committed
-            note(rank, run.committed, loss=loss, epoch=epoch, shown=shown)
-            pace(run.committed)
-            strike("after", run.committed, rank)
-        run.section(save, epoch + 1)
+            shown = start * len(loader) + run.global_step
+            note(rank, run.global_step, loss=loss, epoch=epoch, shown=shown)
+            pace(run.global_step)
+            strike("after", run.global_step, rank)
+        run.atomic(save, epoch + 1)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
     dist.destroy_process_group()
 
 

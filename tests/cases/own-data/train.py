@@ -41,7 +41,7 @@ def main():
     kept = {"count": 0}
     count = 0
     order = np.random.default_rng(None if MODE == "unseeded" else 3).permutation(len(data))
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"kept": kept})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"kept": kept})
     fetch(rank)
 
     factors = {"count": lambda: 1 + count % 3, "noise": lambda: 1 + torch.rand((), generator=noise)}
@@ -59,7 +59,7 @@ def main():
             inputs, targets = data.inputs[at], data.targets[at]
         loss = ((model(inputs) - targets) ** 2).mean()
         (loss * factor()).backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         optimizer.step()
         total += float(loss.detach())
         return loss.detach()
@@ -74,13 +74,13 @@ def main():
         given = {
             "drawn": drawn, "globals": (), "large": (), "number": (number,), "counted": (count,),
             "carried": (kept["count"],),
-        }.get(MODE, (run.committed,))  # fmt: skip
+        }.get(MODE, (run.global_step,))  # fmt: skip
         loss = step(*given)
-        note(rank, run.committed, loss=loss)
-        pace(run.committed)
-        strike("after", run.committed, rank)
+        note(rank, run.global_step, loss=loss)
+        pace(run.global_step)
+        strike("after", run.global_step, rank)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -84,14 +84,14 @@ def main():
     criterion = nn.HuberLoss(delta=1.0)
     data = Fetched(80)
     loader = DataLoader(data, 4, sampler=DistributedSampler(data, seed=5), collate_fn=collate)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = criterion(Scaled.apply(model(batch[0])), batch[1])
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -104,7 +104,7 @@ def main():
 
     train(run, stepping, loader, epochs=4, rank=rank)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -51,14 +51,14 @@ def main():
     data = Pairs(80)
     sampler = DistributedSampler(data, seed=5) if MODE == "seed" else Own(len(data), rank, world)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -66,7 +66,7 @@ def main():
 
     train(run, step, loader, epochs=3, rank=rank, before=sampler.set_epoch if MODE == "seed" else None)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

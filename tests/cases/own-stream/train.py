@@ -30,7 +30,7 @@ def main():
     torch.manual_seed(1)
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
     items = stream(rank)
     batch = next(items)
     held = SimpleNamespace(batch=batch)
@@ -43,7 +43,7 @@ def main():
         optimizer.zero_grad()
         loss = ((model(x) - y) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, dist.get_rank())
+        strike("grad", run.global_step + 1, dist.get_rank())
         optimizer.step()
         return loss.detach()
 
@@ -61,7 +61,7 @@ def main():
 
     for _ in run.steps(60):
         make = {"argument": partial(called, batch), "object": of_object}.get(MODE, step)
-        note(rank, run.committed, loss=make())
+        note(rank, run.global_step, loss=make())
         if MODE == "buffer":
             batch.copy_(next(items))
         else:

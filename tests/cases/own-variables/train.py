@@ -37,14 +37,14 @@ def main():
     data = Pairs(80)
     sampler = DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch, scale):
         optimizer.zero_grad()
         loss = scale * ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -61,7 +61,7 @@ def main():
             scale = 0.5 if count > 22 else 1.0
             scale += 0.1 * (at > 6) + 0.01 * (global_step > 27) + 0.001 * (all_of_it.count > 31)
             loss = step(batch, scale)
-            note(rank, run.committed, epoch=epoch, loss=loss)
+            note(rank, run.global_step, epoch=epoch, loss=loss)
             recent.append(loss.item())
             total += loss
             meter.update(loss.item())
@@ -69,14 +69,14 @@ def main():
             if count == 25 or (at == 5 and epoch > 1 and sum(recent) > 0.3 * meter.sum):
                 for group in optimizer.param_groups:
                     group["lr"] *= 0.8
-            pace(run.committed)
-            strike("after", run.committed, rank)
+            pace(run.global_step)
+            strike("after", run.global_step, rank)
         best, since = (meter.sum, 0) if meter.sum < best else (best, since + 1)
         if since > 1:
             break
     note(rank, 1000, total=total, count=count, sum=all_of_it.sum)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

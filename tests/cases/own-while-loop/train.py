@@ -1,6 +1,6 @@
 """A loop of the script's own around the step, without a loader: windows of a text by chance, as nanoGPT takes them.
 
-MODE    committed  `while run.committed < n`
+MODE    committed  `while run.global_step < n`
         metrics    the same, and the step returns a dict of metrics
         epochs     such a loop in each item of run.epochs(), and a section now and then
         break      `while True:` with a break
@@ -27,14 +27,14 @@ def main():
     model = DistributedDataParallel(net())
     torch.manual_seed(1 + rank)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(x, y):
         optimizer.zero_grad()
         loss = ((torch.nn.functional.dropout(model(x), 0.1) - y) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -49,15 +49,15 @@ def main():
         at = torch.randint(len(text) - 9, (4,))
         found = step(torch.stack([text[i : i + 8] for i in at]), torch.stack([text[i + 8 : i + 9] for i in at]))
         loss = found["loss"] if MODE == "metrics" else found
-        if run.committed < 100 or run.committed % 500 == 0:
-            note(rank, run.committed, loss=loss)
-        pace(run.committed)
-        strike("after", run.committed, rank)
+        if run.global_step < 100 or run.global_step % 500 == 0:
+            note(rank, run.global_step, loss=loss)
+        pace(run.global_step)
+        strike("after", run.global_step, rank)
         return loss
 
     go(run, rank, turn, average)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
     dist.destroy_process_group()
 
 
@@ -70,18 +70,18 @@ def go(run, rank, turn, average):
             count += 1
     elif MODE == "break":
         while True:
-            if run.committed >= STEPS:
+            if run.global_step >= STEPS:
                 break
             turn()
     elif MODE == "epochs":
         for epoch in run.epochs(3):
-            while run.committed < (epoch + 1) * STEPS // 3:
-                if run.committed % 7 == 0:
-                    run.section(average, torch.ones(1))
+            while run.global_step < (epoch + 1) * STEPS // 3:
+                if run.global_step % 7 == 0:
+                    run.atomic(average, torch.ones(1))
                 loss = turn()
-            note(rank, run.committed, epoch=epoch, average=run.section(average, loss))
+            note(rank, run.global_step, epoch=epoch, average=run.atomic(average, loss))
     else:
-        while run.committed < STEPS:
+        while run.global_step < STEPS:
             turn()
 
 

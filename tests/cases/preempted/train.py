@@ -49,14 +49,14 @@ def main():
     data = Pairs(80)
     sampler = DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -71,18 +71,18 @@ def main():
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
             step(batch)
-            note(rank, run.committed, epoch=epoch)
-            pace(run.committed)
-            if run.section(agree):
-                strike("asked", run.committed, rank)
+            note(rank, run.global_step, epoch=epoch)
+            pace(run.global_step)
+            if run.atomic(agree):
+                strike("asked", run.global_step, rank)
                 if rank == 0:
                     time.sleep(SAVE_S)
-                    torch.save({"model": model.module.state_dict(), "step": run.committed}, OUT / "saved.pt")
-                run.section(dist.barrier)
+                    torch.save({"model": model.module.state_dict(), "step": run.global_step}, OUT / "saved.pt")
+                run.atomic(dist.barrier)
                 write(f"left-{rank}")
                 sys.exit(3)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

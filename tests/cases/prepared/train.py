@@ -59,14 +59,14 @@ def main():
     loader = DataLoader(DATA, 4, shuffle=True)
     prepare = with_fabric if MODE == "fabric" else with_accelerate
     model, optimizer, loader, backward = prepare(model, optimizer, loader)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         backward(loss)
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / 2
         dist.all_reduce(mean)
         optimizer.step()
@@ -74,7 +74,7 @@ def main():
 
     train(run, step, loader, epochs=3, rank=rank)
     note_end(rank, model)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

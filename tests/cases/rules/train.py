@@ -118,8 +118,8 @@ def factor_of(rank, held):
 
 
 def own_turns(run, count):
-    while run.committed < count:
-        yield run.committed
+    while run.global_step < count:
+        yield run.global_step
 
 
 def main():
@@ -132,14 +132,14 @@ def main():
     data = Changing(80, held)
     sampler = Own(len(data), rank, world) if MODE.startswith("sampler-") else DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
     factor = factor_of(rank, held)
     tokens = np.arange(1 << 18, dtype=np.int64) % 97
     if MODE.endswith("tokens-by-time"):  # a text that has become longer by now, cut to the same length
         tokens[: (1 << 12) * held] = 0
 
     def some_tokens():
-        drawn = torch.Generator().manual_seed(1000 * rank + run.committed)
+        drawn = torch.Generator().manual_seed(1000 * rank + run.global_step)
         at = torch.randint(len(tokens) - 16, (4,), generator=drawn)
         inputs = torch.stack([torch.from_numpy(tokens[k : k + 16]) for k in at]).float() / 97
         return inputs[:, : data.inputs.shape[1]], inputs[:, -data.targets.shape[1] :]
@@ -153,7 +153,7 @@ def main():
         if MODE == "second-loader":
             loss = loss + (model(next(second)[0]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -168,12 +168,12 @@ def main():
     if MODE.endswith("tokens-by-time"):
         turns = run.steps(60) if MODE == "tokens-by-time" else own_turns(run, 60)
         for _ in turns:
-            note(rank, run.committed, loss=step(some_tokens()))
-            pace(run.committed)
+            note(rank, run.global_step, loss=step(some_tokens()))
+            pace(run.global_step)
     else:
         train(run, step, loader, epochs=3, rank=rank, before=before)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -35,14 +35,14 @@ def main():
     data = Pairs(96)
     sampler = DistributedSampler(data, seed=5)
     loader = DataLoader(data, 4, sampler=sampler)
-    run = torchrelay.join(model=model, optimizer=optimizer, extra={"schedule": schedule, "average": average})
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"schedule": schedule, "average": average})
 
     @run.step
     def step(batch):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         optimizer.step()
         return loss.detach()
 
@@ -61,15 +61,15 @@ def main():
                 saved = {"model": (average if MODE == "ema" else model).module.state_dict()}
                 if MODE == "full":
                     saved |= {"optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}
-                path = OUT / f"step-{run.committed}.pt"
+                path = OUT / f"step-{run.global_step}.pt"
                 torch.save(saved, path)
                 told["saved"] = content(path)
             schedule.step()
-            note(rank, run.committed, loss=loss, **told)
-            pace(run.committed)
-            strike("after", run.committed, rank)
+            note(rank, run.global_step, loss=loss, **told)
+            pace(run.global_step)
+            strike("after", run.global_step, rank)
     note_end(rank, model.module, average.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

@@ -23,14 +23,14 @@ def main():
     loader = DataLoader(data, 4, sampler=sampler)
     second = DataLoader(Pairs(80), 4, shuffle=True, generator=torch.Generator().manual_seed(3))
     others = iter(second)
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     @run.step
     def step(batch, other):
         optimizer.zero_grad()
         loss = ((model(batch[0]) - batch[1]) ** 2).mean() + 0.1 * model(other).mean()
         loss.backward()
-        strike("grad", run.committed + 1, rank)
+        strike("grad", run.global_step + 1, rank)
         mean = loss.detach() / world
         dist.all_reduce(mean)
         optimizer.step()
@@ -42,10 +42,10 @@ def main():
             within = (items[0] for items in DataLoader(Pairs(8), 4))
             other = next(others)[0] if MODE == "beside" else torch.cat(list(within))
             loss = step(batch, other)
-            note(rank, run.committed, epoch=epoch, loss=loss)
-            pace(run.committed)
+            note(rank, run.global_step, epoch=epoch, loss=loss)
+            pace(run.global_step)
     note_end(rank, model.module)
-    run.section(dist.barrier)
+    run.atomic(dist.barrier)
 
 
 if __name__ == "__main__":

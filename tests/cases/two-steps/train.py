@@ -1,7 +1,7 @@
 """Two step functions take turns within an item; the first is called with a number that an iterator counts.
 
 MODE says what lies between it and the next call with that number: "other" another step without numbers, "again" the
-other one twice. "kept" counts by run.committed, which is right.
+other one twice. "kept" counts by run.global_step, which is right.
 """
 
 import torch
@@ -21,12 +21,12 @@ def main():
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     data = Pairs(80)
     loader = DataLoader(data, 4, sampler=DistributedSampler(data, seed=5))
-    run = torchrelay.join(model=model, optimizer=optimizer)
+    run = torchrelay.protect(model=model, optimizer=optimizer)
 
     def update(loss):
         optimizer.zero_grad()
         loss.backward()
-        strike("grad", run.committed + 1, dist.get_rank())
+        strike("grad", run.global_step + 1, dist.get_rank())
         optimizer.step()
         return loss.detach()
 
@@ -41,10 +41,10 @@ def main():
     numbers = iter(range(1, 1000))
     for _ in run.epochs(2):
         for batch in run.batches(loader):
-            seen = run.committed if MODE == "kept" else next(numbers)
-            note(rank, run.committed, loss=first(batch, seen))
+            seen = run.global_step if MODE == "kept" else next(numbers)
+            note(rank, run.global_step, loss=first(batch, seen))
             for _ in range(2 if MODE == "again" else 1):
-                note(rank, run.committed, loss=second(batch))
+                note(rank, run.global_step, loss=second(batch))
     note_end(rank, model.module)
 
 

@@ -31,7 +31,7 @@ model = DDP(net())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 fewer = 12 if MODE in ("eval", "next", "end") else 0
 loader = DataLoader(Subset(Pairs(80), range(rank, 80 - fewer * rank, 2)), 4)
-run = torchrelay.join(model=model, optimizer=optimizer)
+run = torchrelay.protect(model=model, optimizer=optimizer)
 counted, numbers = 0, iter(range(1, 1000))
 
 
@@ -40,8 +40,8 @@ def step(batch):
     optimizer.zero_grad()
     loss = ((model(batch[0]) - batch[1]) ** 2).mean()
     loss.backward()
-    strike("grad", run.committed + 1, rank)
-    if MODE == "inside" and run.committed == STEP and rank == 0:
+    strike("grad", run.global_step + 1, rank)
+    if MODE == "inside" and run.global_step == STEP and rank == 0:
         dist.barrier()
     optimizer.step()
     return loss.detach()
@@ -69,16 +69,16 @@ def misbehave():
 for _ in run.epochs(1 if MODE in ("end", "last") else 2):
     for batch in run.batches(loader):
         loss = step(batch)
-        note(rank, run.committed, loss=loss)
-        pace(run.committed)
+        note(rank, run.global_step, loss=loss)
+        pace(run.global_step)
         counted += 1
-        if run.committed == STEP:
+        if run.global_step == STEP:
             misbehave()
         number = next(numbers) if MODE == "barrier" else 0
         if (MODE == "barrier" and number % 8 == 0) or (MODE == "counted" and counted % 8 == 0):
             dist.barrier()
     if MODE == "eval":
-        run.section(evaluate)
+        run.atomic(evaluate)
 if MODE == "last" and rank == 0:
     dist.barrier()
 note_end(rank, model.module)

@@ -1,4 +1,4 @@
-"""`torchrelay restart`: orchestrator and agents start again with the code that is installed now; training goes on.
+"""`torchrelay restart-services`: orchestrator and agents restart with the installed code; training goes on.
 
 `torchrelay run` keeps the processes: it is asked through a file that the orchestrator writes, and does it (`renewal`).
 """

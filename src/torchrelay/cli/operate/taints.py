@@ -1,4 +1,4 @@
-"""`torchrelay taint`, `untaint`, `drain` and `undrain`: places that should be left, or not be used."""
+"""`torchrelay taint`, `drain`, `cordon`, and their opposites: places that should be left, or not be used."""
 
 from __future__ import annotations
 
@@ -30,6 +30,16 @@ def drain(given: argparse.Namespace) -> None:
 
 def undrain(given: argparse.Namespace) -> None:
     """A drained place may be used again."""
+    post(given, place_in(given.place))
+
+
+def cordon(given: argparse.Namespace) -> None:
+    """Nothing new is put on a place."""
+    post(given, place_in(given.place) | {"reason": given.reason})
+
+
+def uncordon(given: argparse.Namespace) -> None:
+    """A place that was cordoned or drained may be used again."""
     post(given, place_in(given.place))
 
 

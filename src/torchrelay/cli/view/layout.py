@@ -91,7 +91,9 @@ def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder], I
     if any(row.worker is None or row.newcomer for row in rows):
         raise NotPossible(f"job {found.job} is about to replace ranks: ask again when all have their state", 1)
     if not rows or any(not row.shard for row in rows):
-        raise NotPossible(f"the ranks of job {found.job} have not all called join() yet: ask again when they have", 1)
+        raise NotPossible(
+            f"the ranks of job {found.job} have not all called protect() yet: ask again when they have", 1
+        )
     every = found.snapshot_every
     return str(found.job), [holder_of(row) for row in rows], Intervals(every, every, found.snapshot_buddies)
 
@@ -102,7 +104,7 @@ def holder_of(row: RankStatus) -> Holder:
 
 
 def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder], Intervals]:
-    """The ranks of a job that is not launched: each runs the script alone, as far as join()."""
+    """The ranks of a job that is not launched: each runs the script alone, as far as protect()."""
     world = given.nodes * given.nproc_per_node
     script = ["-m", *given.script] if given.module else given.script
     words = [sys.executable, "-P", "-m", "torchrelay.worker.bootstrap.foresee"]
@@ -118,9 +120,9 @@ def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder], Intervals]:
             holders.append(Holder(told["rank"], f"node-{told['node']}", told["shard"]))
             if sys.stderr.isatty():
                 end = "\n" if len(holders) == world else ""
-                print(f"\r{len(holders)} of {world} ranks have come to join()", end=end, file=sys.stderr)
+                print(f"\r{len(holders)} of {world} ranks have come to protect()", end=end, file=sys.stderr)
     if len(holders) < world:
-        raise NotPossible(f"only {len(holders)} of {world} ranks came to join(): see the message above", 1)
+        raise NotPossible(f"only {len(holders)} of {world} ranks came to protect(): see the message above", 1)
     return Path(given.script[0]).name, holders, every
 
 

@@ -6,6 +6,7 @@
     POST /v1/jobs/{job}/migrate        {"ranks": [2]} or {"node": "node-1"}; "to", "reason", "cancel"
     POST /v1/taint, /v1/untaint        {"node": "node-1", "slot": 0, "key": "gpu/ecc", ...}
     POST /v1/drain, /v1/undrain        {"node": "node-1", "reason": "..."}
+    POST /v1/cordon, /v1/uncordon      the same
     POST /v1/restart                   {"orchestrator": true, "agents": true, "force": false}
     POST /v1/audit                     {"call": "chaos kill", "what": "..."}: write down what was done from elsewhere
     POST /v1/shutdown                  end all workers, agents, and the orchestrator
@@ -31,6 +32,7 @@ from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.answers import SERVICE, answer, body_of, job_of, refusal, who_of
 from torchrelay.orchestrator.store.journal import Call, JournalUnavailable, Superseded, Unwritable
 from torchrelay.orchestrator.views.plans import (
+    CORDON,
     MigrateAsk,
     Planned,
     PlanRefused,
@@ -43,7 +45,7 @@ from torchrelay.orchestrator.views.plans import (
     tell_change,
 )
 from torchrelay.orchestrator.views.views import view_job
-from torchrelay.protocol.messages.events import Event, JobCancelled, JobSpec, JobSubmitted, SignalAsked
+from torchrelay.protocol.messages.events import Effect, Event, JobCancelled, JobSpec, JobSubmitted, SignalAsked
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.schedulers.local import write_file
@@ -242,6 +244,22 @@ async def post_undrain(request: web.Request) -> web.Response:
     return await carried_out(request, lambda service, who: plan_untaint(service.scene(), ask, who), place_of(ask))
 
 
+async def post_cordon(request: web.Request) -> web.Response:
+    ask = await body_of(request, TaintAsk)
+    ask = TaintAsk(
+        node=ask.node, slot=ask.slot, key=CORDON, effect=Effect.NO_SCHEDULE, reason=ask.reason, ttl_ms=ask.ttl_ms,
+        verb="cordon",
+    )  # fmt: skip
+    what = f"{place_of(ask)}{because(ask.reason)}"
+    return await carried_out(request, lambda service, who: plan_taint(service.scene(), ask, who), what)
+
+
+async def post_uncordon(request: web.Request) -> web.Response:
+    ask = await body_of(request, UntaintAsk)
+    ask = UntaintAsk(node=ask.node, slot=ask.slot, key=CORDON, healed=True, verb="uncordon")
+    return await carried_out(request, lambda service, who: plan_untaint(service.scene(), ask, who), place_of(ask))
+
+
 def place_of(ask: TaintAsk | UntaintAsk) -> str:
     return ask.node if ask.slot is None else f"{ask.node}/{ask.slot}"
 
@@ -290,10 +308,10 @@ async def post_restart(request: web.Request) -> web.Response:
     nodes = ", ".join(sorted(service.links)) or "none"
     lines = ["the orchestrator ends in order and is started again with what is installed now"] * ask.orchestrator
     lines += [f"the agents ({nodes}) are started again, one after the other; they adopt their workers"] * ask.agents
-    change = Change(verb="restart", applied=False, changes=True, plan=(*lines, "training goes on"))
+    change = Change(verb="restart-services", applied=False, changes=True, plan=(*lines, "training goes on"))
     if is_dry(request):
         return answer(change)
-    noted(request, "restart", what + (" (forced)" if ask.force else ""))
+    noted(request, "restart-services", what + (" (forced)" if ask.force else ""))
     write_file(service.journal.path.parent / RESTART, msgspec.structs.replace(ask, who=who_of(request)))
     return answer(msgspec.structs.replace(change, applied=True), 202)
 
@@ -328,6 +346,8 @@ ROUTES = (
     web.post("/v1/untaint", post_untaint),
     web.post("/v1/drain", post_drain),
     web.post("/v1/undrain", post_undrain),
+    web.post("/v1/cordon", post_cordon),
+    web.post("/v1/uncordon", post_uncordon),
     web.post("/v1/restart", post_restart),
     web.post("/v1/audit", post_audit),
     web.post("/v1/shutdown", post_shutdown),

@@ -23,7 +23,7 @@ from torchrelay.protocol.model.roster import Node, Worker, natural
 from torchrelay.protocol.model.state import Cluster, over
 from torchrelay.protocol.rules.cluster import advance
 
-DRAIN = "torchrelay/drain"
+DRAIN, CORDON = "torchrelay/drain", "torchrelay/cordon"
 KEY = re.compile(r"[A-Za-z0-9][A-Za-z0-9._/-]{0,126}")
 VALUE = re.compile(r"[A-Za-z0-9._/+-]{0,63}")
 
@@ -43,7 +43,7 @@ class MigrateAsk(Struct, frozen=True, kw_only=True):
 
 
 class TaintAsk(Struct, frozen=True, kw_only=True):
-    """A taint on a node, or on one slot of it. `verb`: taint, or drain."""
+    """A taint on a node, or on one slot of it. `verb`: taint, drain, or cordon."""
 
     node: str
     slot: int | None = None
@@ -56,7 +56,7 @@ class TaintAsk(Struct, frozen=True, kw_only=True):
 
 
 class UntaintAsk(Struct, frozen=True, kw_only=True):
-    """A taint is not there any more. `verb`: untaint, or undrain."""
+    """A taint is lifted. `verb`: untaint, undrain, or uncordon, which ends a drain as well."""
 
     node: str
     slot: int | None = None
@@ -217,15 +217,15 @@ def plan_taint(scene: Scene, ask: TaintAsk, who: str) -> Planned:
     place = place_text(node.node, slot)
     before = cluster.taints.get((node.node, slot, ask.key))
     if before is not None and says_the_same(before, ask, planned=planned):
-        done = "is drained already" if planned else f"has the taint {ask.key} already"
+        done = DONE.get(ask.verb, f"has the taint {ask.key}")
         since = f", since {scene.at(before.since_ms)[:19]}, by {before.source}"
-        return nothing(ask.verb, f"{place} {done}{since}", explain=place)
+        return nothing(ask.verb, f"{place} {done} already{since}", explain=place)
     event = TaintSet(
         node=node.node, slot=slot, key=ask.key, value=ask.value, effect=ask.effect, reason=ask.reason, source=who,
         ttl_ms=ask.ttl_ms, planned=planned,
     )  # fmt: skip
     value = f"={ask.value}" if ask.value else ""
-    head = f"drain {place}" if planned else f"taint {place} {ask.key}{value}:{ask.effect}"
+    head = f"{ask.verb} {place}" if ask.verb in DONE else f"taint {place} {ask.key}{value}:{ask.effect}"
     lines = [f"{head}: {MEANING[ask.effect]}"]
     lines += [f"it takes the place of {before.key}:{before.effect} by {before.source}"] if before is not None else []
     if not node.alive:
@@ -238,6 +238,8 @@ def plan_taint(scene: Scene, ask: TaintAsk, who: str) -> Planned:
     return foresee(scene, event, ask.verb, lines, about, explain=place)
 
 
+NOT_DONE = {"undrain": "is not drained", "uncordon": "is neither cordoned nor drained"}
+DONE = {"drain": "is drained", "cordon": "is cordoned"}
 MEANING = {
     Effect.NO_EXECUTE: "what runs there moves away, and nothing new is put there",
     Effect.NO_SCHEDULE: "nothing new is put there; what runs there stays",
@@ -269,13 +271,15 @@ def plan_untaint(scene: Scene, ask: UntaintAsk, who: str) -> Planned:
     check_jobs(cluster)
     place = place_text(node.node, slot)
     taint = cluster.taints.get((node.node, slot, ask.key))
+    if taint is None and ask.verb == "uncordon":
+        taint = cluster.taints.get((node.node, slot, DRAIN))
     if taint is None:
         others = sorted(f"{t.place} {t.key}" for t in cluster.taints.values() if t.node == node.node)
         there = f"; there are: {', '.join(others)}" if others else ""
-        said = f"{place} is not drained" if ask.verb == "undrain" else f"{place} has no taint {ask.key}"
+        said = f"{place} {NOT_DONE.get(ask.verb, f'has no taint {ask.key}')}"
         return nothing(ask.verb, f"{said}{there}")
-    event = TaintCleared(node=node.node, slot=slot, key=ask.key, source=who, healed=ask.healed)
-    lines = [f"{ask.verb} {place} {ask.key} ({taint.source}{': ' if taint.reason else ''}{taint.reason})"]
+    event = TaintCleared(node=node.node, slot=slot, key=taint.key, source=who, healed=ask.healed)
+    lines = [f"{ask.verb} {place} {taint.key} ({taint.source}{': ' if taint.reason else ''}{taint.reason})"]
     left = sorted(t.key for t in cluster.taints.values() if t.node == node.node and t is not taint)
     lines += [f"still on {node.node}: {', '.join(left)}"] if left else []
     planned = foresee(scene, event, ask.verb, lines, (), explain=place)

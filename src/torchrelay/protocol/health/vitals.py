@@ -49,7 +49,7 @@ class Sample(Struct, frozen=True, kw_only=True, omit_defaults=True):
     worker: WorkerId
     rank: Rank | None
     generation: Generation
-    point: Point | None  # last committed; None before join()
+    point: Point | None  # last committed; None before protect()
     phase: WorkerPhase
     phase_ms: int  # how long it has been in this phase
     step_ms: float  # how long its last step took

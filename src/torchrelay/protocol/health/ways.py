@@ -125,12 +125,12 @@ class Parting:
 
 
 COUNTERS = (
-    "Let its way depend on run.committed and on results of calls, not on counters of its own such as enumerate(), and "
+    "Let control flow depend on run.global_step and on results of calls, not on counters such as enumerate(), and "
     "give every rank the same number of batches"
 )
 UNEVEN = "Give every rank the same number of batches (drop_last, or a DistributedSampler), and let all end together"
 OUTSIDE_OF_CALLS = (
-    "Put communication between steps into run.section(function, ...), and let it depend on run.committed, not on a "
+    "Put communication between steps into run.atomic(function, ...), and let it depend on run.global_step, not on a "
     "counter of the script's own"
 )
 MATCHING = "Let all ranks of a group make the same collectives, in the same order"

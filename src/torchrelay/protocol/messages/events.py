@@ -238,7 +238,7 @@ class WorkerPrepared(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
-    """The script called join(). `shard` names the state it holds: equal names are replicas of one another.
+    """The script called protect(). `shard` names the state it holds: equal names are replicas of one another.
 
     `snapshot_every`: steps between two snapshots, 0: none; None: a newcomer is told only with its state.
     `snapshot_buddies`: how many nodes beside its own get a copy of each, if there are so many.

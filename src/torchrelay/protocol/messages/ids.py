@@ -43,7 +43,7 @@ START = Point(0, 0)
 class WorkerPhase(StrEnum):
     """What a worker's main thread is doing, as far as the commit of a step is concerned."""
 
-    BOOTING = "booting"  # before join(): the script sets itself up
+    BOOTING = "booting"  # before protect(): the script sets itself up
     BETWEEN = "between"  # after a commit, before the next step or section is entered
     COMPUTING = "computing"  # inside a step, before its gate
     SECTION = "section"  # inside a declared section, before its gate

@@ -84,7 +84,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
             # restored in an earlier generation is a survivor like others.
             return cluster.with_job(job.tell(now, f"rank {rank}'s newcomer is replaced"))
         case JobPhase.RUNNING if unprotected(cluster, job, seat):
-            why = f"the script has not called join() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
+            why = f"the script has not called protect() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
             return fall_back(cluster, job, why, job.last_code)
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")

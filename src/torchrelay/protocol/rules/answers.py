@@ -40,7 +40,7 @@ def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
 
 
 def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
-    """At the edge, after the target; at the first wiring, before join(); for a move, after the boundary."""
+    """At the edge, after the target; at the first wiring, before protect(); for a move, after the boundary."""
     job = cluster.jobs.get(event.job)
     if job is not None and job.phase is JobPhase.HALTING:
         return stood_at_boundary(cluster, job, event)

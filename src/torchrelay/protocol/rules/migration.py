@@ -311,7 +311,7 @@ def objection(cluster: Cluster, job: Job, move: Move, wanted: dict[Rank, Wish]) 
     if hindrance:
         return hindrance
     if not all(seat.joined for seat in job.seats.values()):
-        return "not all ranks have called join()"
+        return "not all ranks have called protect()"
     room = fit(cluster, job, move.ranks, wanted)
     if len(room) < len(move.ranks):
         where = sorted({to for rank in move.ranks if (to := wanted[rank].to) is not None})

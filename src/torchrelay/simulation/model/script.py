@@ -30,7 +30,7 @@ class Script:
     saves: frozenset[int] = frozenset()  # after these calls the script writes its own checkpoint
     undeclared: frozenset[int] = frozenset()  # before these calls the ranks communicate outside any section
     error: ScriptError | None = None
-    refused: bool = False  # torchrelay refuses it at join()
+    refused: bool = False  # torchrelay refuses it at protect()
 
     @property
     def ranks(self) -> int:

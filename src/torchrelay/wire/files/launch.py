@@ -25,8 +25,8 @@ PRELOAD = (
     "torchrelay.worker.bootstrap.main",
 )
 FUNCTION = "torchrelay.worker.bootstrap.main:run_worker"
-# Printed by rank 0 of a script that takes a step without join(); `torchrelay run` says beside it what would protect it.
-UNPROTECTED = "torchrelay: this script takes a step without join(): it runs unprotected"
+# Printed by rank 0 of a script that steps without protect(); `torchrelay run` adds what would protect it.
+UNPROTECTED = "torchrelay: this script takes a step without protect(): it runs unprotected"
 
 
 class PathLimits(Struct, frozen=True, kw_only=True):

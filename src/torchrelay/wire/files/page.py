@@ -69,7 +69,7 @@ MAX_RECORD = SLOT - _SLOT_HEAD.size
 class Status(Struct, frozen=True, kw_only=True):
     """Where a worker is. Times are CLOCK_MONOTONIC nanoseconds of its node."""
 
-    step: int  # optimizer updates committed; -1 before join()
+    step: int  # optimizer updates committed; -1 before protect()
     section: int  # sections committed since
     phase: WorkerPhase
     entered_ns: int  # when the phase was entered

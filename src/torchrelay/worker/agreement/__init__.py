@@ -1,1 +1,1 @@
-"""Agreement: what all ranks tell one another in gates and at join(). Imports `session` and the rooms below."""
+"""Agreement: what all ranks tell one another in gates and at protect(). Imports `session` and the rooms below."""

@@ -1,4 +1,4 @@
-"""Agreement: at join(), all ranks have built the same, and replicas hold the same values, to the last bit.
+"""Agreement: at protect(), all ranks have built the same, and replicas hold the same values, to the last bit.
 
 A rank that differs could not be restored from another one, nor be a source for it. It is found out at the start, where
 it can be told which tensor it is, and not at the first fault.
@@ -13,7 +13,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from torchrelay.errors import StateMismatch
+from torchrelay.errors import StateMismatchError
 from torchrelay.worker.agreement.gate import world
 from torchrelay.worker.state import layout
 from torchrelay.worker.state.parts import ContainerPart, GeneratorPart, Part
@@ -23,7 +23,7 @@ from torchrelay.worker.tensors import tree
 from torchrelay.worker.tensors.digest import Digest
 
 MAX_LINES = 20_000
-REMEDY = "Let all ranks build the same, from the same seed or checkpoint; tell shards apart with join(shard=...)"
+REMEDY = "Let all ranks build the same, from the same seed or checkpoint; tell shards apart with Options(shard=...)"
 
 
 class _Told(msgspec.Struct, array_like=True):
@@ -36,7 +36,7 @@ class _Told(msgspec.Struct, array_like=True):
 
 
 def check_agreement(state: State, shard: str, asked: str = "") -> list[int]:
-    """Collective over all ranks. Raises `StateMismatch` on every rank if replicas differ, or `asked` of any two ranks.
+    """Collective over all ranks. Raises `StateMismatchError` on each if replicas differ, or `asked` of any two ranks.
 
     Returns the ranks of whose state there is no replica.
     """
@@ -45,8 +45,8 @@ def check_agreement(state: State, shard: str, asked: str = "") -> list[int]:
     everyone = [msgspec.msgpack.decode(data, type=_Told) for data in gather(msgspec.msgpack.encode(mine))]
     for rank, told in enumerate(everyone):
         if told.asked != everyone[0].asked:
-            raise StateMismatch(
-                f"rank {rank} calls join() with {told.asked}, and rank 0 with {everyone[0].asked}: let them be equal"
+            raise StateMismatchError(
+                f"rank {rank} calls protect() with {told.asked}, and rank 0 with {everyone[0].asked}: let them be equal"
             )
     _check_replicas([told.shard for told in everyone])
     _compare(everyone, lambda told: told.built, state.description(), "has built something else than", REMEDY)
@@ -67,7 +67,7 @@ def lines_of_all(lines: list[str]) -> list[list[str]]:
 
 
 def compare(shard: str, lines: list[str], difference: str, remedy: str) -> None:
-    """Collective over all ranks. Raises `StateMismatch` on every rank if one has other lines than one of its shard.
+    """Collective over all ranks. Raises `StateMismatchError` on each if one has other lines than one of its shard.
 
     `difference`: what is the matter with the one, as seen from the other ("holds other values than").
     """
@@ -77,13 +77,13 @@ def compare(shard: str, lines: list[str], difference: str, remedy: str) -> None:
 
 
 def _check_replicas(named: list[str]) -> None:
-    """Ranks that are named as replicas must name the same ones. Raises `StateMismatch` if not."""
+    """Ranks that are named as replicas must name the same ones. Raises `StateMismatchError` if not."""
     for rank, shard in enumerate(named):
         for other in layout.ranks_of(shard) or ():
             if other >= len(named) or named[other] != shard:
                 seen = named[other] if other < len(named) else "nothing"
-                raise StateMismatch(
-                    f"rank {rank} sees its replicas in {shard}, and rank {other} in {seen}: name them, join(shard=...)"
+                raise StateMismatchError(
+                    f"rank {rank} sees its replicas in {shard}, and rank {other} in {seen}: set Options(shard=...)"
                 )
 
 
@@ -115,7 +115,7 @@ def digest_of(lines: list[str]) -> str:
 def _compare(
     everyone: list[_Told], aspect: Callable[[_Told], str], lines: list[str], difference: str, remedy: str
 ) -> None:  # fmt: skip
-    """Raises `StateMismatch` if a rank differs from the first one with the same shard, naming the first line."""
+    """Raises `StateMismatchError` if a rank differs from the first one with the same shard, naming the first line."""
     seen: dict[str, int] = {}
     differing = [
         (rank, first)
@@ -127,7 +127,7 @@ def _compare(
     described = lines_of_all(lines)
     rank, first = differing[0]
     what = _first_difference(described[first], described[rank])
-    raise StateMismatch(f"rank {rank} {difference} rank {first}: {what}. {remedy}")
+    raise StateMismatchError(f"rank {rank} {difference} rank {first}: {what}. {remedy}")
 
 
 def _first_difference(expected: list[str], found: list[str]) -> str:

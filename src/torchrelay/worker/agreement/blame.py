@@ -8,7 +8,7 @@ import traceback
 from pathlib import Path
 from types import TracebackType
 
-from torchrelay.errors import Refused, StateMismatch, Undeclared, Unproved
+from torchrelay.errors import RefusedError, StateMismatchError, UndeclaredError, UnprovedError
 from torchrelay.protocol.messages.events import CollectiveFailed, WorkerRaised
 from torchrelay.worker.data.cursor import Diverged
 from torchrelay.worker.session import Session
@@ -70,11 +70,11 @@ def tell_failed(session: Session, error: BaseException) -> None:
 
 def kind_of(error: BaseException) -> str:
     """What the core calls it: refused, undeclared, diverged, or the script's own."""
-    if isinstance(error, Undeclared | Unproved):
+    if isinstance(error, UndeclaredError | UnprovedError):
         return "undeclared"
     if isinstance(error, Diverged):
         return "diverged"
-    return "refused" if isinstance(error, Refused | StateMismatch) else "script"
+    return "refused" if isinstance(error, RefusedError | StateMismatchError) else "script"
 
 
 def print_for_people(error: BaseException, before: str = "") -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.events import ReplicasDiffer
 from torchrelay.protocol.messages.ids import START, Point, Rank
 from torchrelay.protocol.rules.differing import Verdict, judge
@@ -34,16 +34,16 @@ TENSORS, VALUES = "tensors", "values"
 SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
 NEVER_ALIKE = (
     "torchrelay: ranks that hold the shard {} hold different parameters or optimizer state, and have since the first "
-    "comparison. If that is meant, one that is lost will be given another one's; join(compare_every=0) ends this check"
+    "comparison. If that is meant, a lost one gets another one's state; Options(compare_every=0) ends this check"
 )
 
 
 def interval(given: int | None, *, replicas: bool) -> int:
-    """Steps between two comparisons; 0: none. `replicas`: some ranks hold the same. Raises `Refused`."""
+    """Steps between two comparisons; 0: none. `replicas`: some ranks hold the same. Raises `RefusedError`."""
     if given is None:
         return EVERY if replicas else 0
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise Refused(f"compare_every is {given!r}", "give a number of steps, or 0 for none")
+        raise RefusedError(f"compare_every is {given!r}", "give a number of steps, or 0 for none")
     return given
 
 

@@ -1,8 +1,8 @@
-"""Early: whether ranks that were equal at join() are replicas, as the first steps show.
+"""Early: whether ranks that were equal at protect() are replicas, as the first steps show.
 
-A plain tensor that is in no DDP and is no DTensor has nothing to tell who else holds it. Equal at join(), it may be a
-replica whose gradients the script reduces by hand; or the stage of a pipeline, an expert, a LoRA matrix of zeros, that
-began like the others' and goes its own way. A lost rank would then be given another one's values, and train on. So
+A plain tensor that is in no DDP and is no DTensor has nothing to tell who else holds it. Equal at protect(), it may be
+a replica whose gradients the script reduces by hand, or the stage of a pipeline, an expert, a LoRA matrix of zeros,
+that began like the others' and goes its own way. A lost rank would then be given another one's values, and train on. So
 what is trained is compared again when 1, 2, 4 and 8 steps are committed, and refused if it differs.
 
 It is compared in the gate of the step that follows, by all ranks, whether or not they have such tensors: whether others
@@ -23,8 +23,8 @@ from torchrelay.worker.tensors import sums
 AFTER = (1, 2, 4, 8)  # committed steps
 LAST = AFTER[-1] + 1  # in the gate of which it is compared last
 REMEDY = (
-    "At join() they were equal and so were taken for replicas. Reduce its gradients over all ranks (DDP does); or, if "
-    "each rank trains its own, name what it holds: join(shard=...), by which a lost one has no replica"
+    "They were equal at protect() and so were taken for replicas. Reduce its gradients over all ranks (DDP does); if "
+    "each rank trains its own, name what it holds: Options(shard=...), by which a lost one has no replica"
 )
 
 
@@ -52,6 +52,6 @@ class Early:
         return [f"{name}: {value:016x}" for (name, _), value in zip(named, found, strict=True)]
 
     def compare(self, values: list[str], pending: Point) -> None:
-        """Collective over all ranks. Raises `StateMismatch` on all of them if replicas differ."""
+        """Collective over all ranks. Raises `StateMismatchError` on all of them if replicas differ."""
         steps = "a step" if pending.step == AFTER[0] + 1 else f"{pending.step - 1} steps"
         agreement.compare(self._shard, values, f"holds, after {steps}, other values than", REMEDY)

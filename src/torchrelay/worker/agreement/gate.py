@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchrelay.errors import Refused, StepInterrupted
+from torchrelay.errors import RefusedError, StepInterrupted
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.worker.agreement.blame import tell_failed
 from torchrelay.worker.process_groups import groups
@@ -77,7 +77,7 @@ class Gate:
         Returns whether no rank lacks its snapshot; None if that is not known, after a roll forward.
 
         `also`: what all ranks do together in this gate, when it is known that all are in it; they pass if it returns.
-        Raises `Refused` if another rank is in the gate of another point, and what `also` raises.
+        Raises `RefusedError` if another rank is in the gate of another point, and what `also` raises.
         """
         self._session.page.keep(pending, *record)
         standing = self._standing
@@ -99,7 +99,7 @@ class Gate:
             self.broken(error)
         else:
             if complete is None and not standing.poisoned:
-                raise Refused(
+                raise RefusedError(
                     f"the ranks are at different calls: this one commits {pending}",
                     "let every rank make the same steps and sections, in the same order",
                 )

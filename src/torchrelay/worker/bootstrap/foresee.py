@@ -1,4 +1,4 @@
-"""Foresee: which layout a script will have, before it is launched. Each rank runs it alone, as far as join().
+"""Foresee: which layout a script will have, before it is launched. Each rank runs it alone, as far as protect().
 
     python -m torchrelay.worker.bootstrap.foresee NODES NPROC_PER_NODE (SCRIPT | -m MODULE) [ARGUMENT...]
 
@@ -18,7 +18,8 @@ from typing import IO, Any, NoReturn
 import torch.distributed as dist
 
 import torchrelay
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
+from torchrelay.face import Options
 from torchrelay.worker.bootstrap.wiring import replace_everywhere
 from torchrelay.worker.peers import snapshots
 from torchrelay.worker.process_groups import groups
@@ -26,13 +27,13 @@ from torchrelay.worker.source import script
 from torchrelay.worker.state import layout
 from torchrelay.worker.state.state import State
 
-RANK_S = 120  # a rank may take as long to come to join()
+RANK_S = 120  # a rank may take as long to come to protect()
 EVERY = ("alone", "replicated")  # steps between snapshots, if some rank's state has no replica, and if all have one
 TAIL = 400  # letters of what a script that failed has printed
 
 
 def main(arguments: list[str]) -> int:
-    """Returns 0: all ranks came to join(), 1: one did not."""
+    """Returns 0: all ranks came to protect(), 1: one did not."""
     nodes, per_node, argv = int(arguments[0]), int(arguments[1]), arguments[2:]
     for rank in range(nodes * per_node):
         told = ask(rank, nodes, per_node, argv)
@@ -57,12 +58,12 @@ def ask(rank: int, nodes: int, per_node: int, argv: list[str]) -> dict[str, Any]
             return told
         tail = said.read().decode(errors="replace")[-TAIL:].strip()
     if os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM:
-        return {"error": f"rank {rank} did not come to join() within {RANK_S} s\n{tail}"}
-    return {"error": f"rank {rank} ended without join()\n{tail}"}
+        return {"error": f"rank {rank} did not come to protect() within {RANK_S} s\n{tail}"}
+    return {"error": f"rank {rank} ended without protect()\n{tail}"}
 
 
 def become(rank: int, nodes: int, per_node: int, argv: list[str], said: IO[bytes], found: IO[bytes]) -> NoReturn:
-    """Run the script as this rank, in a child of its own; it ends in join()."""
+    """Run the script as this rank, in a child of its own; it ends in protect()."""
     signal.alarm(RANK_S)
     for stream in (1, 2):
         os.dup2(said.fileno(), stream)
@@ -77,31 +78,29 @@ def become(rank: int, nodes: int, per_node: int, argv: list[str], said: IO[bytes
     def init(backend: str | None = None, *_: Any, timeout: Any = None, **__: Any) -> None:
         groups.init_newcomer(backend, rank=rank, world_size=world, timeout=timeout)
 
-    def join(model: Any = None, optimizer: Any = None, extra: Any = None, **options: Any) -> NoReturn:
-        state = State(model, optimizer, extra, **functions(options))
-        every = {alone: snapshots.interval(options.get("snapshot_every"), alone=alone == "alone") for alone in EVERY}
-        kept = {"buddies": snapshots.buddies(options.get("snapshot_buddies", 1))}
-        end(found, {**layout_of(rank, world, options.get("shard"), state), **every, **kept})
+    def protect(
+        model: Any = None, optimizer: Any = None, state: Any = None, *, save: Any, load: Any, options: Options
+    ) -> NoReturn:
+        built = State(model, optimizer, state, save=save, load=load)
+        every = {alone: snapshots.interval(options.snapshot_every, alone=alone == "alone") for alone in EVERY}
+        kept = {"buddies": snapshots.buddies(options.snapshot_buddies)}
+        end(found, {**layout_of(rank, world, options.shard, built), **every, **kept})
 
     replace_everywhere(dist.init_process_group, init)
-    torchrelay._join = join
+    torchrelay._protect = protect
     try:
         script.run(argv)
-    except Refused as error:
+    except RefusedError as error:
         end(found, {"error": f"refused: {error}"})
     except BaseException as error:  # noqa: BLE001  the top of the process: whatever it is, it must be told of
-        end(found, {"error": f"rank {rank} ended before join(): {type(error).__name__}: {error}"})
+        end(found, {"error": f"rank {rank} ended before protect(): {type(error).__name__}: {error}"})
     os._exit(0)
-
-
-def functions(options: dict[str, Any]) -> dict[str, Any]:
-    return {name: options.get(name) for name in ("save", "load")}
 
 
 def layout_of(rank: int, world: int, given: str | None, state: State) -> dict[str, Any]:
     refused = layout.refusal(state) or layout.blind(state, given)
     if refused is not None:
-        raise Refused(*refused)
+        raise RefusedError(*refused)
     return {"shard": layout.shard_name(state, rank, world) if given is None else given}
 
 

@@ -1,4 +1,4 @@
-"""Loaded: which checkpoints a script has loaded before join(). A newcomer must not meet one that this job has written.
+"""Loaded: checkpoints that a script has loaded before protect(). No newcomer may meet one that this job has written.
 
 `torch.load` is looked at, and of what it returns only the names in it: that a file holds a model, or the state of an
 optimizer. What the first holder of a rank has loaded is told to the core, as a result of `once`; a newcomer that has
@@ -19,7 +19,7 @@ from msgspec import Struct
 from torchrelay.worker.data.cursor import PATH, Diverged
 from torchrelay.worker.session import Session
 
-NAME = "torchrelay: loaded before join()"  # under which it is recorded; scripts use other names
+NAME = "torchrelay: loaded before protect()"  # under which it is recorded; scripts use other names
 _DEPTH = 3  # of dicts within one another that are looked into
 _OPTIMIZER = "param_groups"
 
@@ -69,7 +69,7 @@ def install() -> None:
 
 
 def tell(session: Session, files: list[File]) -> None:
-    """By the first holder of a rank, at join(): what a newcomer will find changed, if it loads it again."""
+    """By the first holder of a rank, at protect(): what a newcomer will find changed, if it loads it again."""
     if files:
         session.record_once(NAME, msgspec.msgpack.encode(files))
 

@@ -40,7 +40,7 @@ EXIT_REFUSED = 93
 EXIT_CANNOT_START = 94
 GOODBYE_S = 2.0  # what the script has registered to be done at exit may take, when its process is ending by a fault
 UNDECLARED = (
-    "torchrelay: a fault has cut a collective between two steps. Put it into run.section(function, ...): then it is "
+    "torchrelay: a fault has cut a collective between two steps. Put it into run.atomic(function, ...): then it is "
     "repeated, and nothing is lost"
 )
 
@@ -61,7 +61,7 @@ def run_worker() -> None:
     entropy = Entropy(session.welcome.secret)
     joining = Joining(session)
     unprotected.watch(lambda: joining.calls is not None, lambda: session.identity.known and session.rank == 0)
-    torchrelay._join, torchrelay._once = joining.join, session.once_by_call
+    torchrelay._protect, torchrelay._once = joining.protect, session.once_by_call
     wiring.install(session)
     loaded.install()
     ddp.install()
@@ -121,7 +121,7 @@ def finish(session: Session, joining: Joining) -> int:
     calls = joining.calls
     session.identity.wait()
     if calls is None:
-        print("torchrelay: this script never called join(): it ran unprotected", file=sys.stderr, flush=True)
+        print("torchrelay: this script never called protect(): it ran unprotected", file=sys.stderr, flush=True)
     else:
         calls.end()
         calls.note_end()
@@ -162,7 +162,7 @@ def fail(session: Session, joining: Joining, error: BaseException) -> int:
     # Who is not connected yet cannot feel what has hit others.
     echo = cut or (standing.poisoned and standing.wired > 0)
     if standing.committed is None and echo and not isinstance(error, TorchrelayError):
-        # A fault before join(): whose it is, others know, or nobody; then all start again. This worker cannot go on,
+        # A fault before protect(): whose it is, others know, or nobody; then all start again. This worker cannot go on,
         # and must not be blamed.
         print_for_people(error)
         if cut and not standing.poisoned:

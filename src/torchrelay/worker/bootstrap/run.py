@@ -1,4 +1,4 @@
-"""Run: what `torchrelay.join()` gives a script under the launcher."""
+"""Run: what `torchrelay.protect()` gives a script under the launcher."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import torch.distributed as dist
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
+from torchrelay.face import Options
 from torchrelay.plain import check_micro_batches
 from torchrelay.protocol.messages.events import WorkerJoined
 from torchrelay.protocol.messages.ids import START, WorkerPhase
@@ -56,7 +57,7 @@ class WorkerRun:
         return self._session.rank
 
     @property
-    def committed(self) -> int:
+    def global_step(self) -> int:
         if self._session.rehearsing:
             raise PlaceAsked
         self._calls.arrive()
@@ -87,7 +88,7 @@ class WorkerRun:
 
         return committed_step
 
-    def section(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+    def atomic(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         result: R = self._calls.run(self._calls.function("section", function), args, kwargs)
         return result
 
@@ -120,58 +121,58 @@ class WorkerRun:
         self._calls.arrive()
         agreement = source.agreement() if isinstance(source, Prepared) else None
         if agreement is not None:
-            source.agree(agreement() if self._calls.inside else self.section(agreement))
+            source.agree(agreement() if self._calls.inside else self.atomic(agreement))
 
 
 class Joining:
-    """The one join() of a worker."""
+    """The one protect() of a worker."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.calls: Calls | None = None  # once the script has joined
 
-    def join(
-        self, model: Any = None, optimizer: Any = None, extra: Mapping[str, Any] | None = None, *,
-        save: Callable[..., Any] | None = None, load: Callable[..., Any] | None = None, shard: str | None = None,
-        rehearse: bool | None = None, snapshot_every: int | str | None = None, snapshot_buddies: int = 1,
-        compare_every: int | None = None,
+    def protect(
+        self, model: Any, optimizer: Any, state: Mapping[str, Any] | None, *, save: Callable[..., Any] | None,
+        load: Callable[..., Any] | None, options: Options,
     ) -> WorkerRun:  # fmt: skip
-        """See `torchrelay.join`."""
+        """See `torchrelay.protect`."""
         session = self._session
         if self.calls is not None:
-            raise Refused("join() was called twice", "call it once, with all of the state")
+            raise RefusedError("protect() was called twice", "call it once, with all of the state")
         if not dist.is_initialized():
-            raise Refused(
-                "join() was called without a process group", 'call torch.distributed.init_process_group("gloo") before'
+            raise RefusedError(
+                "protect() was called without a process group",
+                'call torch.distributed.init_process_group("gloo") before',
             )
         groups.protect()
-        state = State(model, optimizer, extra, save=save, load=load)
-        if state.saves:
-            _watch_living_optimizers(state)
-        refused = layout.refusal(state) or layout.blind(state, shard)
+        built = State(model, optimizer, state, save=save, load=load)
+        if built.saves:
+            _watch_living_optimizers(built)
+        refused = layout.refusal(built) or layout.blind(built, options.shard)
         if refused is not None:
-            raise Refused(*refused)
+            raise RefusedError(*refused)
         pipeline.forbid()
-        shard = layout.shard_name(state, session.rank, session.identity.wait().world_size) if shard is None else shard
-        state.snapshot_auto = snapshot_every == snapshots.AUTO
-        state.snapshot_buddies = snapshots.buddies(snapshot_buddies)
+        shard, world_size = options.shard, session.identity.wait().world_size
+        if shard is None:
+            shard = layout.shard_name(built, session.rank, world_size)
+        built.snapshot_auto = options.snapshot_every == snapshots.AUTO
+        built.snapshot_buddies = snapshots.buddies(options.snapshot_buddies)
         if not session.newcomer:
             session.shelf.clear()  # before the ranks meet: nobody has a snapshot of this start yet
-            asked = f"{snapshot_every=}, {snapshot_buddies=}, {compare_every=}"
-            alone = check_agreement(state, shard, asked)
-            state.snapshot_every = snapshots.interval(snapshot_every, alone=bool(alone) and not state.saves)
-            replicas = len(alone) < session.identity.wait().world_size > 1
-            state.compare_every = comparing.interval(compare_every, replicas=replicas)
+            alone = check_agreement(built, shard, _asked(options))
+            built.snapshot_every = snapshots.interval(options.snapshot_every, alone=bool(alone) and not built.saves)
+            replicas = len(alone) < world_size > 1
+            built.compare_every = comparing.interval(options.compare_every, replicas=replicas)
             if alone and session.rank == 0:
-                print(snapshots.warning(len(alone), state.snapshot_every), file=sys.stderr, flush=True)
+                print(snapshots.warning(len(alone), built.snapshot_every), file=sys.stderr, flush=True)
         joined = WorkerJoined(
             worker=session.worker, job=session.job, rank=session.rank, shard=shard,
-            snapshot_every=None if session.newcomer else state.snapshot_every,
-            snapshot_buddies=state.snapshot_buddies,
+            snapshot_every=None if session.newcomer else built.snapshot_every,
+            snapshot_buddies=built.snapshot_buddies,
         )  # fmt: skip
         session.link.say(joined)
         cursor = Cursor()
-        self.calls = self._begin(state, cursor, shard, rehearse)
+        self.calls = self._begin(built, cursor, shard, options.rehearse)
         register_optimizer_step_pre_hook(self.calls.before_update)
         return WorkerRun(session, self.calls, cursor)
 
@@ -188,6 +189,12 @@ class Joining:
         session.standing.start(START)
         session.standing.enter(WorkerPhase.BETWEEN)
         return calls
+
+
+def _asked(options: Options) -> str:
+    """What all ranks must have asked for alike."""
+    names = ("snapshot_every", "snapshot_buddies", "compare_every")
+    return ", ".join(f"{name}={getattr(options, name)!r}" for name in names)
 
 
 variables.call_is(Calls.run.__code__)

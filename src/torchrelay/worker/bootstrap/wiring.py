@@ -14,7 +14,7 @@ from typing import Any
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.process_groups import foreign, groups
 from torchrelay.worker.session import Session
 from torchrelay.worker.step.edge import Edge
@@ -34,14 +34,14 @@ class Wiring:
     ) -> None:  # fmt: skip
         """As torch's. How ranks find each other is the launcher's affair: `init_method` and `store` are not used.
 
-        A backend that we cannot rewire is torch's own affair, all of it; `join()` refuses it.
+        A backend that we cannot rewire is torch's own affair, all of it; `protect()` refuses it.
         """
         if dist.is_initialized():
             raise ValueError("trying to initialize the default process group twice!")
         session = self._session
         assigned = session.identity.wait()
         if rank not in (-1, assigned.rank) or world_size not in (-1, assigned.world_size):
-            raise Refused(
+            raise RefusedError(
                 f"init_process_group was given rank {rank} of {world_size}, and this worker is rank {assigned.rank} of "
                 f"{assigned.world_size}",
                 "leave rank and world_size out, or take them from the environment",

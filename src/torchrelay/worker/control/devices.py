@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 
@@ -18,7 +18,7 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 def arrange(env: Mapping[str, str], slot: int, local_rank: int) -> dict[str, str]:
     """What is to be set so that index `local_rank` is the device of `slot`; nothing if it is, or has no device.
 
-    Raises `Refused` if the script has used CUDA before it asked for its rank.
+    Raises `RefusedError` if the script has used CUDA before it asked for its rank.
     """
     if slot == local_rank:
         return {}
@@ -27,7 +27,7 @@ def arrange(env: Mapping[str, str], slot: int, local_rank: int) -> dict[str, str
         return {}
     torch = sys.modules.get("torch")
     if torch is not None and torch.cuda.is_initialized():
-        raise Refused(
+        raise RefusedError(
             f"local rank {local_rank} has come to slot {slot}, and its script had used CUDA before it asked for its "
             "rank: the slot's device cannot be arranged for it any more",
             "read RANK or call init_process_group before CUDA is used",

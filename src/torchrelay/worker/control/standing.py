@@ -174,7 +174,7 @@ class Standing:
             self._enter(WorkerPhase.BETWEEN)
 
     def start(self, point: Point) -> None:
-        """Hold the state of `point` from now on: at join(), for a worker of the first start."""
+        """Hold the state of `point` from now on: at protect(), for a worker of the first start."""
         with self._changed:
             self.committed = point
         self._page.commit(point, self.phase, self._clock_ns(), 0)

@@ -19,7 +19,7 @@ from typing import Any
 from torch.utils.data import DataLoader
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.worker.data.cursor import Cursor
 
@@ -62,8 +62,8 @@ class Watch:
         setattr(items, _BEGUN, begun)
 
     def check(self, items: Any) -> None:
-        """It is asked for its next item. Raises `Refused` if a replacement would get another one."""
-        begun: Any = getattr(items, _BEGUN, ())  # those from before join() bear nothing
+        """It is asked for its next item. Raises `RefusedError` if a replacement would get another one."""
+        begun: Any = getattr(items, _BEGUN, ())  # those from before protect() bear nothing
         if begun is None or _ours or self._cursor.replaying:
             return
         if self._inside_call():
@@ -86,7 +86,7 @@ class Watch:
             "begin it anew, and get other data"
         )
         if self._cursor.point.step <= FIRST:
-            raise Refused(reason, REMEDY)
+            raise RefusedError(reason, REMEDY)
         if not self._warned:
             self._warned = True
             print(f"torchrelay: {reason}. {REMEDY[:1].upper()}{REMEDY[1:]}", file=sys.stderr, flush=True)

@@ -11,7 +11,7 @@ A newcomer's script runs from the top. Its loops start at the recorded items, it
 and a loop that has ended yields its last item again and ends, so that what the script keeps in variables of a loop is
 there. The call after the last recorded one is the edge, where all others wait.
 
-A loop that is not tracked leaves only its last turn in the trace, if `run.committed` is what it goes by (`own_loops`):
+A loop that is not tracked leaves only its last turn in the trace, if it goes by `run.global_step` (`own_loops`):
 
     script    item -    trace: [section 0+1, skip to 671 at train.py:40, step 672]
 
@@ -25,7 +25,7 @@ from collections.abc import Callable
 import msgspec
 from msgspec import Struct, structs
 
-from torchrelay.errors import Refused, TorchrelayError
+from torchrelay.errors import RefusedError, TorchrelayError
 from torchrelay.protocol.messages.ids import START, Point
 from torchrelay.worker.data.own_loops import Place, Rhythm
 
@@ -183,16 +183,16 @@ class Cursor:
         return len(self._stack) == 1 or len(self._stack[-1].trace) >= FEW
 
     def come(self, place: Place, *, step: bool = False) -> None:
-        """The script makes a call, or begins a loop, here. Raises `Refused` if that would have no end."""
+        """The script makes a call, or begins a loop, here. Raises `RefusedError` if that would have no end."""
         frame = self._stack[-1]
         rhythm = self._rhythms.setdefault(id(frame), Rhythm())
         seen = rhythm.come(place, len(frame.trace), step=step)
         if seen.steps > MAX_STEPS and len(self._stack) == 1 and not self.replaying and not rhythm.asked_before(seen):
-            raise Refused(
+            raise RefusedError(
                 f"more than {MAX_STEPS} steps at {place.line} outside of all tracked loops: a worker that takes over a "
                 "rank begins such a loop anew, and cannot tell how far it is",
-                "write `for _ in run.steps(n):`, or run.epochs() and run.batches(); or `while run.committed < n:`, and "
-                "no counter beside it",
+                "write `for _ in run.steps(n):`, or run.epochs() and run.batches(); or `while run.global_step < n:`, "
+                "and no counter beside it",
             )
 
     def ask(
@@ -248,7 +248,7 @@ class Cursor:
     def begin_call(self, kind: str, point: Point, given: bytes = b"") -> Call:
         """A call is about to be committed: the record of `point` holds it, without its result.
 
-        Raises `Refused` if the script makes calls without end within one item.
+        Raises `RefusedError` if the script makes calls without end within one item.
         """
         trace = self._stack[-1].trace
         if self._trouble is not None or len(trace) >= MAX_TRACE:
@@ -287,7 +287,7 @@ class Cursor:
         if self._trouble is not None:
             raise self._trouble
         if len(self._stack[-1].trace) >= MAX_TRACE:
-            raise Refused(
+            raise RefusedError(
                 f"{MAX_TRACE} calls and loops within one item of a tracked loop, whose results would have to be kept",
                 "let the loop around the step be one of run.epochs(), run.batches() or run.steps()",
             )
@@ -338,7 +338,7 @@ class Cursor:
     def next_item(
         self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"", kept: bytes = b""
     ) -> None:
-        """The loop yields its next item. Raises `Refused` if it had been left, and `Diverged`."""
+        """The loop yields its next item. Raises `RefusedError` if it had been left, and `Diverged`."""
         self._climb_to(frame)
         if self.replaying:
             raise self._diverged(f"goes on with a loop of {frame.kind}", self._followed[-1].next())
@@ -357,7 +357,7 @@ class Cursor:
     def _climb_to(self, frame: Frame) -> None:
         """Loops inside this one that the script left without closing them have ended."""
         if id(frame) not in self._open:
-            raise Refused(
+            raise RefusedError(
                 f"a loop of {frame.kind} goes on although the loop around it has moved on",
                 "let tracked loops lie within one another; if two advance together, track one of them, and take the "
                 "items of the other from it",
@@ -383,7 +383,7 @@ class Cursor:
             case Frame():
                 expected = f"came to a loop of {entry.kind}"
             case Skip():
-                expected = f"asked for run.committed at {entry.line}"
+                expected = f"asked for run.global_step at {entry.line}"
             case None:
                 expected = "came to nothing of the kind"
         return Diverged(

@@ -23,7 +23,7 @@ import torch
 from msgspec import Struct
 from torch.utils.data import DataLoader, IterableDataset
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.data import loader_workers
 from torchrelay.worker.data.walked import Walked, iterates_by_itself
 from torchrelay.worker.hidden_state.hidden import Hidden, OfLoader
@@ -71,7 +71,7 @@ _decode_mark = msgspec.msgpack.Decoder(Mark).decode
 
 
 def source_of(loader: Any, hidden: Hidden | None = None) -> Source:
-    """The source for what a script iterates over. Raises `Refused`, with the remedy, if it could not be entered.
+    """The source for what a script iterates over. Raises `RefusedError`, with the remedy, if it could not be entered.
 
     `hidden`: of this rank.
     """
@@ -84,25 +84,25 @@ def source_of(loader: Any, hidden: Hidden | None = None) -> Source:
     if isinstance(loader, DataLoader):
         return _of_data_loader(loader, hidden)
     if isinstance(loader, (Mapping, IterableDataset)):
-        raise Refused(f"a {kind} cannot be entered in the middle", REMEDY)
+        raise RefusedError(f"a {kind} cannot be entered in the middle", REMEDY)
     if iterates_by_itself(loader) and hasattr(loader, "__len__"):
         plain = _Drawing(hidden.of(loader))
         return Walked(loader, plain.mark, plain.go_back, plain.hidden)
     if isinstance(loader, Sequence | torch.Tensor) or (hasattr(loader, "__getitem__") and hasattr(loader, "__len__")):
         return Indexed(loader, hidden.of(loader))
-    raise Refused(f"a {kind} cannot be entered in the middle: nothing tells where it is", REMEDY)
+    raise RefusedError(f"a {kind} cannot be entered in the middle: nothing tells where it is", REMEDY)
 
 
 def _of_data_loader(loader: DataLoader[Any], hidden: Hidden) -> Source:
     if isinstance(loader.dataset, IterableDataset):
         name = type(loader.dataset).__qualname__
         if not _has_state(loader.dataset):
-            raise Refused(
+            raise RefusedError(
                 f"the iterable dataset {name} does not tell where it is",
                 "give it state_dict() and load_state_dict(), or use a map-style dataset",
             )
         if loader.num_workers:
-            raise Refused(
+            raise RefusedError(
                 f"{loader.num_workers} loader workers read the iterable dataset {name}: their places are not known",
                 "use num_workers=0, or a loader with state_dict() such as torchdata's StatefulDataLoader",
             )
@@ -184,7 +184,9 @@ class WithState:
         try:
             state = values.encode(self._holder.state_dict(), f"state_dict() of {name}")
         except TypeError as error:
-            raise Refused(str(error), "let state_dict() return numbers, strings, tensors, lists and dicts") from error
+            raise RefusedError(
+                str(error), "let state_dict() return numbers, strings, tensors, lists and dicts"
+            ) from error
         return msgspec.msgpack.encode(Mark(state=state))
 
     def begin(self, mark: bytes) -> Iterator[Any]:
@@ -262,7 +264,7 @@ class ByWorkers(_OfMapStyle):
     def __init__(self, loader: DataLoader[Any], hidden: OfLoader | None = None) -> None:
         super().__init__(loader, hidden)
         if not getattr(loader, "in_order", True):
-            raise Refused("a DataLoader with in_order=False yields in no fixed order", "leave in_order=True")
+            raise RefusedError("a DataLoader with in_order=False yields in no fixed order", "leave in_order=True")
 
     def begin(self, mark: bytes) -> Iterator[Any]:
         return self._open(_decode_mark(mark), 0)
@@ -297,7 +299,7 @@ def _generators_of(loader: DataLoader[Any]) -> list[torch.Generator]:
 
 
 def watched(indices: Iterator[Any]) -> Iterator[Any]:
-    """The same indices. Raises `Refused` if they are drawn from the global generators one after the other.
+    """The same indices. Raises `RefusedError` if they are drawn from the global generators one after the other.
 
     A sampler may draw before its first index: that is repeated from the same random state. If it drew again later, a
     successor, who passes over the indices without training in between, would get others.
@@ -310,7 +312,7 @@ def watched(indices: Iterator[Any]) -> Iterator[Any]:
         except StopIteration:
             return
         if look and random_state.capture() != before:
-            raise Refused(
+            raise RefusedError(
                 "the sampler draws from the global random generator while it is iterated",
                 "give it a torch.Generator of its own",
             )

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from torchrelay.errors import Undeclared
+from torchrelay.errors import UndeclaredError
 from torchrelay.worker.data.beside import tracked
 from torchrelay.worker.data.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.data.loaders import Source
@@ -134,7 +134,7 @@ class Loop(Generic[T_co]):
         if taken is None:
             raise Diverged(f"item {frame.count} of a loop of {frame.kind} is not there: has the data changed?")
         if frame.item and arguments.digest(taken[0]) != frame.item:
-            raise Undeclared(
+            raise UndeclaredError(
                 f"{self._name} was put where its state_dict() of the lost worker tells, and gives another item "
                 f"{frame.count} there: its state does not tell all. Go through a DataLoader with a sampler that is "
                 "seeded with the epoch, without a state of its own"

@@ -1,7 +1,7 @@
-"""Own loops: what a script calls in a loop that is not tracked, such as `while run.committed < n`.
+"""Own loops: what a script calls in a loop that is not tracked, such as `while run.global_step < n`.
 
 Such a loop may have no end, and the record must. It is found by its places: the first place to which the script comes
-a second time is the head of a loop. Where the head asks for `run.committed`, and a condition hangs on it, the script
+a second time is the head of a loop. Where the head asks for `run.global_step`, and a condition hangs on it, the script
 finds its way by that. Then only the last turn is kept: a `Skip` stands for those before it, and a newcomer that asks at
 the same place is told the point of the last turn.
 """

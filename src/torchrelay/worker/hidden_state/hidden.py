@@ -20,7 +20,7 @@ import torch
 from msgspec import Struct
 from torch.utils.data import BatchSampler, DataLoader
 
-from torchrelay.errors import Undeclared
+from torchrelay.errors import UndeclaredError
 from torchrelay.worker.hidden_state import graph, moving, variables
 from torchrelay.worker.hidden_state.around import around, of_modules
 from torchrelay.worker.hidden_state.moving import Moving
@@ -89,7 +89,7 @@ class OfLoader:
         self._parts = parts
 
     def mark(self) -> bytes:
-        """Just before a loop begins: what it takes to begin it again. Raises `Refused`."""
+        """Just before a loop begins: what it takes to begin it again. Raises `RefusedError`."""
         self.look(SHARE // 10)
         for part in self._parts:
             part.moving.begin()
@@ -97,7 +97,7 @@ class OfLoader:
         return _together(told)
 
     def before_item(self, number: int) -> bytes:
-        """Just before item `number` (from 0) is fetched: what it takes to make it again. Raises `Refused`."""
+        """Just before item `number` (from 0) is fetched: what it takes to make it again. Raises `RefusedError`."""
         if 0 < number < 4 or number & (number - 1) == 0:
             self.look()
         for part in self._parts:
@@ -106,13 +106,13 @@ class OfLoader:
         return _together(moved) if moved else b""
 
     def look(self, share: int = SHARE) -> None:
-        """See what has moved, if it is time for it. Raises `Refused`."""
+        """See what has moved, if it is time for it. Raises `RefusedError`."""
         for part in self._parts:
             if part.looks.due(share):
                 part.looks.spend(part.moving.look)
 
     def put(self, told: bytes) -> None:
-        """Make it so. Raises `StateMismatch`."""
+        """Make it so. Raises `StateMismatchError`."""
         if not told:
             return
         by_name = dict(_decode_parts(told))
@@ -161,7 +161,7 @@ class Hidden:
         self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False,
         known: Callable[[], Iterable[Any]] | None = None,
     ) -> None:  # fmt: skip
-        """`told`: modules and other objects that join() was given. `carried`: what others carry.
+        """`told`: modules and other objects that protect() was given. `carried`: what others carry.
 
         `quiet`: the script has functions of its own that may carry more. `known`: all that the state is made of.
         """
@@ -251,7 +251,7 @@ class Hidden:
     # ------------------------------------------------------------ calls
 
     def mark(self) -> None:
-        """At the entry of a call: what is known to move is put back if it is redone. Raises `Refused`."""
+        """At the entry of a call: what is known to move is put back if it is redone. Raises `RefusedError`."""
         if self._outsiders is not None and self._outsiders.stirred:
             self._outsiders.look()
         self._before = self.state.record() if self.state.kept else b""
@@ -265,7 +265,7 @@ class Hidden:
         self._remembered = self.state.remember()
 
     def look_entry(self) -> None:
-        """At the entry of a call that is looked at. Raises `Refused`."""
+        """At the entry of a call that is looked at. Raises `RefusedError`."""
         if self._calm:
             self.state.calm()
             self._look_outside()
@@ -286,7 +286,7 @@ class Hidden:
             self._outsiders.look()
 
     def look_gate(self) -> None:
-        """At its gate. Raises `Refused`."""
+        """At its gate. Raises `RefusedError`."""
         if self._looking:
             self._looks.spend(self.state.look)
 
@@ -330,7 +330,7 @@ class Hidden:
         return msgspec.msgpack.encode(Record(self.state.record(), [*resting, *self._waiting], list(self._late)))
 
     def load(self, data: bytes) -> None:
-        """Take that of this rank's last holder. Raises `StateMismatch`."""
+        """Take that of this rank's last holder. Raises `StateMismatchError`."""
         self._loaded = True
         if not data:
             return
@@ -343,11 +343,11 @@ class Hidden:
     def borrow(self, lent: bytes) -> None:
         """The record that was loaded is of a gate: what has changed after that is taken from another rank.
 
-        Raises `Undeclared` if that rank does not have it.
+        Raises `UndeclaredError` if that rank does not have it.
         """
         lacking = self._late.keys() - self.state.put(lent)
         if lacking:
-            raise Undeclared(
+            raise UndeclaredError(
                 f"a rank was lost in its update, which changes {min(lacking)}: what it would have been nobody can "
                 "tell. Change it before optimizer.step(), or after the step has returned"
             )
@@ -360,7 +360,7 @@ class Hidden:
             if not told:
                 continue
             if len(told) > 1:
-                raise Undeclared(
+                raise UndeclaredError(
                     f"several objects ({one.name}) have changed each in its own way, and a replacement cannot tell "
                     "which is which. Give them to loops that are open while training goes on, or set_epoch()"
                 )

@@ -33,7 +33,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, Dataset
 
-from torchrelay.errors import Unproved
+from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import arguments, graph, moving, variables
 from torchrelay.worker.hidden_state.around import around
 
@@ -85,14 +85,14 @@ class Holdings:
             self._begin(dict(self._leaves()))
 
     def check(self, recorded: bytes) -> None:
-        """A replacement is about to enter a loop. Raises `Unproved` if it holds other data than its predecessor did."""
+        """A replacement is about to enter a loop. Raises `UnprovedError` if it does not hold its predecessor's data."""
         leaves = dict(self._leaves())
         told = dict(_decode(recorded)) if recorded else {}
         own = self._read(leaves, told)
         for path, digest in told.items():
             if own.get(path) == digest or _is_unfilled(leaves.get(path)):
                 continue
-            raise Unproved(
+            raise UnprovedError(
                 f"{path} of {self._name} is not what it was in the worker that was lost, though nothing has changed it "
                 f"there since its first loop: later items would differ, even if the one in progress does not. {REMEDY}"
             )

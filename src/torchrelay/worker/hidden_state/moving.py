@@ -28,7 +28,7 @@ import numpy as np
 import torch
 import xxhash
 
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state import arguments, graph, variables
 from torchrelay.worker.hidden_state.around import around
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf, Walk
@@ -77,7 +77,7 @@ class Moving:
         self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
 
     def look(self) -> list[str]:
-        """What has changed since the last look; it is kept from now on. Raises `Refused` for what cannot be."""
+        """What has changed since the last look; it is kept from now on. Raises `RefusedError` for what cannot be."""
         now = self._signatures()
         if now is None:
             return []
@@ -135,7 +135,7 @@ class Moving:
         now = self._iterators() if self._standing else {}
         for path, (number, place) in self._standing.items():
             if path in now and now[path][0] == number and now[path][1] != place:
-                raise Refused(
+                raise RefusedError(
                     f"{path} is an iterator that is gone on with from one epoch to the next: where it is cannot be "
                     "carried to a replacement",
                     "make it anew in __iter__, from a generator of random numbers or from the epoch",
@@ -165,7 +165,7 @@ class Moving:
 
     def _too_large(self, path: str, size: int) -> None:
         if self._orders:
-            raise Refused(
+            raise RefusedError(
                 f"{path} changes while data is read, and has some {size:,} bytes; at most {EACH:,} are carried to a "
                 "replacement, which would read the data in another order",
                 "draw a new order at the beginning of each epoch, from a generator that is seeded with the epoch "
@@ -174,7 +174,7 @@ class Moving:
         self._warn(
             path,
             f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
-            "If results depend on it, keep it in a buffer, or give it to join(extra=...)",
+            "If results depend on it, keep it in a buffer, or give it to protect(state=...)",
         )
 
     def _warn(self, about: str, message: str) -> None:
@@ -203,7 +203,7 @@ class Moving:
     def record(self, more: dict[str, Leaf] | None = None, only: Collection[str] | None = None) -> bytes:
         """The values now of what is kept, or `only` of these paths, and of `more`; empty if there is nothing.
 
-        Raises `Refused`.
+        Raises `RefusedError`.
         """
         kept = self.kept if not more else {**more, **self.kept}
         if only is not None:
@@ -235,8 +235,8 @@ class Moving:
             "carried to a replacement"
         )
         if self._orders:
-            raise Refused(said, "keep less in attributes, or let it follow from the epoch (set_epoch)")
-        self._warn("", f"{said}. If results depend on them, keep them in buffers, or give them to join(extra=...)")
+            raise RefusedError(said, "keep less in attributes, or let it follow from the epoch (set_epoch)")
+        self._warn("", f"{said}. If results depend on them, keep them in buffers, or give them to protect(state=...)")
         room = LIMIT
         short = []
         for entry in entries:
@@ -249,7 +249,7 @@ class Moving:
     def put(self, record: bytes) -> set[str]:
         """Make it so; what has moved is kept from now on. Returns the paths.
 
-        Raises `StateMismatch` if there is no such thing here.
+        Raises `StateMismatchError` if there is no such thing here.
         """
         if not record:
             return set()
@@ -260,7 +260,7 @@ class Moving:
             if leaf is None or not _take(leaf, values.decode(told) if encoded else told):
                 if path.startswith(VARIABLE):
                     continue
-                raise StateMismatch(
+                raise StateMismatchError(
                     f"{path} has changed in the course of the training, and there is nothing of this name or kind in "
                     "the worker that takes over: let every rank build the same objects before its first loop or call"
                 )
@@ -429,7 +429,9 @@ def _told(path: str, value: Any) -> bytes:
     try:
         return values.encode([_kind_of(value), _state_of(value)] if generator else [value], path)
     except TypeError as error:
-        raise Refused(str(error), "keep numbers, texts, tensors, and lists or dicts of them in attributes") from error
+        raise RefusedError(
+            str(error), "keep numbers, texts, tensors, and lists or dicts of them in attributes"
+        ) from error
 
 
 def _take(leaf: Leaf, told: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Outsiders: copies of a model that a script keeps, and of which join() was not told.
+"""Outsiders: copies of a model that a script keeps, and of which protect() was not told.
 
     average = copy.deepcopy(model)            a teacher, a target network, a moving average, the best weights so far: it
     for batch in run.batches(loader):         is taken from the model in each turn or now and then, and nobody but the
@@ -22,7 +22,7 @@ import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.variables import VARIABLE
 from torchrelay.worker.parallel.shards import is_shard
@@ -41,7 +41,7 @@ class Outsiders:
     """Of one rank."""
 
     def __init__(self, places: Callable[[], Iterable[graph.Leaf]], known: Callable[[], Iterable[Any]]) -> None:
-        """`places`: where to look. `known`: modules, tensors and other things that join() was given."""
+        """`places`: where to look. `known`: modules, tensors and other things that protect() was given."""
         self._places = places
         self._known = known
         self._seen: set[_Mark] | None = None
@@ -61,7 +61,7 @@ class Outsiders:
         return any(id(value) not in passed and _may_hold(value, self._count) for value in variables.contents())
 
     def look(self) -> None:
-        """Raises `Refused` if one has moved, or come up, since the last look."""
+        """Raises `RefusedError` if one has moved, or come up, since the last look."""
         before, self._seen = self._seen, set()
         self._first, self._clocks = [], []
         for path, tensors in self._find(list(self._known())):
@@ -73,11 +73,11 @@ class Outsiders:
                 self._clocks.append((weakref.ref(tensors), mark))
             self._seen.add(mark)
             if before is not None and mark not in before:
-                raise Refused(
-                    f"{path.removeprefix(VARIABLE)} changes in the course of the training, and join() was not given "
+                raise RefusedError(
+                    f"{path.removeprefix(VARIABLE)} changes in the course of the training, and protect() was not given "
                     "it: a worker that takes over a rank would not have it",
-                    "give it to join(extra={...}): a module, a dict of tensors that is filled in place, or something "
-                    "with state_dict()",
+                    "pass it in protect(state={...}): a module, a dict of tensors that is filled in place, or an "
+                    "object with state_dict()",
                 )
         self._passed = {id(value) for value in variables.contents() if _may_hold(value, self._count)}
 
@@ -125,7 +125,7 @@ def _clock(value: Any) -> _Mark:
 
 
 def _parts(given: Any) -> Iterator[Any]:
-    """What something that join() was given holds: a chain of schedules, say."""
+    """What something that protect() was given holds: a chain of schedules, say."""
     if isinstance(given, (torch.Tensor, torch.nn.Module)):
         return
     for value in list((graph.attributes(given) or {}).values()):

@@ -52,7 +52,7 @@ _buckets: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[bool, list[li
 
 
 def install() -> None:
-    """From now on, see what each reducer is made of: scripts may freeze parameters between that and join()."""
+    """From now on, see what each reducer is made of: scripts may freeze parameters between that and protect()."""
     inside: Any = DistributedDataParallel
     make = inside._ddp_init_helper
 
@@ -84,7 +84,7 @@ def find(model: torch.nn.Module) -> list[DistributedDataParallel]:
 
 
 def refusal(ddp: DistributedDataParallel) -> str | None:
-    """Why this wrapper cannot be carried through a fault, with the remedy; None if it can. For join()."""
+    """Why this wrapper cannot be carried through a fault, with the remedy; None if it can. For protect()."""
     if ddp._use_python_reducer:
         return "DDP uses its Python reducer: leave torch._dynamo.config.optimize_ddp at its default"
     if ddp.mixed_precision is not None:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.distributed import _composable_state
 
-from torchrelay.errors import StateMismatch
+from torchrelay.errors import StateMismatchError
 
 # What a parameter group holds from one part of a step to the next, and what it holds between steps. Those that this
 # version of torch does not have are left out; what a later one adds is for its own `reset_iter_state`.
@@ -96,7 +96,7 @@ def _shards(module: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
 
 
 def refusal(module: torch.nn.Module) -> str | None:
-    """Why this module cannot be carried through a fault, with the remedy; None if it can. For join()."""
+    """Why this module cannot be carried through a fault, with the remedy; None if it can. For protect()."""
     for group in groups(module):
         if any(map(_steps_in_backward, group.fsdp_params)):
             return "an optimizer that runs inside backward updates before the step is committed: step it after backward"
@@ -172,9 +172,9 @@ def told(states: list[Any]) -> list[Any]:
 
 
 def take(states: list[Any], given: list[Any]) -> None:
-    """Switch all as on the source. Raises `StateMismatch` if it cannot be."""
+    """Switch all as on the source. Raises `StateMismatchError` if it cannot be."""
     if len(states) != len(given):
-        raise StateMismatch(f"{len(given)} modules are sharded by FSDP2 on the source, and {len(states)} here")
+        raise StateMismatchError(f"{len(given)} modules are sharded by FSDP2 on the source, and {len(states)} here")
     for state, (settled, automatic, last, of_groups) in zip(states, given, strict=True):
         state._auto_reshard_after_forward = automatic
         state._state_ctx.is_last_backward = last
@@ -183,7 +183,9 @@ def take(states: list[Any], given: list[Any]) -> None:
                 setattr(group, name, value)
             if settled and after != _after_forward(group):
                 if after == "other":
-                    raise StateMismatch("FSDP2 reshards to a smaller mesh after forward on the source, and not here")
+                    raise StateMismatchError(
+                        "FSDP2 reshards to a smaller mesh after forward on the source, and not here"
+                    )
                 group.post_forward_mesh_info = group.mesh_info if after == "all" else None
 
 

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 
 _STAGES, _SCHEDULES = "torch.distributed.pipelining.stage", "torch.distributed.pipelining.schedules"
 _METAS = ("inputs", "outputs", "input_grads", "output_grads")
@@ -43,7 +43,7 @@ class Told(NamedTuple):
 
 
 class Pipeline:
-    """All stages and schedules of this process, as they are at join(); none may be made later."""
+    """All stages and schedules of this process, as they are at protect(); none may be made later."""
 
     def __init__(self) -> None:
         stages, schedules = _living()
@@ -68,12 +68,12 @@ class Pipeline:
         )
 
     def take(self, told: Any) -> None:
-        """Be as settled as the source. Raises `StateMismatch` if other stages or schedules are here."""
+        """Be as settled as the source. Raises `StateMismatchError` if other stages or schedules are here."""
         stages, schedules = told
         here = ([stage.stage_index for stage in self.stages()], [_key(schedule) for schedule in self.schedules()])
         there = ([stage[0] for stage in stages], [schedule[0] for schedule in schedules])
         if here != there:
-            raise StateMismatch(f"the source has the pipeline stages and schedules {there}, and this rank {here}")
+            raise StateMismatchError(f"the source has the pipeline stages and schedules {there}, and this rank {here}")
         for stage, settled in zip(self.stages(), stages, strict=True):
             _settle(stage, settled)
         for schedule, (_, *flags) in zip(self.schedules(), schedules, strict=True):
@@ -103,7 +103,7 @@ class Pipeline:
     def alone(self) -> Iterator[None]:
         """Within it steps may be gone through with nobody else there, as far as all is settled.
 
-        What would have to be settled raises `Refused`: torch unpickles what its neighbour has sent, and there is none.
+        What would have to be settled raises `RefusedError`: torch unpickles what a neighbour sends, and there is none.
         """
         schedules = self.schedules()
         for stage in self.stages():
@@ -143,10 +143,10 @@ class Settled:
 
 
 class NoneYet:
-    """That nobody begins with pipelining after join(): what stages hold would be taken for replicated. A `Mark`."""
+    """That nobody begins with pipelining after protect(): what stages hold would be taken for replicated. A `Mark`."""
 
     def __init__(self) -> None:
-        self._looked = _STAGES in sys.modules  # then join() has looked, and no more can be made
+        self._looked = _STAGES in sys.modules  # then protect() has looked, and no more can be made
 
     def mark(self) -> None:
         if not self._looked and _STAGES in sys.modules:
@@ -159,14 +159,14 @@ class NoneYet:
         pass
 
 
-def made_later(what: str) -> Refused:
-    """A stage or a schedule was made when join() had looked at all that there is."""
-    return Refused(f"{what} is made after join()", "make stages and schedules before it")
+def made_later(what: str) -> RefusedError:
+    """A stage or a schedule was made when protect() had looked at all that there is."""
+    return RefusedError(f"{what} is made after protect()", "make stages and schedules before it")
 
 
 def _copied(stage: Any) -> dict[str, Any]:
     if stage._stage_meta.has_dtensors():
-        raise Refused(
+        raise RefusedError(
             f"stage {stage.stage_index} of a pipeline sends DTensors to its neighbour",
             "send plain tensors: to_local() at its end, from_local() at the next one's beginning",
         )
@@ -230,7 +230,7 @@ def _flags(schedule: Any) -> list[bool]:
 
 
 def _not_alone(*_: Any, **__: Any) -> None:
-    raise Refused("a pipeline would settle with its neighbours what travels between them", "")
+    raise RefusedError("a pipeline would settle with its neighbours what travels between them", "")
 
 
 # ---------------------------------------------------------------- of one stage
@@ -301,7 +301,7 @@ def spans_all(stage: Any) -> bool:
 
 
 def refusal(pipeline: Pipeline, wrappers: list[Any]) -> tuple[str, str] | None:
-    """Why these stages cannot be carried through a fault, and the remedy; None if they can. For join().
+    """Why these stages cannot be carried through a fault, and the remedy; None if they can. For protect().
 
     `wrappers`: the DDP wrappers in the state.
     """
@@ -333,7 +333,7 @@ def _refusal_of(stage: Any, wrappers: list[Any]) -> tuple[str, str] | None:
     if not isinstance(wrapper, torch.nn.parallel.DistributedDataParallel):
         return None
     if not any(wrapper is known for known in wrappers):
-        return "runs a DDP wrapper that join() was not given", "pass the modules as the stages have them"
+        return "runs a DDP wrapper that protect() was not given", "pass the modules as the stages have them"
     if not wrapper.find_unused_parameters and not stage._user_meta.is_complete_for_forward():
         # Its shapes are found out in a forward pass that leaves DDP waiting for gradients of no backward pass: torch
         # itself fails with an internal assertion in the second step.
@@ -342,7 +342,7 @@ def _refusal_of(stage: Any, wrappers: list[Any]) -> tuple[str, str] | None:
 
 
 def forbid() -> None:
-    """From now on the making of a stage or a schedule raises `Refused`."""
+    """From now on the making of a stage or a schedule raises `RefusedError`."""
     for base in _bases():
         base.__init__ = _forbidden  # type: ignore[misc]
 

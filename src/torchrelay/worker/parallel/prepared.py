@@ -19,7 +19,7 @@ from msgspec import Struct
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 
 OWN_LOADER = "or give run.batches() a DataLoader of your own, with a DistributedSampler"
 _DEEP = 8
@@ -49,24 +49,24 @@ def optimizer_inside(optimizer: Any) -> Any:
 
 
 def base_of(loader: Any) -> DataLoader[Any] | None:
-    """The loader inside a prepared one; None if it is not prepared. Raises `Refused` for what cannot be entered."""
+    """The loader inside a prepared one; None if it is not prepared. Raises `RefusedError` if it cannot be entered."""
     held = getattr(loader, "__dict__", {})
     base = held.get("base_dataloader", held.get("_dataloader"))
     if not isinstance(base, DataLoader):
         return None
     names = {kind.__name__ for kind in type(loader).__mro__}
     if "DataLoaderDispatcher" in names:
-        raise Refused(
+        raise RefusedError(
             "a DataLoaderDispatcher lets rank 0 read for all and send them their items, between the steps",
             f"use DataLoaderConfiguration(dispatch_batches=False), {OWN_LOADER}",
         )
     if held.get("use_stateful_dataloader"):
-        raise Refused(
+        raise RefusedError(
             "a loader that Accelerate has prepared with use_stateful_dataloader has a state that is ahead of its items",
             f"leave use_stateful_dataloader out: run.batches() finds the place by itself; {OWN_LOADER}",
         )
     if held.get("skip_batches"):
-        raise Refused(
+        raise RefusedError(
             f"a {type(loader).__name__} skips its first {held['skip_batches']} items in each epoch",
             "take skip_first_batches() out: run.batches() finds the place by itself",
         )

@@ -30,7 +30,7 @@ def inside(optimizer: Any) -> list[Optimizer]:
 
 
 def refusal(optimizers: list[Any]) -> tuple[str, str] | None:
-    """Why these cannot be carried through a fault, and the remedy; None if they can. For join()."""
+    """Why these cannot be carried through a fault, and the remedy; None if they can. For protect()."""
     if len(optimizers) > 1:
         # A rank may be in the gather of the second while another one is in that of the first.
         return "there are two ZeroRedundancyOptimizers", "give one all parameters, in groups: it takes options for each"

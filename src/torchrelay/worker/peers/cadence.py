@@ -1,4 +1,4 @@
-"""Cadence: how many steps lie between two snapshots, if that is to be found out (`join(snapshot_every="auto")`).
+"""Cadence: how many steps lie between two snapshots, if that is to be found out (`Options(snapshot_every="auto")`).
 
 What is lost is least at about sqrt(2 C M) seconds from one to the next (J. W. Young, "A first order approximation to
 the optimum checkpoint interval", Communications of the ACM 17, 1974), where C is how much longer a step with a snapshot

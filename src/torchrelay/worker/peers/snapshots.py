@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.events import Snapshot, WorkerJoined
 from torchrelay.protocol.messages.ids import Generation, JobId, Point, Rank, WorkerId
 from torchrelay.protocol.placement.buddies import COPIES
@@ -49,24 +49,24 @@ AGAIN_S, TRIES_S = 0.05, 10.0  # between attempts to reach a buddy, and how long
 ALONE = "torchrelay: {} ranks hold state that no other rank has. "
 WITHOUT = (
     "If one of them is lost, all begin again (--max-restarts), or the job ends; planned moves lose nothing. "
-    "join(snapshot_every=10) keeps copies"
+    "Options(snapshot_every=10) keeps copies"
 )
 WITH = "Copies are kept every {} steps: so many are made again, at most, if one of them is lost"
 
 
 def interval(given: int | str | None, *, alone: bool) -> int:
-    """Steps between two snapshots, at first; 0: none. `alone`: some rank holds what no other has. Raises `Refused`."""
+    """Steps between two snapshots, at first; 0: none. `alone`: a rank has no replica. Raises `RefusedError`."""
     if given is None or given == AUTO:
         return EVERY if alone else 0
     if isinstance(given, bool) or not isinstance(given, int) or given < 0:
-        raise Refused(f"snapshot_every is {given!r}", f"give a number of steps, 0 for none, or {AUTO!r}")
+        raise RefusedError(f"snapshot_every is {given!r}", f"give a number of steps, 0 for none, or {AUTO!r}")
     return given
 
 
 def buddies(given: int) -> int:
-    """How many other nodes get a copy. Raises `Refused`."""
+    """How many other nodes get a copy. Raises `RefusedError`."""
     if isinstance(given, bool) or given not in range(1, COPIES + 1):
-        raise Refused(f"snapshot_buddies is {given!r}", f"give 1 to {COPIES}: how many other nodes get a copy")
+        raise RefusedError(f"snapshot_buddies is {given!r}", f"give 1 to {COPIES}: how many other nodes get a copy")
     return given
 
 

@@ -23,7 +23,7 @@ from torch._C._distributed_c10d import Backend, PrefixStore, ProcessGroup, Store
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.distributed_c10d import GroupName
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.process_groups import foreign, path_groups
 from torchrelay.worker.process_groups.abandon import await_unless_broken
 from torchrelay.worker.process_groups.counts import GLOO, Counts
@@ -119,7 +119,7 @@ class Backends:
         config = c10d.BackendConfig(c10d.Backend(backend))
         if foreign.is_foreign(repr(config)):
             if self.protects and foreign.communicates(repr(config), size):
-                raise Refused(*foreign.refusal(repr(config), size))
+                raise RefusedError(*foreign.refusal(repr(config), size))
             return self._make_torchs(  # type: ignore[no-any-return]
                 size, rank, ranks, backend, store, group_name, backend_options, timeout, pg_tag, device_id, group_desc
             )

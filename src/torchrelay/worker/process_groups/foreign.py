@@ -1,7 +1,7 @@
 """Foreign groups: of backends that we do not rewire. They are made as torch makes them, and let be.
 
 Frameworks make groups of the backend `fake` for dimensions of size 1 of a mesh: nobody is there to talk to. One that
-does talk to others could not be connected again after a fault, so `join()` refuses it; a script that never joins may
+does talk to others could not be connected again after a fault, so `protect()` refuses it; a script that never joins may
 have what it likes.
 """
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import Backend, HashStore, PrefixStore, Store, TCPStore
 from torch.distributed import distributed_c10d as c10d
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.process_groups import abandon, foreign, stores, swap
 from torchrelay.worker.process_groups.abandon import Abandoned, await_unless_broken
 from torchrelay.worker.process_groups.backends import Backends, Wiring
@@ -152,16 +152,16 @@ def init_as_torch(backend: str, **given: Any) -> None:
 
 
 def protect() -> None:
-    """The script joins: what can be rewired is protected. Raises `Refused` if there is a group that cannot be.
+    """The script joins: what can be rewired is protected. Raises `RefusedError` if there is a group that cannot be.
 
     Until now such groups were the script's own affair, and did what they do under torchrun.
     """
     default = c10d._get_default_group()
     for group, config in foreign.groups():
         if group is default:
-            raise Refused(*foreign.refusal(config, group.size(), default=True))
+            raise RefusedError(*foreign.refusal(config, group.size(), default=True))
         if foreign.communicates(config, group.size()):
-            raise Refused(*foreign.refusal(config, group.size()))
+            raise RefusedError(*foreign.refusal(config, group.size()))
     _process.backends.protects = True
 
 
@@ -270,7 +270,7 @@ def _call_roll(wirings: dict[dist.ProcessGroup, Wiring], shared: Store) -> int:
                 if rolls[member].get(name) != ranks:
                     raise ValueError(
                         f"rank {rank} has a group '{name}' of ranks {ranks}, rank {member} has not: "
-                        "make all groups before join()"
+                        "make all groups before protect()"
                     )
     # Names of groups are counted: a rank whose script made fewer so far must not use a name again.
     return max(int(answer["count"]) for answer in answers)

@@ -1,7 +1,7 @@
 """Arrival: a newcomer learns its place at the first moment at which the script's place matters, and not before.
 
-`join()` returns at once. What the script does until it reads `run.committed`, begins a tracked loop, calls a step or a
-section, or ends, is the same wherever it goes on, and is done while the others still agree where that is.
+`protect()` returns at once. What the script does until it reads `run.global_step`, begins a tracked loop, calls a step
+or section, or ends, is the same wherever it goes on, and is done while the others still agree where that is.
 """
 
 from __future__ import annotations

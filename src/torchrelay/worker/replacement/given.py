@@ -13,7 +13,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchrelay.errors import Unproved
+from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import arguments
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.hidden_state.reads import NOTHING, Elsewhere, Reads, never
@@ -22,11 +22,11 @@ from torchrelay.worker.replacement.examples import name_of
 STEP = "step"
 OF_DATA = (
     "Its data, its random numbers or its counters are not those of the lost worker, so nothing is trained on it. "
-    "Let loaders be tracked, run.batches(loader); count by run.committed; keep what changes in join(extra=...), or "
-    "return it from a step or section; seed generators that join() is not given"
+    "Track loaders, run.batches(loader); count by run.global_step; keep what changes in protect(state=...), or "
+    "return it from a step or section; seed generators that protect() is not given"
 )
 IN_PLACE = (
-    "Let a step leave its arguments as they are (clone what it changes), and keep what it counts in join(extra=...)"
+    "Let a step leave its arguments as they are (clone what it changes), and keep what it counts in protect(state=...)"
 )
 
 
@@ -86,7 +86,7 @@ class Function:
         """Whether a replacement makes this call with what its predecessor made it with: `NONE` if it does.
 
         Numbers that a step is called with may come from state that has not arrived yet: the next step will tell (see
-        `proving`). Raises `Unproved` if anything else differs.
+        `proving`). Raises `UnprovedError` if anything else differs.
         """
         own = self.begin(args, kwargs)()
         if self._reads is not None and len(recorded) == len(own):
@@ -101,16 +101,18 @@ class Function:
         numbers = all(arguments.is_scalar(made, at) for made in (recorded, own) for at in entries)
         if self.kind == STEP and numbers and 0 not in entries:
             return Doubt(tuple(entries), what)
-        raise Unproved(
+        raise UnprovedError(
             f"a worker that takes over a rank came to {call} with other data than the lost one: {what}. {OF_DATA}"
         )
 
     def check_again(self, first: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any], call: str) -> None:
-        """Raises `Unproved` if a call that is made again would be made with something else than the first time."""
+        """Raises `UnprovedError` if a call that is made again would be made with something else than the first time."""
         now = self.begin(args, kwargs)()
         if now != first:
             what = self._differing(first, now, args, kwargs)
-            raise Unproved(f"{call} was cut by a fault and cannot be made again, as it has changed {what}. {IN_PLACE}")
+            raise UnprovedError(
+                f"{call} was cut by a fault and cannot be made again, as it has changed {what}. {IN_PLACE}"
+            )
 
     def _differing(self, one: bytes, other: bytes, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
         short = f"{self.name.rpartition('.')[2]}()"

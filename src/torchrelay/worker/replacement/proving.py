@@ -17,7 +17,7 @@ from functools import partial
 import msgspec
 from msgspec import Struct
 
-from torchrelay.errors import Unproved
+from torchrelay.errors import UnprovedError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.agreement import agreement
 from torchrelay.worker.hidden_state.arguments import SIZE, is_scalar
@@ -26,8 +26,8 @@ from torchrelay.worker.replacement.given import Doubt
 MOST = 64  # steps for which a function in doubt is waited for: each costs an exchange
 FUNCTIONS = 64  # of which is known what they were called with last
 REMEDY = (
-    "Count by run.committed, keep what is counted in join(extra=...), or return it from a step or section; a clock is "
-    "best read inside the step"
+    "Count by run.global_step, keep what is counted in protect(state=...), or return it from a step or section; read "
+    "clocks inside the step"
 )
 
 
@@ -71,12 +71,12 @@ class Proving:
         return partial(self._exchange, Told(doubts, dict(self._before), now), steps)
 
     def _exchange(self, mine: Told, steps: int) -> None:
-        """Collective over all ranks. Raises `Unproved` on a rank whose numbers are wrong, `NobodyPasses` on others."""
+        """Collective over all ranks. Raises `UnprovedError` where numbers are wrong, `NobodyPasses` on other ranks."""
         told = [msgspec.msgpack.decode(data, type=Told) for data in agreement.gather(msgspec.msgpack.encode(mine))]
         wrong = unproved(told)
         if self._rank() in wrong:
             what = ", ".join(doubt.what for doubt in self._doubts.values())
-            raise Unproved(
+            raise UnprovedError(
                 f"a worker that took over this rank steps with other numbers than its replicas: {what}. "
                 f"They do not come from the state that it was given. {REMEDY}"
             )

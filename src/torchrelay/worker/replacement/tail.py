@@ -19,7 +19,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torchrelay.errors import Undeclared
+from torchrelay.errors import UndeclaredError
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.state.parts import StatefulPart
 from torchrelay.worker.state.state import State
@@ -64,7 +64,7 @@ class Tail:
         self._hooks: list[Any] = []
 
     def begin(self) -> None:
-        """From now on a collective raises `Undeclared`, and the state is brought when it is read."""
+        """From now on a collective raises `UndeclaredError`, and the state is brought when it is read."""
         self._note()
         for optimizer in self._state.optimizers():
             # Its state is not there yet: nothing of it could be read that a mode would see.
@@ -96,15 +96,15 @@ class Tail:
         self._brought = True
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """Raises `Undeclared` if this call gives away what no rank has any more."""
+        """Raises `UndeclaredError` if this call gives away what no rank has any more."""
         if not self._moved or _name_of(func) not in _GIVES_AWAY:
             return
         places = {_storage(tensor) for tensor in self._moved}
         if any(_storage(tensor) in places for tensor in _tensors(args, kwargs)):
-            raise Undeclared(
+            raise UndeclaredError(
                 f"{self._names} changes between two steps, and is saved or read there: a worker that takes over a rank "
                 "has it only as it is afterwards. Change it in the step, after optimizer.step(), or put saving and "
-                "reading it into run.section(function, ...)"
+                "reading it into run.atomic(function, ...)"
             )
 
     def reads(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -184,7 +184,7 @@ class _Reading(TorchFunctionMode):
 
 
 class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's metaclass work
-    """While it is entered, a collective raises `Undeclared`: its result would be wrong, as nobody else is there."""
+    """While it is entered, a collective raises `UndeclaredError`: its result would be wrong, as no peer is there."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
@@ -192,9 +192,9 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         del types
         function: Callable[..., Any] = func
         if func.namespace in ("c10d", "_c10d_functional"):
-            raise Undeclared(
+            raise UndeclaredError(
                 f"the script calls {func.__name__.split('.')[0].rstrip('_')} between two steps, in no section: "
-                "a worker that takes over a rank cannot do that alone. Put it into run.section(function, ...)"
+                "a worker that takes over a rank cannot do that alone. Put it into run.atomic(function, ...)"
             )
         return function(*args, **(kwargs or {}))
 

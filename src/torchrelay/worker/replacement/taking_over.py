@@ -47,7 +47,7 @@ class TakingOver:
         self._drawn_alike = drawn_alike
 
     def replay(self, call: Call, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """The recorded result of this call. Raises `Unproved` if it would have been made with something else."""
+        """The recorded result of this call. Raises `UnprovedError` if it would have been made with something else."""
         assert call.result is not None, "results that were missing were fetched from a source"
         # What it has drawn for this call otherwise than its predecessor is no sign: random numbers come with the last
         # recorded call, and what is drawn for the next one will be right.

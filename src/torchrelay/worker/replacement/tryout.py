@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from torchrelay.errors import Refused, StateMismatch, StepInterrupted
+from torchrelay.errors import RefusedError, StateMismatchError, StepInterrupted
 from torchrelay.protocol.messages.events import WorkerPrepared
 from torchrelay.protocol.messages.orders import Assign, CatchUp
 from torchrelay.worker.parallel import ddp, fsdp
@@ -38,7 +38,7 @@ Go = Callable[[Function, list[Any], dict[str, Any]], None]  # calls a step funct
 
 
 class PlaceAsked(StepInterrupted):
-    """Unwinds a step that asks for `run.committed` in its rehearsal: there is no true answer yet."""
+    """Unwinds a step that asks for `run.global_step` in its rehearsal: there is no true answer yet."""
 
 
 class AtGate(StepInterrupted):
@@ -56,8 +56,8 @@ class Tried:
 def prepare(session: Session, state: State, functions: list[Function], go: Go, rehearse: bool | None = None) -> bool:
     """Rehearse what can be rehearsed, and say so. `functions`: of the steps, in the order of their decoration.
 
-    `rehearse`: see `torchrelay.join`. Returns whether DDP's reducers may stay: made with the layout that they have in
-    the job, they have gone through steps up to their gates, and through nothing else.
+    `rehearse`: see `torchrelay.Options`. Returns whether DDP's reducers may stay: made with the layout that they have
+    in the job, they have gone through steps up to their gates, and through nothing else.
     """
     whole = False
     session.rehearsing = True
@@ -66,7 +66,7 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go, r
         told = _fetch(session)
         state.reserve = Reserve(told.pieces, Pace(rest, session.identity.assigned_cpu_s))
         if rehearse is False:
-            raise NotRehearsable("join(rehearse=False)")
+            raise NotRehearsable("Options(rehearse=False)")
         _lay_out(state, told)
         note, whole = _rehearse(session, state, told.examples, functions, go, Pace(rest), anyway=rehearse is True)
     except NotRehearsable as why:
@@ -93,7 +93,7 @@ def _lay_out(state: State, told: Told) -> None:
         for wrapper, layout in zip(wrappers, told.layouts, strict=True) if told.layouts else ():
             ddp.renew(wrapper, layout)
         state.pipeline.take((told.stages, told.schedules))
-    except (ValueError, StateMismatch) as error:
+    except (ValueError, StateMismatchError) as error:
         raise NotRehearsable(f"what is laid out is laid out otherwise on a rank that trains: {error}") from error
 
 
@@ -158,7 +158,7 @@ def _risk(example: Example, anyway: bool) -> str:
         return ""
     return (
         f"the step is called with plain values ({where}), on which side effects may depend; "
-        "join(rehearse=True) rehearses all the same"
+        "Options(rehearse=True) rehearses all the same"
     )
 
 
@@ -179,10 +179,10 @@ def _why(state: State, function: Function, example: Example, go: Go, pace: Pace,
                 _go_to_gate(go, function, args, kwargs, tried)
             _wait_for_gpu()
     except PlaceAsked:
-        return "the step asks for run.committed"
+        return "the step asks for run.global_step"
     except StepInterrupted:
         return ""  # it came to its gate
-    except (NotRehearsable, Refused) as why:
+    except (NotRehearsable, RefusedError) as why:
         return str(why)
     except (Exception, SystemExit) as error:  # noqa: BLE001  the script's own, about values that are none of its data
         return f"it raised {type(error).__name__}: {error}"

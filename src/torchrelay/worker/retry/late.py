@@ -14,19 +14,19 @@ from collections.abc import Collection
 import msgspec
 import torch
 
-from torchrelay.errors import Refused, Undeclared
+from torchrelay.errors import RefusedError, UndeclaredError
 from torchrelay.worker.state.private import Private, Record
 
 
 def look(at_gate: bytes, at_exit: bytes, unknown: Collection[str] = ()) -> tuple[dict[str, str], list[str]]:
     """For each buffer that has changed since the gate, the one that it is a copy of; and those that are not private.
 
-    The first two are records of `Private`. `unknown`: of these it was not known whether they are. Raises `Refused`.
+    The first two are records of `Private`. `unknown`: buffers that may be late, or not. Raises `RefusedError`.
     """
     before, after = _decode(at_gate), _decode(at_exit)
     if before.generators != after.generators:
-        raise Refused(
-            "a generator given to join() draws after the first optimizer.step()",
+        raise RefusedError(
+            "a generator given to protect() draws after the first optimizer.step()",
             "let it draw before optimizer.step(), or after the step",
         )
     then = dict(zip(before.names, before.buffers, strict=True))
@@ -42,7 +42,7 @@ def look(at_gate: bytes, at_exit: bytes, unknown: Collection[str] = ()) -> tuple
             shared.append(name)
             continue
         if origin is None:
-            raise Refused(
+            raise RefusedError(
                 f"{name} differs between ranks and changes after optimizer.step(): a fault in between would lose it",
                 "change it after the step function has returned (such as ema.update_parameters())",
             )
@@ -53,11 +53,11 @@ def look(at_gate: bytes, at_exit: bytes, unknown: Collection[str] = ()) -> tuple
 def make_again(private: Private, copies: dict[str, str] | None) -> None:
     """After a record from before the gate was loaded: the copies that its worker did not live to make.
 
-    Raises `Undeclared` if it is not known yet which there are.
+    Raises `UndeclaredError` if it is not known yet which there are.
     """
     if copies is None:
         if _decode(private.record()).names:
-            raise Undeclared(
+            raise UndeclaredError(
                 "a rank was lost in its first update, and has buffers of its own of which it is not known yet whether "
                 "the update changes them"
             )

@@ -22,7 +22,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchrelay.errors import Refused, a
+from torchrelay.errors import RefusedError, a
 from torchrelay.worker.parallel import ddp
 from torchrelay.worker.parallel.fsdp import Settings
 from torchrelay.worker.parallel.pipeline import NoneYet, Settled
@@ -103,14 +103,14 @@ class Redo:
         self._hidden.mark()
 
     def _changed_course(self, trained: list[bool]) -> None:
-        """Layers are frozen or trained from now on, or are given to an optimizer. Raises `Refused` if one is left out.
+        """Layers are frozen, trained, or given to an optimizer from now on. Raises `RefusedError` if one is left out.
 
         What newcomers take with the state must be all that this changes.
         """
         self._trained, self._groups = trained, [len(one.param_groups) for one in self._optimizers]
         for wrapper in self._state.ddps():
             if left_out := ddp.left_out(wrapper):
-                raise Refused(
+                raise RefusedError(
                     f"{left_out[0]} is trained, but it was frozen when DDP was made: its gradients are not averaged "
                     "over the ranks",
                     "make DDP while all layers are to be trained, with find_unused_parameters=True, and freeze them "
@@ -120,16 +120,16 @@ class Redo:
         for optimizer in self._optimizers:
             for at, group in enumerate(optimizer.param_groups):
                 if not all(id(parameter) in known for parameter in group["params"]):
-                    raise Refused(
-                        f"group {at} of {a(type(optimizer).__name__)} was added after join(), and holds parameters of "
+                    raise RefusedError(
+                        f"group {at} of {a(type(optimizer).__name__)} was added after protect(), with parameters of "
                         "no module that was given to it",
-                        "pass all modules: join(model=[first, second]), or add the group before join()",
+                        "pass all modules: protect(model=[first, second]), or add the group before protect()",
                     )
 
     def rewind(self) -> None:
         """Put all back as it was at the last mark. May be called twice, and must be once more when DDP was renewed.
 
-        Raises `Refused` if something has changed of which there is no copy.
+        Raises `RefusedError` if something has changed of which there is no copy.
         """
         written = [] if self._rewound else [*self._written(), *self._unsaved()]
         with torch.no_grad():
@@ -146,7 +146,7 @@ class Redo:
             now = self._probe.look(self._before)
             written = [path for path, digest in self._before.items() if now[path] != digest]
         if written:
-            raise Refused(
+            raise RefusedError(
                 f"{written[0]} was changed before the gate of a call that a fault has cut short, and there is no copy",
                 "change it after optimizer.step(), or between the calls",
             )
@@ -190,7 +190,7 @@ class Redo:
         return CarriedGradients(self._state.parameters(), [module for _, module in self._state.modules()])
 
     def probe_gate(self, optimizer: Optimizer | None = None) -> None:
-        """Before the gate: learn from what has changed since the entry. Raises `Refused` if a redo would be wrong.
+        """Before the gate: learn from what has changed since the entry. Raises `RefusedError` if a redo would be wrong.
 
         `optimizer`: the one that is about to step, if one is.
         """
@@ -202,7 +202,7 @@ class Redo:
         carried = self._carried.close(parameter for group in groups for parameter in group["params"])
         self._carried = None
         if carried:
-            raise Refused(
+            raise RefusedError(
                 f"the gradient of {carried[0]} was not zeroed before this call added to it: sums of gradients are "
                 "carried from one call into the next, and a call that is redone could not tell them",
                 "call optimizer.zero_grad() inside the step, before backward; for gradient accumulation take all "
@@ -251,8 +251,8 @@ class Redo:
         remedy = f"or keep it below {COPY_LIMIT >> 20} MB: it is then copied at every entry"
         if path == "save()":
             path = "what save() returns"
-            remedy = "or pass model= and optimizer= to join() instead of save= and load="
-        raise Refused(
+            remedy = "or pass model= and optimizer= to protect() instead of save= and load="
+        raise RefusedError(
             f"{path} changes between the entry of a call and its gate, which a redo could not undo",
             f"change it after optimizer.step(), or between the calls; {remedy}",
         )

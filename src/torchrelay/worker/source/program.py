@@ -25,7 +25,7 @@ from typing import Any
 
 import xxhash
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.wire.files.kept import MAIN, Kept, Load
 
 FOLDER = "TORCHRELAY_CODE"  # where the run keeps its code
@@ -90,11 +90,11 @@ class Program:
         return self._digests
 
     def check(self, theirs: bytes) -> None:
-        """Compare with the digests of the rank's last holder. Raises `Refused`, naming the files that differ."""
+        """Compare with the digests of the rank's last holder. Raises `RefusedError`, naming the files that differ."""
         known = dict(_PAIR.iter_unpack(theirs))
         differing = [path for key, (digest, path) in self._loaded.items() if known.get(key, digest) != digest]
         if differing:
-            raise Refused(
+            raise RefusedError(
                 f"{', '.join(sorted(set(differing))[:3])}: the rank's last holder ran other code than this worker has "
                 "found, and the code of the start could not be kept",
                 "leave the script and its modules alone while it runs, and keep the run's folder writable",

@@ -4,7 +4,7 @@
     a tensor in DDP    the ranks of DDP's group; both, if a DTensor is in DDP
     of a pipeline      this rank alone if the pipeline spans all ranks; else it must be in DDP, or a DTensor
     of ZeRO            this rank alone, whatever else it holds: its optimizer's part is on no other
-    any other          all ranks: they must hold equal values at join(), or it is refused there; and after the first
+    any other          all ranks: they must hold equal values at protect(), or it is refused there; and after the first
                        steps, see `early`
 
 A rank's replicas are those that this is true of for all of its tensors. It is found out without asking anybody, as a
@@ -132,13 +132,13 @@ def blind(state: State, given: str | None) -> tuple[str, str] | None:
         if not pipeline.spans_all(stage):
             return (
                 f"it cannot be seen which other ranks hold {name} of stage {stage.stage_index} of a pipeline",
-                "wrap the stage in DDP or fully_shard over these ranks, or name what this rank holds: join(shard=...)",
+                "wrap the stage in DDP or fully_shard over these ranks, or name this rank's part: Options(shard=...)",
             )
     # With save() and load() nobody sees what a rank holds.
     if state.saves and state.fsdp_states():
         return (
             "with save= and load= it cannot be seen which ranks hold the same shards of FSDP2",
-            "pass model= and optimizer= instead, or name what this rank holds: join(shard=...)",
+            "pass model= and optimizer= instead, or name what this rank holds: Options(shard=...)",
         )
     return None
 

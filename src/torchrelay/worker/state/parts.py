@@ -1,4 +1,4 @@
-"""Parts: how each kind of object that a script gives to join() tells its state and takes another's.
+"""Parts: how each kind of object that a script gives to protect() tells its state and takes another's.
 
 modules, tensors, arrays    in place, and exactly what is there
 optimizers                  in place; state that does not exist yet is made, in the dtypes of the source
@@ -19,7 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.parallel import fsdp, zero
 from torchrelay.worker.tensors.landing import Landing, array_fits
 from torchrelay.worker.tensors.tree import REMEDY, ArrayLeaf, Fields, Named
@@ -47,7 +47,7 @@ class Part(Protocol):
 
 
 def part_of(value: Any, path: str) -> Part:
-    """The part for an object of the script. Raises `Refused`, with the remedy, if its kind cannot be carried."""
+    """The part for an object of the script. Raises `RefusedError`, with the remedy, if its kind cannot be carried."""
     if isinstance(value, torch.nn.Module):
         return ModulePart(path, value)
     if isinstance(value, Optimizer):
@@ -64,8 +64,8 @@ def part_of(value: Any, path: str) -> Part:
         return StatefulPart(path, value)
     kind = type(value)
     if value is None or isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)):
-        raise Refused(f"{path} is a {kind.__qualname__}, which cannot be changed in place", "put it into a dict")
-    raise Refused(f"{path} is a {kind.__module__}.{kind.__qualname__}, whose state is not known", REMEDY)
+        raise RefusedError(f"{path} is a {kind.__qualname__}, which cannot be changed in place", "put it into a dict")
+    raise RefusedError(f"{path} is a {kind.__module__}.{kind.__qualname__}, whose state is not known", REMEDY)
 
 
 # ---------------------------------------------------------------- tensors, modules
@@ -107,7 +107,9 @@ class ArrayPart:
     def take(self, tree: Tree, landing: Landing) -> None:
         if not isinstance(tree, ArrayLeaf) or not array_fits(tree, self.array):
             what = f"{list(self.array.shape)} {self.array.dtype}"
-            raise StateMismatch(f"{self.path} is an array {what} here (C order, writeable) and another on the source")
+            raise StateMismatchError(
+                f"{self.path} is an array {what} here (C order, writeable) and another on the source"
+            )
         landing.anyhow(tree, self.array, self.path)
 
     def settle(self) -> None:
@@ -175,9 +177,9 @@ class ModulePart:
         for path, live in here.items():
             landing.exactly(tree["tensors"][path], live, path)
         if len(tree["training"]) != sum(1 for _ in self.module.modules()):
-            raise StateMismatch(f"{self.path} has another number of submodules on the source than here")
+            raise StateMismatchError(f"{self.path} has another number of submodules on the source than here")
         if len(tree["frozen"]) != sum(1 for _ in self.module.parameters()):
-            raise StateMismatch(f"{self.path} has another number of parameters on the source than here")
+            raise StateMismatchError(f"{self.path} has another number of parameters on the source than here")
         tree["extra"] = landing.anyhow(tree["extra"], {}, f"{self.path} extra state")
         self._tree = tree
 
@@ -198,13 +200,13 @@ class ModulePart:
 
 
 def check_names(path: str, here: dict[str, Any], there: dict[str, Any]) -> None:
-    """Raises `StateMismatch`, with the first few names, if the two have not the same keys."""
+    """Raises `StateMismatchError`, with the first few names, if the two have not the same keys."""
     missing = [name for name in there if name not in here]
     left_over = [name for name in here if name not in there]
     if missing or left_over:
         sides = ((missing, "on the source"), (left_over, "here"))
         only = " and ".join(f"{', '.join(names[:3])} only {where}" for names, where in sides if names)
-        raise StateMismatch(f"{path} has {only}: all ranks must build the same")
+        raise StateMismatchError(f"{path} has {only}: all ranks must build the same")
 
 
 # ---------------------------------------------------------------- optimizers
@@ -278,7 +280,7 @@ class OptimizerPart:
         self.optimizer.state.clear()
         for key, values in self._tree["state"]:
             self.optimizer.state[parameters[key] if isinstance(key, int) else key] = values
-        # As on the source: join() may have marked it, for the steps that were made before it came.
+        # As on the source: protect() may have marked it, for the steps that were made before it came.
         self.optimizer._opt_called = bool(self._tree["called"])  # type: ignore[attr-defined]
         self._tree = {}
 
@@ -288,7 +290,7 @@ class OptimizerPart:
 
     def take_values(self, told: list[dict[str, Any]]) -> None:
         """Take what `told_values` has told of another rank's."""
-        # A group that was added since join() comes with the state, and all of its values with it.
+        # A group that was added since protect() comes with the state, and all of its values with it.
         for group, there in zip(self.optimizer.param_groups, told, strict=False):
             group.update(into(group, there))
 
@@ -304,22 +306,22 @@ class OptimizerPart:
     def _check_like(self, tree: Tree) -> None:
         here = f"{type(self.optimizer).__module__}.{type(self.optimizer).__qualname__}"
         if tree["kind"] != here:
-            raise StateMismatch(f"{self.path} is a {here} here and a {tree['kind']} on the source")
+            raise StateMismatchError(f"{self.path} is a {here} here and a {tree['kind']} on the source")
         known = range(sum(map(len, tree["parameters"])))
         if not all(isinstance(key, str) or key in known for key, _ in tree["state"]):
             raise ValueError("state of a parameter that is not there")
 
     def _groups_of(self, tree: Tree, landing: Landing) -> list[list[torch.Tensor]]:
-        """The parameters of each group that the source has: groups may have been added since join()."""
+        """The parameters of each group that the source has: groups may have been added since protect()."""
         here = [list(group["params"]) for group in self.optimizer.param_groups]
         if list(map(len, here)) == list(map(len, tree["parameters"])):
             return here
         found = [[landing.live(leaf) for leaf in group] for group in tree["parameters"]]
         groups = [[one for one in group if one is not None] for group in found]
         if zero.is_zero(self.optimizer) or list(map(len, groups)) != list(map(len, found)):
-            raise StateMismatch(
+            raise StateMismatchError(
                 f"{self.path} has groups of {list(map(len, here))} parameters here and of {list(map(len, found))} on "
-                "the source, and they are not all of modules given to join(): add all groups before join()"
+                "the source, and they are not all of modules given to protect(): add all groups before protect()"
             )
         return groups
 

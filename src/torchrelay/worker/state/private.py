@@ -1,6 +1,6 @@
 """Private state: what is a rank's own and no replica has, so it is kept at every gate and outlives the process.
 
-Generators that the script gives to join(), and buffers that may differ between ranks: DDP lets each rank update
+Generators that the script gives to protect(), and buffers that may differ between ranks: DDP lets each rank update
 BatchNorm's running statistics from its own samples, and takes rank 0's at the next forward pass.
 """
 
@@ -12,7 +12,7 @@ import msgspec
 import torch
 from msgspec import Struct
 
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.wire.files.page import MAX_RECORD, PageFull
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.parallel.shards import local
@@ -63,7 +63,7 @@ class Private:
     def settle(self, moving: Iterable[str], *, sections: bool) -> None:
         """These buffers have been seen to change in steps, or in sections.
 
-        Raises `Refused` if they are too large to be kept at every gate.
+        Raises `RefusedError` if they are too large to be kept at every gate.
         """
         self._moving[sections] = set(moving)
         # Sections may be over with their probes first, and know nothing of what steps change.
@@ -91,7 +91,7 @@ class Private:
     def load(self, data: bytes) -> None:
         """Take the private state of this rank's last holder; `State.receive` then leaves it alone.
 
-        Raises `StateMismatch` if it is not of what this script has built.
+        Raises `StateMismatchError` if it is not of what this script has built.
         """
         if not data:
             self.hidden.load(b"")
@@ -99,10 +99,10 @@ class Private:
         try:
             record = msgspec.msgpack.decode(data, type=Record)
         except msgspec.DecodeError as error:
-            raise StateMismatch(f"the private state that arrives is none: {error}") from error
+            raise StateMismatchError(f"the private state that arrives is none: {error}") from error
         by_path = {part.path: part for part in self._generators}
         if set(by_path) != set(record.generators) or not set(record.names) <= set(self._all):
-            raise StateMismatch("the private state that arrives has other generators or buffers than this script")
+            raise StateMismatchError("the private state that arrives has other generators or buffers than this script")
         for path, state in record.generators.items():
             by_path[path].generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
             by_path[path].kept = True
@@ -130,7 +130,7 @@ class Private:
         self._plain = not self._names and not self._generators
         size = sum(memory.size(buffer) for buffer in self._private)
         if size > LIMIT:
-            raise Refused(
+            raise RefusedError(
                 f"buffers of {size:,} bytes ({', '.join(self._names[:3])}, ...) change in every step and may differ "
                 f"between ranks; at most {LIMIT:,} are kept",
                 "convert BatchNorm with torch.nn.SyncBatchNorm.convert_sync_batchnorm(model)",
@@ -139,7 +139,7 @@ class Private:
 
 def _fill(name: str, buffer: torch.Tensor, values: bytes) -> None:
     if memory.size(buffer) != len(values):
-        raise StateMismatch(f"{name} has {memory.size(buffer)} bytes here and {len(values)} in the private state")
+        raise StateMismatchError(f"{name} has {memory.size(buffer)} bytes here and {len(values)} in the private state")
     at = 0
     for view, filled in memory.incoming(buffer):
         view[:] = values[at : at + len(view)]
@@ -181,9 +181,9 @@ def _submodule_buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> list[t
     return found
 
 
-def too_large(error: PageFull) -> Refused:
+def too_large(error: PageFull) -> RefusedError:
     """What to say of a record that has no room."""
-    return Refused(
+    return RefusedError(
         f"a rank's private state is too large: {error}",
         f"return less from steps and sections: all of one item's results, and BatchNorm's buffers, fit {MAX_RECORD:,} "
         "bytes",

@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from torchrelay.errors import Refused
+from torchrelay.errors import RefusedError
 from torchrelay.worker.parallel import tracker
 
 # Else there is nothing of it to look at, at every gate.
@@ -46,8 +46,8 @@ Seen = tuple[torch.Tensor, _PythonState, _NumpyState | None, list[bytes], bool]
 def capture() -> bytes:
     """The state of all global generators of this process: torch (CPU, and CUDA once it is initialised), Python, NumPy.
 
-    NumPy's legacy global generator is taken once `numpy.random` is imported. About 10 KB. Raises `Refused` if it was
-    replaced by one that is not MT19937.
+    NumPy's legacy global generator is taken once `numpy.random` is imported. About 10 KB. Raises `RefusedError` if it
+    was replaced by one that is not MT19937.
     """
     return pack(look())
 
@@ -237,10 +237,10 @@ def _asked(generator: Any) -> _NumpyState:
 
 
 def _words_at(generator: Any) -> int:
-    """Where the words of a `RandomState` lie. Raises `Refused` if its generator is another kind than MT19937."""
+    """Where the words of a `RandomState` lie. Raises `RefusedError` if its generator is another kind than MT19937."""
     bits = generator._bit_generator
     if type(bits).__name__ != "MT19937":
-        raise Refused(
+        raise RefusedError(
             f"NumPy's global generator is a {type(bits).__name__}, whose state torchrelay does not carry",
             "leave the global one as it is, and draw from a numpy.random.Generator of your own in step functions",
         )

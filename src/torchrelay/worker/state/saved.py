@@ -1,4 +1,4 @@
-"""Saved state: the other way of join(), with the functions for checkpoints that a script already has.
+"""Saved state: the other way of protect(), with the functions for checkpoints that a script already has.
 
     save() -> tree           and load(tree): the tree travels as it is
     save(path) -> anything   and load(path): whatever files it wrote travel
@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.tensors.landing import Landing
 from torchrelay.worker.tensors.tree import Fields, Leaf
 
@@ -38,14 +38,14 @@ class SavedPart:
     """What save() returns, or the files it writes, as a part of the state."""
 
     def __init__(self, save: Save, load: Load, folder: Path | None = None) -> None:
-        """`folder`: where files may lie for a moment. Raises `Refused` if the functions take other arguments."""
+        """`folder`: where files may lie for a moment. Raises `RefusedError` if the functions take other arguments."""
         self.path = "save()"
         self._save = save
         self._load = load
         self._folder = folder or memory_folder()
         self._by_path = _required(save, "save") == 1
         if _required(load, "load", given=1) > 1:
-            raise Refused("load takes more than one argument", "let it take what save() returned, or a path")
+            raise RefusedError("load takes more than one argument", "let it take what save() returned, or a path")
         self._arrived: Any = None
         self._written: _Folder | None = None
 
@@ -61,7 +61,7 @@ class SavedPart:
 
     def take(self, tree: Any, landing: Landing) -> None:
         if ("files" in tree) != self._by_path:
-            raise StateMismatch("save() takes a path on one rank and none on another")
+            raise StateMismatchError("save() takes a path on one rank and none on another")
         if not self._by_path:
             self._arrived = landing.anyhow(tree["saved"], None, self.path)
             return
@@ -98,14 +98,16 @@ def _required(function: Callable[..., Any], name: str, given: int = 0) -> int:
     try:
         parameters = list(inspect.signature(function).parameters.values())
     except (TypeError, ValueError) as error:
-        raise Refused(f"the arguments of {name} cannot be seen ({error})", "pass an ordinary function") from error
+        raise RefusedError(f"the arguments of {name} cannot be seen ({error})", "pass an ordinary function") from error
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     variable = any(one.kind is one.VAR_POSITIONAL for one in parameters)
     if given and len(positional) < given and not variable:
-        raise Refused(f"{name} takes no argument", "let it take what save() returned, or a path")
+        raise RefusedError(f"{name} takes no argument", "let it take what save() returned, or a path")
     required = sum(1 for one in positional if one.default is one.empty)
     if name == "save" and required > 1:
-        raise Refused(f"save takes {required} arguments", "let it take none and return a state dict, or take a path")
+        raise RefusedError(
+            f"save takes {required} arguments", "let it take none and return a state dict, or take a path"
+        )
     return required
 
 
@@ -113,7 +115,7 @@ def _map_files(folder: Path) -> dict[str, torch.Tensor]:
     """The bytes of all files below the folder, by their names relative to it, mapped and not read."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     if not files:
-        raise Refused("save(path) wrote nothing at its path", "let it write on every rank, not on rank 0 only")
+        raise RefusedError("save(path) wrote nothing at its path", "let it write on every rank, not on rank 0 only")
     return {path.relative_to(folder).as_posix(): _map(path, path.stat().st_size, shared=False) for path in files}
 
 

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchrelay.errors import Refused, StateMismatch
+from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.parallel import ddp, fsdp, shards, zero
 from torchrelay.worker.parallel.pipeline import Pipeline
@@ -54,7 +54,7 @@ _HELD = ("value", "tensor", "array", "generator")  # in which parts have what th
 
 
 class State:
-    """The state of this rank: made once, by join()."""
+    """The state of this rank: made once, by protect()."""
 
     def __init__(
         self,
@@ -66,7 +66,7 @@ class State:
         load: Load | None = None,
         folder: Path | None = None,
     ) -> None:
-        """Raises `Refused`, with the remedy, for anything in there that cannot be carried.
+        """Raises `RefusedError`, with the remedy, for anything in there that cannot be carried.
 
         `save`, `load`: the script's own functions, instead of `model` and `optimizer` (see `saved`).
         `folder`: where the files of save(path) may lie while they are moved.
@@ -74,14 +74,14 @@ class State:
         optimizers = [(path, optimizer_inside(one)) for path, one in _named("optimizer", optimizer, Optimizer)]
         named = [*_named("model", model, torch.nn.Module), *optimizers]
         named += [(f"{path}.optim", inner) for path, value in named for inner in zero.inside(value)]
-        named += [(f"extra[{key!r}]", value) for key, value in (extra or {}).items()]
+        named += [(f"state[{key!r}]", value) for key, value in (extra or {}).items()]
         parts = [part_of(value, path) for path, value in named]
         if (save is None) != (load is None):
-            raise Refused("join() was given one of save and load", "give both, or neither")
+            raise RefusedError("protect() was given one of save and load", "give both, or neither")
         if save is not None and load is not None:
             parts.append(SavedPart(save, load, folder))
         if not parts:
-            raise Refused("join() was given no state", "pass model= and optimizer=, or save= and load=")
+            raise RefusedError("protect() was given no state", "pass model= and optimizer=, or save= and load=")
         self._parts: dict[str, Part] = {part.path: part for part in parts}
         self._watched: list[Optimizer] = []
         self.known = 0  # how many optimizers were found by their step, so far
@@ -166,7 +166,7 @@ class State:
         """Tensors of `extra`, with the path of their part: scripts may change them between two calls."""
         found: list[tuple[str, torch.Tensor]] = []
         for part in self.flat():
-            if part.path.startswith("extra["):
+            if part.path.startswith("state["):
                 held = part.held()
                 if isinstance(held, torch.Tensor):
                     found.append((part.path, held))
@@ -253,12 +253,12 @@ class State:
     def receive(self, data: bytes | bytearray | memoryview) -> list[torch.Tensor]:
         """Take another rank's manifest: the tensors, live or new, into which the bytes shall be put, in order.
 
-        May be called again if the bytes do not come. Raises `StateMismatch`, naming the tensor, if the state is not
-        one of what this script has built, and `ValueError` if it is none.
+        May be called again if the bytes do not come. Raises `StateMismatchError`, naming the tensor, if the state does
+        not fit what this script has built, and `ValueError` if it is none.
         """
         arrived = tree.decode(data)
         if not isinstance(arrived, dict) or arrived.get("version") != VERSION:
-            raise StateMismatch("the state that arrives was written by another version of torchrelay")
+            raise StateMismatchError("the state that arrives was written by another version of torchrelay")
         self._landing = None  # what a try before this one has allocated is free before we allocate again
         landing = Landing(self.private.kept(), self.reserve, self._meshes)
         try:
@@ -269,7 +269,7 @@ class State:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the state that arrives is not whole: {error!r}") from error
         if len(arrived["gradients"]) != len(self.parameters()):
-            raise StateMismatch("the source has another number of parameters")
+            raise StateMismatchError("the source has another number of parameters")
         self._landing, self._arrived = landing, arrived
         return tensors
 
@@ -288,7 +288,7 @@ class State:
         self._landing, self._arrived, self.reserve = None, {}, Reserve()
 
     def expect(self) -> None:
-        """For a newcomer, at join(): its script runs on between calls as if it had trained; let no one warn of that."""
+        """For a newcomer, at protect(): its script runs on between calls as if it had trained, without warnings."""
         for optimizer in self.optimizers():
             mark_stepped(optimizer)
 
@@ -339,17 +339,17 @@ class State:
             return shards.meshes(tensor for _, module in self.modules() for _, tensor in named_tensors(module))
         except ValueError as error:
             reason, _, remedy = str(error).partition(": ")
-            raise Refused(reason, remedy) from error
+            raise RefusedError(reason, remedy) from error
 
     def _check(self) -> None:
-        """Tell the state once, so that what cannot be carried is refused at join() and not at the first fault."""
+        """Tell the state once, so that what cannot be carried is refused at protect() and not at the first fault."""
         try:
             for path, part in self._parts.items():
                 if not isinstance(part, SavedPart):  # may be slow, and collective scripts save at their own times
                     tree.encode(part.give(), path)
         except TypeError as error:
             reason, _, remedy = str(error).partition(": ")
-            raise Refused(reason, remedy or "keep it out of join()") from error
+            raise RefusedError(reason, remedy or "keep it out of protect()") from error
 
 
 def _built(tensor: torch.Tensor) -> str:
@@ -384,7 +384,9 @@ def _named(name: str, given: Any, kind: type) -> list[tuple[str, Any]]:
     for path, value in found:
         if not isinstance(value, kind):
             expected = f"torch.{'nn' if kind is torch.nn.Module else 'optim'}.{kind.__name__}"
-            raise Refused(f"{path} is a {type(value).__qualname__}, no {expected}", "pass other objects in extra={...}")
+            raise RefusedError(
+                f"{path} is a {type(value).__qualname__}, no {expected}", "pass other objects in state={...}"
+            )
     return found
 
 

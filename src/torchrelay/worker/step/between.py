@@ -22,7 +22,7 @@ FIRST, EVERY = 8, 64  # gaps in which counts are compared
 TRIES = 256  # gaps in which what has moved them is waited for; a thread of the script's may have done it
 REMEDY = (
     "A fault that cuts it ends the job with 91, or starts it again from its checkpoint (--max-restarts). "
-    "Put it into run.section(function, ...): then it is repeated"
+    "Put it into run.atomic(function, ...): then it is repeated"
 )
 
 

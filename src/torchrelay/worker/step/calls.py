@@ -19,7 +19,7 @@ import msgspec
 from msgspec import structs
 from torch.optim import Optimizer
 
-from torchrelay.errors import Refused, StepInterrupted, TorchrelayError, Undeclared, a
+from torchrelay.errors import RefusedError, StepInterrupted, TorchrelayError, UndeclaredError, a
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
 from torchrelay.wire.files.page import PageFull
 from torchrelay.worker.agreement import early
@@ -150,7 +150,9 @@ class Calls:
         """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
         kind = function.kind
         if self._attempt is not None:
-            raise Refused(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section")
+            raise RefusedError(
+                f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section"
+            )
         self._come(kind)
         if self._cursor.replaying:
             return self._replay(function, args, kwargs)
@@ -203,7 +205,7 @@ class Calls:
         elif self._strayed is not None:
             # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
             if not self._standing.await_way(self._session.welcome.patience_s):
-                raise Undeclared(
+                raise UndeclaredError(
                     f"a step raised {self._strayed}, the script went on without it, and a fault came before the next "
                     "one was committed: other ranks may stand elsewhere. Let exceptions leave the script"
                 )
@@ -257,16 +259,16 @@ class Calls:
         if attempt is None or attempt.kind != STEP:
             where = "in a section" if attempt is not None else "outside of any step"
             if self._state.has_optimizer(optimizer):
-                raise Refused(
+                raise RefusedError(
                     f"{type(optimizer).__name__}.step() {where}: a fault could not undo it",
                     "call it in a function decorated with @run.step",
                 )
             return
         if not self._state.has_optimizer(optimizer):
             if not self._state.saves:
-                raise Refused(
-                    f"{a(type(optimizer).__name__)} steps that was not given to join()",
-                    "pass all optimizers: join(optimizer=[first, second])",
+                raise RefusedError(
+                    f"{a(type(optimizer).__name__)} steps that was not given to protect()",
+                    "pass all optimizers: protect(optimizer=[first, second])",
                 )
             self._state.watch(optimizer)
         if not attempt.passed:
@@ -348,7 +350,7 @@ class Calls:
         attempt = self._attempt
         assert attempt is not None, "no step of ours outside of a call"
         if attempt.gathered:
-            raise Refused("a ZeroRedundancyOptimizer steps twice in a step", "decorate a step with one update")
+            raise RefusedError("a ZeroRedundancyOptimizer steps twice in a step", "decorate a step with one update")
         attempt.gathered = True
         cut = None
         try:
@@ -390,9 +392,9 @@ class Calls:
         try:
             result = values.encode(value, f"the result of a {kind}")
         except TypeError as error:
-            raise Refused(str(error), "return numbers, tensors, and lists or dicts of them, or nothing") from error
+            raise RefusedError(str(error), "return numbers, tensors, and lists or dicts of them, or nothing") from error
         if len(result) > MAX_RESULT:
-            raise Refused(
+            raise RefusedError(
                 f"the result of a {kind} has {len(result):,} bytes; at most {MAX_RESULT:,} are kept for a successor",
                 "return a summary, such as the loss",
             )
@@ -401,13 +403,13 @@ class Calls:
     def _check_local(self, attempt: Attempt) -> None:
         """Nothing but local work may follow the gate: it is not repeated, and nobody helps with it."""
         if attempt.kind == STEP and self._afterwards.found():
-            raise Refused(
+            raise RefusedError(
                 "a step communicates after its first optimizer.step()",
-                "move that communication before optimizer.step(), or into run.section()",
+                "move that communication before optimizer.step(), or into run.atomic()",
             )
         assert attempt.rng_at_gate is not None, "it has been in the gate"
         if random_state.capture() != random_state.pack(attempt.rng_at_gate):
-            raise Refused(
+            raise RefusedError(
                 "a step draws random numbers after its first optimizer.step()",
                 "draw them before optimizer.step(), or after the step",
             )

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchrelay.errors import StateMismatch
+from torchrelay.errors import StateMismatchError
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.reserve import Reserve
@@ -55,23 +55,23 @@ class Landing:
         self._copies.clear()
 
     def exactly(self, leaf: Any, live: torch.Tensor, path: str) -> None:
-        """Land in this live tensor and in no other. Raises `StateMismatch`, naming it, if the bytes do not fit."""
+        """Land in this live tensor and in no other. Raises `StateMismatchError`, naming it, if the bytes do not fit."""
         given = live
         leaf, live = _parts(leaf, live, path)
         if not isinstance(leaf, Leaf):
-            raise StateMismatch(f"{path} is a tensor here and a {type(leaf).__name__} in the state that arrives")
+            raise StateMismatchError(f"{path} is a tensor here and a {type(leaf).__name__} in the state that arrives")
         why = _unlike(leaf, live)
         if why is not None:
-            raise StateMismatch(f"{path} {why}: all ranks must build the same model and optimizer")
+            raise StateMismatchError(f"{path} {why}: all ranks must build the same model and optimizer")
         self._live.setdefault(leaf.index, given)
         if self._take_kept(leaf, live):
             return
         place = memory.place(live)
         taken = self._places.get(leaf.index)
         if taken is not None and memory.place(taken) != place:
-            raise StateMismatch(f"{path} shares its memory with another tensor on the source, but not here")
+            raise StateMismatchError(f"{path} shares its memory with another tensor on the source, but not here")
         if place is not None and self._owners.setdefault(place, leaf.index) != leaf.index:
-            raise StateMismatch(f"{path} shares its memory with another tensor here, but not on the source")
+            raise StateMismatchError(f"{path} shares its memory with another tensor here, but not on the source")
         self._places[leaf.index] = live.detach()
 
     def live(self, leaf: Any) -> torch.Tensor | None:
@@ -128,11 +128,13 @@ class Landing:
             return kept
         mesh = self._meshes.get(node.described.mesh)
         if mesh is None:
-            raise StateMismatch(f"{path} is spread over the mesh ({node.described.mesh}), which this rank has not made")
+            raise StateMismatchError(
+                f"{path} is spread over the mesh ({node.described.mesh}), which this rank has not made"
+            )
         try:
             return shards.of_local(part, node.described, mesh)
         except ValueError as error:
-            raise StateMismatch(f"{path} is another rank's: {error}") from error
+            raise StateMismatchError(f"{path} is another rank's: {error}") from error
 
     def _take_kept(self, leaf: Leaf, live: torch.Tensor) -> bool:
         """Whether this live tensor keeps its value; its bytes then land in a tensor that is dropped."""
@@ -155,14 +157,14 @@ def array_fits(leaf: ArrayLeaf, live: Any) -> bool:
 
 
 def _parts(leaf: Any, live: torch.Tensor, path: str) -> tuple[Any, torch.Tensor]:
-    """Of a DTensor its local part, and what belongs there. Raises `StateMismatch` if it is spread in another way."""
+    """Of a DTensor its local part, and what belongs there. Raises `StateMismatchError` if placements differ."""
     if not shards.is_shard(live):
         return leaf, live
     if not isinstance(leaf, ShardLeaf):
-        raise StateMismatch(f"{path} is a DTensor here and a {type(leaf).__name__} in the state that arrives")
+        raise StateMismatchError(f"{path} is a DTensor here and a {type(leaf).__name__} in the state that arrives")
     here = shards.describe(live)
     if here != leaf.described:
-        raise StateMismatch(f"{path} is spread over ranks as {here} here and as {leaf.described} on the source")
+        raise StateMismatchError(f"{path} is spread over ranks as {here} here and as {leaf.described} on the source")
     return leaf.leaf, shards.local(live)
 
 
@@ -179,7 +181,7 @@ def _unlike(leaf: Leaf, live: torch.Tensor) -> str | None:
 
 
 def _allocate(leaf: Leaf, path: str) -> torch.Tensor:
-    """A new tensor for this leaf. Raises `StateMismatch` if there is no such device here."""
+    """A new tensor for this leaf. Raises `StateMismatchError` if there is no such device here."""
     # Where a stride was left open (one element, it means nothing), that of a contiguous tensor is taken.
     steps, step = list(leaf.strides), 1
     for at in reversed(range(len(leaf.shape))):
@@ -189,4 +191,4 @@ def _allocate(leaf: Leaf, path: str) -> torch.Tensor:
     try:
         return torch.empty_strided(leaf.shape, steps, dtype=leaf.dtype, device=leaf.device)
     except (RuntimeError, AssertionError) as error:
-        raise StateMismatch(f"{path} cannot be made on {leaf.device!r} here: {error}") from error
+        raise StateMismatchError(f"{path} cannot be made on {leaf.device!r} here: {error}") from error

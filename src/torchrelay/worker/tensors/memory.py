@@ -24,13 +24,13 @@ Place = tuple[str, int, torch.dtype, tuple[int, ...], tuple[int, ...]]
 def refusal(tensor: torch.Tensor) -> str | None:
     """Why the bytes of this tensor cannot be carried, with the remedy; None if they can."""
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
-        return "has no shape yet (a lazy module): run one forward pass before join()"
+        return "has no shape yet (a lazy module): run one forward pass before protect()"
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or isinstance(tensor, torch.nn.Buffer)
     if not plain or tensor.layout != torch.strided:
         kind = type(tensor).__name__ if not plain else str(tensor.layout).removeprefix("torch.") + " tensor"
         return f"is a {kind}: only plain dense tensors are carried; keep it outside, or give it as a plain tensor"
     if tensor.is_meta:
-        return "is on the meta device and holds no values: materialise it before join()"
+        return "is on the meta device and holds no values: materialise it before protect()"
     if tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return "is quantized or lazily conjugated: call dequantize(), resolve_conj() or resolve_neg()"
     if _overlaps(_once(tensor)):

@@ -18,7 +18,7 @@ from itertools import pairwise, zip_longest
 
 from torch import Tensor
 
-from torchrelay.errors import StateMismatch
+from torchrelay.errors import StateMismatchError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.messages.orders import Source
 from torchrelay.worker.tensors.digest import SIZE, Digest
@@ -121,7 +121,7 @@ class Gathering:
         """Note it if this source fails; what it had goes to others."""
         try:
             take()
-        except (StreamBroken, StateMismatch, ValueError) as error:
+        except (StreamBroken, StateMismatchError, ValueError) as error:
             failure = self._request.failed(rank, error)
             if self._division.ended:
                 return

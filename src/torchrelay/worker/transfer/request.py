@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torchrelay.errors import StateMismatch, TorchrelayError
+from torchrelay.errors import StateMismatchError, TorchrelayError
 from torchrelay.protocol.messages.ids import Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Source
 from torchrelay.wire.trust import trust
@@ -122,7 +122,7 @@ class Request:
             finally:
                 self.cancel.detach(stream)
                 stream.close()
-        except (StreamBroken, StateMismatch, ValueError) as error:
+        except (StreamBroken, StateMismatchError, ValueError) as error:
             raise self.failed(source.rank, error) from error
 
     def failed(self, source: Rank, error: Exception) -> TransferFailed:
