@@ -14,7 +14,7 @@ READY := $(VENV)/.ready
 UV := $(shell command -v uv 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ext demo quick test check fix soak bench clean
+.PHONY: help setup ext demo quick test check fix docs soak bench clean
 
 help:  ## say what each target does
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -54,10 +54,19 @@ check: $(READY)  ## style, types, architecture
 	$(VENV)/bin/ruff format --check .
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
+	$(PY) -m tests.english
 
 fix: $(READY)  ## format, and repair what a machine can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+docs: $(READY)  ## build the site into build/site; a dead link is an error
+ifneq ($(UV),)
+	$(UV) pip install -q --python $(PY) -c constraints.txt -e '.[docs]'
+else
+	$(PY) -m pip install --disable-pip-version-check -q -c constraints.txt -e '.[docs]'
+endif
+	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs build --strict -q
 
 soak: $(READY)  ## 100,000 simulated schedules, then FAULTS=300 faults and moves on real processes, and the cells covered
 	$(PY) -m torchrelay.simulation --seeds 100000 --jobs 2

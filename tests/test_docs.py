@@ -16,8 +16,9 @@ import pytest
 
 from torchrelay.chaos.faults import Fault
 from torchrelay.chaos.story import Act
+from torchrelay.orchestrator.views.views import MOVE_PHASES, PHASES
 from torchrelay.protocol.messages.orders import Verdict
-from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.incident import UNSETTLED, Resolution
 from torchrelay.protocol.model.job import JobPhase
 
 ROOT = Path(__file__).parent.parent
@@ -135,8 +136,29 @@ def test_exit_codes_are_the_same_everywhere() -> None:
     def table(text: str) -> list[str]:
         return re.findall(r"^\| ((?:\d|1-79)[^|]*) \|", text.partition("Exit codes")[2], re.MULTILINE)
 
-    assert table(README) == table((ROOT / "ARCHITECTURE.md").read_text())
-    assert len(table(README)) >= 10
+    page = (ROOT / "docs" / "exit-codes.md").read_text().partition("## What to do")[0]
+    assert table(page) == table((ROOT / "ARCHITECTURE.md").read_text())
+    assert len(table(page)) >= 10
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+def test_the_page_on_incidents_knows_every_phase_verdict_and_resolution() -> None:
+    page = (ROOT / "docs" / "read-an-incident.md").read_text()
+    words = [
+        *Verdict,
+        *(one for one in Resolution if one not in UNSETTLED),
+        *(name for name, _ in (*PHASES, *MOVE_PHASES)),
+    ]
+    assert [word for word in words if f"`{word}`" not in page and f"| {word} |" not in page] == []
+
+
+def test_every_page_is_in_the_site() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text()
+    pages = {path.name for path in (ROOT / "docs").glob("*.md")}
+    assert sorted(page for page in pages if f": {page}" not in nav) == []
 
 
 def test_the_protocol_page_knows_every_phase_and_verdict() -> None:

@@ -81,11 +81,11 @@ def protect(
 
 
 def once(name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function once, on this rank; a successor gets the recorded result.
+    """Call a function once on this rank; a replacement gets the recorded result.
 
-    For what a worker that takes over a rank in the middle must not repeat: starting a run of a tracker, agreeing on
-    settings by a broadcast, loading the newest checkpoint, which by then is one of this very job. May be used before
-    `protect()`. When all ranks start again from their checkpoint (`--max-restarts`) it is called again.
+    Use it for what a replacement must not repeat: starting a tracker's run, agreeing on settings by a broadcast, or
+    loading the newest checkpoint, which by then was written by this very job. May be used before `protect()`. When all
+    ranks restart from their checkpoint (`--max-restarts`), the function is called again.
 
         run_id = torchrelay.once("tracker", start_tracker, project="gpt")
         start = torchrelay.once("start", load)  # loads what there is, and returns the epochs behind it

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 class TorchrelayError(Exception):
-    """Anything that torchrelay says no to."""
+    """Base class of all errors raised by torchrelay."""
 
 
 class RefusedError(TorchrelayError):

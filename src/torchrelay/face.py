@@ -45,13 +45,13 @@ class Options:
 class Run(Protocol):
     """A training run, as `torchrelay.protect()` returns it.
 
-    Under `torchrelay run` its steps and sections are committed by all ranks or by none, and survive the loss of a
-    rank. Otherwise it passes everything through.
+    Under `torchrelay run` its steps and atomic sections are committed by all ranks or by none, and survive the loss of
+    a rank. Without the launcher it passes everything through.
     """
 
     @property
     def rank(self) -> int:
-        """This worker's rank; stays the same whoever holds it."""
+        """This worker's rank. A replacement has the rank that it took over."""
 
     @property
     def global_step(self) -> int:
@@ -60,9 +60,9 @@ class Run(Protocol):
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate the function that makes one optimizer update, micro-batches included.
 
-        After a fault it is called again with the same arguments, with everything put back: so it must not change its
-        arguments, and what it does outside of the objects given to protect() may happen twice. All communication comes
-        before the first `optimizer.step()`. It returns numbers, tensors, or lists and dicts of them.
+        After a fault it is called again with the same arguments and with all state put back. So it must not change its
+        arguments, and its side effects outside of what `protect()` was given may happen twice. All communication
+        comes before the first `optimizer.step()`. It returns numbers, tensors, or lists and dicts of them.
 
             @run.step
             def train_step(batch):
@@ -76,24 +76,24 @@ class Run(Protocol):
     def atomic(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         """Call a function that communicates between steps: evaluation, saving, averages for a log.
 
-        It is committed as a whole, and after a fault called again as a whole.
+        It is committed as a whole, and repeated as a whole after a fault.
 
             accuracy = run.atomic(evaluate, model, held_out)
         """
 
     def epochs(self, count: int) -> Iterable[int]:
-        """`range(count)`, for the loop over epochs. A successor enters it at the epoch of the others."""
+        """`range(count)`, for the loop over epochs. A replacement enters it at the epoch of the job."""
 
     def steps(self, count: int) -> Iterable[int]:
         """`range(count)`, for a loop over steps that takes its data elsewhere."""
 
     def batches(self, loader: Any, micro_batches: int = 1) -> Iterable[Any]:
-        """The items of a DataLoader or sequence. A successor enters it in the middle, at the same item.
+        """The items of a DataLoader or sequence. A replacement enters it in the middle, at the same item.
 
-        With `micro_batches` above 1 it yields lists of so many items (the last may be shorter), for one update each.
-        What moves batches to a device ahead of time belongs around the loader, not around this: a successor begins
-        with the item that is yielded last.
+        With `micro_batches` above 1 it yields lists of that many items for one update each; the last list may be
+        shorter. Prefetching to a device belongs around the loader, not around this: a replacement begins with the item
+        that was yielded last.
         """
 
     def once(self, name: str, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        """Like `torchrelay.once`."""
+        """See `torchrelay.once`."""
