@@ -387,7 +387,7 @@ def entries() -> list[Entry]:
         Entry(
             name="torchrelay-shrink",
             title="torchrelay, no spare",
-            make=lambda job, python: Relay(job, python, "--share-slots", "2"),
+            make=lambda job, python: Relay(job, python, "--oversubscribe", "2"),
             hang=HANG,
             note="two nodes of two ranks; lost ranks begin in their own slots again, or share those of others; a rank "
             "that is to leave has no place to move to, and is ended by SIGTERM; " + NO_LIMITS,

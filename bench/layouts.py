@@ -83,7 +83,7 @@ def unplanned(work: Path, layout: str, kills: int) -> dict[str, object]:
 
 
 def after_snapshot(kill: Kill, client: Client, number: int, at: int) -> float:
-    """Seconds from `at` to the first step that every rank has made again. Newcomers note the one before it, too."""
+    """Seconds from `at` to the first step that every rank has made again. Replacements note the one before it, too."""
 
     def over() -> bool:
         found = client.incidents()

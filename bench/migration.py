@@ -7,7 +7,7 @@ planned_standstill   the same by the ledger: from the first rank that stands at 
 drain_pause       the same for a node of two ranks, in one generation; drain_pause_ratio is to one rank's
 planned_pause_1gb the same for 1 GB of state, most of it a table that is not trained: steps are short, so that the
                   pause can be told from them. copy_1gb_s: its bytes over the stream measured in the same run.
-                  The nodes are virtual: the state is read out of the leaver's memory. With _sent: it is sent.
+                  The nodes are virtual: the state is read out of the outgoing worker's memory. With _sent: it is sent.
                   With _trained: all of it is trained, and a step takes some seconds here
 prepare_speed_ratio   the speed of training while the target is prepared, over the speed before
 unplanned_pause   for comparison in the same run: SIGKILL instead of a move, kill to the next step, less one step

@@ -2,7 +2,7 @@
 
     make bench NAME=slices
 
-Each source and the newcomer have a network namespace of their own, as virtual nodes of `run --isolate` do; what leaves
+Each source and the replacement have network namespaces of their own, as nodes of `run --isolate` do; what leaves
 a source's link is held at --gbit by a token bucket (tbf), then the same without a limit. Nothing is read from memory.
 
 restore_three_s, restore_one_s     at the limited rate, medians; *_unlimited_s: without (this machine is then the limit)
@@ -80,7 +80,7 @@ def serve(host: str) -> None:
 
 
 def take() -> None:
-    """The newcomer: takes the state from the sources that it is told, again and again."""
+    """The replacement: takes the state from the sources that it is told, again and again."""
     from restore import build
     from torchrelay.protocol.messages.ids import Generation, Point, Rank
     from torchrelay.protocol.messages.orders import Source
@@ -111,7 +111,7 @@ def limit(isolation: Isolation, node: NodeId, gbit: float | None) -> None:
         subprocess.run([*device, "add", "dev", "eth0", "root", *bucket], check=True)
 
 
-def in_turns(newcomer: Peer, sources: list[tuple[int, str]], rounds: int, name: str) -> tuple[list[Any], list[Any]]:
+def in_turns(replacement: Peer, sources: list[tuple[int, str]], rounds: int, name: str) -> tuple[list[Any], list[Any]]:
     """From three and from one, in turns; the first round is a warm-up and left out."""
     three: list[Any] = []
     one: list[Any] = []
@@ -119,7 +119,7 @@ def in_turns(newcomer: Peer, sources: list[tuple[int, str]], rounds: int, name: 
         # Who is first changes, and so does who is alone, so that drift and differences between them favour nobody.
         turned = sources[number % SOURCES :] + sources[: number % SOURCES]
         for found, asked in ((three, turned), (one, turned[:1]))[:: 1 if number % 2 else -1]:
-            found.append(newcomer.ask(asked))
+            found.append(replacement.ask(asked))
         progress(f"{name}, round {number}: three {three[-1]['took_s']:.2f} s, one {one[-1]['took_s']:.2f} s")
     if len({got["digest"] for got in three + one}) != 1:
         raise RuntimeError("the digests of the state differ")
@@ -138,16 +138,16 @@ def measure(work: Path, gigabytes: float, gbit: float, rounds: int) -> dict[str,
             words = ["--serve", isolation.network.link(node).address]
             peers.append(Peer(isolation, node, words, work / f"{node}.log"))
             stack.callback(peers[-1].end)
-        newcomer = Peer(isolation, nodes[-1], ["--take"], work / "newcomer.log")
-        stack.callback(newcomer.end)
+        replacement = Peer(isolation, nodes[-1], ["--take"], work / "replacement.log")
+        stack.callback(replacement.end)
         sources = [(number, peer.ask(asked)) for number, peer in enumerate(peers)]
-        newcomer.ask(asked)
+        replacement.ask(asked)
         for node in nodes[:SOURCES]:
             limit(isolation, node, gbit)
-        limited = in_turns(newcomer, sources, rounds, f"{gbit:g} Gbit/s")
+        limited = in_turns(replacement, sources, rounds, f"{gbit:g} Gbit/s")
         for node in nodes[:SOURCES]:
             limit(isolation, node, None)
-        free = in_turns(newcomer, sources, rounds, "unlimited")
+        free = in_turns(replacement, sources, rounds, "unlimited")
     return figures_of(*limited) | {f"{name}_unlimited": value for name, value in figures_of(*free).items()}
 
 

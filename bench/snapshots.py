@@ -7,7 +7,7 @@ snapshot_time_ratio   upper 95 % bound of the median of the paired differences, 
 snapshot_cpu_ratio    the same of the workers' CPU time
 standing_time_ratio   what a job with snapshots takes longer in steps in which there is none than a job without any (the
                       upper bound; two jobs of the same code differ by 1 to 2 % by themselves)
-snapshot_copies       bytes that lie on all shelves when all is settled, over the bytes of all shards: each is kept on
+snapshot_copies       bytes in all snapshot stores when all is settled, over the bytes of all shards: each is kept on
                       its own node and on another, in two versions
 
 4 ranks on two virtual nodes, 4 M parameters with Adam's state. A job takes a snapshot every 20 steps. The ten steps
@@ -92,7 +92,7 @@ def runs() -> set[Path]:
     return set(Path("/dev/shm").glob("torchrelay-run-*"))
 
 
-def shelves(others: set[Path]) -> dict[Path, int]:
+def snapshot_stores(others: set[Path]) -> dict[Path, int]:
     """Complete snapshots of our two jobs, not of these other runs, and the bytes of memory that each takes."""
     found = [path for run in runs() - others for path in run.glob("*/snapshots/[0-9]*")]
     return {path: path.stat().st_blocks * 512 for path in found}
@@ -116,7 +116,7 @@ def compare(work: Path, turns: int) -> tuple[Job, Job, float]:
             for job in jobs if turn % 2 else reversed(jobs):
                 job.run(turn)
             if turn < turns - 1:  # behind its last a job may have ended, and its snapshots with it
-                kept = shelves(others)
+                kept = snapshot_stores(others)
                 expect_newest(turn, kept)
                 copies = sum(kept.values()) / SHARDS
             progress(f"turn {turn + 1} of {turns}")

@@ -25,7 +25,7 @@ from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.store.journal import Journal
-from torchrelay.protocol.health.vitals import BEAT_MS, Beat, Sample
+from torchrelay.protocol.health.failure_detector import BEAT_MS, Beat, Sample
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
@@ -63,8 +63,8 @@ class FakeAgent:
                 self.workers[worker] = rank
                 joined = ev.WorkerJoined(worker=worker, job=job, rank=rank)
                 return joined, ev.WorkerReady(job=job, generation=generation, worker=worker, rank=rank, point=None)
-            case od.Rewire(job=job, generation=generation, worker=worker, rank=rank):
-                return (ev.WorkerRewired(job=job, generation=generation, worker=worker, rank=rank),)
+            case od.Reconfigure(job=job, generation=generation, worker=worker, rank=rank):
+                return (ev.WorkerReconfigured(job=job, generation=generation, worker=worker, rank=rank),)
             case od.Resume(job=job, generation=generation, worker=worker, rank=rank):
                 return (ev.WorkerResumed(job=job, generation=generation, worker=worker, rank=rank),)
         return ()

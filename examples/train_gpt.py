@@ -312,7 +312,7 @@ def clip(model, stages=None, limit=1.0):
 
 
 class Losses:
-    """A rank's losses as lines of JSON. A successor may repeat its predecessor's last line, never with other bits."""
+    """A rank's losses as lines of JSON. A replacement may repeat its predecessor's last line, never with other bits."""
 
     def __init__(self, folder, rank):
         self.file = None
@@ -429,7 +429,7 @@ def main():
         for batch in run.batches(train):  # torchrelay
             loss = train_step(batch)
             schedule.step()
-            # Not a counter of our own: a successor enters this loop in the middle.
+            # Not a counter of our own: a replacement enters this loop in the middle.
             step = done * args.epoch_steps + run.global_step
             losses.note(step=step, loss=float(loss).hex())
             if rank == 0 and step % args.log_every == 0:

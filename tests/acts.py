@@ -16,13 +16,16 @@ from typing import Any, Protocol
 from tests.cells import ALL, SECONDS, Cell
 from tests.live import Live, Look
 
-WHENS = ("joining", "rehearsing", "halt heard", "standing", "catching up", "rewire", "restore", "resume")
+WHENS = ("joining", "rehearsing", "halt heard", "standing", "catching up", "reconfigure", "restore", "resume")
 WHOS = (
     "target", "source", "bystander", "orchestrator", "source's agent", "target's agent", "second", "untaint", "freeze",
 )  # fmt: skip
-AFTER_CUTOVER = ("rewire", "restore", "resume")
+AFTER_CUTOVER = ("reconfigure", "restore", "resume")
 IMPOSSIBLE = {
-    ("source", "resume"): "the leaver is fenced before anybody is told to resume: it is as dead as a kill makes it",
+    (
+        "source",
+        "resume",
+    ): "the outgoing worker is fenced before anybody is told to resume: it is as dead as a kill makes it",
 }
 KEY = "test/ecc"
 
@@ -82,7 +85,7 @@ class Inside:
     @property
     def witness(self) -> str:
         """Who sees this phase from the inside."""
-        if self.who == "bystander" and self.when in ("halt heard", "standing", "rewire", "resume"):
+        if self.who == "bystander" and self.when in ("halt heard", "standing", "reconfigure", "resume"):
             return "bystander"
         return "source" if self.when in ("halt heard", "standing") else "target"
 
@@ -222,7 +225,7 @@ class Move:
                 live.wrong.append(f"rank {rank} went to {after.holder(rank).node}, not to {to[1]}")
 
     def way(self, live: Live, look: Look, rank: int) -> list[str]:
-        """To a node where a spare is: home if it can be, as a leaver that returns does."""
+        """To a node where a spare is: home if it can be, as an outgoing worker that returns does."""
         here = look.holder(rank).node
         there = {str(row.node) for row in look.ranks.ranks if row.rank is None and row.worker and row.node != here}
         home = live.nodes[rank]

@@ -65,16 +65,16 @@ def says(order: od.WorkerOrder, step: int) -> Iterator[ev.Event]:
     point: Any = getattr(order, "point", None)
     who: dict[str, Any] = {"job": job, "generation": order.generation, "worker": worker, "rank": rank}
     match order:
-        case od.Assign(newcomer=True):
+        case od.Assign(replacement=True):
             yield ev.WorkerJoined(worker=worker, job=job, rank=rank)
         case od.Assign():
             yield ev.WorkerReady(**who, point=None)
         case od.Interrupt():
             yield ev.WorkerReported(**who, committed=Point(step), phase=WorkerPhase.BETWEEN)
-        case od.Decide() | od.CatchUp():
+        case od.Decide() | od.Replay():
             yield ev.WorkerReady(**who, point=point)
-        case od.Rewire():
-            yield ev.WorkerRewired(**who)
+        case od.Reconfigure():
+            yield ev.WorkerReconfigured(**who)
         case od.Restore(sources=sources):
             yield ev.StateRestored(**who, point=point, sources=(sources[0].rank,), digest="same", size=1)
         case od.Resume():

@@ -16,7 +16,7 @@ from aiohttp import WSMsgType, web
 from msgspec import structs
 
 from torchrelay.agent.workers.children import ProcessGone, all_processes, read_stat
-from torchrelay.protocol.health.vitals import Beat, Sample
+from torchrelay.protocol.health.failure_detector import Beat, Sample
 from torchrelay.protocol.messages.events import Event, JobSpec, WorkerExited, WorkerJoined, WorkerStarted, WorkerWarm
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import AnyOrder, Assign, Fence, Interrupt, StartWorker
@@ -55,7 +55,7 @@ def spec() -> JobSpec:
 def assign(worker: str, rank: int = 2) -> Assign:
     return Assign(
         node=NODE, worker=WorkerId(worker), job=JOB, generation=G1, rank=Rank(rank), world_size=4, local_world_size=4,
-        local_rank=rank, newcomer=False,
+        local_rank=rank, replacement=False,
     )  # fmt: skip
 
 

@@ -14,21 +14,21 @@ from typing import TypeVar
 from torchrelay.api.endpoint import read_endpoint
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import Journal
-from torchrelay.protocol.health.vitals import Beat, Sample
+from torchrelay.protocol.health.failure_detector import Beat, Sample
 from torchrelay.protocol.messages.events import (
     JobSpec,
     JobSubmitted,
     NodeJoined,
     WorkerJoined,
     WorkerReady,
+    WorkerReconfigured,
     WorkerResumed,
-    WorkerRewired,
     WorkerSeen,
     WorkerStarted,
     WorkerWarm,
 )
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.messages.orders import Assign, Order, Resume, Rewire, StartWorker
+from torchrelay.protocol.messages.orders import Assign, Order, Reconfigure, Resume, StartWorker
 from torchrelay.protocol.model.roster import Worker
 from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
@@ -129,10 +129,10 @@ class Node:
             case StartWorker(node=node, worker=worker, slot=slot):
                 put(WorkerStarted(worker=worker, node=node, slot=slot, pid=100 + slot, address="a", store="s"))
                 put(WorkerWarm(worker=worker))
-            case Assign(worker=worker, rank=rank, job=job, generation=generation, newcomer=False):
+            case Assign(worker=worker, rank=rank, job=job, generation=generation, replacement=False):
                 put(WorkerReady(job=job, generation=generation, worker=worker, rank=rank, point=None))
-            case Rewire(worker=worker, rank=rank, job=job, generation=generation):
-                put(WorkerRewired(job=job, generation=generation, worker=worker, rank=rank))
+            case Reconfigure(worker=worker, rank=rank, job=job, generation=generation):
+                put(WorkerReconfigured(job=job, generation=generation, worker=worker, rank=rank))
             case Resume(worker=worker, rank=rank, job=job, generation=generation):
                 put(WorkerResumed(job=job, generation=generation, worker=worker, rank=rank))
                 put(WorkerJoined(worker=worker, job=job, rank=rank))

@@ -23,22 +23,22 @@ from torchrelay.protocol.messages.events import (
     WorkerFinished,
     WorkerJoined,
     WorkerReady,
+    WorkerReconfigured,
     WorkerReported,
     WorkerResumed,
-    WorkerRewired,
     WorkerStarted,
 )
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId
 from torchrelay.protocol.messages.orders import (
     Assign,
-    CatchUp,
     Decide,
     Halt,
     Interrupt,
     Leave,
+    Reconfigure,
+    Replay,
     Restore,
     Resume,
-    Rewire,
     Source,
     StartWorker,
     Verdict,
@@ -154,23 +154,24 @@ class ByHand(Stage):
         self.new_generation()
         self.holders = {rank: self.spawn() for rank in range(self.world)}
         for rank in self.holders:
-            self.assign(rank, newcomer=False)
+            self.assign(rank, replacement=False)
         self.await_answers(WorkerReady)
-        self.rewire()
+        self.reconfigure()
         self.order_all(Resume, point=None)
         self.await_answers(WorkerResumed)
         self.until(lambda: len(self.of(WorkerJoined)) == self.world, "all have joined")
 
-    def assign(self, rank: int, actor: Actor | None = None, *, newcomer: bool = True) -> None:
+    def assign(self, rank: int, actor: Actor | None = None, *, replacement: bool = True) -> None:
         self.order(
-            Assign, rank, actor, world_size=self.world, local_world_size=self.world, local_rank=rank, newcomer=newcomer
+            Assign, rank, actor, world_size=self.world, local_world_size=self.world, local_rank=rank,
+            replacement=replacement
         )  # fmt: skip
 
-    def rewire(self) -> None:
+    def reconfigure(self) -> None:
         """All holders connect."""
         store = self.started(self.holders[0]).store
-        self.order_all(Rewire, store=store)
-        self.await_answers(WorkerRewired)
+        self.order_all(Reconfigure, store=store)
+        self.await_answers(WorkerReconfigured)
 
     def halt(self) -> dict[int, WorkerReported]:
         """A new generation in which nothing is wrong; the reports."""
@@ -184,10 +185,10 @@ class ByHand(Stage):
         self.order_all(Interrupt, but=but, reason="a test")
         return self.await_answers(WorkerReported, [self.holders[rank] for rank in set(self.holders) - set(but)])
 
-    def stand_at(self, boundary: Point, leaver: int | None = None) -> dict[int, WorkerReady]:
+    def stand_at(self, boundary: Point, outgoing: int | None = None) -> dict[int, WorkerReady]:
         """All go on to the boundary, and stop behind it."""
         for rank in self.holders:
-            self.order(Decide, rank, verdict=Verdict.GO_ON, point=boundary, hand_over=rank == leaver)
+            self.order(Decide, rank, verdict=Verdict.GO_ON, point=boundary, hand_over=rank == outgoing)
         return self.await_answers(WorkerReady)
 
     def resume(self, point: Point | None) -> None:
@@ -195,15 +196,15 @@ class ByHand(Stage):
         self.await_answers(WorkerResumed)
 
     def prepare(self, rank: int) -> Actor:
-        """A worker that has joined as the successor of this rank."""
+        """A worker that has joined as the replacement of this rank."""
         target = self.spawn()
         self.assign(rank, target)
         self.until(lambda: any(event.worker == target.worker for event in self.of(WorkerJoined)), "the target joins")
         return target
 
     def bring(self, target: Actor, rank: int, point: Point, private: bytes, sources: tuple[Source, ...]) -> None:
-        """The target comes to the edge after this point."""
-        self.order(CatchUp, rank, target, point=point, private=private, sources=sources)
+        """The target comes to the safepoint after this point."""
+        self.order(Replay, rank, target, point=point, private=private, sources=sources)
         self.await_answers(WorkerReady, [target])
 
     def restore(self, rank: int, point: Point, sources: tuple[Source, ...]) -> StateRestored:

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 HOWS = ("kill", "raise", "exit", "stop", "oom", "comm")
 PHASES = ("forward", "backward", "gate", "update", "between", "section")
-# Second faults: what a survivor or the newcomer is doing when it is hit, while a recovery is under way.
-RECOVERY = ("report", "catch up", "rewire", "restore", "resume")
+# Second faults: what a survivor or the replacement is doing when it is hit, while a recovery is under way.
+RECOVERY = ("report", "catch up", "reconfigure", "restore", "resume")
 # An exception cannot be raised from outside in the main thread while it waits in the gate.
 IMPOSSIBLE = {("raise", "gate"), ("comm", "gate"), ("comm", "between"), ("comm", "update")}
 
@@ -25,4 +25,4 @@ class Cell:
 
 
 ALL = [Cell(how, phase) for how in HOWS for phase in PHASES if (how, phase) not in IMPOSSIBLE]
-SECONDS = [Cell("kill", "backward", second) for second in RECOVERY] + [Cell("kill", "gate", "rewire")]
+SECONDS = [Cell("kill", "backward", second) for second in RECOVERY] + [Cell("kill", "gate", "reconfigure")]

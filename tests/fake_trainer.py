@@ -23,22 +23,22 @@ from torchrelay.protocol.messages.events import (
     WorkerJoined,
     WorkerRaised,
     WorkerReady,
+    WorkerReconfigured,
     WorkerReported,
     WorkerResumed,
-    WorkerRewired,
     WorkerStarted,
     WorkerWarm,
 )
 from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import (
     Assign,
-    CatchUp,
     Decide,
     Interrupt,
     Leave,
+    Reconfigure,
+    Replay,
     Restore,
     Resume,
-    Rewire,
     Verdict,
 )
 from torchrelay.wire.files.output import announce
@@ -174,10 +174,10 @@ class Trainer:
                 if verdict is Verdict.ROLL_FORWARD and self.point != point:
                     self.commit(point)
                 self.answer(WorkerReady, point=self.point)
-            case CatchUp(point=point):
+            case Replay(point=point):
                 self.answer(WorkerReady, point=point)
-            case Rewire():
-                self.answer(WorkerRewired)
+            case Reconfigure():
+                self.answer(WorkerReconfigured)
             case Restore(point=point, sources=sources):
                 self.point = point
                 self.answer(
@@ -194,7 +194,7 @@ class Trainer:
         print("rank", order.rank, "is", self.me, flush=True)
         if "never-join" in self.rest:
             self.finish()
-        elif order.newcomer:
+        elif order.replacement:
             self.link.send(encode(WorkerJoined(worker=self.me, job=self.job, rank=order.rank)))
         else:
             self.answer(WorkerReady, point=None)

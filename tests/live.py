@@ -61,7 +61,7 @@ class Look:
         heard = all(one.alive and one.silent_ms is not None and one.silent_ms < HEARD_MS for one in self.status.nodes)
         return (
             self.job.phase == "running" and self.job.move is None and not self.job.incidents.open and heard
-            and not self.job.freezes and not any(row.newcomer or not row.pid for row in self.held)
+            and not self.job.freezes and not any(row.replacement or not row.pid for row in self.held)
         )  # fmt: skip
 
 
@@ -120,7 +120,7 @@ class Live:
         return look
 
     def note_owners(self, look: Look) -> None:
-        """In a generation one worker is connected as a rank. Before that a newcomer that is lost may be replaced."""
+        """In a generation one worker is connected as a rank. Before that a replacement that is lost may be replaced."""
         unsettled = look.job.phase in ("agreeing", "preparing", "starting")
         if unsettled or look.job.generation != look.ranks.generation:
             return

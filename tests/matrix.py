@@ -32,7 +32,7 @@ from tests.cells import ALL, HOWS, PHASES, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
 from tests.live import RANKS, Live, Twin, doubled
 
-STRIDE = 7  # steps between two faults: epochs are 25 steps, so every edge is met
+STRIDE = 7  # steps between two faults: epochs are 25 steps, so every safepoint is met
 FLAGS = ["--probation", "3s"]
 # Of tests/scripts/layouts.py, those in which any one rank may be lost.
 LAYOUTS = ("ddp", "hsdp", "tp", "pp", "pp-gpipe", "pp-interleaved", "pp-hsdp", "ddp-rich", "hsdp-rich")

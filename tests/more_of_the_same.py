@@ -25,10 +25,10 @@ MORE: dict[str, tuple[str, ...]] = {
         "replaced_to_the_same_bits[copied", "replaced_to_the_same_bits[static",
     ),
     "test_halts": (
-        "go_past_a_call", "gate_of_a_halt", "at_the_edge_of_a_halt", "told_again_in_its_generation",
+        "go_past_a_call", "gate_of_a_halt", "at_the_safepoint_of_a_halt", "told_again_in_its_generation",
         "at_the_end_of_the_script", "serves_is_not_needed", "leaves_a_record_before",
     ),
-    "test_halts_and_core": ("not_wanted_any_more", "leaver_that_dies"),
+    "test_halts_and_core": ("not_wanted_any_more", "outgoing_that_dies"),
     "test_layouts": ("bits[pp-", "launch[hsdp", "launch[fsdp"),
     "test_lost_journals": ("bits[flip]", "bits[zero]", "bits[remove_wal]"),
     "test_network_for_real": ("persons_taint",),
@@ -44,5 +44,5 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "test_sharing_for_real": ("[hsdp]",),
     "test_silent": ("[edited-late-module-move]",),
-    "test_tryout": ("bits[saved]", "bits[scaler]", "bits[stream]", "told[dict]", "told[raises]", "told[skips]"),
+    "test_dry_run": ("bits[saved]", "bits[scaler]", "bits[stream]", "told[dict]", "told[raises]", "told[skips]"),
 }  # fmt: skip

@@ -75,7 +75,7 @@ def beginning_of_a_halt() -> Cluster:
 
 
 def beginning_of_a_cutover(*, spares: int = 2) -> Cluster:
-    """A job that has halted after NEXT, rank 1's leaver included; the target is on its way there."""
+    """A job that has halted after NEXT, rank 1's outgoing worker included; the target is on its way there."""
     story = submitted(ranks=2, spares=spares, refill=False)
     story.settle()
     story.train(HERE)
@@ -90,7 +90,7 @@ def happenings_of_a_move(cluster: Cluster) -> Iterator[Happening]:
     spares = {spare.worker for spare in cluster.spares(JOB)}
     for happening in happenings(cluster):
         match happening.event:
-            case ev.RewireFailed() | ev.RestoreFailed(mismatch=True) | ev.CollectiveFailed():
+            case ev.ReconfigureFailed() | ev.RestoreFailed(mismatch=True) | ev.CollectiveFailed():
                 continue
             case ev.WorkerExited(worker=worker) if worker in spares:
                 continue
@@ -129,8 +129,8 @@ def answered(job: Job, order: od.Order) -> Iterator[ev.Event]:
             yield from answers(order, {order.worker: stand})
     else:
         yield from answers(order, {})
-    if isinstance(order, od.Rewire):
-        yield ev.RewireFailed(**address(job, order.rank, order.worker), reason="refused")
+    if isinstance(order, od.Reconfigure):
+        yield ev.ReconfigureFailed(**address(job, order.rank, order.worker), reason="refused")
     if isinstance(order, od.Restore):
         for mismatch in (False, True):
             source = order.sources[0].rank if order.sources else Rank(0)
@@ -140,7 +140,7 @@ def answered(job: Job, order: od.Order) -> Iterator[ev.Event]:
 
 def standing(job: Job, seat: Seat) -> Iterator[Stand]:
     """Where an interrupted worker may stand. Nobody stands behind the last target, unless it is in the gate of that."""
-    if not seat.newcomer:
+    if not seat.replacement:
         yield from (stand for stand in STANDS if job.target != NEXT or (NEXT in (stand.committed, stand.pending)
                     and stand.phase is not WorkerPhase.COMPUTING))  # fmt: skip
         return

@@ -188,7 +188,7 @@ class Stage:
         send_signal(actor, number)
 
     def lose(self, rank: int, evidence: str) -> None:
-        """What the vitals would say of a worker that hangs."""
+        """What the failure detector would say of a worker that hangs."""
         self.take(WorkerHung(worker=self.actor(rank).worker, evidence=evidence))
 
     def until(self, fact: Callable[[], Any], what: str, deadline_s: float = 60.0) -> Any:

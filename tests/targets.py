@@ -1,4 +1,4 @@
-"""A stage on which newcomers are prepared as the targets of moves are: with examples, and with time to rehearse."""
+"""A stage on which replacements are prepared as the targets of moves are: with examples, and with time to rehearse."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import msgspec
 from tests.stage import Actor, Stage
 from torchrelay.protocol.messages.events import Event, WorkerPrepared
 from torchrelay.protocol.messages.ids import WorkerId
-from torchrelay.protocol.messages.orders import Assign, CatchUp, Source, WorkerOrder
+from torchrelay.protocol.messages.orders import Assign, Replay, Source, WorkerOrder
 from torchrelay.wire.messages.codec import encode
 
 
 class TargetStage(Stage):
-    """Tells newcomers who can show an example, and tells them their place only when they are prepared."""
+    """Tells replacements who can show an example, and tells them their place only when they are prepared."""
 
     shown_by: tuple[Source, ...] = ()  # set by a test; without it, those that have a rank
     kept_waiting = False  # set by a test: nobody is told its place
@@ -35,9 +35,9 @@ class TargetStage(Stage):
         )
 
     def _pass_on(self, order: WorkerOrder, again: bool) -> None:
-        if isinstance(order, Assign) and order.newcomer:
+        if isinstance(order, Assign) and order.replacement:
             order = msgspec.structs.replace(order, examples=self.shown_by or self.sources(order.worker))
-        if isinstance(order, CatchUp) and (self.kept_waiting or order.worker not in self.notes()):
+        if isinstance(order, Replay) and (self.kept_waiting or order.worker not in self.notes()):
             return
         super()._pass_on(order, again)
 

@@ -168,7 +168,7 @@ def begun(cluster: Cluster) -> Cluster:
     answers: list[ev.Answer] = []
     first = Generation(1)
     answers += [ev.WorkerReady(job=JOB, generation=first, worker=w, rank=rank, point=None) for rank, w in seats]
-    answers += [ev.WorkerRewired(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
+    answers += [ev.WorkerReconfigured(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
     answers += [ev.WorkerResumed(job=JOB, generation=first, worker=w, rank=rank) for rank, w in seats]
     for answer in answers:
         cluster = advance(cluster, answer, 0)
@@ -179,8 +179,8 @@ def begun(cluster: Cluster) -> Cluster:
 def place_of(order: od.Order) -> tuple[int, str]:
     """Orders in the order of a recovery, then by worker."""
     kinds = (
-        od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp,
-        od.Rewire, od.Restore, od.Resume, od.Leave,
+        od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.Replay,
+        od.Reconfigure, od.Restore, od.Resume, od.Leave,
     )  # fmt: skip
     return kinds.index(type(order)), getattr(order, "worker", "")
 
@@ -217,10 +217,10 @@ def worker_answers(order: Any, stands: dict[WorkerId, Stand]) -> tuple[ev.Event,
     stand = stands.get(order.worker, Stand())
     joined = ev.WorkerJoined(worker=order.worker, job=order.job, rank=who["rank"], shard=stand.shard)
     match order:
-        case od.Assign(newcomer=newcomer):
+        case od.Assign(replacement=replacement):
             if order.examples:
                 return joined, ev.WorkerPrepared(worker=order.worker, note="rehearsed a step")
-            return (joined,) if newcomer else (ev.WorkerReady(**who, point=None),)
+            return (joined,) if replacement else (ev.WorkerReady(**who, point=None),)
         case od.Interrupt() | od.Halt():
             return (report(who, stand),)
         case od.Decide(point=point):
@@ -229,11 +229,11 @@ def worker_answers(order: Any, stands: dict[WorkerId, Stand]) -> tuple[ev.Event,
         case od.Recall(ward=ward, point=point):
             kept = private(point) if stand.keeps else b""
             return (ev.RecordKept(**who, ward=ward, point=point, private=kept),)
-        case od.CatchUp(point=point):
+        case od.Replay(point=point):
             stands[order.worker] = replace(stand, caught_up=point, phase=WorkerPhase.STOPPED)
             return (ev.WorkerReady(**who, point=point),)
-        case od.Rewire():
-            return (ev.WorkerRewired(**who, took_ms=1.0),)
+        case od.Reconfigure():
+            return (ev.WorkerReconfigured(**who, took_ms=1.0),)
         case od.Restore(point=point, sources=sources):
             stands[order.worker] = replace(stand, committed=point)
             taken = (sources[0].rank,)

@@ -1,4 +1,4 @@
-"""A newcomer that has taken its place says so, whenever it is asked."""
+"""A replacement that has taken its place says so, whenever it is asked."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.messages.orders import CatchUp
+from torchrelay.protocol.messages.orders import Replay
 from torchrelay.wire.files.page import Page
 from torchrelay.worker.control.standing import Report, Standing
 from torchrelay.worker.replacement import arrival
@@ -20,7 +20,7 @@ class Enough(Exception):
 def test_an_interrupt_right_after_the_order_hears_where_the_script_is_going(tmp_path: Path) -> None:
     page = Page(tmp_path / "page", create=True)
     standing = Standing(page)
-    order = CatchUp(
+    order = Replay(
         node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(2), rank=Rank(1), point=Point(4),
         private=b"", sources=(),
     )  # fmt: skip

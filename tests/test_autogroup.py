@@ -13,15 +13,15 @@ import pytest
 
 from torchrelay.worker.scheduling import autogroup
 from torchrelay.worker.scheduling.autogroup import SessionPriority, read_priority
-from torchrelay.worker.scheduling.courtesy import SESSION_STEPS
+from torchrelay.worker.scheduling.niceness import SESSION_STEPS
 
 DEADLINE_S = 20.0
 ON = Path("/proc/sys/kernel/sched_autogroup_enabled")
 STORY = """
 from torchrelay.worker.scheduling.autogroup import FILE, read_priority
-from torchrelay.worker.scheduling.courtesy import Courtesy
-courtesy, seen = Courtesy(), [read_priority()]
-for act in (courtesy.give_way, courtesy.give_way, courtesy.take_turn, courtesy.give_way):
+from torchrelay.worker.scheduling.niceness import Niceness
+niceness, seen = Niceness(), [read_priority()]
+for act in (niceness.give_way, niceness.give_way, niceness.take_turn, niceness.give_way):
     act()
     seen.append(read_priority())
 print(*seen, *FILE.read_text().split()[-1:])

@@ -76,7 +76,7 @@ def test_who_does_not_come_to_the_boundary_is_not_waited_for_longer_than_agreed(
 
 
 def test_who_does_not_go_on_is_asked_again_where_it_stands() -> None:
-    story = halting(rewire_ms=700)
+    story = halting(reconfigure_ms=700)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
     story.answer((od.Resume,), but=(0,))
     story.wait(699)
@@ -96,7 +96,7 @@ def test_all_targets_have_to_be_there_before_ranks_change_hands() -> None:
         story.hear(ev.WorkerReady(**known, rank=rank, point=Point(9)))
         assert story.cluster.workers[target].brought is None
         story.hear(ev.WorkerReady(**known, rank=rank, point=NEXT))
-    assert (story.job.phase, story.holder(0), story.holder(1)) == (JobPhase.REWIRING, first, second)
+    assert (story.job.phase, story.holder(0), story.holder(1)) == (JobPhase.RECONFIGURING, first, second)
     # Nobody survives who has the state: it comes from those who left, and each has its own.
     assert {order.rank: order.sources[0].address for order in story.orders() if isinstance(order, od.Restore)} == {
         0: "at:node-0.0.0", 1: "at:node-0.1.1"
@@ -105,10 +105,10 @@ def test_all_targets_have_to_be_there_before_ranks_change_hands() -> None:
     assert (story.move.state, story.job.incidents[-1].sources) == (MoveState.DONE, (0, 1))
 
 
-def test_a_fault_after_a_cutover_of_all_ranks_goes_on_from_where_the_leavers_stand() -> None:
+def test_a_fault_after_a_cutover_of_all_ranks_goes_on_from_where_the_outgoing_workers_stand() -> None:
     story = cut_over(0, 1, spares=3)
-    leavers = [story.job.seats[Rank(rank)].leaver for rank in (0, 1)]
-    story.lose(leavers[1])  # type: ignore[arg-type]
+    outgoing_workers = [story.job.seats[Rank(rank)].outgoing for rank in (0, 1)]
+    story.lose(outgoing_workers[1])  # type: ignore[arg-type]
     story.lose(story.holder(1), signal=SIGKILL)
     story.answer((od.Interrupt,))
     assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
@@ -116,14 +116,14 @@ def test_a_fault_after_a_cutover_of_all_ranks_goes_on_from_where_the_leavers_sta
     assert (story.job.phase, story.job.target) == (JobPhase.RUNNING, NEXT)
 
 
-def test_a_leaver_that_has_not_handed_over_yet_is_not_followed() -> None:
+def test_a_outgoing_that_has_not_handed_over_yet_is_not_followed() -> None:
     story = halting()
     target = story.move.targets[Rank(1)]
     story.answer((od.Decide,), but=(1,))
-    assert not any(isinstance(order, od.CatchUp) for order in story.orders())
+    assert not any(isinstance(order, od.Replay) for order in story.orders())
     # Ready without a record: the target cannot be brought there.
     story.hear(say(story, ev.WorkerReady, 1, point=NEXT))
-    assert not any(isinstance(order, od.CatchUp) for order in story.orders())
+    assert not any(isinstance(order, od.Replay) for order in story.orders())
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
     assert story.cluster.workers[target].life is Life.FENCING
 
@@ -143,9 +143,9 @@ def test_what_the_target_joined_with_is_what_it_needs() -> None:
     target = story.move.targets[Rank(1)]
     story.hear(ev.WorkerJoined(worker=target, job=JOB, rank=Rank(1), shard="other"))
     story.answer((od.Decide,))
-    story.answer((od.CatchUp,))
+    story.answer((od.Replay,))
     seat = story.job.seats[Rank(1)]
-    assert (seat.shard, seat.joined, seat.assigned_in, seat.newcomer) == ("other", True, 3, True)
+    assert (seat.shard, seat.joined, seat.assigned_in, seat.replacement) == ("other", True, 3, True)
 
 
 def test_the_cutovers_of_the_last_hour_are_kept() -> None:
@@ -192,7 +192,7 @@ def test_a_move_after_which_nothing_was_committed_is_no_progress() -> None:
 
 
 def brought_home(story: Story) -> None:
-    """The target that holds rank 1 dies after the cutover, and its leaver takes the rank again."""
+    """The target that holds rank 1 dies after the cutover, and its outgoing worker takes the rank again."""
     target = story.holder(1)
     story.lose(target, signal=SIGKILL)
     story.settle()
@@ -212,7 +212,7 @@ def test_a_rank_that_went_back_is_moved_again_and_given_up_after_three_tries() -
         story.wait(999)
         assert story.job.phase is JobPhase.RUNNING
         story.wait(1)
-        for kind in (od.Halt, od.Decide, od.CatchUp):
+        for kind in (od.Halt, od.Decide, od.Replay):
             story.answer((kind,))
         assert story.move.state is MoveState.MOVING
     story.hear(ev.FreezeSet(source="ann"), asked(0))
@@ -233,32 +233,32 @@ def test_of_two_ranks_only_the_one_that_went_back_is_moved_again() -> None:
 
 def test_who_takes_its_rank_back_has_all_that_it_had() -> None:
     story = cut_over(ranks=2, spares=2)
-    leaver, home = story.job.seats[Rank(1)].leaver, story.job.seats[Rank(1)].home
+    outgoing, home = story.job.seats[Rank(1)].outgoing, story.job.seats[Rank(1)].home
     story.hear(say(story, ev.RestoreFailed, 1, source=Rank(0), reason="differs", mismatch=True))
     story.lose(story.holder(1), signal=SIGKILL)
     seat = story.job.seats[Rank(1)]
-    assert (seat.worker, seat.shard, seat.home, seat.holds) == (leaver, "all", home, NEXT)
-    assert (seat.joined, seat.newcomer, seat.leaver, seat.distrusted) == (True, False, None, frozenset({0}))
+    assert (seat.worker, seat.shard, seat.home, seat.holds) == (outgoing, "all", home, NEXT)
+    assert (seat.joined, seat.replacement, seat.outgoing, seat.distrusted) == (True, False, None, frozenset({0}))
     assert [record.point for record in seat.private] == [NEXT]
 
 
-def test_when_training_is_further_a_leaver_takes_nothing_back() -> None:
-    """Its rank's target was restored, all were told to go on, and the leaver's end has not been seen yet."""
+def test_when_training_is_further_a_outgoing_takes_nothing_back() -> None:
+    """Its rank's target was restored, all were told to go on, and the outgoing worker's end has not been seen yet."""
     story = cut_over(spares=2)
-    leaver = story.job.seats[Rank(1)].leaver
-    for kind in (od.Rewire, od.Restore):
+    outgoing = story.job.seats[Rank(1)].outgoing
+    for kind in (od.Reconfigure, od.Restore):
         story.answer((kind,))
-    assert (story.job.phase, story.job.seats[Rank(1)].leaver) == (JobPhase.RESUMING, None)
-    assert story.cluster.workers[leaver].life is Life.FENCING  # type: ignore[index]
+    assert (story.job.phase, story.job.seats[Rank(1)].outgoing) == (JobPhase.RESUMING, None)
+    assert story.cluster.workers[outgoing].life is Life.FENCING  # type: ignore[index]
     story.lose(story.holder(1), signal=SIGKILL)
     assert story.job.seats[Rank(1)].worker is None
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
-    assert story.holder(1) != leaver
+    assert story.holder(1) != outgoing
 
 
 def test_after_a_release_nothing_is_left_of_the_boundary() -> None:
-    story = halting(rewire_ms=700)
+    story = halting(reconfigure_ms=700)
     story.wait(5_000)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
     story.wait(699)
@@ -277,11 +277,11 @@ def test_after_a_release_nothing_is_left_of_the_boundary() -> None:
 
 def test_a_new_generation_begins_with_nothing_answered() -> None:
     story = cut_over(0, spares=2)
-    story.answer((od.Rewire,))
+    story.answer((od.Reconfigure,))
     story.hear(say(story, ev.RestoreFailed, 0, source=Rank(1), reason="broken"))
-    story.hear(say(story, ev.RewireFailed, 1, reason="refused"))
+    story.hear(say(story, ev.ReconfigureFailed, 1, reason="refused"))
     seat = story.job.seats[Rank(0)]
-    assert (seat.report, seat.ready, seat.rewired, seat.resumed, seat.serves) == (None, False, False, False, False)
+    assert (seat.report, seat.ready, seat.reconfigured, seat.resumed, seat.serves) == (None, False, False, False, False)
     assert (seat.failed, seat.asked_buddies) == (frozenset(), frozenset())
 
 
@@ -335,7 +335,7 @@ def let_go_on(story: Story) -> None:
 
 
 def test_when_all_ranks_stand_the_targets_are_waited_for_as_long_as_connecting_may_take() -> None:
-    story = halting(rewire_ms=700, ready_ms=60_000)
+    story = halting(reconfigure_ms=700, ready_ms=60_000)
     story.wait(5_000)
     story.answer((od.Decide,))
     assert story.job.stood_ms == 5_000
@@ -347,7 +347,7 @@ def test_when_all_ranks_stand_the_targets_are_waited_for_as_long_as_connecting_m
 
 
 def test_it_is_the_late_target_that_is_named() -> None:
-    story = halting(0, 1, spares=2, rewire_ms=700)
+    story = halting(0, 1, spares=2, reconfigure_ms=700)
     story.answer((od.Decide,))
     first = story.move.targets[Rank(0)]
     story.hear(say(story, ev.WorkerReady, 0, worker=first, point=NEXT))
@@ -357,7 +357,7 @@ def test_it_is_the_late_target_that_is_named() -> None:
 
 
 def test_the_wait_for_targets_begins_anew_at_each_boundary() -> None:
-    story = halting(rewire_ms=700, spares=3)
+    story = halting(reconfigure_ms=700, spares=3)
     story.answer((od.Decide,))
     story.wait(700)
     let_go_on(story)
@@ -396,7 +396,7 @@ def test_a_target_that_was_told_where_to_go_is_let_go_and_does_not_count_as_lost
     assert not any("is lost" in text for _, text in story.move.story)
 
 
-def test_what_a_former_holder_left_of_the_boundary_sends_no_target_there_before_the_leaver_stands() -> None:
+def test_what_a_former_holder_left_of_the_boundary_sends_no_target_there_before_the_outgoing_stands() -> None:
     story = running(spares=2, slots=4)
     story.stands[story.holder(1)] = Stand(HERE, WorkerPhase.GATE, NEXT)
     story.lose(story.holder(1), signal=SIGKILL)
@@ -408,9 +408,9 @@ def test_what_a_former_holder_left_of_the_boundary_sends_no_target_there_before_
         story.answer((kind,))
     target = story.move.targets[Rank(1)]
     assert (story.job.phase, story.job.boundary) == (JobPhase.HALTING, NEXT)
-    assert not any(isinstance(order, od.CatchUp) for order in story.orders())
+    assert not any(isinstance(order, od.Replay) for order in story.orders())
     story.answer((od.Decide,))
-    assert [order.worker for order in story.orders() if isinstance(order, od.CatchUp)] == [target]
+    assert [order.worker for order in story.orders() if isinstance(order, od.Replay)] == [target]
 
 
 # ---------------------------------------------------------------- what a cutover leaves
@@ -418,12 +418,12 @@ def test_what_a_former_holder_left_of_the_boundary_sends_no_target_there_before_
 
 def test_a_target_serves_nobody_in_the_generation_in_which_it_was_restored() -> None:
     story = cut_over(0, 1, ranks=3, spares=2)
-    leaver = story.job.seats[Rank(1)].leaver
+    outgoing = story.job.seats[Rank(1)].outgoing
     story.answer((od.Restore,), but=(1,))
     assert story.job.seats[Rank(0)].holds == NEXT
     sources = [order.sources for order in story.orders() if isinstance(order, od.Restore)]
     assert [[source.address for source in each] for each in sources] == [
-        [f"at:{leaver}", f"at:{story.holder(2)}", f"at:{story.job.seats[Rank(0)].leaver}"]
+        [f"at:{outgoing}", f"at:{story.holder(2)}", f"at:{story.job.seats[Rank(0)].outgoing}"]
     ]
 
 
@@ -432,7 +432,7 @@ def test_a_target_of_which_nobody_heard_what_it_needs_needs_what_its_rank_did() 
     target = story.move.targets[Rank(1)]
     story.hear(ev.WorkerPrepared(worker=target))
     assert story.cluster.workers[target].shard == ""
-    for kind in (od.Halt, od.Decide, od.CatchUp):
+    for kind in (od.Halt, od.Decide, od.Replay):
         story.answer((kind,))
     assert (story.holder(1), story.job.seats[Rank(1)].shard) == (target, "all")
 
@@ -485,7 +485,7 @@ def test_when_it_is_given_up_only_what_went_back_is_forgotten() -> None:
         for _ in range(3):
             story.answer((od.StartWorker, od.Assign))
         story.wait(1_000)
-        for kind in (od.Halt, od.Decide, od.CatchUp):
+        for kind in (od.Halt, od.Decide, od.Replay):
             story.answer((kind,))
         assert story.move.state is MoveState.MOVING
     story.hear(ev.FreezeSet(source="ann"), asked(0))

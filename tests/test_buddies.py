@@ -14,9 +14,9 @@ from torch._C._distributed_c10d import HashStore
 
 from tests.stage import JOB, NODE, Actor, Stage
 from tests.test_run import digests, script, undisturbed
-from torchrelay.protocol.messages.events import Event, PrivateRecord, RecordKept, WorkerReady, WorkerRewired
+from torchrelay.protocol.messages.events import Event, PrivateRecord, RecordKept, WorkerReady, WorkerReconfigured
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.messages.orders import CatchUp, Recall, Rewire, WorkerOrder
+from torchrelay.protocol.messages.orders import Recall, Reconfigure, Replay, WorkerOrder
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.wire.files.page import Page
@@ -70,7 +70,7 @@ class Circle:
         self, rank: int, generation: int, point: Point | None, turn: int, copies: int, timeout_s: float
     ) -> None:
         after, before = circle(rank, self.world, copies, turn)
-        order = Rewire(
+        order = Reconfigure(
             node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(generation), rank=Rank(rank),
             store="", buddies=after, wards=before,
         )  # fmt: skip
@@ -189,10 +189,10 @@ def test_new_buddies_have_the_record_before_anybody_goes_on(make: Callable[[int]
     assert [record.point for record in ring.kept(0, 1)] == [Point(7), Point(8)]
 
 
-def test_a_ward_that_does_not_come_fails_the_rewire_in_time(make: Callable[[int], Circle]) -> None:
+def test_a_ward_that_does_not_come_fails_the_reconfigure_in_time(make: Callable[[int], Circle]) -> None:
     ring = make(2)
     ring.store.set(f"{trust.keys_of(ring.secret, 1)}/lanes/1", ring.servers[1].address)  # told before it was lost
-    with pytest.raises(groups.RewireError, match="rank 1 did not come"):
+    with pytest.raises(groups.ReconfigureError, match="rank 1 did not come"):
         ring.share_one(0, 1, Point(3), 1, 1, timeout_s=2.0)
     assert not ring.all[0].active
 
@@ -238,7 +238,7 @@ def test_who_does_not_know_the_secret_brings_no_records(make: Callable[[int], Ci
     ring = make(2)
     ring.secret = trust.new_secret()
     ring.store.set(f"{trust.keys_of(ring.secret, 1)}/lanes/1", ring.servers[1].address)
-    with pytest.raises(groups.RewireError, match="not reached"):
+    with pytest.raises(groups.ReconfigureError, match="not reached"):
         ring.share_one(0, 1, Point(3), 1, 1, timeout_s=0.3)
     assert ring.lanes[1]._came == {}
 
@@ -252,7 +252,7 @@ class BuddyStage(Stage):
     copies = 1
 
     def _pass_on(self, order: WorkerOrder, again: bool) -> None:
-        if isinstance(order, Rewire):
+        if isinstance(order, Reconfigure):
             world = self.job.spec.world_size
             turn = 1 if order.generation % 2 else world - self.copies
             after, before = circle(order.rank, world, self.copies, turn)
@@ -326,7 +326,7 @@ class TestReal:
     def test_a_lost_ranks_records_are_with_its_buddies(self, way: str, staged: Staged, tmp_path: Path) -> None:
         stage = staged(script("targets"), way)
         stage.until(lambda: stage.step() >= 3, "training")
-        stage.hold = lambda order: isinstance(order, Rewire | Recall)
+        stage.hold = lambda order: isinstance(order, Reconfigure | Recall)
         lost = stage.actor(1)
         stage.kill(1)
         stage.until(
@@ -343,20 +343,22 @@ class TestReal:
         (tmp_path / "enough").touch()
         assert stage.end() == 0, stage.all_logs()
 
-    def test_after_a_rewire_the_new_buddies_have_it_before_anybody_goes_on(
+    def test_after_a_reconfigure_the_new_buddies_have_it_before_anybody_goes_on(
         self, staged: Staged, tmp_path: Path
     ) -> None:
         stage = staged(script("targets"), "dict", copies=1)
         stage.until(lambda: stage.step() >= 3, "training")
         stage.hold = lambda order: type(order).__name__ == "Resume" and order.generation > 1  # type: ignore[attr-defined]
         stage.kill(1)
-        stage.until(lambda: {e.rank for e in stage.of(WorkerRewired) if e.generation == 2} == {0, 1, 2}, "connected")
-        told = next(order for order in stage.orders if isinstance(order, CatchUp))
+        stage.until(
+            lambda: {e.rank for e in stage.of(WorkerReconfigured) if e.generation == 2} == {0, 1, 2}, "connected"
+        )
+        told = next(order for order in stage.orders if isinstance(order, Replay))
         for ward in range(3):
             before, now = (ward + 1) % 3, (ward + 2) % 3  # the former buddy, and the one of this generation
             kept = stage.recall(now, ward, told.point)
             assert kept == stage.records(stage.actor(ward))[told.point]
-            if ward == 1:  # the newcomer's page holds what it was brought to
+            if ward == 1:  # the replacement's page holds what it was brought to
                 inherited, left = decode_private(kept), decode_private(told.private)
                 assert (inherited.rng, inherited.place) == (left.rng, left.place)
             if before != 1:

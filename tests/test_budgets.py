@@ -101,12 +101,12 @@ def test_after_a_fall_back_the_wait_for_places_begins_anew() -> None:
     assert (story.job.waiting_ms, story.job.broken) == (None, None)
 
 
-def test_a_newcomer_at_the_edge_is_counted_on() -> None:
+def test_a_replacement_at_the_safepoint_is_counted_on() -> None:
     story = running(spares=2)
     story.lose(story.holder(1), signal=SIGKILL)
     story.answer((od.Interrupt,))
     story.answer((od.Assign,))
-    story.answer((od.CatchUp,))
+    story.answer((od.Replay,))
     assert (story.job.phase, story.job.generation) == (JobPhase.PREPARING, 2)
     story.lose(story.holder(1), signal=SIGKILL)
     assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, 3)
@@ -207,18 +207,18 @@ def test_a_copy_counts_from_a_buddy_that_was_asked_and_of_the_point_that_is_look
     assert record.data == b"kept"
 
 
-def test_a_copy_that_comes_when_all_are_at_the_edge_comes_too_late() -> None:
+def test_a_copy_that_comes_when_all_are_at_the_safepoint_comes_too_late() -> None:
     story = running()
     story.lose(story.holder(1), signal=SIGKILL)
-    for kind in (od.Interrupt, od.Decide, od.CatchUp):
+    for kind in (od.Interrupt, od.Decide, od.Replay):
         story.answer((kind,))
-    assert story.job.phase is JobPhase.REWIRING
+    assert story.job.phase is JobPhase.RECONFIGURING
     before = story.cluster
     story.hear(kept(story, 1, 0))
     assert story.cluster == before
 
 
-def test_a_leaver_is_a_buddy_as_well() -> None:
+def test_a_outgoing_is_a_buddy_as_well() -> None:
     story = Story()
     story.hear(ev.JobSubmitted(spec=ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, spares=2)))
     for node, slots in (("node-0", 1), ("node-1", 1), ("node-2", 2)):
@@ -226,15 +226,15 @@ def test_a_leaver_is_a_buddy_as_well() -> None:
     story.settle()
     story.train(HERE)
     story.hear(asked(1))
-    for kind in (od.Assign, od.Halt, od.Decide, od.CatchUp):
+    for kind in (od.Assign, od.Halt, od.Decide, od.Replay):
         story.answer((kind,))
-    leaver = story.job.seats[Rank(1)].leaver
-    assert story.job.phase is JobPhase.REWIRING
+    outgoing = story.job.seats[Rank(1)].outgoing
+    assert story.job.phase is JobPhase.RECONFIGURING
     story.hear(ev.NodeLost(node=NodeId("node-0"), incarnation="a", reason="silence"))
     story.answer((od.Interrupt,))
     recalls = [(order.worker, order.ward) for order in story.orders() if isinstance(order, od.Recall)]
-    assert recalls == [(leaver, 0)]
-    story.hear(kept(story, 1, 0, worker=leaver, point=NEXT))
+    assert recalls == [(outgoing, 0)]
+    story.hear(kept(story, 1, 0, worker=outgoing, point=NEXT))
     assert story.job.seats[Rank(0)].record_of(NEXT) is not None
 
 
@@ -269,13 +269,13 @@ def test_who_stands_at_a_boundary_has_said_so_once_and_the_first_dates_it() -> N
 
 
 def test_a_target_that_fails_while_all_are_asked_where_they_stand_makes_a_new_generation() -> None:
-    """Its leaver holds the rank again, and has promised nothing in this one."""
+    """Its outgoing worker holds the rank again, and has promised nothing in this one."""
     story = cut_over(ranks=3, spares=3)
-    leaver = story.job.seats[Rank(1)].leaver
+    outgoing = story.job.seats[Rank(1)].outgoing
     story.lose(story.holder(0), signal=SIGKILL)
     assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, 4)
     story.lose(story.holder(1), signal=SIGKILL)
-    assert (story.holder(1), story.job.phase, story.job.generation) == (leaver, JobPhase.AGREEING, 5)
+    assert (story.holder(1), story.job.phase, story.job.generation) == (outgoing, JobPhase.AGREEING, 5)
 
 
 def test_a_target_that_was_told_nothing_was_not_brought_anywhere() -> None:
@@ -301,7 +301,7 @@ def test_a_node_may_take_with_it_both_a_target_that_is_on_its_way_and_the_holder
     assert (target[:8], holder[:8], target < holder) == ("node-2.0", "node-2.1", True)
     for kind in (od.Assign, od.Halt, od.Decide):
         story.answer((kind,))
-    assert [order.worker for order in story.orders() if isinstance(order, od.CatchUp)] == [target]
+    assert [order.worker for order in story.orders() if isinstance(order, od.Replay)] == [target]
     story.hear(ev.NodeLost(node=NodeId("node-2"), incarnation="a", reason="silence"))
     assert (story.job.phase, len(story.move.targets)) == (JobPhase.AGREEING, 0)
 
@@ -357,16 +357,16 @@ def test_a_lost_rank_goes_last_to_a_place_that_is_to_be_used_last() -> None:
     assert story.holder(1) == "node-0.3.3"
 
 
-def test_leavers_whose_ranks_have_their_state_make_room_for_a_lost_rank() -> None:
+def test_outgoing_workers_whose_ranks_have_their_state_make_room_for_a_lost_rank() -> None:
     for restored in (True, False):
         story = cut_over(ranks=3, spares=1, refill=False)
-        leaver = story.job.seats[Rank(1)].leaver
-        assert leaver is not None
+        outgoing = story.job.seats[Rank(1)].outgoing
+        assert outgoing is not None
         if restored:
             story.answer((od.Restore,))
         story.lose(story.holder(0), signal=SIGKILL)
-        dismissed = story.cluster.workers[leaver].life is Life.FENCING
-        assert (dismissed, story.job.seats[Rank(1)].leaver) == ((True, None) if restored else (False, leaver))
+        dismissed = story.cluster.workers[outgoing].life is Life.FENCING
+        assert (dismissed, story.job.seats[Rank(1)].outgoing) == ((True, None) if restored else (False, outgoing))
         story.settle()
         assert (story.job.phase is JobPhase.RUNNING) == restored
 
@@ -389,15 +389,15 @@ def test_a_node_that_takes_all_targets_leaves_none_to_make_way() -> None:
 
 def test_all_ranks_change_hands_and_a_connection_cannot_be_made() -> None:
     story = cut_over(0, 1, spares=2)
-    story.hear(say(story, ev.RewireFailed, 0, reason="refused"))
+    story.hear(say(story, ev.ReconfigureFailed, 0, reason="refused"))
     story.answer((od.Interrupt,))
     assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
-    assert story.job.why.endswith("all ranks change hands, and their leavers stand after 4")
+    assert story.job.why.endswith("all ranks change hands, and their outgoing workers stand after 4")
 
 
-def test_who_stands_is_followed_and_not_the_leavers() -> None:
+def test_who_stands_is_followed_and_not_the_outgoing_workers() -> None:
     story = cut_over(spares=2)
-    story.hear(say(story, ev.RewireFailed, 0, reason="refused"))
+    story.hear(say(story, ev.ReconfigureFailed, 0, reason="refused"))
     story.answer((od.Interrupt,))
     assert story.job.why.endswith("step 4 is committed on rank 0: nobody goes back behind it")
 

@@ -1,4 +1,4 @@
-"""Code that is edited while it trains: successors run the code of the start, whenever and however they come to it."""
+"""Code that is edited while it trains: replacements run the code of the start, whenever and however they come to it."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def edited(
     )
 
 
-def test_a_cold_successor_runs_the_code_of_the_start(tmp_path: Path, calm: Ran) -> None:
+def test_a_cold_replacement_runs_the_code_of_the_start(tmp_path: Path, calm: Ran) -> None:
     verdict = edited(tmp_path, calm, "train.py", "factors.py", "parts/late.py")
     assert verdict.fate is Fate.EQUAL, verdict
     for name in ("train.py", "factors.py", "parts/late.py"):

@@ -1,4 +1,4 @@
-"""Groups of backends that cannot be rewired: let be if they talk to nobody, refused at protect() if they do."""
+"""Groups of backends that cannot be reconfigured: let be if they talk to nobody, refused at protect() if they do."""
 
 from __future__ import annotations
 

@@ -134,8 +134,8 @@ def test_a_story_is_told_in_order_and_each_strike_once() -> None:
         ("kill rank=0 spares>=2", facts(1, spares=2), True),
         ("kill rank=2", facts(1), False),
         ("kill rank=0,1", facts(1), True),
-        ("kill rank=0 at=rewiring", facts(1), False),
-        ("kill rank=0 at=rewiring", facts(1, phase="rewiring", training=False), True),
+        ("kill rank=0 at=reconfiguring", facts(1), False),
+        ("kill rank=0 at=reconfiguring", facts(1, phase="reconfiguring", training=False), True),
     ],
 )
 def test_a_strike_waits_for_all_its_conditions(line: str, seen: Facts, due: bool) -> None:

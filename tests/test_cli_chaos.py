@@ -42,7 +42,7 @@ def row(rank: int | None, node: NodeId, *, state: str = "computing", pid: int | 
     return RankStatus(
         rank=None if rank is None else Rank(rank), worker=name, node=node, slot=0, pid=pid, state=state,
         generation=Generation(1), step=5, section=0, step_ms=100.0, in_state_ms=5, process="S", cpu_ms=1, silent_ms=10,
-        newcomer=False,
+        replacement=False,
     )  # fmt: skip
 
 

@@ -193,7 +193,7 @@ class TestFaults:
         assert "1 incident, resolved clean" in err
         (line,) = run.ledger()
         assert (line["cause"], line["resolution"], line["steps_lost"]) == ("SIGKILL", "clean", 0)
-        assert set(line["phases"]) >= {"detect", "interrupt", "agree", "acquire", "rewire", "restore", "resume"}
+        assert set(line["phases"]) >= {"detect", "interrupt", "agree", "acquire", "reconfigure", "restore", "resume"}
 
     def test_without_a_spare_it_waits_says_so_and_ends_with_90(self, run: LocalRun) -> None:
         run.start("--nproc-per-node", "2", "--no-refill", "--spare-wait", "0.5", "train.py", "500", "0.02")

@@ -213,12 +213,12 @@ class TestVoice:
         told = "train ended with 0 after 120 steps; 2 incidents, 2 resolved clean; ledger: torchrelay report --run-dir"
         assert summary(job, "runs/train") == f"{told} runs/train"
 
-    @pytest.mark.parametrize(("code", "told"), [(0, ""), (1, ""), (90, "--share-slots 2"), (91, "--max-restarts N")])
+    @pytest.mark.parametrize(("code", "told"), [(0, ""), (1, ""), (90, "--oversubscribe 2"), (91, "--max-restarts N")])
     def test_an_end_that_can_be_avoided_names_how(self, code: int, told: str) -> None:
         found = remedy(code, plan(["train.py"]).spec)
         assert told in found
         assert bool(found) is bool(told)
-        tried = plan(["--share-slots", "2", "--max-restarts", "1", "--job", "tried", "train.py"]).spec
+        tried = plan(["--oversubscribe", "2", "--max-restarts", "1", "--job", "tried", "train.py"]).spec
         assert remedy(code, tried) == ""
 
 

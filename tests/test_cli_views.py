@@ -98,7 +98,7 @@ class TestFromTheJournal:
         assert lines[0].split()[:3] == ["rank", "worker", "node"]
         assert lines[1].split()[:2] == ["0", "node-0.0.0"]
         assert lines[2].split()[:2] == ["1", "node-0.2.2"]
-        assert "(newcomer)" in lines[2]
+        assert "(replacement)" in lines[2]
 
     def test_one_rank_can_be_asked_for(self, ask: Asked) -> None:
         (row,) = json.loads(ask("ranks", "--rank", "1", "-o", "json"))["ranks"]

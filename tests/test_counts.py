@@ -8,7 +8,7 @@ import pytest
 
 from tests.scripts import groups_actions as acts
 from tests.scripts.groups_ranks import Troupe, troupe
-from torchrelay.protocol.health.waiting import DEFAULT
+from torchrelay.protocol.health.wait_for_graph import DEFAULT
 from torchrelay.worker.process_groups.counts import key_of
 
 pytestmark = pytest.mark.slow
@@ -46,11 +46,11 @@ def test_members_of_a_group_have_the_same_key_and_the_same_count(four: Troupe) -
     assert [len(groups[0] & groups[rank]) for rank in range(4)] == [2, 1, 1, 0]
 
 
-def test_counts_begin_anew_with_each_rewire_and_keys_stay(four: Troupe) -> None:
+def test_counts_begin_anew_with_each_reconfigure_and_keys_stay(four: Troupe) -> None:
     four.do("call", acts.make_mesh)
     four.do("call", acts.sums_over_mesh)
     keys = [set(others) for _, others in begun(four)]
-    four.rewire()
+    four.reconfigure()
     assert begun(four) == [(1, dict.fromkeys(known, 0)) for known in keys]
 
 
@@ -67,10 +67,10 @@ def test_what_gloo_makes_of_messages_does_not_set_ranks_apart(four: Troupe) -> N
     assert begun(four) == [(2, {})] * 4
 
 
-def test_who_receives_from_anybody_tells_of_nothing_until_the_next_rewire(four: Troupe) -> None:
+def test_who_receives_from_anybody_tells_of_nothing_until_the_next_reconfigure(four: Troupe) -> None:
     four.do("call", acts.receive_from_anybody)
     assert [(default, others is None) for default, others in begun(four)] == [(1, rank == 1) for rank in range(4)]
-    four.rewire()
+    four.reconfigure()
     assert begun(four) == [(1, {})] * 4
 
 

@@ -1,4 +1,4 @@
-"""A newcomer's script comes to the place that the record tells, whatever the shape of its loops."""
+"""A replacement's script comes to the place that the record tells, whatever the shape of its loops."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from torchrelay.worker.data import cursor as places
 from torchrelay.worker.data.cursor import Cursor, Diverged, Record, decode_record
 
 
-class Edge(Exception):
-    """The newcomer has come to the edge."""
+class Safepoint(Exception):
+    """The replacement has come to the safepoint."""
 
 
 @dataclass
@@ -53,7 +53,7 @@ class World:
                 self.left = self.cursor.record()
             return recorded.result.decode()
         if self.left:
-            raise Edge
+            raise Safepoint
         here = self.cursor.point
         point = here.after_step() if kind == "step" else here.after_section()
         entry = self.cursor.begin_call(kind, point)
@@ -143,10 +143,10 @@ SCRIPTS = [looking_first, plain, breaking, several_loops_in_an_item, straight, h
 
 
 def go(script: Callable[[World], None], world: World) -> World:
-    """Run the script in this world, to its end or to the edge."""
+    """Run the script in this world, to its end or to the safepoint."""
     try:
         script(world)
-    except Edge:
+    except Safepoint:
         pass
     return world
 
@@ -155,7 +155,7 @@ CASES = [(script, point) for script in SCRIPTS for point in go(script, World()).
 
 
 @pytest.mark.parametrize(("script", "point"), CASES, ids=[f"{s.__name__}-{p}" for s, p in CASES])
-def test_a_newcomer_comes_to_the_same_place_and_sees_the_same(script: Callable[[World], None], point: Point) -> None:
+def test_a_replacement_comes_to_the_same_place_and_sees_the_same(script: Callable[[World], None], point: Point) -> None:
     before = go(script, World(die_at=point))
     after = go(script, World(decode_record(before.left)))
     assert not after.cursor.replaying
@@ -166,7 +166,7 @@ def test_a_newcomer_comes_to_the_same_place_and_sees_the_same(script: Callable[[
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_successors_successor_comes_there_too(script: Callable[[World], None]) -> None:
+def test_a_replacements_replacement_comes_there_too(script: Callable[[World], None]) -> None:
     for point in go(script, World()).points:
         first = go(script, World(die_at=point))
         second = go(script, World(decode_record(first.left)))
@@ -220,7 +220,7 @@ def test_an_iterator_of_a_loop_may_end_twice() -> None:
 
 
 class TestAnotherPath:
-    """A newcomer's script that does not do what the lost worker's did is stopped, and told."""
+    """A replacement's script that does not do what the lost worker's did is stopped, and told."""
 
     def meet(self, script: Callable[[World], None], other: Callable[[World], None], point: Point) -> None:
         go(other, World(decode_record(go(script, World(die_at=point)).left)))

@@ -101,9 +101,9 @@ def test_an_undeclared_collective_is_dated_too() -> None:
 
 
 def test_a_first_connection_that_is_not_made_is_dated_by_the_jobs_time() -> None:
-    story = submitted(rewire_ms=500)
+    story = submitted(reconfigure_ms=500)
     left_out(story)
-    until(story, JobPhase.REWIRING)
+    until(story, JobPhase.RECONFIGURING)
     story.wait(500)
     late = incident(story).faults[0]
     assert (late.detector, late.at_ms) == ("deadline", HANG_MS + 500)
@@ -249,7 +249,7 @@ def test_who_has_finished_has_gone_on() -> None:
 
 
 def test_a_second_try_stands_anew() -> None:
-    """The boundary is called off after one has stood, and asked for again in the same generation's successor."""
+    """The boundary is called off after one has stood, and asked for again in the same generation's replacement."""
     story = halting()
     story.wait(1_000)
     story.hear(say(story, ev.WorkerReady, 0, point=story.job.boundary))

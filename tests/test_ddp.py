@@ -85,7 +85,7 @@ def test_a_step_that_was_abandoned_in_backward_is_redone_to_the_same_bits(four: 
         four.do("call", gpt.rewind)
         layout = one_layout(four, everybody)
         assert len(layout["buckets"]) > 2
-        four.rewire()
+        four.reconfigure()
         four.do("call", gpt.renew, layout)
         assert one_layout(four, everybody) == layout
         four.do("call", gpt.train, STEPS)
@@ -113,11 +113,11 @@ def test_a_rank_that_dies_in_backward_is_replaced_to_the_same_bits(
     interrupt(four, survivors)
     layout = one_layout(four, survivors)
 
-    newcomer = four.replace(victim)
-    newcomer.do("init")
-    newcomer.do("call", gpt.build, seed=5, **MODELS[name])  # alone, and its own state is another
-    four.rewire(host=survivors[0])
-    newcomer.do("call", gpt.load, state)
+    replacement = four.replace(victim)
+    replacement.do("init")
+    replacement.do("call", gpt.build, seed=5, **MODELS[name])  # alone, and its own state is another
+    four.reconfigure(host=survivors[0])
+    replacement.do("call", gpt.load, state)
     four.do("call", gpt.renew, layout)
     four.do("call", gpt.train, STEPS)
     assert digests(four) == expected
@@ -134,7 +134,7 @@ def test_two_faults_in_a_row_without_the_extension() -> None:
             ranks.tell("call", gpt.step_and_raise, at_gradient)
             interrupt(ranks, [0, 1, 2, 3])
             layout = one_layout(ranks, [0, 1, 2, 3])
-            ranks.rewire()
+            ranks.reconfigure()
             ranks.do("call", gpt.renew, layout)
         ranks.do("call", gpt.train, STEPS)
         assert digests(ranks) == expected
@@ -156,7 +156,7 @@ def test_whatever_ddp_blocks_in_can_be_broken(four: Troupe) -> None:
                 puppet.result(within_s=10)
             assert failed.value.collective
         layout = one_layout(four, everybody)
-        four.rewire()
+        four.reconfigure()
         four.do("call", gpt.renew, layout)
 
 
@@ -312,17 +312,17 @@ class TestOneRank:
         if settled:
             assert ddps._read_buckets(ddp) == layout["buckets"]
 
-    def test_a_newcomers_wrapper_takes_the_layout_of_the_survivors(self) -> None:
-        survivor, newcomer = wrap(), wrap()
+    def test_a_replacements_wrapper_takes_the_layout_of_the_survivors(self) -> None:
+        survivor, replacement = wrap(), wrap()
         expected = backward(survivor)
         assert ddps.settle(survivor)
-        ddps.renew(newcomer, ddps.layout(survivor))
-        assert ddps.layout(newcomer) == ddps.layout(survivor)
-        assert newcomer._has_rebuilt_buckets
-        for gradient, correct in zip(backward(newcomer), expected, strict=True):
+        ddps.renew(replacement, ddps.layout(survivor))
+        assert ddps.layout(replacement) == ddps.layout(survivor)
+        assert replacement._has_rebuilt_buckets
+        for gradient, correct in zip(backward(replacement), expected, strict=True):
             assert torch.equal(gradient, correct)
-        backward(newcomer)
-        assert ddps._read_buckets(newcomer) == ddps._read_buckets(survivor)
+        backward(replacement)
+        assert ddps._read_buckets(replacement) == ddps._read_buckets(survivor)
 
     def test_an_old_reducer_that_somebody_holds_reduces_no_more(self) -> None:
         ddp = wrap()

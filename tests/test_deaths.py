@@ -74,7 +74,7 @@ def test_others_are_recovered_from(first: dict[str, Any], second: dict[str, Any]
     assert story.job.outcome is None
 
 
-def test_a_newcomer_that_ends_on_its_way_like_its_predecessor_is_the_second() -> None:
+def test_a_replacement_that_ends_on_its_way_like_its_predecessor_is_the_second() -> None:
     story = running(HERE)
     dies(story, 1, signal=ABORT)
     story.answer((od.Interrupt, od.Assign))
@@ -84,7 +84,7 @@ def test_a_newcomer_that_ends_on_its_way_like_its_predecessor_is_the_second() ->
     assert story.job.outcome.code == 134
 
 
-def test_two_newcomers_alone_prove_nothing() -> None:
+def test_two_replacements_alone_prove_nothing() -> None:
     story = running(HERE, spares=3)
     dies(story, 1, signal=KILL)
     story.answer((od.Interrupt, od.Assign))

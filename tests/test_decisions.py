@@ -23,7 +23,7 @@ from torchrelay.protocol.placement.policy import (
     judge_report,
     slot_order,
 )
-from torchrelay.protocol.recovery.acquiring import heir_of
+from torchrelay.protocol.recovery.acquiring import incoming_for_of
 from torchrelay.protocol.rules.migration import AWAY_MS, Wish, fit, wishes
 
 HERE, NEXT = Point(7), Point(8)
@@ -129,7 +129,7 @@ def test_a_source_that_failed_may_be_asked_again_and_one_whose_digest_differed_n
     assert choose_sources(seats(distrusting, good, good), Rank(0), HERE, tried=True) == (2,)
 
 
-def test_a_newcomer_that_was_restored_can_be_asked_from_the_next_generation_on() -> None:
+def test_a_replacement_that_was_restored_can_be_asked_from_the_next_generation_on() -> None:
     restored = replace(reported(None), holds=HERE)
     assert choose_sources(seats(Seat(shard="all"), restored), Rank(0), HERE) == ()
     assert choose_sources(seats(Seat(shard="all"), restored), Rank(0), HERE, tried=True) == (1,)
@@ -141,50 +141,50 @@ def sources(story: Story, rank: int) -> list[str]:
     return [source.address for order in found for source in order.sources]
 
 
-def test_a_leaver_that_did_not_deliver_is_asked_no_more_in_this_generation_and_not_again_if_its_digest_differed() -> (
+def test_a_outgoing_that_did_not_deliver_is_asked_no_more_in_this_generation_and_not_again_if_its_digest_differed() -> (
     None
 ):
     for mismatch in (False, True):
         story = cut_over(spares=2)
-        leaver, other = f"at:{story.job.seats[Rank(1)].leaver}", f"at:{story.holder(0)}"
-        assert sources(story, 1) == [leaver, other]
+        outgoing, other = f"at:{story.job.seats[Rank(1)].outgoing}", f"at:{story.holder(0)}"
+        assert sources(story, 1) == [outgoing, other]
         story.hear(say(story, ev.RestoreFailed, 1, source=Rank(1), reason="broken", mismatch=mismatch))
         assert sources(story, 1) == [other]
-        story.hear(say(story, ev.RewireFailed, 0, reason="refused"))
-        for kind in (od.Interrupt, od.Decide, od.CatchUp):
+        story.hear(say(story, ev.ReconfigureFailed, 0, reason="refused"))
+        for kind in (od.Interrupt, od.Decide, od.Replay):
             story.answer((kind,))
-        assert sources(story, 1) == ([other] if mismatch else [leaver, other])
+        assert sources(story, 1) == ([other] if mismatch else [outgoing, other])
 
 
-def test_who_is_restored_gives_the_state_of_its_rank_and_its_leaver_does_not() -> None:
+def test_who_is_restored_gives_the_state_of_its_rank_and_its_outgoing_does_not() -> None:
     story = cut_over(0, 1, ranks=3, spares=3)
     story.answer((od.Restore,), but=(1,))
     story.lose(story.holder(2), signal=SIGKILL)
-    for kind in (od.Assign, od.Interrupt, od.Decide, od.CatchUp):
+    for kind in (od.Assign, od.Interrupt, od.Decide, od.Replay):
         story.answer((kind,))
-    assert (story.job.phase, story.job.seats[Rank(0)].leaver is None) == (JobPhase.REWIRING, False)
-    assert sources(story, 2) == [f"at:{story.holder(0)}", f"at:{story.job.seats[Rank(1)].leaver}"]
+    assert (story.job.phase, story.job.seats[Rank(0)].outgoing is None) == (JobPhase.RECONFIGURING, False)
+    assert sources(story, 2) == [f"at:{story.holder(0)}", f"at:{story.job.seats[Rank(1)].outgoing}"]
 
 
-def test_a_leaver_of_another_shard_gives_nothing() -> None:
+def test_a_outgoing_of_another_shard_gives_nothing() -> None:
     story = preparing(0, 1, spares=2)
     story.hear(*(say(story, ev.WorkerJoined, rank, shard=shard) for rank, shard in enumerate(("left", "right"))))
     for rank, shard in enumerate(("left", "right")):
         story.stands[story.move.targets[Rank(rank)]] = Stand(shard=shard)
-    for kind in (od.Assign, od.Halt, od.Decide, od.CatchUp):
+    for kind in (od.Assign, od.Halt, od.Decide, od.Replay):
         story.answer((kind,))
-    assert sources(story, 1) == [f"at:{story.job.seats[Rank(1)].leaver}"]
+    assert sources(story, 1) == [f"at:{story.job.seats[Rank(1)].outgoing}"]
 
 
-def test_leavers_that_did_not_deliver_are_asked_again_before_all_is_given_up() -> None:
+def test_outgoing_workers_that_did_not_deliver_are_asked_again_before_all_is_given_up() -> None:
     story = cut_over(0, 1, spares=3)
-    leaver = story.job.seats[Rank(1)].leaver
-    assert leaver is not None
-    story.lose(leaver, signal=SIGKILL)
+    outgoing = story.job.seats[Rank(1)].outgoing
+    assert outgoing is not None
+    story.lose(outgoing, signal=SIGKILL)
     story.lose(story.holder(1), signal=SIGKILL)
-    for kind in (od.Assign, od.Interrupt, od.Decide, od.CatchUp):
+    for kind in (od.Assign, od.Interrupt, od.Decide, od.Replay):
         story.answer((kind,))
-    assert (story.job.phase, sources(story, 1)) == (JobPhase.REWIRING, [f"at:{story.job.seats[Rank(0)].leaver}"])
+    assert (story.job.phase, sources(story, 1)) == (JobPhase.RECONFIGURING, [f"at:{story.job.seats[Rank(0)].outgoing}"])
     generation = story.job.generation
     story.hear(say(story, ev.RestoreFailed, 1, source=Rank(0), reason="broken"))
     assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, generation + 1)
@@ -192,31 +192,31 @@ def test_leavers_that_did_not_deliver_are_asked_again_before_all_is_given_up() -
 
 def test_a_target_that_nobody_can_restore_gives_its_rank_back() -> None:
     story = cut_over(spares=2)
-    target, leaver = story.holder(1), story.job.seats[Rank(1)].leaver
+    target, outgoing = story.holder(1), story.job.seats[Rank(1)].outgoing
     for source in (0, 1):
         story.hear(say(story, ev.RestoreFailed, 1, source=Rank(source), reason="broken"))
-    assert (story.holder(1), story.cluster.workers[target].life) == (leaver, Life.FENCING)
+    assert (story.holder(1), story.cluster.workers[target].life) == (outgoing, Life.FENCING)
     fault = story.job.incidents[-1].faults[0]
     assert (fault.cause, fault.detector) == ("its state could not be had, verified", "restore")
 
 
-# ---------------------------------------------------------------- heirs
+# ---------------------------------------------------------------- incoming workers
 
 
-def test_a_target_that_cannot_be_used_is_no_heir() -> None:
+def test_a_target_that_cannot_be_used_is_no_incoming_for() -> None:
     story = preparing()
     target = story.move.targets[Rank(1)]
-    found = heir_of(story.cluster, story.job, Rank(1))
+    found = incoming_for_of(story.cluster, story.job, Rank(1))
     assert found is not None
     assert found.worker == target
-    assert heir_of(story.cluster, story.job, Rank(0)) is None
-    assert heir_of(story.cluster.fence(target), story.job, Rank(1)) is None
+    assert incoming_for_of(story.cluster, story.job, Rank(0)) is None
+    assert incoming_for_of(story.cluster.fence(target), story.job, Rank(1)) is None
     full = Taint(found.node, found.slot, "full", "", Effect.NO_SCHEDULE, "", "ann", 0)
     lying = replace(story.cluster, taints=story.cluster.taints.put((full.node, full.slot, full.key), full))
-    assert heir_of(lying, story.job, Rank(1)) is None
+    assert incoming_for_of(lying, story.job, Rank(1)) is None
 
 
-def test_an_heir_has_joined_if_it_said_so_and_is_asked_where_it_stands_if_it_was_prepared() -> None:
+def test_an_incoming_for_has_joined_if_it_said_so_and_is_asked_where_it_stands_if_it_was_prepared() -> None:
     for shard, prepared, known in (
         ("other", True, (True, "other", True)), ("", True, (True, "all", True)),
         ("other", False, (True, "other", False)), ("", False, (False, "all", False)),
@@ -384,7 +384,7 @@ def targetless(**fields: Any) -> Story:
     story.lose(story.holder(1), signal=SIGKILL)
     story.lose(story.move.targets[Rank(0)], signal=SIGKILL)
     story.hear(tainted(slot=2))
-    for kind in (od.Assign, od.Interrupt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume):
+    for kind in (od.Assign, od.Interrupt, od.Decide, od.Replay, od.Reconfigure, od.Restore, od.Resume):
         assert story.job.phase is not JobPhase.RUNNING
         assert (story.move.state, len(story.move.targets)) == (MoveState.PREPARING, 0)
         story.answer((kind,))
@@ -474,7 +474,7 @@ def test_the_way_home_ends_with_the_loss_of_home() -> None:
 def test_who_is_moved_by_a_fault_on_its_way_home_has_moved() -> None:
     story = on_nodes(4, 1, nproc_per_node=1, nodes=2, spares=2, return_home=True, probation_ms=0)
     story.hear(asked(1))
-    for kind in (od.Assign, od.Halt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume, od.Fence):
+    for kind in (od.Assign, od.Halt, od.Decide, od.Replay, od.Reconfigure, od.Restore, od.Resume, od.Fence):
         story.answer((kind,))
     assert (story.move.reason, story.move.state) == ("returns home to node-1", MoveState.PREPARING)
     away = story.holder(1)

@@ -80,7 +80,7 @@ def test_once_started_a_job_starts_again_on_the_nodes_that_are_left() -> None:
 
 def test_who_is_lost_at_the_first_wiring_makes_all_start_again() -> None:
     story = submitted()
-    while story.job.phase is not JobPhase.REWIRING:
+    while story.job.phase is not JobPhase.RECONFIGURING:
         story.answer()
     story.lose(story.holder(1), signal=SIGKILL)
     assert (story.job.phase, story.job.starts, story.job.generation) == (JobPhase.STARTING, 1, 2)
@@ -126,12 +126,12 @@ def test_wanted_nodes_are_served_as_people_sort_them() -> None:
 def test_a_vacant_seat_keeps_what_belongs_to_the_rank_and_nothing_of_its_holder() -> None:
     belongs = {
         "shard": "left", "home": NODE, "private": (ev.PrivateRecord(HERE, b"private"),), "ended_ms": 7,
-        "distrusted": frozenset({Rank(2)}), "leaver": WorkerId("leaver"),
+        "distrusted": frozenset({Rank(2)}), "outgoing": WorkerId("outgoing"),
     }  # fmt: skip
-    seat = Seat(worker=WorkerId("w"), joined=True, newcomer=True, holds=HERE, ready=True, serves=True, **belongs)  # type: ignore[arg-type]
+    seat = Seat(worker=WorkerId("w"), joined=True, replacement=True, holds=HERE, ready=True, serves=True, **belongs)  # type: ignore[arg-type]
     vacant = vacate(seat)
     assert {name: getattr(vacant, name) for name in belongs} == belongs
-    assert (vacant.worker, vacant.joined, vacant.newcomer, vacant.holds) == (None, False, False, None)
+    assert (vacant.worker, vacant.joined, vacant.replacement, vacant.holds) == (None, False, False, None)
     assert (vacant.ready, vacant.serves) == (False, False)
 
 
@@ -155,7 +155,7 @@ def test_the_end_of_a_job_is_dated() -> None:
 def test_what_is_said_again_and_again_stands_in_the_story_once() -> None:
     story = running()
     story.lose(story.holder(1), signal=SIGKILL)
-    while story.job.phase is not JobPhase.REWIRING:
+    while story.job.phase is not JobPhase.RECONFIGURING:
         story.answer()
     for _ in range(3):
         story.wait(10)
@@ -167,19 +167,19 @@ def test_what_is_said_again_and_again_stands_in_the_story_once() -> None:
 # ---------------------------------------------------------------- deadlines
 
 
-def test_a_survivor_has_as_long_to_the_edge_as_was_agreed() -> None:
+def test_a_survivor_has_as_long_to_the_safepoint_as_was_agreed() -> None:
     story = running(ready_ms=1_000)
     story.lose(story.holder(1), signal=SIGKILL)
     story.answer((od.Interrupt,))
     assert story.job.phase is JobPhase.PREPARING
-    story.answer((od.Assign, od.CatchUp))
+    story.answer((od.Assign, od.Replay))
     story.wait(999)
     assert (story.job.phase, story.job.generation) == (JobPhase.PREPARING, 2)
     story.wait(1)
     assert (story.job.phase, story.job.generation) == (JobPhase.AGREEING, 3)
 
 
-def test_who_does_not_come_to_the_edge_is_found_though_another_rank_is_vacant() -> None:
+def test_who_does_not_come_to_the_safepoint_is_found_though_another_rank_is_vacant() -> None:
     story = running(ranks=2, spares=0, refill=False, ready_ms=1_000)
     story.lose(story.holder(0), signal=SIGKILL)
     story.answer((od.Interrupt,))
@@ -294,7 +294,7 @@ def test_what_lost_ranks_left_tells_whether_anything_was_committed() -> None:
         assert story.job.phase is phase
 
 
-def test_a_shard_that_nobody_holds_is_lost_though_another_newcomers_is_not_known_yet() -> None:
+def test_a_shard_that_nobody_holds_is_lost_though_another_replacements_is_not_known_yet() -> None:
     story = running(ranks=3, spares=2)
     story.hear(*(say(story, ev.WorkerJoined, rank, shard=shard) for rank, shard in enumerate(("left", "right", ""))))
     for rank in (0, 2):
@@ -310,12 +310,12 @@ def test_a_shard_that_nobody_holds_is_lost_though_another_newcomers_is_not_known
 def test_answers_of_another_generation_or_of_somebody_else_change_nothing() -> None:
     story = running()
     story.lose(story.holder(1), signal=SIGKILL)
-    while story.job.phase is not JobPhase.REWIRING:
+    while story.job.phase is not JobPhase.RECONFIGURING:
         story.answer()
     before = story.cluster
     for fields in ({"generation": Generation(1)}, {"worker": WorkerId("nobody")}):
-        story.hear(say(story, ev.WorkerRewired, 1, **fields))
-        story.hear(say(story, ev.RewireFailed, 1, reason="late", **fields))
+        story.hear(say(story, ev.WorkerReconfigured, 1, **fields))
+        story.hear(say(story, ev.ReconfigureFailed, 1, reason="late", **fields))
         story.hear(say(story, ev.RestoreFailed, 1, source=Rank(0), reason="late", **fields))
     assert story.cluster == before
 
@@ -365,7 +365,7 @@ def test_a_target_learns_from_those_who_have_the_same_shard() -> None:
     story.hear(say(story, ev.WorkerJoined, 0, shard="other"))
     story.answer((od.Halt,))
     story.answer((od.Decide,))
-    (order,) = (order for order in story.orders() if isinstance(order, od.CatchUp))
+    (order,) = (order for order in story.orders() if isinstance(order, od.Replay))
     assert [source.rank for source in order.sources] == [1, 2]
 
 
@@ -387,20 +387,20 @@ def test_a_target_is_sent_to_a_boundary_while_all_halt_and_not_in_a_recovery() -
     story.answer((od.Interrupt,))
     story.answer((od.Decide,))
     assert (story.job.phase, story.job.target, story.job.boundary) == (JobPhase.PREPARING, NEXT, NEXT)
-    assert target not in ordered(story, od.CatchUp)
+    assert target not in ordered(story, od.Replay)
     story.lose(story.holder(0), signal=SIGKILL)
     assert (story.job.phase, story.cluster.workers[target].brought) == (JobPhase.AGREEING, None)
 
 
-def test_a_leaver_is_told_to_stand_when_the_target_is_known() -> None:
+def test_a_outgoing_is_told_to_stand_when_the_target_is_known() -> None:
     story = cut_over(ranks=3, spares=3)
-    leaver = story.job.seats[Rank(1)].leaver
-    assert ordered(story, od.Decide) == [leaver]
+    outgoing = story.job.seats[Rank(1)].outgoing
+    assert ordered(story, od.Decide) == [outgoing]
     story.lose(story.holder(0), signal=SIGKILL)
     assert (story.job.phase, ordered(story, od.Decide)) == (JobPhase.AGREEING, [])
     story.answer((od.Interrupt,))
     assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
-    assert leaver in ordered(story, od.Decide)
+    assert outgoing in ordered(story, od.Decide)
 
 
 def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is_known() -> None:
@@ -477,7 +477,7 @@ def wired() -> Story:
     return story
 
 
-def test_what_several_newcomers_have_received_adds_up() -> None:
+def test_what_several_replacements_have_received_adds_up() -> None:
     first = Incident(1, JOB, Generation(2)).receive((Rank(0), Rank(2)), (700, 300), 1_010, "d")
     both = first.receive((Rank(2), Rank(3)), (50, 60), 120, "e")
     assert (both.sources, both.size, both.digest) == ((0, 2, 3), 1_130, "e")

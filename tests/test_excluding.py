@@ -12,7 +12,7 @@ from torchrelay.goodput.ledger import Line, line_of
 from torchrelay.orchestrator.views.excluding import Excluded, exclusion, is_storage
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import tally, view_incident
-from torchrelay.protocol.health.vitals import Vitals
+from torchrelay.protocol.health.failure_detector import FailureDetector
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, Point
 from torchrelay.protocol.model.incident import Incident, Resolution
@@ -22,7 +22,7 @@ FULL = "OSError: [Errno 28] No space left on device: '/ckpt/17.pt' (train.py:40)
 
 
 def views(story: Story) -> list[IncidentView]:
-    scene = Scene(story.cluster, Vitals(), {}, (), story.cluster.now_ms)
+    scene = Scene(story.cluster, FailureDetector(), {}, (), story.cluster.now_ms)
     return [view_incident(scene, incident) for incident in story.job.incidents]
 
 

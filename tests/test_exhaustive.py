@@ -23,21 +23,21 @@ from torchrelay.protocol.rules.cluster import Cluster, advance, orders
 from torchrelay.simulation.judge.together import check_together
 
 (
-    STARTING, RUNNING, QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, REWIRING, RESUMING, FINISHING, ENDING,
+    STARTING, RUNNING, QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, RECONFIGURING, RESUMING, FINISHING, ENDING,
     ENDED,
 ) = JobPhase  # fmt: skip
 
 # One event moves a job as far as what is known allows, so a step may pass over phases; what is not here never happens.
 AFTER: dict[JobPhase, set[JobPhase]] = {
-    STARTING: {STARTING, REWIRING, FINISHING, ENDING, ENDED},
+    STARTING: {STARTING, RECONFIGURING, FINISHING, ENDING, ENDED},
     RUNNING: {RUNNING, QUIESCING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
     QUIESCING: {QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
-    HALTING: {HALTING, RELEASING, REWIRING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
+    HALTING: {HALTING, RELEASING, RECONFIGURING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
     # The next move may begin at once, when all targets are prepared already.
     RELEASING: {RELEASING, RUNNING, QUIESCING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
-    AGREEING: {AGREEING, PREPARING, REWIRING, STARTING, ENDING, ENDED},
-    PREPARING: {PREPARING, REWIRING, AGREEING, STARTING, ENDING, ENDED},
-    REWIRING: {REWIRING, RESUMING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
+    AGREEING: {AGREEING, PREPARING, RECONFIGURING, STARTING, ENDING, ENDED},
+    PREPARING: {PREPARING, RECONFIGURING, AGREEING, STARTING, ENDING, ENDED},
+    RECONFIGURING: {RECONFIGURING, RESUMING, AGREEING, PREPARING, STARTING, ENDING, ENDED},
     RESUMING: {RESUMING, RUNNING, QUIESCING, AGREEING, PREPARING, STARTING, FINISHING, ENDING, ENDED},
     FINISHING: {FINISHING, ENDING, ENDED},
     ENDING: {ENDING, ENDED},
@@ -73,38 +73,40 @@ def nothing_changes(before: Cluster, event: ev.Event) -> bool:
 def check_roster(cluster: Cluster, job: Job) -> None:
     """One owner: a seat has a living holder that knows its rank, and nobody sits twice."""
     holders = [seat.worker for seat in job.seats.values() if seat.worker is not None]
-    leavers = [seat.leaver for seat in job.seats.values() if seat.leaver is not None]
+    outgoing_workers = [seat.outgoing for seat in job.seats.values() if seat.outgoing is not None]
     targets = [] if job.open_move is None else list(job.open_move.targets.values())
     if job.phase in small.LAST_PHASES:
         assert len(set(holders)) == len(holders)
         return
-    taking_part = holders + leavers + targets
+    taking_part = holders + outgoing_workers + targets
     assert len(set(taking_part)) == len(taking_part), "nobody has two parts"
     for rank, seat in job.seats.items():
-        if seat.leaver is not None:
+        if seat.outgoing is not None:
             assert job.phase in RECOVERING - {RESUMING}
             assert job.boundary is not None
-            assert cluster.workers[seat.leaver].life is not Life.FENCING
-            assert cluster.workers[seat.leaver].rank == rank
+            assert cluster.workers[seat.outgoing].life is not Life.FENCING
+            assert cluster.workers[seat.outgoing].rank == rank
         if seat.worker is not None:
             worker = cluster.workers[seat.worker]
             assert worker.life is not Life.FENCING
-            assert (worker.rank, worker.heir) == (rank, None)
+            assert (worker.rank, worker.incoming_for) == (rank, None)
             former = [w.worker for w in cluster.workers.values() if w.rank == rank and w.worker != seat.worker]
             assert all(left(job, rank, name) for name in former), "a rank is given away when its holder has ended"
     for worker in cluster.workers.values():
         if worker.life is not Life.FENCING:
-            assert worker.rank is None or worker.worker in holders + leavers
-            assert (worker.heir is None) == (worker.worker not in targets)
+            assert worker.rank is None or worker.worker in holders + outgoing_workers
+            assert (worker.incoming_for is None) == (worker.worker not in targets)
 
 
 def left(job: Job, rank: Rank, worker: WorkerId) -> bool:
     """Whether a worker has held a rank until a move took it: it stands at the boundary, or is being ended.
 
-    Or it has never trained: a target that failed, whose leaver has taken the rank back.
+    Or it has never trained: a target that failed, whose outgoing worker has taken the rank back.
     """
-    leavers = {move.leavers.get(rank) for move in job.moves}
-    return worker in leavers or job.seats[rank].leaver == worker or job.seats[rank].worker in leavers
+    outgoing_workers = {move.outgoing_workers.get(rank) for move in job.moves}
+    return (
+        worker in outgoing_workers or job.seats[rank].outgoing == worker or job.seats[rank].worker in outgoing_workers
+    )
 
 
 def check_orders(cluster: Cluster, job: Job) -> None:
@@ -135,11 +137,11 @@ def check_part(cluster: Cluster, job: Job, known: Worker, order: od.WorkerOrder)
     """Each is ordered what belongs to its part: to the holder of a rank, its target, or who has left it."""
     rank = getattr(order, "rank", known.rank)
     assert rank is not None
-    if known.heir is not None:
-        assert rank == known.heir
-        assert isinstance(order, od.Assign | od.CatchUp)
+    if known.incoming_for is not None:
+        assert rank == known.incoming_for
+        assert isinstance(order, od.Assign | od.Replay)
         check_target(cluster, job, order)
-    elif job.seats[rank].leaver == known.worker:
+    elif job.seats[rank].outgoing == known.worker:
         assert isinstance(order, od.Decide | od.Recall)
         assert order.point == job.target == job.boundary
         assert not isinstance(order, od.Decide) or order.verdict is od.Verdict.REDO
@@ -148,11 +150,11 @@ def check_part(cluster: Cluster, job: Job, known: Worker, order: od.WorkerOrder)
         check_order(cluster, job, order)
 
 
-def check_target(cluster: Cluster, job: Job, order: od.Assign | od.CatchUp) -> None:
+def check_target(cluster: Cluster, job: Job, order: od.Assign | od.Replay) -> None:
     """What the target of a move is ordered: to prepare, from examples of the rank's holder; and to the boundary."""
     holder = job.seats[order.rank].worker
     if isinstance(order, od.Assign):
-        assert order.newcomer
+        assert order.replacement
         assert bool(order.examples) == (holder is not None)
         assert all(cluster.workers[holder].address == each.address for each in order.examples if holder is not None)
         return
@@ -176,7 +178,7 @@ def check_order(cluster: Cluster, job: Job, order: od.WorkerOrder) -> None:
         case od.Halt(rank=rank):
             assert job.phase is QUIESCING
             assert job.seats[rank].report is None
-        case od.CatchUp(rank=rank, point=point, private=private, sources=sources):
+        case od.Replay(rank=rank, point=point, private=private, sources=sources):
             assert point == job.target
             assert ev.PrivateRecord(point, private) in job.seats[rank].private
             check_sources(cluster, job, rank, sources)
@@ -185,14 +187,14 @@ def check_order(cluster: Cluster, job: Job, order: od.WorkerOrder) -> None:
             assert job.seats[ward].record_of(point) is None
         case od.Restore(rank=rank, point=point, sources=sources):
             assert point == job.target
-            assert job.seats[rank].newcomer
+            assert job.seats[rank].replacement
             assert sources
             check_sources(cluster, job, rank, sources)
         case od.Resume(point=point):
             assert point == (job.boundary if job.phase is RELEASING else job.target)
-        case od.Assign(rank=rank, newcomer=newcomer):
-            assert newcomer == job.seats[rank].newcomer
-            assert newcomer == (job.phase in RECOVERING)
+        case od.Assign(rank=rank, replacement=replacement):
+            assert replacement == job.seats[rank].replacement
+            assert replacement == (job.phase in RECOVERING)
             assert not order.examples
         case _:
             pass
@@ -221,13 +223,13 @@ def check_verdict(job: Job, rank: Rank, verdict: od.Verdict, point: Point) -> No
 def check_sources(cluster: Cluster, job: Job, rank: Rank, sources: tuple[od.Source, ...]) -> None:
     """All hold the shard at the target: a holder of another rank, or somebody who left its rank there."""
     seat = job.seats[rank]
-    leavers = [source for source in sources if is_leaver(cluster, job, source)]
-    assert not leavers or job.target == job.boundary
-    if seat.leaver is not None and rank not in seat.failed | seat.distrusted and job.target == job.boundary:
-        assert sources[0].address == cluster.workers[seat.leaver].address, "its own leaver comes first"
+    outgoing_workers = [source for source in sources if is_outgoing(cluster, job, source)]
+    assert not outgoing_workers or job.target == job.boundary
+    if seat.outgoing is not None and rank not in seat.failed | seat.distrusted and job.target == job.boundary:
+        assert sources[0].address == cluster.workers[seat.outgoing].address, "its own outgoing worker comes first"
     for source in sources:
         other = job.seats[source.rank]
-        if source not in leavers:
+        if source not in outgoing_workers:
             assert source.rank != rank
             assert other.worker is not None
             assert source.address.endswith(other.worker)
@@ -237,9 +239,9 @@ def check_sources(cluster: Cluster, job: Job, rank: Rank, sources: tuple[od.Sour
         assert source.rank not in seat.failed
 
 
-def is_leaver(cluster: Cluster, job: Job, source: od.Source) -> bool:
-    leaver = job.seats[source.rank].leaver
-    return leaver is not None and cluster.workers[leaver].address == source.address
+def is_outgoing(cluster: Cluster, job: Job, source: od.Source) -> bool:
+    outgoing = job.seats[source.rank].outgoing
+    return outgoing is not None and cluster.workers[outgoing].address == source.address
 
 
 def check_progress(cluster: Cluster, job: Job) -> None:
@@ -253,15 +255,15 @@ def check_progress(cluster: Cluster, job: Job) -> None:
             survivors = [seat for seat in seats if seat.worker is not None and seat.assigned_in < job.generation]
             assert all(seat.report is not None for seat in survivors)
             assert not all(seat.ready for seat in seats)
-        case JobPhase.REWIRING:
+        case JobPhase.RECONFIGURING:
             assert all(seat.ready for seat in seats)
         case JobPhase.RESUMING | JobPhase.RUNNING:
-            wired = [seat.ready and seat.rewired for seat in seats]
-            assert all(wired) or (job.phase is RUNNING and not any(seat.rewired for seat in seats))
+            wired = [seat.ready and seat.reconfigured for seat in seats]
+            assert all(wired) or (job.phase is RUNNING and not any(seat.reconfigured for seat in seats))
             assert job.target is None or all(seat.holds == job.target for seat in seats)
             if job.phase is JobPhase.RUNNING:
                 assert job.boundary is None
-                assert all(seat.resumed and not seat.newcomer for seat in seats)
+                assert all(seat.resumed and not seat.replacement for seat in seats)
                 assert job.open_incident is None
         case JobPhase.ENDING | JobPhase.ENDED:
             assert job.outcome is not None
@@ -275,12 +277,12 @@ def check_progress(cluster: Cluster, job: Job) -> None:
 
 
 def check_target_point(job: Job) -> None:
-    """The newest that a survivor has committed, or the gate of the last target; without any, where leavers stand."""
+    """The newest that a survivor has committed, or the gate of the last target; else where outgoing workers stand."""
     reports = [seat.report for seat in job.seats.values() if seat.report is not None]
     committed = [report.committed for report in reports if report.committed is not None]
     if not committed:
         assert job.target == job.boundary
-        assert any(seat.leaver is not None for seat in job.seats.values())
+        assert any(seat.outgoing is not None for seat in job.seats.values())
         return
     assert job.target is not None
     assert job.target >= max(committed)
@@ -293,7 +295,7 @@ def check_halt(cluster: Cluster, job: Job) -> None:
     """A job stops for a move whose targets are prepared, and not before the furthest has come to its stop."""
     seats, move = list(job.seats.values()), job.open_move
     assert job.open_incident is not None
-    assert not any(seat.rewired for seat in seats), "connections are not touched"
+    assert not any(seat.reconfigured for seat in seats), "connections are not touched"
     if job.phase is RELEASING:
         assert move is None or move.state is MoveState.PREPARING
         assert not all(seat.resumed for seat in seats)
@@ -379,7 +381,7 @@ def standing_of(cluster: Cluster, name: WorkerId) -> Stand:
     job = cluster.jobs[JOB]
     rank = job.rank_of(name)
     seat = None if rank is None else job.seats[rank]
-    if seat is None or seat.newcomer:
+    if seat is None or seat.replacement:
         return Stand() if job.target is None or seat is None else Stand(caught_up=job.target)
     there = small.NEXT in (job.target, job.boundary if seat.ready else None)
     return Stand(small.NEXT, WorkerPhase.STOPPED) if there else Stand(small.HERE, WorkerPhase.GATE, small.NEXT)
@@ -410,7 +412,7 @@ def explore_a_cutover() -> int:
     return explore(
         small.beginning_of_a_cutover(spares=1), last_generation=3, limit=5_000,
         quiet=NowAndThen(check_move_quiet, 20), alphabet=small.happenings_of_a_move,
-        phases=(HALTING, REWIRING, RESUMING),
+        phases=(HALTING, RECONFIGURING, RESUMING),
     )  # fmt: skip
 
 
@@ -425,14 +427,14 @@ def test_one_cutover_in_every_order_of_things() -> None:
 @pytest.mark.slow
 def test_one_move_from_the_halt_to_its_end_in_every_order_of_things() -> None:
     world: dict[str, Any] = {"alphabet": small.happenings_of_a_move, "quiet": NowAndThen(check_move_quiet, 50)}
-    phases = (*MOVING, REWIRING, RESUMING)
+    phases = (*MOVING, RECONFIGURING, RESUMING)
     assert explore(small.beginning_of_a_halt(), last_generation=3, limit=5_000, phases=phases, **world) > 1_000
 
 
 @pytest.mark.slow
 def test_faults_after_a_cutover_in_every_order_of_things() -> None:
     world: dict[str, Any] = {"alphabet": small.happenings_of_a_move, "quiet": NowAndThen(check_move_quiet, 50)}
-    phases = (HALTING, REWIRING, RESUMING, AGREEING)
+    phases = (HALTING, RECONFIGURING, RESUMING, AGREEING)
     start = small.beginning_of_a_cutover(spares=1)
     assert explore(start, last_generation=4, limit=5_000, phases=phases, **world) > 100
 

@@ -64,7 +64,7 @@ def test_a_schedule_goes_on_and_nobody_warns(name: str, steps: int) -> None:
         scripts[0].step()
         schedules[0].step()
     states[1].expect()
-    schedules[1].step()  # the newcomer's script runs on to its stop, before the state has come
+    schedules[1].step()  # the replacement's script runs on to its stop, before the state has come
     carry(states[0], states[1])
     assert states[0].digest() == states[1].digest()
     rates = []
@@ -286,11 +286,11 @@ def test_fingerprints_name_what_was_built_and_not_its_values() -> None:
 
 
 def test_what_is_private_is_not_taken_from_a_replica() -> None:
-    victim, replica, newcomer = Script(1), Script(1), Script(3)
+    victim, replica, replacement = Script(1), Script(1), Script(3)
     generators = [torch.Generator().manual_seed(seed) for seed in (10, 20, 30)]
     states = [
         script.state(generator=generator)
-        for script, generator in zip((victim, replica, newcomer), generators, strict=True)
+        for script, generator in zip((victim, replica, replacement), generators, strict=True)
     ]
     torch.manual_seed(1)
     victim.model(torch.randn(6, 4))  # running statistics of its own samples
@@ -298,16 +298,16 @@ def test_what_is_private_is_not_taken_from_a_replica() -> None:
     replica.model(torch.randn(6, 4))
     states[2].private.load(states[0].private.record())
     carry(states[1], states[2])
-    assert torch.equal(newcomer.model[1].running_mean, victim.model[1].running_mean)
-    assert not torch.equal(newcomer.model[1].running_mean, replica.model[1].running_mean)
-    assert torch.equal(newcomer.model[0].weight, replica.model[0].weight)
+    assert torch.equal(replacement.model[1].running_mean, victim.model[1].running_mean)
+    assert not torch.equal(replacement.model[1].running_mean, replica.model[1].running_mean)
+    assert torch.equal(replacement.model[0].weight, replica.model[0].weight)
     assert torch.rand(1, generator=generators[2]) == torch.rand(1, generator=generators[0])
 
 
 def test_without_a_private_record_all_comes_from_the_replica() -> None:
-    replica, newcomer = Script(1), Script(3)
+    replica, replacement = Script(1), Script(3)
     replica.model(torch.randn(6, 4))
-    states = [replica.state(g=torch.Generator().manual_seed(1)), newcomer.state(g=torch.Generator().manual_seed(2))]
+    states = [replica.state(g=torch.Generator().manual_seed(1)), replacement.state(g=torch.Generator().manual_seed(2))]
     states[1].private.load(b"")
     carry(states[0], states[1])
     assert states[0].digest() == states[1].digest()

@@ -211,14 +211,14 @@ def test_as_many_faults_of_a_slot_are_remembered_as_are_useful() -> None:
     assert story.cluster.strikes[NODE, 2] == tuple(range(5, 21))
 
 
-def test_a_source_stays_distrusted_when_the_newcomer_is_lost_too() -> None:
+def test_a_source_stays_distrusted_when_the_replacement_is_lost_too() -> None:
     story = running(ranks=3, spares=2)
     story.lose(story.holder(2), signal=SIGKILL)
-    while story.job.phase is not JobPhase.REWIRING:
+    while story.job.phase is not JobPhase.RECONFIGURING:
         story.answer()
     story.hear(say(story, ev.RestoreFailed, 2, source=Rank(0), reason="digest differs", mismatch=True))
     story.lose(story.holder(2), signal=SIGKILL)
-    while story.job.phase is not JobPhase.REWIRING:
+    while story.job.phase is not JobPhase.RECONFIGURING:
         story.answer()
     restores = [order for order in orders(story.cluster) if isinstance(order, od.Restore)]
     assert [source.rank for order in restores for source in order.sources] == [1]
@@ -363,7 +363,7 @@ def test_the_first_report_counts() -> None:
     assert held.job.target == HERE
 
 
-def test_only_the_edge_of_the_target_counts_as_ready() -> None:
+def test_only_the_safepoint_of_the_target_counts_as_ready() -> None:
     story = running()
     story.lose(story.holder(1), signal=SIGKILL)
     story.answer((od.Interrupt,))
@@ -371,20 +371,20 @@ def test_only_the_edge_of_the_target_counts_as_ready() -> None:
     assert changes(story, say(story, ev.WorkerReady, 0, point=HERE))
 
 
-def test_the_last_to_connect_dates_the_rewiring() -> None:
-    story = recovering(until=JobPhase.REWIRING)
+def test_the_last_to_connect_dates_the_reconfiguring() -> None:
+    story = recovering(until=JobPhase.RECONFIGURING)
     story.wait(10)
-    story.hear(say(story, ev.WorkerRewired, 0))
+    story.hear(say(story, ev.WorkerReconfigured, 0))
     story.wait(10)
-    assert Mark.REWIRED not in story.job.incidents[-1].marks
-    story.hear(say(story, ev.WorkerRewired, 1))
+    assert Mark.RECONFIGURED not in story.job.incidents[-1].marks
+    story.hear(say(story, ev.WorkerReconfigured, 1))
     story.wait(10)
-    story.hear(say(story, ev.WorkerRewired, 0))
-    assert story.job.incidents[-1].marks[Mark.REWIRED] == 20
+    story.hear(say(story, ev.WorkerReconfigured, 0))
+    assert story.job.incidents[-1].marks[Mark.RECONFIGURED] == 20
 
 
 def test_state_is_restored_once_and_at_the_target() -> None:
-    story = recovering(until=JobPhase.REWIRING)
+    story = recovering(until=JobPhase.RECONFIGURING)
     given = {"sources": (Rank(0),), "digest": "d", "size": 10}
     assert not changes(story, say(story, ev.StateRestored, 1, point=NEXT, **given))
     restored = say(story, ev.StateRestored, 1, point=HERE, **given)
@@ -397,7 +397,7 @@ def test_state_is_restored_once_and_at_the_target() -> None:
 
 
 def test_what_each_of_several_sources_has_brought_is_told() -> None:
-    story = recovering(until=JobPhase.REWIRING)
+    story = recovering(until=JobPhase.RECONFIGURING)
     given = {"sources": (Rank(0), Rank(2)), "shares": (700, 300), "digest": "d", "size": 1_010}
     story.hear(say(story, ev.StateRestored, 1, point=HERE, **given))
     told = "rank 1 restored from rank 0 (700 bytes), rank 2 (300 bytes): 1,010 bytes, digest d equal"
@@ -421,9 +421,9 @@ def recovering(*, until: JobPhase) -> Story:
 def test_the_store_is_hosted_by_the_lowest_rank_that_holds_state() -> None:
     story = running()
     story.lose(story.holder(0), signal=SIGKILL)
-    while story.job.phase is not JobPhase.REWIRING:
+    while story.job.phase is not JobPhase.RECONFIGURING:
         story.answer()
-    stores = {order.store for order in orders(story.cluster) if isinstance(order, od.Rewire)}
+    stores = {order.store for order in orders(story.cluster) if isinstance(order, od.Reconfigure)}
     assert stores == {f"store:{story.holder(1)}"}
 
 

@@ -67,7 +67,7 @@ def test_two_ranks_lost_at_once_are_one_incident(tmp_path: Path) -> None:
     assert len(done.incidents()) == 1
 
 
-def test_the_first_calls_of_a_successor_are_cut_short_and_redone(tmp_path: Path) -> None:
+def test_the_first_calls_of_a_replacement_are_cut_short_and_redone(tmp_path: Path) -> None:
     calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
     faults = [
         {"id": f"fault {step}", "ranks": [rank], "step": step, "phase": "backward", "how": "kill"}

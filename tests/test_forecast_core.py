@@ -60,7 +60,7 @@ def test_a_job_that_was_made_is_like_one_that_was_started() -> None:
     cut = CutOut(job().spec(1), layout_of("ddp", 64), range(8), range(8, 10))
     cut.show([1])
     made = cut.job.seats[Rank(1)]
-    assert (made.joined, made.newcomer, made.finished, made.private) == (started.joined, False, False, ())
+    assert (made.joined, made.replacement, made.finished, made.private) == (started.joined, False, False, ())
     assert cut.job.phase is story.job.phase is JobPhase.RUNNING
     assert story.cluster.workers[story.holder(1)].life is cut.cluster.workers[made.worker].life  # type: ignore[index]
 
@@ -113,7 +113,8 @@ def test_a_lost_node_is_replaced_by_a_spare_and_nothing_is_lost() -> None:
 @pytest.mark.parametrize("acquire", [0.0, 0.03, 33.0])
 def test_a_pause_is_as_long_as_its_phases(acquire: float, cause: Cause) -> None:
     """Also if a buddy is asked for the record of a node that is lost: `acquire` begins before that."""
-    spans = {"detect": 0.02, "interrupt": 0.003, "agree": 0.001, "acquire": acquire, "rewire": 0.01, "restore": 0.012,
+    spans = {"detect": 0.02, "interrupt": 0.003, "agree": 0.001, "acquire": acquire, "reconfigure": 0.01,
+        "restore": 0.012,
              "resume": 0.005}  # fmt: skip
     phases = Phases({name: Span(span, 0.0) for name, span in spans.items()})
     for nodes in ((3,), (3, 4)):
@@ -232,7 +233,7 @@ def test_a_path_that_is_lost_makes_its_node_be_left() -> None:
 
 
 @pytest.mark.slow
-def test_to_share_slots_changes_the_forecast() -> None:
+def test_to_oversubscribe_changes_the_forecast() -> None:
     """No spare is left: to wait, or to go on at half speed in a slot that another rank uses."""
     waits, shares = (forecast(job(spares=0, faults=OFTEN, hours=400.0, policy={"ranks_per_slot": ranks}), 3)
                      for ranks in (1, 2))  # fmt: skip

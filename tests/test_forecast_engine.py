@@ -258,7 +258,7 @@ def test_work_that_will_hardly_ever_be_done_is_refused(monkeypatch: pytest.Monke
 
 
 def test_given_phases_are_the_pause() -> None:
-    none = dict.fromkeys(("interrupt", "agree", "acquire", "rewire", "restore", "resume"), Span(0, 0))
+    none = dict.fromkeys(("interrupt", "agree", "acquire", "reconfigure", "restore", "resume"), Span(0, 0))
     job = Settings(gpus=64, hours=300, spares=8, phases=Phases({**none, "detect": Span(30, 0)}),
                    faults=Process(rate=100))  # fmt: skip
     got = simulate(job, 0)

@@ -87,7 +87,7 @@ def test_phases_of_a_ledger_are_drawn_together(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in (short, long, ended)))
     phases, chance = phases_of_ledger(path, {"resume": Span(3, 0)}), np.random.default_rng(0)
-    drawn = {(found["detect"], found["restore"], found["resume"], found["rewire"])
+    drawn = {(found["detect"], found["restore"], found["resume"], found["reconfigure"])
              for found in (phases.draw(chance) for _ in range(50))}  # fmt: skip
     assert drawn == {(0.1, 0.2, 3, 0), (1.0, 2.0, 3, 0)}
     assert "2 incidents" in phases.source
@@ -95,22 +95,22 @@ def test_phases_of_a_ledger_are_drawn_together(tmp_path: Path) -> None:
 
 def test_phases_of_moves_are_of_moves(tmp_path: Path) -> None:
     """A failure has no cutover, so none may be drawn from it: it is assumed, until a move was measured."""
-    failed = msgspec.structs.replace(line(Resolution.CLEAN), phases={"detect": 100, "rewire": 200})
+    failed = msgspec.structs.replace(line(Resolution.CLEAN), phases={"detect": 100, "reconfigure": 200})
     moved = msgspec.structs.replace(
-        line(Resolution.CLEAN), kind="planned", phases={"stand": 7_000, "cutover": 8_000, "rewire": 900}
+        line(Resolution.CLEAN), kind="planned", phases={"stand": 7_000, "cutover": 8_000, "reconfigure": 900}
     )
     path, chance = tmp_path / "ledger.jsonl", np.random.default_rng(0)
     path.write_bytes(msgspec.json.encode(failed))
     phases = phases_of_ledger(path, {})
     drawn = [phases.draw(chance, move=True) for _ in range(2_000)]
     assert np.mean([one["stand"] for one in drawn]) == pytest.approx(5, rel=0.05)
-    assert {one["rewire"] for one in drawn} == {0.2}
+    assert {one["reconfigure"] for one in drawn} == {0.2}
     assert "moves are assumed" in phases.source
     path.write_bytes(msgspec.json.encode(failed) + b"\n" + msgspec.json.encode(moved))
     phases = phases_of_ledger(path, {})
     found = phases.draw(chance, move=True)
-    assert (found["stand"], found["cutover"], found["rewire"], found["detect"]) == (7, 8, 0.9, 0)
-    assert phases.draw(chance)["rewire"] == 0.2
+    assert (found["stand"], found["cutover"], found["reconfigure"], found["detect"]) == (7, 8, 0.9, 0)
+    assert phases.draw(chance)["reconfigure"] == 0.2
     assert "1 incidents as they were measured, 1 moves" in phases.source
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from tests.test_standing import FIRST, decide, rewire
+from tests.test_standing import FIRST, decide, reconfigure
 from torchrelay.errors import RefusedError, StateMismatchError, StepInterrupted
 from torchrelay.protocol.messages.events import CollectiveFailed, Event
 from torchrelay.protocol.messages.ids import START, Generation, Point, WorkerPhase
@@ -55,7 +55,7 @@ class Stand:
     def __init__(self, folder: Path) -> None:
         self.page = Page(folder / "page", create=True)
         self.standing = Standing(self.page)
-        self.standing.hear(rewire(1))
+        self.standing.hear(reconfigure(1))
         self.standing.begin_wiring(Generation(1))
         self.standing.start(START)
         self.said: list[Event] = []

@@ -1,4 +1,4 @@
-"""A rank that an operator asked to move goes back to its leaver, as its target was lost: it is still asked for."""
+"""A rank that an operator asked to move goes back to its outgoing worker as its target was lost: the wish stays."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrelay.protocol.placement.boundary import AGAIN_MS
 
 
 def given_back() -> Story:
-    """The target dies when it holds the rank, and its leaver has it again."""
+    """The target dies when it holds the rank, and its outgoing worker has it again."""
     story = cut_over()
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
@@ -27,15 +27,15 @@ def given_back() -> Story:
 
 def test_it_is_moved_once_more() -> None:
     story = given_back()
-    leaver = story.job.moves[0].leavers[Rank(1)]
+    outgoing = story.job.moves[0].outgoing_workers[Rank(1)]
     assert "once more for rank 1" in [text for _, text in story.job.moves[0].story]
     assert (story.job.phase, story.job.moves[-1].state) == (JobPhase.RUNNING, MoveState.DONE)
-    assert story.holder(1) != leaver
+    assert story.holder(1) != outgoing
     assert len(story.job.moves) == 1
 
 
 def half_moved(**fields: Any) -> Story:
-    """Of two ranks one has gone, and the other is with its leaver again."""
+    """Of two ranks one has gone, and the other is with its outgoing worker again."""
     story = cut_over(0, 1, **({"spares": 3, "slot_faults": 0} | fields))
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
@@ -78,7 +78,7 @@ def test_while_it_goes_nobody_speaks_of_a_fault() -> None:
 def test_when_it_has_moved_the_wish_is_forgotten() -> None:
     story = cut_over()
     assert story.job.requests
-    story.answer((od.Rewire, od.Restore, od.Resume))
+    story.answer((od.Reconfigure, od.Restore, od.Resume))
     story.settle()
     assert story.job.moves[-1].state is MoveState.DONE
     assert not story.job.requests

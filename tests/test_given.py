@@ -43,7 +43,7 @@ def test_the_same_call_is_the_same() -> None:
 def test_other_data_is_refused_with_the_name_of_the_argument_and_the_call() -> None:
     recorded = as_step(step).begin((batch(1),), {})()
     with pytest.raises(
-        UnprovedError, match=r"the step of 7 with other data .*: argument 'batch' of step\(\)\. .*tracked"
+        UnprovedError, match=r"the step of 7 with other data .*: argument 'batch' of step\(\)\. .*Track loaders"
     ):
         as_step(step).check_replayed(recorded, (batch(2),), {}, "the step of 7")
 

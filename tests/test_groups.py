@@ -59,21 +59,21 @@ def has_started(puppet: Puppet, collectives: int) -> bool:
     return bool(puppet.control_do("collectives") >= collectives)
 
 
-# ---------------------------------------------------------------- rewire
+# ---------------------------------------------------------------- reconfigure
 
 
 @pytest.mark.slow
-def test_groups_work_after_every_rewire_and_keep_their_handles(four: Troupe) -> None:
+def test_groups_work_after_every_reconfigure_and_keep_their_handles(four: Troupe) -> None:
     four.do("new_group", "low", [0, 1])
     four.do("new_group", "odd", [1, 3])
     for _ in range(3):
-        four.rewire()
+        four.reconfigure()
         assert four.do("all_reduce") == [4.0] * 4
         assert four.do("all_reduce", group="low", ranks=[0, 1]) == [2.0] * 2
         assert four.do("all_reduce", group="odd", ranks=[1, 3]) == [2.0] * 2
     four.do("new_group", "late", [0, 2, 3])
     assert four.do("all_reduce", group="late", ranks=[0, 2, 3]) == [3.0] * 3
-    four.rewire()
+    four.reconfigure()
     assert four.do("all_reduce", group="late", ranks=[0, 2, 3]) == [3.0] * 3
     assert four.do("backend_names")[1] == {"default": "gloo", "low": "gloo", "odd": "gloo"}
 
@@ -81,26 +81,26 @@ def test_groups_work_after_every_rewire_and_keep_their_handles(four: Troupe) -> 
 @pytest.mark.slow
 def test_a_lost_rank_is_replaced_by_a_process_that_was_alone(four: Troupe) -> None:
     four.do("new_group", "low", [0, 1])
-    four.do("call", acts.make_and_destroy_a_group)  # what the newcomer does not do again
+    four.do("call", acts.make_and_destroy_a_group)  # what the replacement does not do again
     four.ranks[1].kill()
-    newcomer = four.replace(1)
-    newcomer.do("init")
-    newcomer.do("new_group", "low", [0, 1])  # alone, as its script does it
-    assert newcomer.do("backend_names") == {"default": "gloo", "low": "gloo"}
-    four.rewire(host=2)
+    replacement = four.replace(1)
+    replacement.do("init")
+    replacement.do("new_group", "low", [0, 1])  # alone, as its script does it
+    assert replacement.do("backend_names") == {"default": "gloo", "low": "gloo"}
+    four.reconfigure(host=2)
     assert four.do("all_reduce", group="low", ranks=[0, 1]) == [2.0] * 2
-    four.do("new_group", "late", [1, 2])  # torch counts names: the newcomer must be in step
+    four.do("new_group", "late", [1, 2])  # torch counts names: the replacement must be in step
     assert four.do("all_reduce", group="late", ranks=[1, 2]) == [2.0] * 2
 
 
 @pytest.mark.slow
-def test_a_mesh_that_was_made_alone_works_after_every_rewire(extension: dict[str, str]) -> None:
+def test_a_mesh_that_was_made_alone_works_after_every_reconfigure(extension: dict[str, str]) -> None:
     for environment in (extension, EMPTY_CACHE):
         with troupe(4, **environment) as ranks:
             ranks.do("init")
             ranks.do("call", acts.make_mesh)
             for _ in range(2):
-                ranks.rewire()
+                ranks.reconfigure()
                 # rows: ranks 0 and 2, 1 and 3; columns: ranks 0 and 1, 2 and 3
                 assert ranks.do("call", acts.sums_over_mesh) == [[2, 2, 1, 1], [4, 4, 1, 1], [2, 2, 5, 5], [4, 4, 5, 5]]
             ranks.do("call", acts.monitored_barrier)
@@ -109,62 +109,62 @@ def test_a_mesh_that_was_made_alone_works_after_every_rewire(extension: dict[str
 @pytest.mark.slow
 def test_collectives_keep_the_timeout_of_their_group(two: Troupe) -> None:
     assert two.do("call", acts.timeouts) == [60.0, 60.0]
-    two.rewire(timeout_s=20.0)
+    two.reconfigure(timeout_s=20.0)
     assert two.do("call", acts.timeouts) == [60.0, 60.0]
 
 
 @pytest.mark.slow
-def test_collectives_are_counted_from_each_rewire(two: Troupe) -> None:
+def test_collectives_are_counted_from_each_reconfigure(two: Troupe) -> None:
     before = two.ranks[0].control_do("collectives")
     two.do("all_reduce")
     assert two.ranks[0].control_do("collectives") == before + 1
-    two.rewire()
+    two.reconfigure()
     assert two.ranks[0].control_do("collectives") == before
 
 
 @pytest.mark.slow
-def test_a_rewire_fails_at_once_on_all_ranks_if_one_has_not_made_a_group(extension: dict[str, str]) -> None:
+def test_a_reconfigure_fails_at_once_on_all_ranks_if_one_has_not_made_a_group(extension: dict[str, str]) -> None:
     with troupe(2, **extension) as ranks:
         ranks.do("init")
         ranks.ranks[0].do("new_group", "both", [0, 1])
         address = ranks.ranks[0].do("host_store")
         begin = time.monotonic()
-        ranks.tell("rewire", address, 1, timeout_s=20.0)
+        ranks.tell("reconfigure", address, 1, timeout_s=20.0)
         failures = ranks.results()
         assert time.monotonic() - begin < 10
         for failure in failures:
             assert re.search(r"has a group '1' of ranks \[0, 1\], rank 1 has not: make all groups", str(failure))
         ranks.ranks[1].do("new_group", "both", [0, 1])
-        ranks.rewire()
+        ranks.reconfigure()
         assert ranks.do("all_reduce", group="both") == [2.0] * 2
 
 
 @pytest.mark.slow
-def test_a_rewire_that_nobody_joins_can_be_broken_and_tried_again(four: Troupe) -> None:
+def test_a_reconfigure_that_nobody_joins_can_be_broken_and_tried_again(four: Troupe) -> None:
     address = four.ranks[0].do("host_store")
-    four.tell("rewire", address, 100, timeout_s=30.0, ranks=[0, 1, 2])
+    four.tell("reconfigure", address, 100, timeout_s=30.0, ranks=[0, 1, 2])
     took = []
     for rank in (0, 1, 2):
         puppet = four.ranks[rank]
         until(partial(puppet.control_do, "call", acts.waits_for, "generation 100"))
         at, _ = four.ranks[rank].control_do("break_connections")
-        with pytest.raises(Failed, match=r"RewireError: generation 100: "):
+        with pytest.raises(Failed, match=r"ReconfigureError: generation 100: "):
             four.ranks[rank].result()
         took.append(four.ranks[rank].ended_at - at)
     assert min(took) < RELEASED_S  # of any rank: each has but one try, and the machine may be busy with others
     assert max(took) < LATE_S
-    four.rewire()
+    four.reconfigure()
     assert four.do("all_reduce") == [4.0] * 4
 
 
 @pytest.mark.slow
-def test_a_rewire_that_nobody_joins_ends_by_its_timeout(two: Troupe) -> None:
+def test_a_reconfigure_that_nobody_joins_ends_by_its_timeout(two: Troupe) -> None:
     address = two.ranks[0].do("host_store")
     for puppet in two.ranks:
-        with pytest.raises(Failed, match="RewireError"):
-            puppet.do("rewire", address, 100 + puppet.rank, timeout_s=0.5)
+        with pytest.raises(Failed, match="ReconfigureError"):
+            puppet.do("reconfigure", address, 100 + puppet.rank, timeout_s=0.5)
         puppet.do("new_group", "both", [0, 1])  # alone again: it waits for nobody
-    two.rewire()
+    two.reconfigure()
     assert two.do("all_reduce", group="both") == [2.0] * 2
 
 
@@ -174,7 +174,7 @@ def test_no_store_is_an_error_at_once() -> None:
         unused.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{unused.getsockname()[1]}"
     begin = time.monotonic()
-    with pytest.raises(groups.RewireError, match="no store at 127"):
+    with pytest.raises(groups.ReconfigureError, match="no store at 127"):
         groups.connect_store(address, 30.0)
     assert time.monotonic() - begin < 5
 
@@ -184,10 +184,10 @@ def test_nothing_is_left_of_old_generations(extension: dict[str, str]) -> None:
     with troupe(2, **extension) as ranks:
         ranks.start()
         ranks.do("new_group", "both", [0, 1])
-        ranks.rewire()
+        ranks.reconfigure()
         held = ranks.ranks[1].do("held")
         for _ in range(20):
-            ranks.rewire()
+            ranks.reconfigure()
         # A thread that has connected may end a moment after it has said so.
         until(lambda: all(now <= then for now, then in zip(ranks.ranks[1].do("held"), held, strict=True)), within_s=3.0)
 
@@ -198,7 +198,7 @@ def test_without_the_extension_little_is_left_of_old_generations() -> None:
         ranks.start()
         threads, descriptors = ranks.ranks[1].do("held")
         for _ in range(10):
-            ranks.rewire()
+            ranks.reconfigure()
         most = (threads + 2 * 10, descriptors + 2 * 10)  # two threads of each old backend
         until(lambda: all(now <= then for now, then in zip(ranks.ranks[1].do("held"), most, strict=True)), within_s=3.0)
 
@@ -210,9 +210,9 @@ def test_a_message_that_was_half_received_does_not_keep_a_thread_busy(four: Trou
     four.ranks[1].kill()
     assert four.ranks[0].do("call", acts.restless_loops) == 1  # what is to be mended
     four.replace(1).do("init")
-    four.rewire()
+    four.reconfigure()
     assert four.do("call", acts.restless_loops) == [0] * 4
-    four.rewire()
+    four.reconfigure()
     assert four.do("all_reduce") == [4.0] * 4
     assert four.do("call", acts.restless_loops) == [0] * 4
 
@@ -241,7 +241,7 @@ def test_a_blocked_gate_is_released_within_milliseconds(four: Troupe) -> None:
                 four.ranks[rank].result()
             assert failed.value.collective
             took[rank].append(four.ranks[rank].ended_at - at)
-        four.rewire()
+        four.reconfigure()
     assert all(min(each) < RELEASED_S for each in took.values()), took
     assert all(max(each) < LATE_S for each in took.values()), took
     assert four.do("call", acts.gate) == [4] * 4
@@ -288,9 +288,9 @@ def test_a_group_that_was_made_while_connected_can_be_broken(two: Troupe, waitin
 
 
 @pytest.mark.slow
-def test_a_collective_in_flight_does_not_hold_up_the_next_rewire(two: Troupe) -> None:
+def test_a_collective_in_flight_does_not_hold_up_the_next_reconfigure(two: Troupe) -> None:
     two.do("call", acts.start_what_cannot_end)
-    two.rewire(timeout_s=20.0)  # shorter than the collective's own timeout
+    two.reconfigure(timeout_s=20.0)  # shorter than the collective's own timeout
     assert two.do("all_reduce") == [2.0] * 2
 
 
@@ -328,7 +328,7 @@ def test_breaking_leaves_the_sockets_of_the_script_alone(two: Troupe) -> None:
     # Until nothing is left to break: over a connection something may still flow at first.
     until(lambda: two.ranks[1].control_do("break_connections")[1] == 0)
     assert two.ranks[1].do("call", acts.own_sockets_work)
-    two.rewire()
+    two.reconfigure()
     assert two.ranks[1].do("call", acts.own_sockets_work)
 
 
@@ -336,7 +336,7 @@ def test_breaking_leaves_the_sockets_of_the_script_alone(two: Troupe) -> None:
 def test_breaking_while_nobody_communicates_does_no_harm(two: Troupe) -> None:
     for _ in range(3):
         two.ranks[0].control_do("break_connections")
-    two.rewire()
+    two.reconfigure()
     assert two.do("all_reduce") == [2.0] * 2
 
 

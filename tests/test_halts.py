@@ -59,7 +59,7 @@ def await_phase(stage: ByHand, expected: WorkerPhase, *ranks: int) -> None:
 
 
 def stop_all_between(stage: ByHand, marks: Marks, step: int) -> None:
-    """All stand after this step, at the edge, and wait for what is next."""
+    """All stand after this step, at the safepoint, and wait for what is next."""
     there = marks.hold("between", step, *RANKS)
     stage.until(there, "all are between two calls")
     reports = stage.halt()
@@ -84,7 +84,7 @@ def test_halts_in_every_phase_that_are_called_off_change_nothing(staged: Staged,
         stage.until(places[place], f"rank 1 is at {place}")
 
     stage.train()
-    go_to("entry")  # nobody comes to an edge: it is called off before
+    go_to("entry")  # nobody comes to a safepoint: it is called off before
     await_phase(stage, PHASE.COMPUTING, *RANKS)
     reports = stage.halt()
     assert {(report.committed, report.pending) for report in reports.values()} == {(Point(1), Point(2))}
@@ -180,33 +180,33 @@ def test_halts_at_the_end_of_the_script(staged: Staged, calm: Bits) -> None:
 def hand_over(stage: ByHand, rank: int, boundary: Point) -> None:
     """Up to the moment at which the new holder has connected; the old one stands at the boundary, and serves."""
     target = stage.prepare(rank)
-    leaver = stage.holders[rank]
-    readies = stage.stand_at(boundary, leaver=rank)
+    outgoing = stage.holders[rank]
+    readies = stage.stand_at(boundary, outgoing=rank)
     assert all((ready.private != b"") == (at == rank) for at, ready in readies.items())
     private = readies[rank].private
     assert decode_private(private).returned
-    page = Page(leaver.page)
+    page = Page(outgoing.page)
     assert private == next(record.data for record in page.records() if record.point == boundary)
     page.close()
-    stage.bring(target, rank, boundary, private, (stage.source(leaver, rank),))
+    stage.bring(target, rank, boundary, private, (stage.source(outgoing, rank),))
     stage.new_generation()
     stage.holders[rank] = target
-    stage.order(Decide, rank, leaver, verdict=Verdict.REDO, point=boundary)
-    stage.rewire()
-    stage.await_answers(WorkerReady, [leaver])
+    stage.order(Decide, rank, outgoing, verdict=Verdict.REDO, point=boundary)
+    stage.reconfigure()
+    stage.await_answers(WorkerReady, [outgoing])
 
 
 def test_a_rank_changes_hands_to_the_bit(staged: Staged, calm: Bits) -> None:
     stage, marks = staged
     stage.train()
     stop_all_between(stage, marks, 4)
-    leaver = stage.actor(1)
+    outgoing = stage.actor(1)
     hand_over(stage, 1, Point(4))
-    restored = stage.restore(1, Point(4), (stage.source(leaver, 1),))
+    restored = stage.restore(1, Point(4), (stage.source(outgoing, 1),))
     assert restored.sources == (1,)
     stage.resume(Point(4))
-    stage.send(leaver, signal.SIGKILL)
-    stage.await_end(leaver)
+    stage.send(outgoing, signal.SIGKILL)
+    stage.await_end(outgoing)
     stage.finish()
     assert bits(stage) == calm
     assert stage.of(CollectiveFailed) == []
@@ -216,9 +216,9 @@ def test_who_has_taken_over_leaves_a_record_before_it_commits_anything(staged: S
     stage, marks = staged
     stage.train()
     stop_all_between(stage, marks, 4)
-    leaver = stage.actor(1)
+    outgoing = stage.actor(1)
     hand_over(stage, 1, Point(4))
-    stage.restore(1, Point(4), (stage.source(leaver, 1),))
+    stage.restore(1, Point(4), (stage.source(outgoing, 1),))
     there = marks.hold("entry", 4, 1)
     stage.resume(Point(4))
     stage.until(there, "the new holder computes")
@@ -232,40 +232,40 @@ def test_who_has_taken_over_leaves_a_record_before_it_commits_anything(staged: S
     assert bits(stage) == calm
 
 
-def test_a_leaver_that_dies_while_it_serves_is_not_needed(staged: Staged, calm: Bits) -> None:
+def test_a_outgoing_that_dies_while_it_serves_is_not_needed(staged: Staged, calm: Bits) -> None:
     stage, marks = staged
     stage.train()
     stop_all_between(stage, marks, 4)
-    leaver = stage.actor(1)
+    outgoing = stage.actor(1)
     hand_over(stage, 1, Point(4))
-    stage.send(leaver, signal.SIGSTOP)  # it is asked, and gives nothing
-    stage.order(Restore, 1, point=Point(4), sources=(stage.source(leaver, 1), stage.source(stage.actor(2), 2)))
+    stage.send(outgoing, signal.SIGSTOP)  # it is asked, and gives nothing
+    stage.order(Restore, 1, point=Point(4), sources=(stage.source(outgoing, 1), stage.source(stage.actor(2), 2)))
     stage.pump(0.2)
-    stage.send(leaver, signal.SIGKILL)
-    stage.await_end(leaver)
+    stage.send(outgoing, signal.SIGKILL)
+    stage.await_end(outgoing)
     assert stage.restore(1, Point(4), (stage.source(stage.actor(2), 2),)).sources == (2,)
     stage.resume(Point(4))
     stage.finish()
     assert bits(stage) == calm
 
 
-def test_the_rank_goes_back_to_its_leaver_when_its_target_is_lost(staged: Staged, calm: Bits) -> None:
+def test_the_rank_goes_back_to_its_outgoing_when_its_target_is_lost(staged: Staged, calm: Bits) -> None:
     stage, marks = staged
     stage.train()
     stop_all_between(stage, marks, 4)
-    leaver = stage.actor(1)
+    outgoing = stage.actor(1)
     hand_over(stage, 1, Point(4))
     target = stage.holders[1]
     stage.send(target, signal.SIGKILL)
     stage.await_end(target)
-    stage.holders[1] = leaver
+    stage.holders[1] = outgoing
     reports = stage.interrupt()
     assert {(report.committed, report.phase, report.pending) for report in reports.values()} == {
         (Point(4), PHASE.STOPPED, None)
     }
     stage.order_all(Decide, verdict=Verdict.REDO, point=Point(4))
     stage.await_answers(WorkerReady)
-    stage.rewire()
+    stage.reconfigure()
     stage.resume(Point(4))
     stage.finish()
     assert bits(stage) == calm
@@ -284,9 +284,9 @@ def test_all_go_past_a_call_that_has_come_to_nothing_before_a_rank_changes_hands
                 reports = stage.halt()
                 assert {(report.committed, report.pending) for report in reports.values()} == {(Point(4), Point(5))}
                 marks.release()
-                leaver = stage.actor(1)
+                outgoing = stage.actor(1)
                 hand_over(stage, 1, Point(5))
-                stage.restore(1, Point(5), (stage.source(leaver, 1),))
+                stage.restore(1, Point(5), (stage.source(outgoing, 1),))
                 stage.resume(Point(5))
             stage.finish()
             found.append({rank: stage.points(rank) for rank in RANKS})
@@ -304,7 +304,7 @@ def recover(stage: ByHand, rank: int, point: Point, private: bytes) -> None:
     source = stage.source(stage.actor(0), 0)
     stage.bring(target, rank, point, private, (source,))
     stage.holders[rank] = target
-    stage.rewire()
+    stage.reconfigure()
     stage.restore(rank, point, (source,))
     stage.resume(point)
 
@@ -340,7 +340,7 @@ def test_a_rank_that_dies_while_the_others_are_in_the_gate_of_a_halt(staged: Sta
     assert bits(stage) == calm
 
 
-def test_a_rank_that_dies_at_the_edge_of_a_halt(staged: Staged, calm: Bits) -> None:
+def test_a_rank_that_dies_at_the_safepoint_of_a_halt(staged: Staged, calm: Bits) -> None:
     stage, marks = staged
     stage.train()
     stop_all_between(stage, marks, 4)

@@ -42,18 +42,18 @@ def disturb(stage: ByHand, chance: random.Random) -> str:
             assert {ready.point for ready in stage.stand_at(boundary).values()} == {boundary}
         stage.resume(None if way == "at once" else boundary)
         return way
-    leaver = stage.actor(mover)
-    private = stage.stand_at(boundary, leaver=mover)[mover].private
-    stage.bring(target, mover, boundary, private, (stage.source(leaver, mover),))
+    outgoing = stage.actor(mover)
+    private = stage.stand_at(boundary, outgoing=mover)[mover].private
+    stage.bring(target, mover, boundary, private, (stage.source(outgoing, mover),))
     stage.new_generation()
     stage.holders[mover] = target
-    stage.order(Decide, mover, leaver, verdict=Verdict.REDO, point=boundary)
-    stage.rewire()
-    stage.await_answers(WorkerReady, [leaver])
-    stage.restore(mover, boundary, (stage.source(leaver, mover),))
+    stage.order(Decide, mover, outgoing, verdict=Verdict.REDO, point=boundary)
+    stage.reconfigure()
+    stage.await_answers(WorkerReady, [outgoing])
+    stage.restore(mover, boundary, (stage.source(outgoing, mover),))
     stage.resume(boundary)
-    stage.send(leaver, 9)
-    stage.await_end(leaver)
+    stage.send(outgoing, 9)
+    stage.await_end(outgoing)
     return "moved"
 
 

@@ -204,7 +204,7 @@ LOADERS: dict[str, Callable[[], Any]] = {
 
 
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_successor_gets_the_same_items_from_every_place(name: str) -> None:
+def test_a_replacement_gets_the_same_items_from_every_place(name: str) -> None:
     check(LOADERS[name], 1, lambda count: list(range(1, count + 1)))
 
 

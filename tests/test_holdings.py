@@ -252,7 +252,7 @@ def test_what_changes_is_no_longer_told(kind: str, step: str) -> None:
     assert loader is not None
 
 
-def test_what_a_predecessor_did_not_tell_is_not_told_by_its_successor() -> None:
+def test_what_a_predecessor_did_not_tell_is_not_told_by_its_replacement() -> None:
     """It changes: at the beginning of this worker's first loop it is not what it will be in others."""
     rows: Any = Rows(order=last_one(1), kept=last_one(5))
     found = holdings.of(loader := DataLoader(rows))

@@ -21,10 +21,10 @@ from torchrelay.worker.control import devices
 from torchrelay.worker.control.identity import Identity, environment_of
 
 
-def assign(rank: int = 5, newcomer: bool = False) -> Assign:
+def assign(rank: int = 5, replacement: bool = False) -> Assign:
     return Assign(
         node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(1), rank=Rank(rank), world_size=8,
-        local_world_size=4, local_rank=rank % 4, newcomer=newcomer, restarts=2,
+        local_world_size=4, local_rank=rank % 4, replacement=replacement, restarts=2,
     )  # fmt: skip
 
 
@@ -140,16 +140,16 @@ class TestBecomingARank:
         waiter = threading.Thread(target=lambda: ranks.append(me.rank))
         waiter.start()
         assert not me.known
-        me.assign(assign(3, newcomer=True))
+        me.assign(assign(3, replacement=True))
         waiter.join(10)
         assert ranks == [Rank(3)]
-        assert me.wait().newcomer
+        assert me.wait().replacement
 
     def test_a_repetition_changes_nothing(self) -> None:
         me = Identity()
-        me.assign(assign(3, newcomer=True))
-        me.assign(assign(3, newcomer=False))
-        assert me.wait().newcomer
+        me.assign(assign(3, replacement=True))
+        me.assign(assign(3, replacement=False))
+        assert me.wait().replacement
 
     def test_who_asks_writes_the_environment(self) -> None:
         """Not who brings the rank: a variable that is set may move what another thread reads from C."""

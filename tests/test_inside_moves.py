@@ -23,7 +23,7 @@ FIRST = [
     Inside("orchestrator", "resume"),
     Inside("second", "joining"),
     Inside("source's agent", "standing"),
-    Inside("target's agent", "rewire"),
+    Inside("target's agent", "reconfigure"),
 ]
 
 

@@ -205,15 +205,15 @@ def test_restart_says_before_it_acts_that_other_rules_are_installed(
 ) -> None:
     async def story(desk: Desk) -> None:
         desk.service.kept = True
-        assert (await desk.say("restart", "--dry-run")).code == 0
+        assert (await desk.say("restart-services", "--dry-run")).code == 0
         monkeypatch.setattr(rules, "RULES_VERSION", RULES_VERSION + 1)
         for words in ((), ("--orchestrator",), ("--force",), ("--dry-run",)):
-            said = await desk.say("restart", "--yes", *words)
+            said = await desk.say("restart-services", "--yes", *words)
             assert said.code == 2, said
             assert "nothing was restarted" in said.err
             assert f"has rules {RULES_VERSION + 1}" in said.err
         assert not (desk.run_dir / "restart.json").exists()
         assert desk.service.cluster.jobs[JOB].phase == "running"
-        assert (await desk.say("restart", "--agents", "--dry-run")).code == 0
+        assert (await desk.say("restart-services", "--agents", "--dry-run")).code == 0
 
     at_the_desk(tmp_path, story)

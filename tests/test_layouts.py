@@ -29,7 +29,7 @@ CHUNKS = [
 # With ZeRO parameters are half exchanged when a gather is cut.
 GATHERS = [Cell("comm", "gather"), Cell("kill", "update"), Cell("kill", "gather")]
 ACTS: list[Act] = [
-    Move("migrate two ranks"), Inside("source", "restore"), Strike(Cell("kill", "gate", "rewire")),
+    Move("migrate two ranks"), Inside("source", "restore"), Strike(Cell("kill", "gate", "reconfigure")),
 ]  # fmt: skip
 MOVES: list[Act] = [Move("migrate one rank"), Move("drain and undrain")]
 DRAIN = MOVES[1:]

@@ -28,7 +28,7 @@ from torchrelay.orchestrator.store.journal import (
     Superseded,
     read_history,
 )
-from torchrelay.protocol.health.vitals import Beat
+from torchrelay.protocol.health.failure_detector import Beat
 from torchrelay.protocol.messages.events import JobSubmitted, NodeJoined, Tick
 from torchrelay.protocol.messages.ids import NodeId, WorkerId
 from torchrelay.protocol.messages.orders import Fence

@@ -12,7 +12,7 @@ from torchrelay.goodput.ledger import Line, line_of, total, wilson
 from torchrelay.orchestrator.store.journal import Anchor
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import view_incident
-from torchrelay.protocol.health.vitals import Vitals
+from torchrelay.protocol.health.failure_detector import FailureDetector
 from torchrelay.protocol.messages.events import JobSpec, JobSubmitted
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.model.incident import Fault, Incident, Mark, Resolution
@@ -30,7 +30,7 @@ MARKS = {
     Mark.AGREED: BEGUN + 10,
     Mark.ACQUIRED: BEGUN + 7,
     Mark.READY: BEGUN + 50,
-    Mark.REWIRED: BEGUN + 80,
+    Mark.RECONFIGURED: BEGUN + 80,
     Mark.RESTORED: BEGUN + 70,
     Mark.RESUMED: BEGUN + 90,
 }
@@ -49,7 +49,7 @@ def view(
         3, JobId("job"), Generation(4), faults, Table(marks), story, "redo the step after 41", Point(41),
         (Rank(0),) if restored else (), 8_000 if restored else 0, "d1" * 16 if restored else "", eligible, resolution,
     )  # fmt: skip
-    scene = Scene(CLUSTER, Vitals(), {}, (Anchor(0, WALL, 1),), 5_000)
+    scene = Scene(CLUSTER, FailureDetector(), {}, (Anchor(0, WALL, 1),), 5_000)
     return view_incident(scene, incident)
 
 
@@ -79,7 +79,7 @@ def test_a_line_says_how_much_of_the_state_each_of_several_sources_has_brought()
 def test_phases_follow_one_another_and_add_up_to_the_pause() -> None:
     found = line_of(view())
     assert found.phases == {
-        "detect": 5, "interrupt": 1, "agree": 4, "acquire": 40, "rewire": 30, "restore": 0, "resume": 10,
+        "detect": 5, "interrupt": 1, "agree": 4, "acquire": 40, "reconfigure": 30, "restore": 0, "resume": 10,
     }  # fmt: skip
     assert sum(found.phases.values()) == found.pause_ms == 90
 
@@ -140,7 +140,7 @@ def test_a_broken_collective_is_a_symptom_if_its_cause_is_known() -> None:
 
 MOVE_MARKS = {
     Mark.FAULT: BEGUN, Mark.HEARD: BEGUN, Mark.AGREED: BEGUN + 400, Mark.STOOD: BEGUN + 450,
-    Mark.READY: BEGUN + 470, Mark.CUTOVER: BEGUN + 471, Mark.REWIRED: BEGUN + 500, Mark.RESTORED: BEGUN + 520,
+    Mark.READY: BEGUN + 470, Mark.CUTOVER: BEGUN + 471, Mark.RECONFIGURED: BEGUN + 500, Mark.RESTORED: BEGUN + 520,
     Mark.RESUMED: BEGUN + 530,
 }  # fmt: skip
 
@@ -156,14 +156,14 @@ class TestMoves:
             5, JobId("job"), Generation(6), (self.WISH,), marks, ((BEGUN, "asked for by ann"),), resolution=resolution,
             kind=kind, move=4,
         )  # fmt: skip
-        scene = Scene(CLUSTER, Vitals(), {}, (Anchor(0, WALL, 1),), 5_000)
+        scene = Scene(CLUSTER, FailureDetector(), {}, (Anchor(0, WALL, 1),), 5_000)
         return line_of(view_incident(scene, incident))
 
     def test_its_pause_begins_when_the_first_stands_and_its_phases_add_up_to_it(self) -> None:
         found = self.line()
         assert (found.kind, found.move, found.cause, found.ranks) == ("planned", "M-4", "node-1 is drained", (2,))
         assert found.pause_ms == 80
-        assert found.phases == {"stand": 20, "cutover": 1, "rewire": 29, "restore": 20, "resume": 10}
+        assert found.phases == {"stand": 20, "cutover": 1, "reconfigure": 29, "restore": 20, "resume": 10}
         assert total([found]).phases_p50_ms["cutover"] == 1
 
     def test_one_that_was_called_off_is_listed_and_not_counted(self) -> None:
@@ -206,7 +206,7 @@ class TestTotals:
     def test_pauses_and_phases_are_summed_up(self) -> None:
         found = total([line(), line()])
         assert (found.pause_p50_ms, found.pause_max_ms) == (90, 90)
-        assert found.phases_p50_ms["rewire"] == 30
+        assert found.phases_p50_ms["reconfigure"] == 30
 
     def test_without_incidents_there_is_nothing_to_say(self) -> None:
         found = total([])

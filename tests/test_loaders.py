@@ -1,4 +1,4 @@
-"""Loaders are entered in the middle: a successor gets the items that the lost worker would have got, to the bit."""
+"""Loaders are entered in the middle: a replacement gets the items that the lost worker would have got, to the bit."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ class Life:
         self.left = left
         self.cursor = Cursor(decode_record(left[0]) if left is not None else None)
         self.items: list[Any] = []  # of the steps this life made
-        self.lives: dict[int, tuple[bytes, bytes]] = {}  # step -> what a successor is given
+        self.lives: dict[int, tuple[bytes, bytes]] = {}  # step -> what a replacement is given
         self.loader = make()
         self.hidden = Hidden()
         self.group = group
@@ -238,14 +238,14 @@ START = random_state.capture()
 
 @pytest.mark.parametrize("group", [1, 3])
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_successor_gets_the_same_items_from_every_place(name: str, group: int) -> None:
+def test_a_replacement_gets_the_same_items_from_every_place(name: str, group: int) -> None:
     check(LOADERS[name], group, lambda count: list(range(1, count + 1)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_loader_workers_make_the_same_items_from_every_place(name: str) -> None:
-    # The first, some in the middle, those at the edges of epochs, the last.
+    # The first, some in the middle, those at the safepoints of epochs, the last.
     check(WITH_WORKERS[name], 1, lambda count: sorted({1, 2, count // 3, count // 3 + 1, count // 2, count}))
 
 

@@ -57,8 +57,8 @@ def halting(*ranks: int, **fields: Any) -> Story:
 def cut_over(*ranks: int, **fields: Any) -> Story:
     story = halting(*ranks, **fields)
     story.answer((od.Decide,))
-    story.answer((od.CatchUp,))
-    assert (story.job.phase, story.move.state) == (JobPhase.REWIRING, MoveState.MOVING)
+    story.answer((od.Replay,))
+    assert (story.job.phase, story.move.state) == (JobPhase.RECONFIGURING, MoveState.MOVING)
     return story
 
 
@@ -73,7 +73,7 @@ def on_nodes(there: int, slots: int, **fields: Any) -> Story:
     return story
 
 
-# ---------------------------------------------------------------- heirs
+# ---------------------------------------------------------------- incoming workers
 
 
 def test_a_target_that_was_told_of_another_point_does_not_inherit_when_it_is_too_late_to_ask() -> None:
@@ -82,13 +82,13 @@ def test_a_target_that_was_told_of_another_point_does_not_inherit_when_it_is_too
         story.stands[story.holder(rank)] = Stand(HERE, WorkerPhase.GATE, NEXT)
     story.answer((od.Halt,))
     story.answer((od.Decide,), but=(0, 2))
-    target, leaver = story.move.targets[Rank(1)], story.holder(1)
-    story.answer((od.CatchUp,))
-    story.hear(ev.WorkerHung(worker=leaver, evidence="stopped"))
+    target, outgoing = story.move.targets[Rank(1)], story.holder(1)
+    story.answer((od.Replay,))
+    story.hear(ev.WorkerHung(worker=outgoing, evidence="stopped"))
     story.answer((od.Interrupt,))
     assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, HERE)
     records = tuple(ev.PrivateRecord(point, b"private") for point in (HERE, NEXT))
-    story.hear(ev.WorkerExited(worker=leaver, node=NODE, signal=SIGKILL, private=records))
+    story.hear(ev.WorkerExited(worker=outgoing, node=NODE, signal=SIGKILL, private=records))
     assert story.holder(1) != target
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
@@ -96,12 +96,12 @@ def test_a_target_that_was_told_of_another_point_does_not_inherit_when_it_is_too
 
 def test_a_target_that_inherits_when_all_have_reported_is_asked_for_no_report() -> None:
     story = preparing()
-    target, leaver = story.move.targets[Rank(1)], story.holder(1)
+    target, outgoing = story.move.targets[Rank(1)], story.holder(1)
     story.hear(ev.WorkerPrepared(worker=target))
-    story.hear(ev.WorkerHung(worker=leaver, evidence="stopped"))
+    story.hear(ev.WorkerHung(worker=outgoing, evidence="stopped"))
     story.answer((od.Interrupt,))
     assert story.job.phase is JobPhase.PREPARING
-    story.lose(leaver, signal=SIGKILL)
+    story.lose(outgoing, signal=SIGKILL)
     assert story.holder(1) == target
     assert story.job.seats[Rank(1)].assigned_in == story.job.generation
 
@@ -311,7 +311,7 @@ def test_a_request_whose_rank_has_moved_by_a_fault_is_forgotten_though_another_i
     story.lose(story.holder(1), signal=SIGKILL)
     assert (story.job.phase, set(story.job.requests)) == (JobPhase.AGREEING, {0, 1})
     while story.job.phase is not JobPhase.RUNNING:
-        story.answer((od.Interrupt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume))
+        story.answer((od.Interrupt, od.Decide, od.Replay, od.Reconfigure, od.Restore, od.Resume))
     assert set(story.job.requests) == {0}
     story = preparing(0, 1, ranks=3, spares=2)
     story.lose(story.holder(1), signal=SIGKILL)
@@ -409,10 +409,10 @@ def test_a_target_has_time_while_a_fault_is_dealt_with() -> None:
     story = preparing(ranks=3, spares=2, ready_ms=2_000)
     target = story.move.targets[Rank(1)]
     story.lose(story.holder(0), signal=SIGKILL)
-    while story.job.phase is not JobPhase.REWIRING:
-        story.answer((od.Interrupt, od.Decide, od.CatchUp))
+    while story.job.phase is not JobPhase.RECONFIGURING:
+        story.answer((od.Interrupt, od.Decide, od.Replay))
     story.wait(2_000)
-    assert (story.job.phase, story.move.targets[Rank(1)], story.move.tries) == (JobPhase.REWIRING, target, 0)
+    assert (story.job.phase, story.move.targets[Rank(1)], story.move.tries) == (JobPhase.RECONFIGURING, target, 0)
 
 
 def test_a_place_that_is_used_last_is_no_targets_if_there_is_another() -> None:

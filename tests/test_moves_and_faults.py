@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.telling import running, say, training
 from tests.test_migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
-from torchrelay.protocol.health.vitals import Beat, Vitals, hear, judge
+from torchrelay.protocol.health.failure_detector import Beat, FailureDetector, hear, judge
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank
@@ -13,22 +13,22 @@ from torchrelay.protocol.model.moves import MoveKind, MoveState
 from torchrelay.protocol.placement.boundary import REST_MS, TRIES
 from torchrelay.protocol.placement.taints import PROBATION
 
-REWIRE_MS = 60_000
+RECONFIGURE_MS = 60_000
 
 
-def test_the_late_end_of_a_leaver_does_not_push_out_newer_records() -> None:
+def test_the_late_end_of_a_outgoing_does_not_push_out_newer_records() -> None:
     story = cut_over(1)
-    leaver = story.job.seats[Rank(1)].leaver
-    assert leaver is not None
-    node = story.cluster.workers[leaver].node
+    outgoing = story.job.seats[Rank(1)].outgoing
+    assert outgoing is not None
+    node = story.cluster.workers[outgoing].node
     for _ in range(3):
-        story.answer((od.Rewire, od.Restore, od.Resume))
+        story.answer((od.Reconfigure, od.Restore, od.Resume))
     for rank in (0, 1):
         story.stands[story.holder(rank)] = training(Point(6))
     newer = tuple(ev.PrivateRecord(Point(step), b"target") for step in (4, 5, 6))
-    older = tuple(ev.PrivateRecord(Point(step), b"leaver") for step in (1, 2, 3, 4))
+    older = tuple(ev.PrivateRecord(Point(step), b"outgoing") for step in (1, 2, 3, 4))
     story.hear(ev.WorkerExited(worker=story.holder(1), node=node, signal=9, private=newer))
-    story.hear(ev.WorkerExited(worker=leaver, node=node, signal=9, cause="fenced", private=older))
+    story.hear(ev.WorkerExited(worker=outgoing, node=node, signal=9, cause="fenced", private=older))
     assert [record.point.step for record in story.job.seats[Rank(1)].private] == [3, 4, 5, 6]
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
@@ -40,7 +40,7 @@ def test_a_target_that_does_not_come_to_the_boundary_holds_up_nobody_for_long_no
         assert story.job.phase is JobPhase.HALTING
         story.answer((od.Decide,))
         story.wait(0)  # from here on all wait for the target alone
-        story.wait(REWIRE_MS - 1)
+        story.wait(RECONFIGURE_MS - 1)
         assert story.job.phase is JobPhase.HALTING
         story.wait(1)
         assert story.move.tries == number
@@ -68,10 +68,10 @@ def test_a_freeze_holds_when_a_connection_breaks_before_the_loss_is_heard() -> N
 
 def test_what_only_seems_to_be_lost_may_go_on_under_a_freeze() -> None:
     story = running(spares=1)
-    vitals = hear(Vitals(), Beat(node=NodeId("node-0"), incarnation="a"), 0)
-    assert judge(vitals, story.cluster, 10_000_000) != ()
+    failure_detector = hear(FailureDetector(), Beat(node=NodeId("node-0"), incarnation="a"), 0)
+    assert judge(failure_detector, story.cluster, 10_000_000) != ()
     story.hear(ev.FreezeSet(source="ann"))
-    assert judge(vitals, story.cluster, 10_000_000) == ()
+    assert judge(failure_detector, story.cluster, 10_000_000) == ()
 
 
 def test_who_thinks_of_another_node_is_moved_there() -> None:
@@ -177,6 +177,6 @@ def test_of_two_ranks_that_were_moved_to_the_end_of_all_tries_only_the_one_that_
                 story.wait(1_000)
                 story.answer((od.StartWorker, od.Assign, od.Halt))
             story.answer((od.Decide,))
-            story.answer((od.CatchUp,))
+            story.answer((od.Replay,))
     assert story.move.state is MoveState.FAILED
     assert story.move.ranks == (1,)

@@ -338,10 +338,10 @@ def test_a_killed_rank_is_given_up_and_replaced(fresh: Troupe) -> None:
     for failed in fresh.results([0, 2], within_s=40):
         assert isinstance(failed, Failed)
         assert "did not get through" in failed.text
-    newcomer = fresh.replace(1)
-    newcomer.do("call", acts.init)
-    assert newcomer.do("call", acts.gate) == 1  # nothing is done
-    assert newcomer.do("call", acts.state)[0]
+    replacement = fresh.replace(1)
+    replacement.do("call", acts.init)
+    assert replacement.do("call", acts.gate) == 1  # nothing is done
+    assert replacement.do("call", acts.state)[0]
     anew(fresh)
     assert fresh.do("call", acts.gate) == [3] * 3
     assert fresh.do("call", acts.large) == [3.0] * 3

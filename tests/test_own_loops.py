@@ -1,4 +1,4 @@
-"""Loops of the script's own: their record does not grow, a newcomer finds its way, or the script is refused early."""
+"""Loops of the script's own: their record does not grow, a replacement finds its way, or they are refused early."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from torchrelay.worker.data.cursor import MAX_STEPS, Call, Cursor, Diverged, Rec
 from torchrelay.worker.data.own_loops import Places
 
 
-class Edge(Exception):
-    """The newcomer has come to the edge."""
+class Safepoint(Exception):
+    """The replacement has come to the safepoint."""
 
 
 @dataclass
 class World:
     """A run without torch. The random state is a number, which a batch raises."""
 
-    record: bytes = b""  # for a newcomer
+    record: bytes = b""  # for a replacement
     until: Point = Point(10**9)  # the life ends after this commit
     told: list[str] = field(default_factory=list)
     size: int = 0  # of the last record
@@ -62,7 +62,7 @@ class World:
             self.told.append(f"{kind} {given}")
             return recorded.result.decode()
         if self.record or self.cursor.point == self.until:
-            raise Edge
+            raise Safepoint
         here = self.cursor.point
         point = here.after_step() if kind == "step" else here.after_section()
         call = self.cursor.begin_call(kind, point)
@@ -182,11 +182,11 @@ SCRIPTS = [
 
 
 def go(script: Callable[[World], None], world: World) -> World:
-    """Run the script, to its end or to the edge. In a thread: it is called from the same place each time."""
+    """Run the script, to its end or to the safepoint. In a thread: it is called from the same place each time."""
     with ThreadPoolExecutor(1) as thread:
         try:
             thread.submit(script, world).result()
-        except Edge:
+        except Safepoint:
             pass
     return world
 
@@ -206,14 +206,14 @@ def points_of(script: Callable[[World], None]) -> list[Point]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
-def test_a_newcomer_comes_to_the_same_place_with_the_same_batches(script: Callable[[World], None]) -> None:
+def test_a_replacement_comes_to_the_same_place_with_the_same_batches(script: Callable[[World], None]) -> None:
     for point in points_of(script)[20::7]:
         before = go(script, World(until=point))
         after = go(script, World(before.left))
         assert not after.cursor.replaying, point
         assert after.cursor.point == point
         assert after.told[:1] == before.told[:1] != [], point
-        # And its successor, by what it hands on.
+        # And its replacement, by what it hands on.
         again = go(script, World(before.left))
         assert again.cursor.record() == after.cursor.record()
 

@@ -1,4 +1,4 @@
-"""The page keeps what a successor may ask for, whenever its writer is killed."""
+"""The page keeps what a replacement may ask for, whenever its writer is killed."""
 
 from __future__ import annotations
 

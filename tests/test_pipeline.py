@@ -104,14 +104,18 @@ def test_what_a_stage_has_settled_travels(become: Callable[[int], None], rank: i
     sizes = [[len(infos) for infos in info.values()] for info in kept]
     del source, kept
     gc.collect()
-    newcomer = Script(stages=stages)
-    assert newcomer.state.pipeline.told() != told
-    newcomer.state.pipeline.take([*told])
-    assert newcomer.state.pipeline.told() == told
-    taken = newcomer.stages[-1].args_recv_info, newcomer.stages[0].grad_recv_info, newcomer.stages[0].act_send_info
+    replacement = Script(stages=stages)
+    assert replacement.state.pipeline.told() != told
+    replacement.state.pipeline.take([*told])
+    assert replacement.state.pipeline.told() == told
+    taken = (
+        replacement.stages[-1].args_recv_info,
+        replacement.stages[0].grad_recv_info,
+        replacement.stages[0].act_send_info,
+    )
     assert [[len(infos) for infos in info.values()] for info in taken] == sizes
-    newcomer.step()
-    assert newcomer.settled == 0, "what the source has settled is settled"
+    replacement.step()
+    assert replacement.settled == 0, "what the source has settled is settled"
 
 
 def test_it_travels_with_the_state(become: Callable[[int], None], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from torchrelay.orchestrator.views.plans import (
 )
 from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.views.why import why
-from torchrelay.protocol.health.vitals import Vitals
+from torchrelay.protocol.health.failure_detector import FailureDetector
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect, JobCancelled
 from torchrelay.protocol.messages.ids import NodeId, Rank
@@ -42,7 +42,7 @@ def two_nodes(spares: int = 2, slots: int = 3) -> Story:
 
 
 def scene(story: Story, ways: Ways | None = None) -> Scene:
-    return Scene(story.cluster, Vitals(), {}, (), story.now_ms, ways or {})
+    return Scene(story.cluster, FailureDetector(), {}, (), story.now_ms, ways or {})
 
 
 def migrate(story: Story, *ranks: int, **words: object) -> Planned:
@@ -271,10 +271,10 @@ class TestWhy:
         assert WHO in found.story[0].text
         assert "try it" in found.story[0].text
 
-    def test_its_target_and_its_leaver_are_explained(self) -> None:
+    def test_its_target_and_its_outgoing_are_explained(self) -> None:
         story = two_nodes()
         carried_out(story, migrate(story, 2, to="node-0"))
-        assert "the target of rank 2 in M-1" in self.lines(story, "node-0.2.4")
+        assert "target of rank 2 in M-1" in self.lines(story, "node-0.2.4")
 
     def test_what_a_fault_has_done_before_its_turn_is_explained(self) -> None:
         story, ways = running(spares=1, moves_per_hour=0), Ways()

@@ -28,7 +28,7 @@ from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 RANKS = 3
 SPEC = ev.JobSpec(
     job=JOB, world_size=RANKS, nproc_per_node=2, nodes=2, spares=2, slot_faults=0, max_restarts=1,
-    report_ms=500, ready_ms=2_000, rewire_ms=1_000, restore_ms=1_000, spare_wait_ms=3_000,
+    report_ms=500, ready_ms=2_000, reconfigure_ms=1_000, restore_ms=1_000, spare_wait_ms=3_000,
 )  # fmt: skip
 NODES = (NodeId("node-0"), NodeId("node-1"))
 
@@ -140,15 +140,15 @@ class Tally:
     def fail(self, choice: int) -> None:
         """Connecting, fetching or a collective fails."""
         for order in sorted(orders(self.cluster), key=repr):
-            if isinstance(order, od.Restore | od.Rewire):
+            if isinstance(order, od.Restore | od.Reconfigure):
                 who: dict[str, Any] = {
                     "job": JOB,
                     "generation": order.generation,
                     "worker": order.worker,
                     "rank": order.rank,
                 }
-                if isinstance(order, od.Rewire) and choice % 3 == 0:
-                    self.hear(ev.RewireFailed(**who, reason="refused"))
+                if isinstance(order, od.Reconfigure) and choice % 3 == 0:
+                    self.hear(ev.ReconfigureFailed(**who, reason="refused"))
                 elif isinstance(order, od.Restore) and order.sources:
                     source = order.sources[choice % len(order.sources)].rank
                     self.hear(ev.RestoreFailed(**who, source=source, reason="broken", mismatch=choice % 2 == 0))
@@ -225,7 +225,7 @@ class Tally:
                 # Nobody was lost: who is in a gate comes out of it, and goes on to the boundary from there.
                 in_peace = verdict is od.Verdict.GO_ON and stand.pending is not None and stand.pending <= point
                 assert stand.committed == point or in_peace or (forward and verdict is od.Verdict.ROLL_FORWARD)
-            case od.CatchUp(rank=rank, point=point, private=data):
+            case od.Replay(rank=rank, point=point, private=data):
                 # What this rank's last holder left there, handed over there, or what a buddy has kept of it.
                 assert data in (self.left.get((rank, point)), private(point))
             case od.Restore(point=point, sources=sources):

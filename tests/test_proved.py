@@ -10,7 +10,7 @@ from torchrelay.goodput.guarantee import Entry, Standing, guarantee
 from torchrelay.goodput.ledger import Line, line_of, total
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import tally, view_incident
-from torchrelay.protocol.health.vitals import Beat, Sample, Vitals, hear, judge
+from torchrelay.protocol.health.failure_detector import Beat, FailureDetector, Sample, hear, judge
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerPhase
@@ -33,7 +33,7 @@ def resolutions(story: Story) -> list[Resolution]:
 
 
 def lines(story: Story) -> list[Line]:
-    scene = Scene(story.cluster, Vitals(), {}, (), story.cluster.now_ms)
+    scene = Scene(story.cluster, FailureDetector(), {}, (), story.cluster.now_ms)
     return [line_of(view_incident(scene, incident)) for incident in story.job.incidents]
 
 
@@ -105,8 +105,10 @@ class TestBeats:
             )
             for rank, point in enumerate(points)
         )  # fmt: skip
-        vitals = hear(Vitals(), Beat(node=NODE, incarnation="a", samples=samples), story.cluster.now_ms)
-        return list(judge(vitals, story.cluster, story.cluster.now_ms))
+        failure_detector = hear(
+            FailureDetector(), Beat(node=NODE, incarnation="a", samples=samples), story.cluster.now_ms
+        )
+        return list(judge(failure_detector, story.cluster, story.cluster.now_ms))
 
     def test_all_holders_tell_of_the_point(self) -> None:
         story = recovered()

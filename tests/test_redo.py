@@ -171,10 +171,10 @@ def test_a_buffer_that_is_written_to_and_stays_what_it_is_is_neither_kept_nor_re
     script.before_gate = lambda: script.model.get_buffer("mask").mul_(1)
     digests(script, {4: "backward"}, 6)
     assert b"mask" not in script.state.private.record()
-    heir = Script()
-    heir.redo.take_over(script.redo.learned)
-    heir.before_gate = lambda: heir.model.get_buffer("mask").mul_(1)
-    digests(heir, {0: "backward"}, 1)
+    incoming_for = Script()
+    incoming_for.redo.take_over(script.redo.learned)
+    incoming_for.before_gate = lambda: incoming_for.model.get_buffer("mask").mul_(1)
+    digests(incoming_for, {0: "backward"}, 1)
 
 
 def test_only_buffers_that_move_are_copied_and_kept_in_the_end() -> None:

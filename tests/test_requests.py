@@ -10,7 +10,7 @@ from torchrelay.protocol.messages.ids import NodeId, Rank
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import KEPT_MOVES, Move, MoveKind, MoveState
 
-RECOVERY = (od.Fence, od.Interrupt, od.Decide, od.CatchUp, od.Rewire, od.Restore, od.Resume)
+RECOVERY = (od.Fence, od.Interrupt, od.Decide, od.Replay, od.Reconfigure, od.Restore, od.Resume)
 
 
 def waiting(*ranks: int, to: str | None = None, **fields: object) -> Story:
@@ -69,7 +69,7 @@ def test_a_rank_that_comes_back_to_the_slot_it_was_to_leave_is_to_move_yet() -> 
     assert (place(story, 1), story.move.state, story.move.ranks) == ("node-0/1", MoveState.WAITING, (1,))
     request = story.job.requests[Rank(1)]
     assert (request.worker, request.node, request.slot) == (story.holder(1), "node-0", 1)
-    assert (request.asked_ms, story.move.leavers[Rank(1)]) == (5, story.holder(1))
+    assert (request.asked_ms, story.move.outgoing_workers[Rank(1)]) == (5, story.holder(1))
     assert told(story.move)[-2:] == [
         "a fault came first: rank 1 is on node-0/1 now, and is to move yet",
         "waits: 0 moves within the last hour, 0 are allowed (--moves-per-hour)",
@@ -113,7 +113,7 @@ def test_a_waiting_move_goes_on_without_the_rank_that_a_fault_has_moved() -> Non
     lose(story, 1)
     assert (story.move.ranks, story.move.state, set(story.job.requests)) == ((0,), MoveState.WAITING, {0})
     assert "rank 1 need not move any more: a fault came first" in told(story.move)
-    assert dict(story.move.leavers) == {1: before, 0: story.holder(0)}
+    assert dict(story.move.outgoing_workers) == {1: before, 0: story.holder(0)}
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
     assert (story.move.state, len(story.job.moves)) == (MoveState.RECOVERED, 1)
     assert told(story.move)[-1] == "a fault came first: rank 1 is on node-0/3 now"
@@ -131,7 +131,7 @@ def test_a_move_that_nobody_wants_any_more_becomes_one_for_others_when_nothing_h
     story = waiting(0, 1)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
     assert (story.move.number, story.move.ranks, story.move.state) == (1, (1,), MoveState.WAITING)
-    assert dict(story.move.leavers) == {1: story.holder(1)}
+    assert dict(story.move.outgoing_workers) == {1: story.holder(1)}
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
     assert (told(story.move)[-1], story.move.state) == ("nobody wants it any more", MoveState.CALLED_OFF)
 
@@ -173,7 +173,7 @@ def test_a_rank_of_several_that_has_to_leave_its_new_place_too_is_moved_by_anoth
     story.hear(tainted(slot=None, planned=True))
     recover(story)
     first, second = story.job.moves
-    assert (first.state, first.leavers[Rank(1)], first.ended_ms) == (MoveState.RECOVERED, before, story.now_ms)
+    assert (first.state, first.outgoing_workers[Rank(1)], first.ended_ms) == (MoveState.RECOVERED, before, story.now_ms)
     assert told(first)[-1] == "a fault came first: rank 1 is on node-0/3 now; rank 0 is to move yet"
     assert (second.state, second.ranks) == (MoveState.WAITING, (0, 1, 2))
     assert set(story.job.requests) == {0}
@@ -211,7 +211,7 @@ def test_a_waiting_move_that_makes_way_for_a_warning_forgets_whom_it_was_to_move
     story.lose(story.holder(1), signal=SIGKILL)
     story.hear(tainted(slot=0))
     recover(story)
-    assert (set(story.job.requests), story.move.ranks, set(story.move.leavers)) == ({1}, (0,), {0})
+    assert (set(story.job.requests), story.move.ranks, set(story.move.outgoing_workers)) == ({1}, (0,), {0})
 
 
 # ---------------------------------------------------------------- no move has come to it
@@ -225,7 +225,7 @@ def test_a_request_that_a_fault_has_fulfilled_before_its_turn_leaves_a_move_that
     record, waits = story.job.moves
     assert (record.number, waits.number, story.job.moved, story.job.open_move) == (2, 1, 2, waits)
     assert (record.state, record.kind, record.ranks) == (MoveState.RECOVERED, MoveKind.PLANNED, (1,))
-    assert (record.reason, dict(record.leavers), dict(record.to)) == ("wish 1", {1: before}, {})
+    assert (record.reason, dict(record.outgoing_workers), dict(record.to)) == ("wish 1", {1: before}, {})
     assert (record.asked_ms, record.ended_ms) == (5, 30)
     assert record.story == (
         (5, "wish 1 (ann)"), (30, "a fault came first: rank 1 has gone from node-0/1 to node-0/2")
@@ -246,7 +246,7 @@ def test_ranks_that_were_asked_for_together_leave_one_move() -> None:
     story.lose(story.holder(2), signal=SIGKILL)
     lose(story, 1)
     record = story.job.moves[0]
-    assert (len(story.job.moves), record.ranks, set(record.leavers)) == (2, (1, 2), {1, 2})
+    assert (len(story.job.moves), record.ranks, set(record.outgoing_workers)) == (2, (1, 2), {1, 2})
     assert told(record)[-1].startswith("a fault came first: rank 1 has gone from node-0/1 to node-0/")
     assert "; rank 2 has gone from node-0/2 to node-0/" in told(record)[-1]
 
@@ -294,7 +294,7 @@ def test_a_request_for_a_node_is_fulfilled_there_only() -> None:
 # ---------------------------------------------------------------- when it is weighed
 
 
-def test_what_a_newcomer_that_is_lost_in_its_turn_would_have_fulfilled_is_not_fulfilled() -> None:
+def test_what_a_replacement_that_is_lost_in_its_turn_would_have_fulfilled_is_not_fulfilled() -> None:
     story = waiting(1)
     story.lose(story.holder(1), signal=SIGKILL)
     assert place(story, 1) == "node-0/2"
@@ -355,7 +355,7 @@ def test_a_move_that_does_not_go_where_it_was_asked_for_does_not_fulfil_the_requ
 def test_who_asks_again_for_what_was_withdrawn_is_told_what_became_of_it() -> None:
     story = preparing(0, 1, ranks=3, spares=3)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"), asked(1, reason="again"))
-    assert (story.move.ranks, set(story.move.leavers)) == ((0,), {0})
+    assert (story.move.ranks, set(story.move.outgoing_workers)) == ((0,), {0})
     lose(story, 1)
     record = story.job.moves[0]
     assert (record.ranks, record.state, record.reason) == ((1,), MoveState.RECOVERED, "again")

@@ -136,14 +136,14 @@ def test_nobody_takes_a_rank_before_all_former_holders_have_ended(sharded: Shard
     assert all(seat.worker is not None for seat in sharded.story.job.seats.values())
 
 
-def test_newcomers_are_restored_from_snapshots_their_own_node_first(sharded: Sharded) -> None:
+def test_replacements_are_restored_from_snapshots_their_own_node_first(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(6), snapshots(6))
     for _ in range(20):
         found = [order for order in sharded.story.orders() if isinstance(order, od.Restore)]
         if found:
             break
         sharded.keep()
-        sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall, od.CatchUp))
+        sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall, od.Replay))
     assert {order.rank: [source.rank for source in order.sources] for order in found} == {0: [0, 1], 1: [1, 0]}
     assert all(order.snapshot and order.point == Point(6) for order in found)
 

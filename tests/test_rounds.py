@@ -15,7 +15,7 @@ import pytest
 from torch._C._distributed_c10d import HashStore
 
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
-from torchrelay.protocol.messages.orders import Rewire
+from torchrelay.protocol.messages.orders import Reconfigure
 from torchrelay.wire.trust import trust
 from torchrelay.worker.peers.lanes import ALIVE_S, Ends, Lanes, Parted, limit, watch_over
 from torchrelay.worker.peers.rounds import GATE, Rounds, partners
@@ -46,7 +46,7 @@ class Circle:
         self.everybody(lambda rank: self.connect_one(rank, generation))
 
     def connect_one(self, rank: int, generation: int, timeout_s: float = DEADLINE_S) -> None:
-        order = Rewire(
+        order = Reconfigure(
             node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(generation), rank=Rank(rank),
             store="",
         )  # fmt: skip
@@ -163,10 +163,10 @@ def test_a_new_generation_has_lanes_of_its_own(make: Callable[[int], Circle]) ->
     assert ring.enter() == [True] * 4
 
 
-def test_a_rank_that_does_not_come_fails_the_rewire_in_time(make: Callable[[int], Circle]) -> None:
+def test_a_rank_that_does_not_come_fails_the_reconfigure_in_time(make: Callable[[int], Circle]) -> None:
     ring = make(2)
     ring.store.set(f"{trust.keys_of(ring.secret, 2)}/lanes/1", ring.servers[1].address)  # told before it was lost
-    with pytest.raises(groups.RewireError, match="rank 1 did not come"):
+    with pytest.raises(groups.ReconfigureError, match="rank 1 did not come"):
         ring.connect_one(0, 2, timeout_s=2.0)
 
 
@@ -180,7 +180,7 @@ def test_who_is_cut_while_it_reaches_out_for_one_that_is_stopped_does_not_wait_f
         connection, _ = stopped.accept()
         with connection:
             ring.lanes[0].cut()
-            with pytest.raises(groups.RewireError, match="is not reached"):
+            with pytest.raises(groups.ReconfigureError, match="is not reached"):
                 reaching.result(STALL_S / 2)
 
 

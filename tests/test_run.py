@@ -119,7 +119,7 @@ def test_answers_that_get_lost_are_given_again(staged: Staged, tmp_path: Path) -
     stage = staged("run", script("features"), "plain", "--die", "1:4:forward", "--marks", str(tmp_path))
     stage.deaf, stage.repeat_s = deaf, 0.1
     assert stage.end() == 0, stage.all_logs()
-    assert {kind for kind, _ in lost} >= {"WorkerReported", "WorkerReady", "WorkerRewired", "StateRestored"}
+    assert {kind for kind, _ in lost} >= {"WorkerReported", "WorkerReady", "WorkerReconfigured", "StateRestored"}
     assert digests(stage) == undisturbed("plain")
 
 
@@ -137,7 +137,7 @@ def test_a_worker_that_trains_serves_nothing(staged: Staged, tmp_path: Path) -> 
     stage = staged("run", script("manners"), "paced", "--marks", str(tmp_path))
     stage.until(lambda: stage.step() >= 2, "training")
     stage.kill(1)
-    stage.until(lambda: stage.of(StateRestored), "the newcomer is restored")
+    stage.until(lambda: stage.of(StateRestored), "the replacement is restored")
     restored = stage.of(StateRestored)[0]
     stage.until(lambda: stage.job.phase is JobPhase.RUNNING, "recovered")
     source = Source(Rank(0), stage.cluster.workers[stage.actor(0).worker].address)

@@ -86,22 +86,22 @@ def test_meshes_that_look_alike_are_refused(become: Callable[[int], None]) -> No
         State(model)
 
 
-def test_a_newcomer_takes_shards_and_what_its_optimizer_has_not_made_yet(become: Callable[[int], None]) -> None:
+def test_a_replacement_takes_shards_and_what_its_optimizer_has_not_made_yet(become: Callable[[int], None]) -> None:
     become(1)
-    source, newcomer = Script(*HSDP), Script(*HSDP, seed=2)
+    source, replacement = Script(*HSDP), Script(*HSDP, seed=2)
     for _ in range(3):
         source.step()
-    assert source.state.digest() != newcomer.state.digest()
-    parameters = {id(parameter): shards.local(parameter).data_ptr() for _, parameter in newcomer.state.parameters()}
-    carry(source.state, newcomer.state)
-    assert source.state.digest() == newcomer.state.digest()
-    assert parameters == {id(one): shards.local(one).data_ptr() for _, one in newcomer.state.parameters()}
-    made = newcomer.optimizer.state[newcomer.model[0].weight]["exp_avg"]
+    assert source.state.digest() != replacement.state.digest()
+    parameters = {id(parameter): shards.local(parameter).data_ptr() for _, parameter in replacement.state.parameters()}
+    carry(source.state, replacement.state)
+    assert source.state.digest() == replacement.state.digest()
+    assert parameters == {id(one): shards.local(one).data_ptr() for _, one in replacement.state.parameters()}
+    made = replacement.optimizer.state[replacement.model[0].weight]["exp_avg"]
     assert isinstance(made, DTensor)
-    assert made.placements == newcomer.model[0].weight.placements
+    assert made.placements == replacement.model[0].weight.placements
     source.step()
-    newcomer.step()
-    assert source.state.digest() == newcomer.state.digest()
+    replacement.step()
+    assert source.state.digest() == replacement.state.digest()
 
 
 def test_a_shard_lands_only_where_it_is_spread_alike(become: Callable[[int], None]) -> None:
@@ -362,13 +362,13 @@ def test_another_ranks_part_does_not_land(become: Callable[[int], None]) -> None
 
 def test_switches_travel_with_the_state(become: Callable[[int], None]) -> None:
     become(1)
-    source, newcomer = Script(*HSDP), Script(*HSDP)
+    source, replacement = Script(*HSDP), Script(*HSDP)
     source.step()
     source.model[0].set_reshard_after_forward(False)
     source.model.set_reshard_after_backward(False)
     source.model.set_is_last_backward(False)
-    carry(source.state, newcomer.state)
-    told, taken = (fsdp.told(fsdp.states(script.model)) for script in (source, newcomer))
+    carry(source.state, replacement.state)
+    told, taken = (fsdp.told(fsdp.states(script.model)) for script in (source, replacement))
     assert [one[1:] for one in taken] == [one[1:] for one in told], "all but that it has made a first pass"
     assert told[1][3] == [[True, True, False, True, "not"]]
 

@@ -15,7 +15,7 @@ from torchrelay.client.client import Away, Client, Denied
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
 
-FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--share-slots", "2", "--slot-faults", "0"]
+FLAGS = ["--nodes", "2", "--nproc-per-node", "2", "--oversubscribe", "2", "--slot-faults", "0"]
 
 
 class Job:

@@ -9,20 +9,20 @@ import msgspec
 import pytest
 
 from tests.telling import begun
-from torchrelay.protocol.health.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
-from torchrelay.protocol.health.vitals import (
+from torchrelay.protocol.health.failure_detector import (
     ALL_SILENT_MS,
     BEAT_MS,
     DEAF_MS,
     FRESH_MS,
     Beat,
+    FailureDetector,
     Sample,
-    Vitals,
     all_silent,
     hear,
     judge,
     silence_of,
 )
+from torchrelay.protocol.health.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
@@ -47,7 +47,7 @@ class Cast:
     """Nodes that beat, a job that trains, and what is judged of them."""
 
     cluster: Cluster = field(default_factory=running)
-    vitals: Vitals = field(default_factory=Vitals)
+    failure_detector: FailureDetector = field(default_factory=FailureDetector)
     now_ms: int = 0
     step: int = 10
     lost: list[tuple[int, NodeId]] = field(default_factory=list)
@@ -64,7 +64,9 @@ class Cast:
             if worker.node == node
         ]  # fmt: skip
         incarnation = self.incarnations.get(node, "a")
-        self.vitals = hear(self.vitals, Beat(node=node, incarnation=incarnation, samples=tuple(samples)), self.now_ms)
+        self.failure_detector = hear(
+            self.failure_detector, Beat(node=node, incarnation=incarnation, samples=tuple(samples)), self.now_ms
+        )
 
     def live(
         self, ms: int, *nodes: NodeId, every_ms: int = BEAT_MS, trains: bool = True, tells: bool = True
@@ -77,7 +79,7 @@ class Cast:
             if self.now_ms % every_ms == 0:
                 for node in nodes:
                     self.beat(node)
-            for event in judge(self.vitals, self.cluster, self.now_ms):
+            for event in judge(self.failure_detector, self.cluster, self.now_ms):
                 if isinstance(event, ev.NodeLost):
                     self.lost.append((self.now_ms, event.node))
                     if tells:
@@ -85,7 +87,7 @@ class Cast:
         return [node for _, node in self.lost[before:]]
 
     def silence(self, node: NodeId) -> Silence | None:
-        return silence_of(self.vitals, self.cluster, self.cluster.nodes[node], self.now_ms)
+        return silence_of(self.failure_detector, self.cluster, self.cluster.nodes[node], self.now_ms)
 
     def silent(self, node: NodeId) -> Silence:
         """Of a node that is not heard."""
@@ -119,15 +121,15 @@ def test_a_gap_is_remembered_for_five_minutes_at_least_and_ten_at_most() -> None
 
 @pytest.mark.parametrize(("gap", "over"), [(LEAST_SILENCE_MS - 1, False), (LEAST_SILENCE_MS, True)])
 def test_who_is_heard_after_the_shortest_limit_of_all_ends_the_silence_of_all(gap: int, over: bool) -> None:
-    vitals = Vitals(
+    failure_detector = FailureDetector(
         heard=Table(((node, "a"), 0) for node in (A, B)), rhythms=Table({A: Rhythm(0), B: Rhythm(0, 5_000)})
     )
-    vitals = hear(vitals, Beat(node=A, incarnation="a"), gap)
-    assert vitals.heard[B, "a"] == (gap if over else 0)
+    failure_detector = hear(failure_detector, Beat(node=A, incarnation="a"), gap)
+    assert failure_detector.heard[B, "a"] == (gap if over else 0)
 
 
 def test_time_may_begin_at_zero() -> None:
-    cast = Cast(vitals=Vitals(heard=Table({(C, "a"): 0, (A, "a"): 5_000})), now_ms=5_000)
+    cast = Cast(failure_detector=FailureDetector(heard=Table({(C, "a"): 0, (A, "a"): 5_000})), now_ms=5_000)
     assert cast.silent(C).lost_in_ms == LEAST_SILENCE_MS - 5_000
 
 
@@ -156,20 +158,20 @@ def test_the_time_without_an_agent_is_no_gap_between_its_beats() -> None:
     cast.live(5_000, A, B)
     cast.incarnations[C] = "b"
     cast.live(1_000, A, B, C)
-    assert cast.vitals.rhythms[C].longest_ms == BEAT_MS
+    assert cast.failure_detector.rhythms[C].longest_ms == BEAT_MS
 
 
 def test_a_lost_node_says_how_long_it_was_silent_and_which_limit_held() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     cast.live(LEAST_SILENCE_MS, A, B, tells=False)
-    (event,) = judge(cast.vitals, cast.cluster, cast.now_ms)
+    (event,) = judge(cast.failure_detector, cast.cluster, cast.now_ms)
     assert event == ev.NodeLost(node=C, incarnation="a", reason="no beat for 6.0 s (limit 6.0 s)", age_ms=6000)
 
 
 def test_a_node_is_lost_once_and_only_if_it_was_heard() -> None:
     cast = Cast()
-    assert judge(Vitals(), cast.cluster, 10_000_000) == ()
+    assert judge(FailureDetector(), cast.cluster, 10_000_000) == ()
     cast.live(1_000, A, B, C)
     assert cast.live(10 * MOST_SILENCE_MS, A, B) == [C]
 
@@ -237,7 +239,7 @@ def test_a_job_that_does_not_train_proves_nothing(phase: JobPhase) -> None:
 def test_points_of_another_generation_and_restored_states_are_no_proof() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
-    pulse = next(iter(cast.vitals.pulses.values()))
+    pulse = next(iter(cast.failure_detector.pulses.values()))
     cases: tuple[tuple[dict[str, Any], dict[str, Any]], ...] = (
         ({"point": None}, {"point": Point(11)}),
         ({}, {"point": None}),
@@ -247,9 +249,11 @@ def test_points_of_another_generation_and_restored_states_are_no_proof() -> None
     for before, now in cases:
         earlier = msgspec.structs.replace(pulse.sample, **before)
         later = msgspec.structs.replace(pulse.sample, **now)
-        vitals = replace(cast.vitals, pulses=Table({earlier.worker: replace(pulse, sample=earlier, advanced_ms=7)}))
-        vitals = hear(vitals, Beat(node=A, incarnation="a", samples=(later,)), cast.now_ms + 1)
-        assert vitals.pulses[later.worker].advanced_ms == 7
+        failure_detector = replace(
+            cast.failure_detector, pulses=Table({earlier.worker: replace(pulse, sample=earlier, advanced_ms=7)})
+        )
+        failure_detector = hear(failure_detector, Beat(node=A, incarnation="a", samples=(later,)), cast.now_ms + 1)
+        assert failure_detector.pulses[later.worker].advanced_ms == 7
 
 
 # ---------------------------------------------------------------- all at once
@@ -300,7 +304,7 @@ def test_all_are_silent_from_two_seconds_on() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     for ms, deaf in ((1_999, False), (2_000, True)):
-        assert all_silent(cast.vitals, cast.cluster, cast.now_ms + ms) is deaf
+        assert all_silent(cast.failure_detector, cast.cluster, cast.now_ms + ms) is deaf
 
 
 def test_nodes_that_are_gone_or_have_not_begun_do_not_count_among_the_silent() -> None:
@@ -325,10 +329,12 @@ def test_one_node_that_is_heard_is_enough_to_tell_silence_from_deafness() -> Non
 def test_a_gate_that_any_rank_passed_is_proof_of_all(then: int | None) -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
-    still = [worker for worker in cast.vitals.pulses if cast.cluster.workers[worker].rank == Rank(0)]
+    still = [worker for worker in cast.failure_detector.pulses if cast.cluster.workers[worker].rank == Rank(0)]
     cast.live(10_000, A, C)
-    pulses = cast.vitals.pulses.put(still[0], replace(cast.vitals.pulses[still[0]], advanced_ms=then))
-    cast.vitals = replace(cast.vitals, pulses=pulses)
+    pulses = cast.failure_detector.pulses.put(
+        still[0], replace(cast.failure_detector.pulses[still[0]], advanced_ms=then)
+    )
+    cast.failure_detector = replace(cast.failure_detector, pulses=pulses)
     assert cast.silent(B).advanced_ms == 0
 
 
@@ -355,7 +361,7 @@ def test_under_a_freeze_nobody_is_judged_while_all_jobs_train(phases: tuple[JobP
         spec = msgspec.structs.replace(job.spec, job=JobId("other" if number else JOB))
         cast.cluster = cast.cluster.with_job(replace(job, spec=spec, phase=phase))
     cast.live(LEAST_SILENCE_MS, A, B, tells=False)
-    assert judge(cast.vitals, cast.cluster, cast.now_ms) != ()
+    assert judge(cast.failure_detector, cast.cluster, cast.now_ms) != ()
     frozen = replace(cast.cluster, freezes=Table({"ann": "looking"}))
-    judged = judge(cast.vitals, frozen, cast.now_ms)
+    judged = judge(cast.failure_detector, frozen, cast.now_ms)
     assert (judged == ()) is (JobPhase.AGREEING not in phases)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from torchrelay.protocol.health.waiting import Picture
+from torchrelay.protocol.health.wait_for_graph import WaitForGraph
 from torchrelay.protocol.messages import events
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
@@ -103,9 +103,9 @@ def test_who_hangs_in_a_mesh_is_found_and_nobody_who_waits_for_it() -> None:
 @pytest.mark.parametrize("broken", ["who waits is judged, too", "what is not known is not waited for"])
 def test_the_world_knows_who_only_waits(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if broken == "who waits is judged, too":
-        monkeypatch.setattr(Picture, "waits", lambda *_: False)
+        monkeypatch.setattr(WaitForGraph, "waits", lambda *_: False)
     else:
-        monkeypatch.setattr(Picture, "in_the_way", Picture.wait_for)
+        monkeypatch.setattr(WaitForGraph, "in_the_way", WaitForGraph.wait_for)
     results = [run_plan(plan) for plan in hangs_in_a_mesh(range(60))]
     assert any("sound" in result.violation for result in results)
 
@@ -173,7 +173,7 @@ def orders_to_resume_that_are_not_given(patch: pytest.MonkeyPatch) -> None:
 
 
 def a_cutover_before_all_stand(patch: pytest.MonkeyPatch) -> None:
-    """Nobody is waited for but the leavers, not even their targets."""
+    """Nobody is waited for but the outgoing workers, not even their targets."""
 
     def halting(cluster: Any, job: Any) -> Any:
         told = all(boundary.told_where(job, rank) for rank in job.open_move.targets)
@@ -182,8 +182,8 @@ def a_cutover_before_all_stand(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recovery, "halting", halting)
 
 
-def leavers_that_are_not_released(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(recovery, "release_leavers", lambda cluster, job: cluster.with_job(job))
+def outgoing_workers_that_are_not_released(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(recovery, "release_outgoing_workers", lambda cluster, job: cluster.with_job(job))
 
 
 def buddies_that_are_not_asked(patch: pytest.MonkeyPatch) -> None:
@@ -234,7 +234,7 @@ def requests_that_stay_with_who_held_the_rank(patch: pytest.MonkeyPatch) -> None
         (sources_that_hold_another_shard, "another shard"),
         (orders_to_resume_that_are_not_given, ""),
         (a_cutover_before_all_stand, "another state than the undisturbed run"),
-        (leavers_that_are_not_released, ""),
+        (outgoing_workers_that_are_not_released, ""),
         (buddies_that_are_not_asked, ""),
         (collectives_of_different_calls, "while others are in"),
         (requests_that_any_fault_fulfils, "is forgotten"),

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
-from torchrelay.protocol.messages.orders import Decide, Resume, Rewire, Verdict
+from torchrelay.protocol.messages.orders import Decide, Reconfigure, Resume, Verdict
 from torchrelay.wire.files.page import Page
 from torchrelay.worker.control.standing import OrdersStayedAway, Report, Standing
 
@@ -24,8 +24,8 @@ def decide(generation: int, verdict: Verdict, point: Point) -> Decide:
     return Decide(**WHO, generation=Generation(generation), verdict=verdict, point=point)  # type: ignore[arg-type]
 
 
-def rewire(generation: int) -> Rewire:
-    return Rewire(**WHO, generation=Generation(generation), store="s:1")  # type: ignore[arg-type]
+def reconfigure(generation: int) -> Reconfigure:
+    return Reconfigure(**WHO, generation=Generation(generation), store="s:1")  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -39,7 +39,7 @@ def page(tmp_path: Path) -> Iterator[Page]:
 def standing(page: Page) -> Standing:
     """A worker that trains in generation 1 and has committed nothing."""
     standing = Standing(page)
-    standing.hear(rewire(1))
+    standing.hear(reconfigure(1))
     assert standing.begin_wiring(Generation(1))
     standing.start(START)
     return standing
@@ -203,7 +203,7 @@ class TestReports:
         assert standing.enter_gate()
         assert standing.pass_gate()
 
-    def test_a_newcomer_says_where_it_has_been_brought(self, page: Page) -> None:
+    def test_a_replacement_says_where_it_has_been_brought(self, page: Page) -> None:
         standing = Standing(page)
         standing.bring_to(Point(7))
         assert standing.interrupt(Generation(4)) == Report(
@@ -329,7 +329,7 @@ class TestAHalt:
         assert standing.halted is None
         assert standing.halt(Generation(2)) is None
         assert standing.stop()
-        standing.hear(rewire(3))
+        standing.hear(reconfigure(3))
         assert standing.begin_wiring(Generation(3))
         assert standing.go_on(Generation(3))
         self.commit(standing)
@@ -345,7 +345,7 @@ class TestAHalt:
         standing.halt(Generation(2))
         assert standing.stop()
         standing.hear(decide(2, Verdict.GO_ON, START))
-        standing.hear(rewire(3))
+        standing.hear(reconfigure(3))
         assert not standing.poisoned
         assert standing.begin_wiring(Generation(3))
         assert standing.go_on(Generation(3))
@@ -387,18 +387,18 @@ class TestAHalt:
 class TestOrders:
     def test_a_newer_generation_sweeps_the_older_orders_away(self, standing: Standing) -> None:
         standing.hear(decide(2, Verdict.REDO, START))
-        standing.hear(rewire(3))
+        standing.hear(reconfigure(3))
         assert standing.order(Decide) is None
-        assert standing.order(Rewire) == rewire(3)
+        assert standing.order(Reconfigure) == reconfigure(3)
 
     def test_an_older_order_is_dropped(self, standing: Standing) -> None:
         standing.interrupt(Generation(3))
-        assert not standing.hear(rewire(2))
-        assert standing.order(Rewire) is None
+        assert not standing.hear(reconfigure(2))
+        assert standing.order(Reconfigure) is None
 
     @pytest.mark.parametrize("act", ["begin_wiring", "hold", "go_on"])
     def test_nothing_is_done_for_a_generation_that_is_over(self, standing: Standing, act: str) -> None:
-        standing.hear(rewire(2))
+        standing.hear(reconfigure(2))
         standing.interrupt(Generation(3))
         done = {
             "begin_wiring": lambda: standing.begin_wiring(Generation(2)),
@@ -447,18 +447,18 @@ class TestWhatIsBroken:
         standing.interrupt(Generation(2))
         assert standing.blocked
 
-    def test_who_stands_at_the_edge_is_not_even_when_an_order_has_woken_it(self, standing: Standing) -> None:
+    def test_who_stands_at_the_safepoint_is_not_even_when_an_order_has_woken_it(self, standing: Standing) -> None:
         compute(standing)
         standing.interrupt(Generation(2))
         standing.enter(WorkerPhase.STOPPED)
-        standing.hear(rewire(2))
-        standing.wait(lambda: standing.order(Rewire), 1)
+        standing.hear(reconfigure(2))
+        standing.wait(lambda: standing.order(Reconfigure), 1)
         assert standing.poisoned
         assert not standing.blocked
 
     def test_who_connects_is_when_it_is_interrupted_again(self, standing: Standing) -> None:
         standing.enter(WorkerPhase.STOPPED)
-        standing.hear(rewire(2))
+        standing.hear(reconfigure(2))
         standing.begin_wiring(Generation(2))
         standing.interrupt(Generation(3))
         assert standing.blocked

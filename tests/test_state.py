@@ -57,12 +57,12 @@ OPTIMIZERS: dict[str, tuple[Callable[..., torch.optim.Optimizer], dict[str, Any]
 @pytest.mark.parametrize("name", list(OPTIMIZERS))
 @pytest.mark.parametrize("used", [False, True], ids=["fresh", "used"])
 @pytest.mark.slow
-def test_a_newcomer_goes_on_as_its_source_would_have(name: str, used: bool) -> None:
+def test_a_replacement_goes_on_as_its_source_would_have(name: str, used: bool) -> None:
     kind, options = OPTIMIZERS[name]
     source, target = Script(1, kind, **options), Script(2, kind, **options)
     for _ in range(4):
         source.step()
-    if used:  # a newcomer may have rehearsed: its state exists, with other values
+    if used:  # a replacement may have rehearsed: its state exists, with other values
         target.step()
     first, second = source.state(), target.state()
     assert first.digest() != second.digest()

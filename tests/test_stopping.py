@@ -97,12 +97,12 @@ def test_a_fault_before_anybody_has_left_is_recovered() -> None:
     story = stopping()
     story.lose(story.holder(1), signal=SIGKILL)
     assert story.job.phase is not JobPhase.ENDING
-    newcomer = story.holder(1)
-    assert newcomer not in {worker for worker, _, _ in passed(story)}, "it has no handler yet"
+    replacement = story.holder(1)
+    assert replacement not in {worker for worker, _, _ in passed(story)}, "it has no handler yet"
     story.settle()
     assert story.job.phase is JobPhase.RUNNING
     assert story.job.incidents[-1].resolution is Resolution.RESUMED
-    assert newcomer in {worker for worker, _, _ in passed(story)}
+    assert replacement in {worker for worker, _, _ in passed(story)}
 
 
 @pytest.mark.parametrize(("left", "code"), [(3, 3), (0, STOPPED)])

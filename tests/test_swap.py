@@ -1,4 +1,4 @@
-"""Which kinds of groups can be rewired, and how the extension is compiled, cached and done without."""
+"""Which kinds of groups can be reconfigured, and how the extension is compiled, cached and done without."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torchrelay.worker.process_groups.backends import kinds_of
 def test_kinds_are_read_from_torchs_configuration() -> None:
     assert kinds_of("cpu:gloo,cuda:nccl") == {"gloo": ("cpu",), "nccl": ("cuda",)}
     assert kinds_of("cpu:gloo,cuda:gloo") == {"gloo": ("cpu", "cuda")}
-    with pytest.raises(ValueError, match="'mpi' cannot be rewired: use gloo, nccl or torchrelay"):
+    with pytest.raises(ValueError, match="'mpi' cannot be reconfigured: use gloo, nccl or torchrelay"):
         kinds_of("cpu:mpi")
 
 

@@ -1,4 +1,4 @@
-"""Between its last recorded call and the edge a newcomer's script reads a state that is there, or is refused."""
+"""Between its last recorded call and the safepoint a replacement's script reads state that is there, or is refused."""
 
 from __future__ import annotations
 

@@ -18,16 +18,16 @@ pytestmark = pytest.mark.usefixtures("left_as_found")
 
 def taken_over(script: Script, before_gate: Callable[[Script], Callable[[], None]] | None = None) -> Script:
     """The same script in another process, which has the state and what was learned, and has called nothing."""
-    heir = Script(zero=script.zero)
+    incoming_for = Script(zero=script.zero)
     data, tensors = script.state.manifest()
-    for live, values in zip(heir.state.receive(data), tensors, strict=True):
+    for live, values in zip(incoming_for.state.receive(data), tensors, strict=True):
         live.detach().copy_(values)
-    heir.state.commit_received()
-    heir.state.private.load(script.state.private.record())
-    heir.steps = script.steps
-    heir.before_gate = before_gate(heir) if before_gate else heir.before_gate
-    heir.redo.take_over(script.redo.learned)
-    return heir
+    incoming_for.state.commit_received()
+    incoming_for.state.private.load(script.state.private.record())
+    incoming_for.steps = script.steps
+    incoming_for.before_gate = before_gate(incoming_for) if before_gate else incoming_for.before_gate
+    incoming_for.redo.take_over(script.redo.learned)
+    return incoming_for
 
 
 def counting(script: Script) -> Callable[[], None]:
@@ -39,54 +39,54 @@ def counting(script: Script) -> Callable[[], None]:
 
 @pytest.mark.parametrize("place", ["", "backward", "gate"])
 @pytest.mark.parametrize("calls", [1, 2, 3, 4])
-def test_a_successor_redoes_calls_as_its_predecessor_would(calls: int, place: str) -> None:
+def test_a_replacement_redoes_calls_as_its_predecessor_would(calls: int, place: str) -> None:
     script, whole = Script(), Script()
     script.before_gate, whole.before_gate = counting(script), counting(whole)
     expected = digests(whole, {}, calls + 3)
     digests(script, {}, calls)
     rng = random_state.capture()
-    heir = taken_over(script, counting)
+    incoming_for = taken_over(script, counting)
     random_state.restore(rng)
     found = []
     for number in range(3):
-        heir.call(cut=place if number == 0 else "")
-        found.append(heir.state.digest())
+        incoming_for.call(cut=place if number == 0 else "")
+        found.append(incoming_for.state.digest())
     assert found == expected[calls:]
-    assert heir.log["seen"] == list(range(calls + 3))
+    assert incoming_for.log["seen"] == list(range(calls + 3))
 
 
-def test_a_successor_does_not_look_at_its_first_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_replacement_does_not_look_at_its_first_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script()
     digests(script, {}, 3)
-    heir = taken_over(script)
+    incoming_for = taken_over(script)
     looks: list[int] = []
     look = Probe.look
 
     def counted(probe: Probe, names: Iterable[str]) -> dict[str, str]:
-        looks.append(heir.steps)
+        looks.append(incoming_for.steps)
         return look(probe, names)
 
     monkeypatch.setattr(Probe, "look", counted)
     for _ in range(4):
-        heir.call()
+        incoming_for.call()
     assert looks == [5, 5]  # the sixth call of the rank, as with its predecessor: at its entry and at its gate
-    names = heir.state.private._names
+    names = incoming_for.state.private._names
     assert names == script.state.private._names
     assert names
 
 
 def test_of_another_script_nothing_is_taken_over() -> None:
-    heir = Script()
-    heir.redo.take_over(Learned(100, 3, b"n" * 16, b"\1", b"\1"))
-    assert heir.redo.learned.calls == 0
+    incoming_for = Script()
+    incoming_for.redo.take_over(Learned(100, 3, b"n" * 16, b"\1", b"\1"))
+    assert incoming_for.redo.learned.calls == 0
 
 
-def test_with_save_and_load_a_successor_looks_itself() -> None:
-    script, heir = SaverScript(), SaverScript()
+def test_with_save_and_load_a_replacement_looks_itself() -> None:
+    script, incoming_for = SaverScript(), SaverScript()
     for _ in range(4):
         script.call()
-    heir.redo.take_over(script.redo.learned)
-    assert heir.redo.learned.calls == 0
+    incoming_for.redo.take_over(script.redo.learned)
+    assert incoming_for.redo.learned.calls == 0
 
 
 @pytest.mark.parametrize(
@@ -118,23 +118,23 @@ def test_calls_that_were_cut_short_are_no_first_ones(cut: str) -> None:
     assert (script.redo.learned.calls, script.redo.learned.looks) == (4, 3)
     script.call()
     assert not script.redo._before
-    whole, heirs = Script(), Script()
+    whole, incoming_ranks = Script(), Script()
     digests(whole, {}, 2)
-    heirs.redo.take_over(whole.redo.learned)
-    assert heirs.redo.learned == whole.redo.learned
-    heirs.call(cut=cut)
-    assert heirs.redo.learned.looks == 3
+    incoming_ranks.redo.take_over(whole.redo.learned)
+    assert incoming_ranks.redo.learned == whole.redo.learned
+    incoming_ranks.call(cut=cut)
+    assert incoming_ranks.redo.learned.looks == 3
 
 
 def test_what_was_learned_goes_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Script()
     script.before_gate = counting(script)
     digests(script, {}, 3)
-    heir = Script()
-    turned = dict(reversed(heir.redo._probe.parts.items()))
-    monkeypatch.setattr(heir.redo._probe, "parts", turned)
-    heir.redo.take_over(script.redo.learned)
-    assert list(heir.redo._copied) == list(script.redo._copied) == ["state['log']"]
+    incoming_for = Script()
+    turned = dict(reversed(incoming_for.redo._probe.parts.items()))
+    monkeypatch.setattr(incoming_for.redo._probe, "parts", turned)
+    incoming_for.redo.take_over(script.redo.learned)
+    assert list(incoming_for.redo._copied) == list(script.redo._copied) == ["state['log']"]
     other = Script()
     other.redo._probe.parts["state['other']"] = other.redo._probe.parts.pop("state['log']")
     other.redo.take_over(script.redo.learned)

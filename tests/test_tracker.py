@@ -65,7 +65,7 @@ def test_torch_makes_it_with_a_broadcast_over_all_ranks(broadcasts: list[int]) -
     assert broadcasts == [0]
 
 
-def test_a_newcomer_has_it_if_the_lost_worker_had_it_and_asks_nobody(broadcasts: list[int]) -> None:
+def test_a_replacement_has_it_if_the_lost_worker_had_it_and_asks_nobody(broadcasts: list[int]) -> None:
     make_as_torch_does()
     record = random_state.capture()
     tensors._rng_tracker = None

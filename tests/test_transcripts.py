@@ -154,7 +154,7 @@ class Teller:
         lines = [f"     {rank} {show_seat(seat)}" for rank, seat in sorted(job.seats.items())]
         for worker in sorted(self.story.cluster.workers.values(), key=lambda each: each.worker):
             if job.rank_of(worker.worker) is None or worker.life in (Life.STARTING, Life.FENCING):
-                lines.append(f"     {worker.life} {worker.worker}{show_heir(worker)}")
+                lines.append(f"     {worker.life} {worker.worker}{show_incoming_for(worker)}")
         lines += [f"     stray {worker} on {node}" for worker, (node, _) in sorted(self.story.cluster.strays.items())]
         lines += [f"     {show_taint(taint)}" for taint in self.story.cluster.taints.values()]
         lines += [f"     frozen by {source}: {why}" for source, why in self.story.cluster.freezes.items()]
@@ -180,12 +180,12 @@ class Teller:
         return "\n".join([*lines, counts])
 
 
-def show_heir(worker: Worker) -> str:
+def show_incoming_for(worker: Worker) -> str:
     """What a worker is to a move, if anything."""
-    if worker.heir is None:
+    if worker.incoming_for is None:
         return ""
     brought = f", brought to {worker.brought}" if worker.brought is not None else ""
-    return f" for rank {worker.heir}{', prepared' if worker.prepared else ''}{brought}"
+    return f" for rank {worker.incoming_for}{', prepared' if worker.prepared else ''}{brought}"
 
 
 def show_taint(taint: Taint) -> str:
@@ -200,13 +200,17 @@ def show_move(move: Move) -> str:
 
 
 def show_seat(seat: Seat) -> str:
-    flags = [name for name in ("newcomer", "joined", "ready", "rewired", "resumed", "finished") if getattr(seat, name)]
+    flags = [
+        name
+        for name in ("replacement", "joined", "ready", "reconfigured", "resumed", "finished")
+        if getattr(seat, name)
+    ]
     records = ",".join(str(record.point) for record in seat.private)
     holds = f" holds {seat.holds}" if seat.holds is not None else ""
     left = f" left {records}" if records else ""
     apart = f" distrusts {sorted(seat.distrusted)}" if seat.distrusted else ""
-    leaver = f" after {seat.leaver}" if seat.leaver is not None else ""
-    return f"{seat.worker or '-'} {' '.join(flags)}".rstrip() + holds + left + apart + leaver
+    outgoing = f" after {seat.outgoing}" if seat.outgoing is not None else ""
+    return f"{seat.worker or '-'} {' '.join(flags)}".rstrip() + holds + left + apart + outgoing
 
 
 def show_order(order: od.Order) -> str:

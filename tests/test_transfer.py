@@ -115,7 +115,7 @@ def test_an_empty_record_is_a_record(server: StateServer) -> None:
     assert transfer.fetch_record([source_of(server)], SECRET, NOW, AT) == b""
 
 
-def test_several_newcomers_are_served_at_once(server: StateServer) -> None:
+def test_several_replacements_are_served_at_once(server: StateServer) -> None:
     given = a_state(1)
     server.publish(NOW, AT, state=given)
     states = [a_state(seed) for seed in range(2, 6)]

@@ -113,8 +113,8 @@ def test_a_buffer_that_follows_another_is_made_again() -> None:
     assert shared == []
     assert copies == {f"model.copy.{name}": f"model.norm.{name}" for name, _ in module.norm.named_buffers()}
 
-    successor = Followed()
-    theirs = private_of(successor)
+    replacement = Followed()
+    theirs = private_of(replacement)
     theirs.load(at_gate)
     late.make_again(theirs, copies)
     assert theirs.record() == private.record()
@@ -161,10 +161,10 @@ def test_what_the_update_alone_changes_is_not_private_if_that_was_not_known_yet(
     assert unknown == {"model.updates"}
     assert late.look(at_gate, private.record(), unknown) == ({}, ["model.updates"])
     private.share(["model.updates"])
-    successor = Counted()
-    theirs = private_of(successor)
+    replacement = Counted()
+    theirs = private_of(replacement)
     theirs.load(private.record())
-    assert (int(successor.passes), int(successor.updates)) == (8, 0)  # a replica has the other
+    assert (int(replacement.passes), int(replacement.updates)) == (8, 0)  # a replica has the other
     assert theirs.unknown([]) == set()
     module.passes += 1
     with pytest.raises(RefusedError, match=r"model\.passes differs between ranks"):

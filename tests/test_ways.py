@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from tests.test_vitals import Ward
-from torchrelay.protocol.health.vitals import ASTRAY_MS, BEAT_MS
+from tests.test_failure_detector import Ward
+from torchrelay.protocol.health.failure_detector import ASTRAY_MS, BEAT_MS
 from torchrelay.protocol.health.ways import Parting, Spot, Way, parting
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerId, WorkerPhase

@@ -139,7 +139,7 @@ def test_a_collective_that_fails_before_join_without_a_loss_ends_the_job(manners
     assert "starts ended before anything was committed" in reason(stage)
 
 
-def test_a_script_that_takes_another_way_on_a_newcomer_is_found_out(tmp_path: Path) -> None:
+def test_a_script_that_takes_another_way_on_a_replacement_is_found_out(tmp_path: Path) -> None:
     script = [str(SCRIPTS / "manners.py"), "strays", "--marks", str(tmp_path)]
     job = run_job(tmp_path / "run", script, ["--nproc-per-node", "2", "--spares", "1"], timeout_s=90)
     assert job.code == 91
@@ -255,7 +255,7 @@ def test_a_survivor_waits_longer_than_its_patience_while_the_orchestrator_is_the
     stage = manners("paced", spares=1, patience_s=2.0)
     stage.repeat_s = 0.2
     stage.until(lambda: stage.step() >= 2, "training")
-    stage.hold = lambda order: type(order).__name__ == "Rewire"  # as if there were no spare yet
+    stage.hold = lambda order: type(order).__name__ == "Reconfigure"  # as if there were no spare yet
     stage.kill(1)
     stage.until(lambda: stage.of(WorkerReported), "the survivor has reported")
     begin = time.monotonic()

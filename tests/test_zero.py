@@ -52,19 +52,21 @@ def test_nobody_else_has_a_ranks_part(become: Callable[[int], None]) -> None:
 @pytest.mark.parametrize("views", [False, True])
 def test_a_ranks_part_travels_and_lands_in_the_optimizer_inside(become: Callable[[int], None], views: bool) -> None:
     become(1)
-    source, newcomer = (Script(seed, parameters_as_bucket_view=views) for seed in (1, 2))
+    source, replacement = (Script(seed, parameters_as_bucket_view=views) for seed in (1, 2))
     for _ in range(3):
         source.step()
     source.optimizer.param_groups[0]["lr"] = 0.05
     source.step()
-    carry(source.state, newcomer.state)
-    assert source.state.digest() == newcomer.state.digest()
-    kept = newcomer.optimizer.optim.state
-    assert [parameter for parameter in newcomer.model.parameters() if kept.get(parameter)] == [newcomer.model[1].weight]
-    assert newcomer.optimizer.optim.param_groups[0]["lr"] == 0.05
+    carry(source.state, replacement.state)
+    assert source.state.digest() == replacement.state.digest()
+    kept = replacement.optimizer.optim.state
+    assert [parameter for parameter in replacement.model.parameters() if kept.get(parameter)] == [
+        replacement.model[1].weight
+    ]
+    assert replacement.optimizer.optim.param_groups[0]["lr"] == 0.05
     source.step()
-    newcomer.step()
-    assert source.state.digest() == newcomer.state.digest()
+    replacement.step()
+    assert source.state.digest() == replacement.state.digest()
 
 
 def test_both_optimizers_are_the_scripts_own(become: Callable[[int], None]) -> None:

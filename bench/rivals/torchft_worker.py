@@ -21,7 +21,7 @@ from torchft import DistributedDataParallel, Manager, Optimizer, ProcessGroupGlo
 
 
 def begin_together(order: Order, rank: int) -> None:
-    """Wait until all are there: the first would train alone. Only at the start; a newcomer does not wait."""
+    """Wait until all are there: the first would train alone. Only at the start; a replacement does not wait."""
     ready = Path(order.folder) / "ready"
     ready.mkdir(exist_ok=True)
     (ready / f"rank-{rank}").touch()
@@ -57,7 +57,7 @@ def main() -> None:
         number = before * order.ranks + rank
         optimizer.zero_grad()
         task.loss(model, task.batch(number)).backward()  # type: ignore[no-untyped-call]
-        mine = manager.is_participating()  # a newcomer adds nothing in its first step
+        mine = manager.is_participating()  # a replacement adds nothing in its first step
         optimizer.step()
         after = manager.current_step()
         log.step(

@@ -77,7 +77,7 @@ def once(variable: str, place: str) -> bool:
 
 
 def holder(rank: int) -> int:
-    """0 for the first process that has held this rank, 1 for its successor, and so on."""
+    """0 for the first process that has held this rank, 1 for its replacement, and so on."""
     number = 0
     while True:
         try:

@@ -7,42 +7,40 @@ from __future__ import annotations
 
 # Reasons that several have.
 NOBODY = "nobody is named None; it is said for the types"
-LEAVER = "who ends a leaver takes it off the seat as well"
-STANDS = "a leaver is kept only while the job goes on from the boundary: else `decide` lets it go"
-TARGET = "a target that is not being ended has an open move, and is its rank's heir; it is said for the types"
+OUTGOING = "who ends an outgoing takes it off the seat as well"
+STANDS = "an outgoing is kept only while the job goes on from the boundary: else `decide` lets it go"
+TARGET = (
+    "a target that is not being ended has an open move, and is its rank's incoming worker; it is said for the types"
+)
 OWN = "what a node's own beats told is no newer than the last of them, and so no proof"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
     "boundary:quiesce: replace without boundary=None": "while a job trains there is none: who goes on forgets it",
     (
-        "boundary:told_where: job.boundary is not None and seat.ready and (seat.record_of(job.bou..."
-        " without job.boundary is not None"
+        "boundary:told_where: job.boundary is not None and seat.ready and (seat.record_of(job.bou... wit"
+        "hout job.boundary is not None"
     ): "there is no record of None; it is said for the types",
-    "boundary:cut_over: job.target is None or boundary is None or boundary > job.target without boundary is None": (
-        "who cuts over has a boundary; it is said for the types"
-    ),
-    "boundary:give_back: always cluster.workers.get(seat.leaver)": NOBODY,
     (
-        "boundary:give_back: leaver is None or leaver.life is Life.FENCING or job.target != job...."
-        " without leaver.life is Life.FENCING"
-    ): LEAVER,
+        "boundary:cut_over: job.target is None or boundary is None or boundary > job.target without boundary is None"
+    ): "who cuts over has a boundary; it is said for the types",
+    "boundary:give_back: always cluster.workers.get(seat.outgoing)": NOBODY,
     (
-        "boundary:give_back: leaver is None or leaver.life is Life.FENCING or job.target != job...."
-        " without job.target != job.boundary"
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.target != ... with"
+        "out outgoing.life is Life.FENCING"
+    ): OUTGOING,
+    (
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.target != ... with"
+        "out job.target != job.boundary"
     ): STANDS,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
-    "cluster:module: 4 to 9": "a version has to be another one than before, whichever",
-    "cluster:node_joined: place[0] != event.node or stray in alive without stray in alive": (
-        "who is there still is put back just after"
-    ),
     "cluster:worker_raised: without if move is None": TARGET,
-    "answers:stood_at_boundary: event.private and event.point is not None without event.point is not None": (
+    ("answers:stood_at_boundary: event.private and event.point is not None without event.point is not None"): (
         "it is the boundary, which was asked just before; it is said for the types"
     ),
     (
-        "answers:record_kept: job is None or seat is None or ward is None or (event.worker not in..."
-        " without job is None"
+        "answers:record_kept: job is None or seat is None or ward is None or (event.worker not in... wit"
+        "hout job is None"
     ): "without a job there is no seat; it is said for the types",
     "cluster:module: 10000 to 20001": "a bound that no sound core comes near",
     "ending:spend_targets: move is None or job.phase is not JobPhase.HALTING without move is None": (
@@ -52,96 +50,95 @@ EQUIVALENT: dict[str, str] = {
     "job:Job: 0 to 1 #4": "it is read only of what is broken, and set with it",
     "migration:worker_prepared: without if move is None": TARGET,
     "migration:wishes: always cluster.workers.get(seat.worker)": NOBODY,
-    "migration:homesick: not job.spec.return_home or home is None or worker.node == home without home is None": (
+    ("migration:homesick: not job.spec.return_home or home is None or worker.node == home without home is None"): (
         "who holds a rank has a home, and no node is named None; it is said for the types"
     ),
     (
-        "migration:homesick: node is None or not node.alive or any((taint.node == home for taint..."
-        " without node is None"
-    ): "a node that was there stays known; it is said for the types",
+        "migration:homesick: node is None or not node.alive or any((taint.node == home for taint... with"
+        "out node is None"
+    ): ("a node that was there stays known; it is said for the types"),
     (
-        "migration:able_spares: to in (None, spare.node) and (not closed(cluster, spare.node, spare..."
-        " without cluster.nodes[spare.node].alive"
+        "migration:able_spares: to in (None, spare.node) and (not closed(cluster, spare.node, spare... w"
+        "ithout cluster.nodes[spare.node].alive"
     ): "what ran on a lost node is forgotten with it",
-    "migration:fit: to is not None and named.get(to, 0) >= room_for(cluster, job, to) without to is not None": (
+    ("migration:fit: to is not None and named.get(to, 0) >= room_for(cluster, job, to) without to is not None"): (
         "nobody is counted under None, and where there is no room at all it was said before"
     ),
     "migration:choose_group: urgent and chosen is None without chosen is None": (
         "where there is room for a plan there is room for what is urgent"
     ),
     (
-        "migration:prepare_targets: len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < ..."
-        " without len(ready) < len(move.ranks)"
-    ): "`place`, which comes before, starts a worker for each rank for which there is room",
+        "migration:prepare_targets: len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < ."
+        ".. without len(ready) < len(move.ranks)"
+    ): ("`place`, which comes before, starts a worker for each rank for which there is room"),
     "migration:narrow: target is not None and target in cluster.workers without target is not None": NOBODY,
-    "migration:narrow: target is not None and target in cluster.workers without target in cluster.workers": (
-        "to end who is gone changes nothing"
-    ),
+    (
+        "migration:narrow: target is not None and target in cluster.workers without target in cluster.workers"
+    ): "to end who is gone changes nothing",
     "migration:abandon: without job = cluster.jobs[job.spec.job]": "it was put there as it is",
     "placing:seat_all: any((seat.worker is not None for seat in job.seats.values())) by all": (
         "at a start all ranks have a holder or none has: all are given at once, and a loss takes all away"
     ),
     "requests:move_asked: 1 to 3": "groups have to differ, and they do",
-    "recovery:inherit: 1 to 3": "one generation before this one is as good as another",
-    "recovery:give_way: move is None or not targets without move is None": (
-        "without a move there are no targets; it is said for the types"
-    ),
     "recovery:buddies_to_ask: name is None or name in asked without name is None": NOBODY,
     (
-        "recovery:buddies_to_ask: worker is not None and worker.life is not Life.FENCING"
-        " without worker.life is not Life.FENCING"
-    ): "who ends a holder or a leaver takes it off the seat as well",
-    "recovery:leavers_of: always those": STANDS,
-    "recovery:leavers_of: always cluster.workers.get(name)": NOBODY,
+        "recovery:buddies_to_ask: worker is not None and worker.life is not Life.FENCING without worker."
+        "life is not Life.FENCING"
+    ): ("who ends a holder or a leaver takes it off the seat as well"),
+    "recovery:outgoing_workers_of: always those": STANDS,
+    "recovery:outgoing_workers_of: always cluster.workers.get(name)": NOBODY,
     (
-        "recovery:leavers_of: leaver is None or leaver.life is Life.FENCING or mistrusted or (job..."
-        " without leaver.life is Life.FENCING"
-    ): LEAVER,
-    "recovery:rewire: seat.leaver is not None and target is not None without target is not None": HELD,
-    "roster:Seat: 0 to 1 #3": "looked at only of a rank whose holder has ended, which dates it",
-    "roster:Seat: 0 to 1": "compared with the generation of an interruption only, which is 2 at least",
+        "recovery:outgoing_workers_of: outgoing is None or outgoing.life is Life.FENCING or mistrusted o"
+        "r ... without outgoing.life is Life.FENCING"
+    ): OUTGOING,
+    "recovery:reconfigure: seat.outgoing is not None and target is not None without target is not None": HELD,
+    "roster:Seat: 0 to 1 #3": ("looked at only of a rank whose holder has ended, which dates it"),
+    "roster:Seat: 0 to 1": ("compared with the generation of an interruption only, which is 2 at least"),
     (
-        "speech:move_orders: job.open_move is not None and rank in job.open_move.targets"
-        " without job.open_move is not None"
-    ): "a move has asked for the boundary; it is said for the types",
+        "speech:move_orders: job.open_move is not None and rank in job.open_move.targets without job.ope"
+        "n_move is not None"
+    ): ("a move has asked for the boundary; it is said for the types"),
     (
-        "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w..."
-        " without worker is None"
-    ): "a target that is gone is taken off its move at once; it is said for the types",
+        "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w... wi"
+        "thout worker is None"
+    ): ("a target that is gone is taken off its move at once; it is said for the types"),
     (
-        "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w..."
-        " without worker.heir != rank"
+        "speech:target_orders: worker is None or worker.life not in (Life.STARTED, Life.WARM) or w... wi"
+        "thout worker.incoming_for != rank"
     ): TARGET,
     (
-        "speech:bring: seat.worker is not None and seat.ready and (seat.shard == job.seats..."
-        " without seat.worker is not None"
+        "speech:bring: seat.worker is not None and seat.ready and (seat.shard == job.seats... without se"
+        "at.worker is not None"
     ): HELD,
     (
-        "speech:leaver_orders: job.phase not in (JobPhase.PREPARING, JobPhase.REWIRING) or job.tar..."
-        " without job.target is None"
-    ): "before there is a target nobody has left; it is said for the types",
+        "speech:outgoing_orders: job.phase not in (JobPhase.PREPARING, JobPhase.RECONFIGURING) or jo... "
+        "without job.target is None"
+    ): ("before there is a target nobody has left; it is said for the types"),
     (
-        "speech:leaver_orders: job.phase not in (JobPhase.PREPARING, JobPhase.REWIRING) or job.tar..."
-        " without job.target != job.boundary"
+        "speech:outgoing_orders: job.phase not in (JobPhase.PREPARING, JobPhase.RECONFIGURING) or jo... "
+        "without job.target != job.boundary"
     ): STANDS,
-    "speech:leaver_orders: always cluster.workers.get(seat.leaver)": NOBODY,
+    "speech:outgoing_orders: always cluster.workers.get(seat.outgoing)": NOBODY,
     (
-        "speech:leaver_orders: leaver is not None and leaver.life is not Life.FENCING"
-        " without leaver.life is not Life.FENCING"
-    ): LEAVER,
-    "speech:recall_orders: job.phase is not JobPhase.PREPARING or job.target is None without job.target is None": (
+        "speech:outgoing_orders: outgoing is not None and outgoing.life is not Life.FENCING without outg"
+        "oing.life is not Life.FENCING"
+    ): OUTGOING,
+    ("speech:recall_orders: job.phase is not JobPhase.PREPARING or job.target is None without job.target is None"): (
         "a target is decided before anybody prepares for it; it is said for the types"
     ),
     "speech:circle_of: for all, not if worker is not None": HELD,
     "speech:job_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
-    "vitals:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
-    "vitals:silence_of: 0 to 1 #2": "a limit is longer than that",
-    "vitals:last_proof: worker is not None and node_of(cluster, worker) == node without worker is not None": NOBODY,
-    "vitals:last_proof: worker is not None and worker not in here without worker is not None": NOBODY,
-    "vitals:last_proof: worker is not None and worker not in here without worker not in here": OWN,
-    "vitals:last_proof: for all, not if worker is not None and worker not in here": OWN,
-    "vitals:node_of: always known.node": "who holds a rank is known; it is said for the types",
-    "waiting:module: 0 to 1": "any key would do that no group has",
+    "failure_detector:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
+    "failure_detector:silence_of: 0 to 1 #2": "a limit is longer than that",
+    (
+        "failure_detector:last_proof: worker is not None and node_of(cluster, worker) == node without wo"
+        "rker is not None"
+    ): NOBODY,
+    "failure_detector:last_proof: worker is not None and worker not in here without worker is not None": NOBODY,
+    "failure_detector:last_proof: worker is not None and worker not in here without worker not in here": OWN,
+    "failure_detector:last_proof: for all, not if worker is not None and worker not in here": OWN,
+    "failure_detector:node_of: always known.node": "who holds a rank is known; it is said for the types",
+    "wait_for_graph:module: 0 to 1": "any key would do that no group has",
 }

@@ -83,10 +83,10 @@ def explore_a_move() -> None:
     test_exhaustive.explore_a_cutover()
 
 
-def judge_vitals() -> None:
-    from tests import test_silence, test_vitals, test_vitals_groups, test_waiting
+def judge_failure_detector() -> None:
+    from tests import test_failure_detector, test_failure_detector_groups, test_silence, test_wait_for_graph
 
-    for module in (test_waiting, test_silence, test_vitals, test_vitals_groups):
+    for module in (test_wait_for_graph, test_silence, test_failure_detector, test_failure_detector_groups):
         run_tests_of(module)
 
 
@@ -193,7 +193,7 @@ KILLERS: dict[str, Callable[[], None]] = {
     "exhaustive: a move": explore_a_move,
     "exhaustive: a start": explore_a_start,
     "exhaustive: a recovery": explore_a_recovery,
-    "vitals": judge_vitals,
+    "failure_detector": judge_failure_detector,
     "simulation": simulate_some,
     "properties": vary_sequences,
     "more simulation": simulate_more,
@@ -206,7 +206,11 @@ def killer_of(mutant: Mutant | None) -> str:
         sys.meta_path.insert(
             0, Finder(f"torchrelay.protocol.{path_of(mutant.module).parent.name}.{mutant.module}", mutant.tree())
         )
-    first = ["vitals"] if mutant is not None and mutant.module in ("silence", "vitals", "waiting") else []
+    first = (
+        ["failure_detector"]
+        if mutant is not None and mutant.module in ("silence", "failure_detector", "wait_for_graph")
+        else []
+    )
     for name in [*first, *(each for each in KILLERS if each not in first)]:
         try:
             KILLERS[name]()

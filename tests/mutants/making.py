@@ -15,7 +15,7 @@ PROTOCOL = Path(__file__).parent.parent.parent / "src" / "torchrelay" / "protoco
 MODULES = (
     "acquiring", "answers", "boundary", "buddies", "cluster", "differing", "ending", "incident", "job", "migration",
     "moves", "placing", "policy", "recovery", "requests", "rollback", "roster", "sharing", "silence", "speech", "state",
-    "strangers", "table", "taints", "vitals", "waiting",
+    "strangers", "table", "taints", "failure_detector", "wait_for_graph",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

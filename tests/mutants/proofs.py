@@ -51,7 +51,7 @@ PROOFS = (
         "for key, (digest, _) in self._loaded.items())", "for key, (digest, _) in ())", (PROGRAM,),
     ),
     Mutant(
-        "code: a newcomer does not look at them", "worker/step/calls.py",
+        "code: a replacement does not look at them", "worker/step/calls.py",
         "        self._session.program.check(private.code)\n", "",
         ("tests/test_case_26_edited.py::test_code_that_could_not_be_kept_is_refused",),
     ),

@@ -7,7 +7,7 @@ is in `phase` (forward, backward, gate, update, between, section; cut: its backw
 a pipeline's step; gather: of ZeRO's parameters), it does `how` (kill, raise, exit, stop, oom, comm, stick, spin, flip)
 to itself, once per job: a file in --marks named after id and rank remembers it. With "together" those that are named
 wait for one another before. A fault with "after" is a second one: it strikes during the recovery from the fault of that
-id, in "report", "catch up", "rewire", "restore" or "resume".
+id, in "report", "catch up", "reconfigure", "restore" or "resume".
 
 With --live DIR a test's driver says what strikes while the job trains: DIR/plan.json is read again whenever it changes
 ("from" in place of "step": at this step or later), DIR/cell.json is for strikes within moves (see `striking`), and
@@ -160,7 +160,7 @@ def arguments():
 
 
 def forget(what):
-    """Sabotage for the tests of the tests: a newcomer that lacks a part of the state."""
+    """Sabotage for the tests of the tests: a replacement that lacks a part of the state."""
     if what == "rng":
         from torchrelay.worker.state import random_state
 
@@ -188,15 +188,15 @@ def second_faults(faults):
     from torchrelay.worker.control.standing import Standing
     from torchrelay.worker.process_groups import groups
     from torchrelay.worker.replacement import arrival
-    from torchrelay.worker.step.edge import Edge
+    from torchrelay.worker.step.safepoint import Safepoint
     from torchrelay.worker.transfer import transfer
 
     places = {
         "report": (Standing, "interrupt"),
         "catch up": (arrival, "decode_record"),
-        "rewire": (groups, "rewire"),
+        "reconfigure": (groups, "reconfigure"),
         "restore": (transfer, "fetch_state"),
-        "resume": (Edge, "_say_resumed"),
+        "resume": (Safepoint, "_say_resumed"),
     }
     for phase, (owner, name) in places.items():
         if faults.live or any(fault["phase"] == phase for fault in faults.plan):
@@ -324,7 +324,7 @@ def strike_in_backward(faults, run, output):
 
 
 def while_training(run, options, loader, sampler, scheduler, train_step, evaluate, faults):
-    """The loop; epochs are short, so that faults fall on their edges too."""
+    """The loop; epochs are short, so that faults fall on their safepoints too."""
     watching = not faults.live and not any(fault["phase"] == "gate" for fault in faults.plan)
     for epoch in run.epochs(10_000):
         sampler.set_epoch(epoch)

@@ -59,13 +59,13 @@ class Actions:
         from torchrelay.worker.process_groups import groups
 
         timeout = timedelta(seconds=timeout_s)
-        groups.init_newcomer(backend, rank=self.rank, world_size=self.world_size, timeout=timeout)
+        groups.init_replacement(backend, rank=self.rank, world_size=self.world_size, timeout=timeout)
 
-    def rewire(self, address: str, generation: int, timeout_s: float = 20.0) -> float:
+    def reconfigure(self, address: str, generation: int, timeout_s: float = 20.0) -> float:
         from torchrelay.worker.process_groups import groups
 
         begin = time.perf_counter()
-        groups.rewire(groups.connect_store(address, timeout_s), generation=generation, timeout_s=timeout_s)
+        groups.reconfigure(groups.connect_store(address, timeout_s), generation=generation, timeout_s=timeout_s)
         return time.perf_counter() - begin
 
     def new_group(self, name: str, ranks: list[int]) -> None:
@@ -229,13 +229,13 @@ class Troupe:
 
     def start(self, timeout_s: float = 60.0) -> list[float]:
         self.do("init", timeout_s=timeout_s)
-        return self.rewire()
+        return self.reconfigure()
 
-    def rewire(self, timeout_s: float = 20.0, host: int = 0) -> list[float]:
+    def reconfigure(self, timeout_s: float = 20.0, host: int = 0) -> list[float]:
         """A new generation; the store is hosted by rank `host`."""
         self.generation += 1
         address = self.ranks[host].do("host_store")
-        return self.do("rewire", address, self.generation, timeout_s=timeout_s)
+        return self.do("reconfigure", address, self.generation, timeout_s=timeout_s)
 
     def replace(self, rank: int) -> Puppet:
         """A fresh process in the place of a lost one."""

@@ -212,7 +212,7 @@ def cut_before_join():
 
 
 def strays():
-    """Its way depends on an iterator of its own, which a newcomer's script begins anew."""
+    """Its way depends on an iterator of its own, which a replacement's script begins anew."""
     model, optimizer, run = joined()
     step = step_of(run, model, optimizer, lambda: kill_rank_1_at(run, 5))
     numbers = iter(range(40))
@@ -244,7 +244,7 @@ def undeclared():
 
 
 def undeclared_tail():
-    """The same, but the others have it behind them when a rank dies: the newcomer would have to do it alone."""
+    """The same, but the others have it behind them when a rank dies: the replacement would have to do it alone."""
     model, optimizer, run = joined()
     step = step_of(run, model, optimizer, lambda: kill_rank_1_at(run, 3))
     for _ in run.steps(6):

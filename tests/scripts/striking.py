@@ -116,7 +116,7 @@ def place_hooks(striker):
     from torchrelay.worker.process_groups import groups
     from torchrelay.worker.replacement import arrival
     from torchrelay.worker.step.calls import Calls
-    from torchrelay.worker.step.edge import Edge
+    from torchrelay.worker.step.safepoint import Safepoint
     from torchrelay.worker.transfer import transfer
 
     def hook(owner, name, phase, holds=lambda *_: True):
@@ -132,10 +132,10 @@ def place_hooks(striker):
     hook(Calls, "before_update", "rehearsing", lambda calls, *_: calls._session.rehearsing)
     hook(Standing, "halt", "halt heard", lambda standing, *_: standing.committed is not None)
     hook(
-        Edge, "_become_ready", "standing",
-        lambda edge, order: isinstance(order, Decide) and edge._standing.halted == order.generation,
+        Safepoint, "_become_ready", "standing",
+        lambda safepoint, order: isinstance(order, Decide) and safepoint._standing.halted == order.generation,
     )  # fmt: skip
     hook(arrival, "decode_record", "catching up")
-    hook(groups, "rewire", "rewire")
+    hook(groups, "reconfigure", "reconfigure")
     hook(transfer, "fetch_state", "restore")
-    hook(Edge, "_say_resumed", "resume")
+    hook(Safepoint, "_say_resumed", "resume")

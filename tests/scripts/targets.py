@@ -56,12 +56,8 @@ def main(way):
         model.register_comm_hook(None, default_hooks.fp16_compress_hook)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
-    run = torchrelay.protect(
-        model=model,
-        optimizer=optimizer,
-        state={"scaler": scaler},
-        options=torchrelay.Options(rehearse=REHEARSE.get(way)),
-    )
+    options = torchrelay.Options(rehearse=REHEARSE.get(way))
+    run = torchrelay.protect(model=model, optimizer=optimizer, state={"scaler": scaler}, options=options)
     run.once("settings", mark, "once")
 
     def train_step(batch):

@@ -26,13 +26,13 @@ from torchrelay.agent.workers.environment import base_environment, worker_enviro
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import CannotFork, Processes
 from torchrelay.agent.workers.samples import Sampler
-from torchrelay.protocol.health.vitals import Beat, Sample
+from torchrelay.protocol.health.failure_detector import Beat, Sample
 from torchrelay.protocol.messages.events import Event, WorkerExited, WorkerSeen
 from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder
 from torchrelay.wire.files.alone import Alone
 from torchrelay.wire.files.launch import Launch
-from torchrelay.wire.files.shelf import shelf_in
+from torchrelay.wire.files.snapshot_store import snapshot_store_in
 from torchrelay.wire.messages.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
 from torchrelay.wire.messages.link import ATTENDED_S, FromWorker, Welcome
 
@@ -82,7 +82,7 @@ class Agent:
         self._defect = False  # an exception of ours ends this agent
         self._back: asyncio.TimerHandle | None = None  # the end of a partition that chaos asked for
         self.sampler = Sampler(site.folder)
-        self.shelf = shelf_in(site.folder)
+        self.snapshot_store = snapshot_store_in(site.folder)
         self.processes = Processes(
             site.folder, preload=launch.preload, env=self._env, cwd=launch.cwd, linger_s=site.linger_s,
             on_ended=self._on_ended,
@@ -243,7 +243,7 @@ class Agent:
         self.uplink.tell(
             WorkerExited(
                 worker=ended.worker, node=self.site.node, code=ended.code, signal=ended.signal, cause=cause,
-                private=private, kept=self.shelf.kept(),
+                private=private, kept=self.snapshot_store.kept(),
             ),
             at_ns=ended.at_ns,
         )  # fmt: skip

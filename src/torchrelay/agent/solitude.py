@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from torchrelay.agent.workers.forks import Ended
-from torchrelay.protocol.health.vitals import Sample
+from torchrelay.protocol.health.failure_detector import Sample
 from torchrelay.protocol.messages.events import WorkerSeen
 from torchrelay.wire.files.alone import FILE, WRITE_S, Alone, Lone, write_alone
 

@@ -50,7 +50,7 @@ class TaintView(Struct, frozen=True, kw_only=True):
 
 
 class SlotView(Struct, frozen=True, kw_only=True):
-    """What a slot holds: `rank`, `leaver` (held one until a move), `target` (of a move), `spare`, `ending`, `free`,
+    """What a slot holds: `rank`, `outgoing` (held one until a move), `target` (of a move), `spare`, `ending`, `free`,
     `cordoned` (it lost too many workers), or `closed` (free, but a taint refuses). `why`: for the last two. `guests`:
     workers that share it with the first, as no spare is left.
     """
@@ -338,7 +338,7 @@ class RankStatus(Struct, frozen=True, kw_only=True):
     process: str | None  # state letter of the kernel
     cpu_ms: int | None
     silent_ms: int | None  # since its last sample
-    newcomer: bool
+    replacement: bool
     shard: str = ""  # the name of the state it holds: equal names are replicas; empty before protect()
     shares_with: WorkerId | None = None  # in whose slot it is a guest
 

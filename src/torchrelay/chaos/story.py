@@ -5,7 +5,7 @@ One line a strike, in the words of the transcripts; blank lines and `#` comments
     kill   rank=2    step>=40  in=backward
     stop   rank=1    step>=90  spares>=1
     kill   rank=0,3  step>=180 spares>=2
-    kill   rank=1    at=rewiring
+    kill   rank=1    at=reconfiguring
     node   of=3      spares>=2           a whole node: the one on which rank 3 is
     taint  of=1      ttl=20              the slot on which rank 1 is, for 20 s
     drain  of=0      spares>=1           the node on which rank 0 is

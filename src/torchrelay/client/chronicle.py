@@ -16,7 +16,7 @@ from torchrelay.orchestrator.views.scene import Scene, Ways
 from torchrelay.orchestrator.views.story import replay
 from torchrelay.orchestrator.views.views import view_audit, view_incidents, view_job, view_ranks
 from torchrelay.orchestrator.views.why import why
-from torchrelay.protocol.health.vitals import Vitals
+from torchrelay.protocol.health.failure_detector import FailureDetector
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.rules.cluster import EMPTY
 
@@ -40,7 +40,7 @@ class Chronicle:
         ways: Ways = {} if start is None else start.known_ways()
         cluster = replay(history.entries, ways, EMPTY if start is None else start.cluster)
         last = max(history.entries[-1].at_ms if history.entries else 0, cluster.now_ms)
-        scene = Scene(cluster, Vitals(), history.reached, history.anchors, last, ways, history.lease)
+        scene = Scene(cluster, FailureDetector(), history.reached, history.anchors, last, ways, history.lease)
         over = bool(cluster.jobs) and all(job.phase is JobPhase.ENDED for job in cluster.jobs.values())
         remark = f"the run ended at {scene.at(last)}" if over else away(scene, last)
         return cls(scene, remark, history.calls, over)

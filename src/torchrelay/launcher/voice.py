@@ -97,7 +97,7 @@ def words_of(note: Note) -> str:
 def remedy(code: int, spec: JobSpec) -> str:
     """What helps the next time, if a run has ended with this code; empty if nothing is to be said."""
     if code == NO_SPARE and spec.ranks_per_slot == 1:
-        return "next time: more --spares, or --share-slots 2 to go on in fewer places"
+        return "next time: more --spares, or --oversubscribe 2 to go on in fewer places"
     if code == NO_STATE and not spec.max_restarts:
         return (
             "next time: with --max-restarts N all ranks start again from the checkpoint that the script loads; "

@@ -17,14 +17,14 @@ from torchrelay.simulation.scene import Scene
 from torchrelay.simulation.worker.processes import Process
 
 NEVER_RETURNS_MS = 5_000  # a node that is lost for so long does not return at all
-NEVER_REWIRES = 60  # attempts, of all ranks together: more than any budget of generations
+NEVER_RECONFIGURES = 60  # attempts, of all ranks together: more than any budget of generations
 
 
 class Struck(Scene, Protocol):
     """A world that can be struck."""
 
     stormy: bool
-    rewires_that_break: int
+    reconfigures_that_break: int
     fetches_that_break: int
     fetches_that_differ: int
     targets_that_die: int
@@ -61,7 +61,7 @@ class Faults:
         """From now on it is calm: splits heal and who is away returns; what was broken stays broken."""
         self.waiting.clear()
         self.world.stormy = False
-        self.world.rewires_that_break = 0
+        self.world.reconfigures_that_break = 0
         self.world.shell.restart()
         for machine in self.world.machines.values():
             machine.split = False
@@ -161,12 +161,12 @@ def kill_two(world: Struck, strike: Strike) -> bool:
     return None not in victims
 
 
-def kill_newcomer(world: Struck, strike: Strike) -> bool:
+def kill_replacement(world: Struck, strike: Strike) -> bool:
     del strike
     for process in world.processes.values():
         order = process.training.assigned
-        if process.alive and order is not None and order.newcomer and process.training.resumed == 0:
-            world.checker.gone(process.id, "newcomer killed")
+        if process.alive and order is not None and order.replacement and process.training.resumed == 0:
+            world.checker.gone(process.id, "replacement killed")
             process.kill(signal=9, cause="SIGKILL")
             return True
     return False
@@ -211,16 +211,16 @@ def cut(world: Struck, strike: Strike) -> bool:
     return True
 
 
-def break_rewires(world: Struck, strike: Strike) -> bool:
+def break_reconfigures(world: Struck, strike: Strike) -> bool:
     del strike
-    world.rewires_that_break += world.chance.randint(1, 3)
+    world.reconfigures_that_break += world.chance.randint(1, 3)
     return True
 
 
-def break_all_rewires(world: Struck, strike: Strike) -> bool:
+def break_all_reconfigures(world: Struck, strike: Strike) -> bool:
     del strike
     world.checker.causes.add(Cause.NEVER_CONNECTS)
-    world.rewires_that_break += NEVER_REWIRES
+    world.reconfigures_that_break += NEVER_RECONFIGURES
     return True
 
 
@@ -381,18 +381,18 @@ def doom_targets(world: Struck, strike: Strike) -> bool:
     return True
 
 
-def kill_leaver(world: Struck, strike: Strike) -> bool:
+def kill_outgoing(world: Struck, strike: Strike) -> bool:
     """Who is to leave in the open move, or stands there still."""
     open_move = world.job.open_move if world.job is not None else None
     if open_move is None:
         return False
-    leavers = [world.processes.get(worker) for worker in open_move.leavers.values()]
-    living = [process for process in leavers if process is not None and process.life is Life.RUNNING]
+    outgoing_workers = [world.processes.get(worker) for worker in open_move.outgoing_workers.values()]
+    living = [process for process in outgoing_workers if process is not None and process.life is Life.RUNNING]
     if not living:
         return False
-    leaver = living[strike.rank % len(living)]
-    world.checker.gone(leaver.id, "leaver")
-    leaver.kill(signal=9, cause="SIGKILL")
+    outgoing = living[strike.rank % len(living)]
+    world.checker.gone(outgoing.id, "outgoing")
+    outgoing.kill(signal=9, cause="SIGKILL")
     return True
 
 
@@ -406,12 +406,12 @@ STRIKES: dict[FaultKind, Callable[[Struck, Strike], bool]] = {
     FaultKind.STUCK: hit(make_stuck),
     FaultKind.FLIP: hit(make_flip),
     FaultKind.TWO: kill_two,
-    FaultKind.KILL_NEWCOMER: kill_newcomer,
+    FaultKind.KILL_REPLACEMENT: kill_replacement,
     FaultKind.KILL_SPARE: kill_spare,
     FaultKind.STOP_SPARE: stop_spare,
     FaultKind.CUT: cut,
-    FaultKind.REWIRE_BREAKS: break_rewires,
-    FaultKind.NEVER_REWIRES: break_all_rewires,
+    FaultKind.RECONFIGURE_BREAKS: break_reconfigures,
+    FaultKind.NEVER_RECONFIGURES: break_all_reconfigures,
     FaultKind.RESTORE_BREAKS: break_restores,
     FaultKind.MISMATCH: corrupt,
     FaultKind.AGENT: crash_agent,
@@ -429,6 +429,6 @@ STRIKES: dict[FaultKind, Callable[[Struck, Strike], bool]] = {
     FaultKind.FREEZE: freeze,
     FaultKind.KILL_TARGET: kill_target,
     FaultKind.STOP_TARGET: kill_target,
-    FaultKind.KILL_LEAVER: kill_leaver,
+    FaultKind.KILL_OUTGOING: kill_outgoing,
     FaultKind.DOOMED_TARGETS: doom_targets,
 }

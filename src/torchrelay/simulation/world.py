@@ -25,7 +25,7 @@ from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause
 from torchrelay.simulation.model.life import Life
 from torchrelay.simulation.model.plans import JOB, On, Plan
-from torchrelay.simulation.model.shelf import Shot
+from torchrelay.simulation.model.snapshot_store import Shot
 from torchrelay.simulation.ports import Got
 from torchrelay.simulation.worker.processes import Process
 from torchrelay.simulation.worker.training import Training
@@ -53,7 +53,7 @@ class World:
         self.checkpoint: tuple[int, tuple[sc.RankState, ...]] = (0, self._beginning())
         self._bases: dict[int, tuple[int, tuple[sc.RankState, ...]]] = {}
         self.shots: dict[ev.Snapshot, Shot] = {}  # all that were ever taken
-        self.rewires_that_break = 0
+        self.reconfigures_that_break = 0
         self.fetches_that_break = 0
         self.fetches_that_differ = 0
         self.targets_that_die = 0
@@ -184,11 +184,11 @@ class World:
             self.wirings[key] = Wiring(self, generation, store)
         return self.wirings[key]
 
-    def rewire_breaks(self) -> bool:
+    def reconfigure_breaks(self) -> bool:
         """Whether a rank's attempt to connect fails by itself."""
-        if not self.rewires_that_break:
+        if not self.reconfigures_that_break:
             return False
-        self.rewires_that_break -= 1
+        self.reconfigures_that_break -= 1
         self.checker.broke()
         return True
 
@@ -211,7 +211,7 @@ class World:
             process = self.at(source.address)
             if process is not None and process.life is Life.RUNNING:
                 training = process.training
-                if training.at_edge and training.committed == point:
+                if training.at_safepoint and training.committed == point:
                     return training
                 # A record tells where its script was: it is found even if the copy of the state is gone since.
                 shot = self.shots.get(ev.Snapshot(rank, point, training.restarts))
@@ -227,14 +227,14 @@ class World:
         training = process.training
         state = training.state
         if order.snapshot:
-            shot = training.shots.shelf.find(order.rank, order.point, training.restarts)
+            shot = training.shots.snapshot_store.find(order.rank, order.point, training.restarts)
             if shot is None:
                 return None
             state = shot.state
         elif training.replicas.flipped:
             self.checker.spread()
         elsewhere = training.committed != order.point or training.heard != order.generation
-        if not order.snapshot and (not training.at_edge or elsewhere):
+        if not order.snapshot and (not training.at_safepoint or elsewhere):
             return None
         if self.fetches_that_break:
             self.fetches_that_break -= 1

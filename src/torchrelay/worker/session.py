@@ -12,12 +12,12 @@ from torchrelay.errors import RefusedError, StepInterrupted
 from torchrelay.protocol.messages.events import OnceRecorded, Snapshot, WorkerStarted
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.wire.files.page import Page
-from torchrelay.wire.files.shelf import Shelf, shelf_in
+from torchrelay.wire.files.snapshot_store import SnapshotStore, snapshot_store_in
 from torchrelay.wire.messages.link import Welcome
 from torchrelay.worker.control.identity import Identity
 from torchrelay.worker.control.link import Link, Reach
 from torchrelay.worker.control.standing import Standing
-from torchrelay.worker.peers import shelving
+from torchrelay.worker.peers import snapshot_upload
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.lanes import Lanes
 from torchrelay.worker.peers.lookout import Lookout
@@ -61,14 +61,14 @@ class Session:
         return self.identity.rank
 
     @property
-    def shelf(self) -> Shelf:
+    def snapshot_store(self) -> SnapshotStore:
         """The snapshots in the memory of this node."""
-        return shelf_in(self.page.path.parent)
+        return snapshot_store_in(self.page.path.parent)
 
     @property
-    def newcomer(self) -> bool:
+    def replacement(self) -> bool:
         """Whether we take over a rank of a job that is under way; waits until it is known."""
-        return self.identity.wait().newcomer
+        return self.identity.wait().replacement
 
     @property
     def target(self) -> bool:
@@ -88,18 +88,18 @@ class Session:
     def record_kept(self, ward: Rank, point: Point, restarts: int) -> bytes:
         """A copy of a rank's private record, from the gates or out of a snapshot; empty if there is none."""
         found = self.buddies.kept(ward, point)
-        kept = None if found else self.shelf.open(Snapshot(ward, point, restarts))
+        kept = None if found else self.snapshot_store.open(Snapshot(ward, point, restarts))
         if kept is None:
             return found
         kept.close()
         return kept.private
 
-    def serve_shelf(self, stream: Stream, generation: Generation, ask: Ask) -> None:
+    def serve_snapshot_store(self, stream: Stream, generation: Generation, ask: Ask) -> None:
         """For the state server: take in or hand out a snapshot. Raises `StreamBroken`."""
         if ask.want.startswith(SHELVE):
-            shelving.take(stream, generation, ask, self.shelf, lambda: self.standing.heard)
+            snapshot_upload.take(stream, generation, ask, self.snapshot_store, lambda: self.standing.heard)
         else:
-            shelving.hand(stream, generation, ask, self.shelf)
+            snapshot_upload.hand(stream, generation, ask, self.snapshot_store)
 
     def once_by_call(self, name: str, do: Any, *args: Any, **kwargs: Any) -> Any:
         """`torchrelay.once`."""
@@ -155,8 +155,8 @@ def open_session(env: Mapping[str, str]) -> Session:
     link.say(started)
     reach = Reach(
         session.break_connections, groups.collectives, groups.begun_elsewhere, lambda: session.transfer.cancel(),
-        session.record_kept, session.shelf.kept, Lookout(standing).look,
+        session.record_kept, session.snapshot_store.kept, Lookout(standing).look,
     )  # fmt: skip
-    server.adopt, server.shelve = session.lanes.adopt, session.serve_shelf
+    server.adopt, server.shelve = session.lanes.adopt, session.serve_snapshot_store
     link.start(reach)
     return session

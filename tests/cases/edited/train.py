@@ -32,7 +32,7 @@ def main():
     def step(batch):
         factor = FACTOR * factors.FACTOR
         if run.global_step >= 10:
-            from parts import late  # a successor of a later step imports it after all others
+            from parts import late  # a replacement of a later step imports it after all others
 
             factor *= late.FACTOR
         optimizer.zero_grad()

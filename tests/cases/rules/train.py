@@ -122,6 +122,22 @@ def own_turns(run, count):
         yield run.global_step
 
 
+def on_tokens(run, step, rank, held):
+    """Loops without a loader, over a long text that has become longer by now, and is cut to the same length."""
+    tokens = np.arange(1 << 18, dtype=np.int64) % 97
+    tokens[: (1 << 12) * held] = 0
+
+    def some_tokens():
+        drawn = torch.Generator().manual_seed(1000 * rank + run.global_step)
+        at = torch.randint(len(tokens) - 16, (4,), generator=drawn)
+        inputs = torch.stack([torch.from_numpy(tokens[k : k + 16]) for k in at]).float() / 97
+        return inputs[:, :8], inputs[:, -1:]
+
+    for _ in run.steps(60) if MODE == "tokens-by-time" else own_turns(run, 60):
+        note(rank, run.global_step, loss=step(some_tokens()))
+        pace(run.global_step)
+
+
 def main():
     dist.init_process_group("gloo")
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -134,16 +150,6 @@ def main():
     loader = DataLoader(data, 4, sampler=sampler)
     run = torchrelay.protect(model=model, optimizer=optimizer)
     factor = factor_of(rank, held)
-    tokens = np.arange(1 << 18, dtype=np.int64) % 97
-    if MODE.endswith("tokens-by-time"):  # a text that has become longer by now, cut to the same length
-        tokens[: (1 << 12) * held] = 0
-
-    def some_tokens():
-        drawn = torch.Generator().manual_seed(1000 * rank + run.global_step)
-        at = torch.randint(len(tokens) - 16, (4,), generator=drawn)
-        inputs = torch.stack([torch.from_numpy(tokens[k : k + 16]) for k in at]).float() / 97
-        return inputs[:, : data.inputs.shape[1]], inputs[:, -data.targets.shape[1] :]
-
     second = iter(DataLoader(Pairs(200), 2, shuffle=True, generator=torch.Generator().manual_seed(3)))
 
     @run.step
@@ -166,10 +172,7 @@ def main():
             cached(epoch)
 
     if MODE.endswith("tokens-by-time"):
-        turns = run.steps(60) if MODE == "tokens-by-time" else own_turns(run, 60)
-        for _ in turns:
-            note(rank, run.global_step, loss=step(some_tokens()))
-            pace(run.global_step)
+        on_tokens(run, step, rank, held)
     else:
         train(run, step, loader, epochs=3, rank=rank, before=before)
     note_end(rank, model.module)

@@ -203,7 +203,7 @@ class Processes:
         return True
 
     def _send(self, request: ToForkserver) -> None:
-        if self._writer is not None:  # else it is being replaced: its successor is told all that is asked for
+        if self._writer is not None:  # else it is being replaced: its replacement is told all that is asked for
             self._writer.write(frame_of(request))
 
     async def _connect(self) -> bool:

@@ -130,7 +130,7 @@ def add_spares(group: argparse._ArgumentGroup) -> None:
         "--spare-wait", type=float, default=600.0, metavar="S", help="seconds to wait if there is no spare (600)"
     )
     group.add_argument(
-        *both("share-slots"), type=int, default=1, metavar="N",
+        *both("oversubscribe"), type=int, default=1, metavar="N",
         help="if no spare is left, up to N ranks run in one slot until there is room; 1: they wait for a spare (1)",
     )  # fmt: skip
 
@@ -175,8 +175,8 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--port {given.port}: give a number from 0 (any) to {MOST_PORT}", BAD_ARGUMENTS)
     if not 0 <= given.links <= MOST_LINKS:
         raise NotPossible(f"--links {given.links}: give a number from 0 to {MOST_LINKS}", BAD_ARGUMENTS)
-    if given.share_slots < 1:
-        raise NotPossible(f"--share-slots {given.share_slots}: give a number, at least 1", BAD_ARGUMENTS)
+    if given.oversubscribe < 1:
+        raise NotPossible(f"--oversubscribe {given.oversubscribe}: give a number, at least 1", BAD_ARGUMENTS)
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
     launch = Launch(
@@ -213,7 +213,7 @@ def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> Jo
         refill=not given.no_refill, max_restarts=given.max_restarts, slot_faults=given.slot_faults,
         spare_wait_ms=round(given.spare_wait * 1000), moves_per_hour=given.moves_per_hour,
         probation_ms=time_in(given.probation), return_home=given.return_home,
-        ranks_per_slot=given.share_slots,
+        ranks_per_slot=given.oversubscribe,
     )  # fmt: skip
 
 

@@ -88,7 +88,7 @@ def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder], I
     remark(note)
     found = source.view_ranks(job)
     rows = [row for row in found.ranks if row.rank is not None]
-    if any(row.worker is None or row.newcomer for row in rows):
+    if any(row.worker is None or row.replacement for row in rows):
         raise NotPossible(f"job {found.job} is about to replace ranks: ask again when all have their state", 1)
     if not rows or any(not row.shard for row in rows):
         raise NotPossible(

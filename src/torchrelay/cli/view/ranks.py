@@ -47,7 +47,7 @@ def row_of(one: RankStatus) -> tuple[object, ...]:
         one.worker,
         one.node if one.shares_with is None else f"{one.node} (slot of {one.shares_with})",
         one.pid,
-        f"{one.state} (newcomer)" if one.newcomer else one.state,
+        f"{one.state} (replacement)" if one.replacement else one.state,
         milliseconds(one.in_state_ms),
         step,
         milliseconds(one.step_ms),

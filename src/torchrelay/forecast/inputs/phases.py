@@ -21,7 +21,7 @@ from torchrelay.protocol.model.incident import Resolution
 
 HOUR_S = 3600.0
 # Together 120 s, as the reference product says of its planned moves; how they are split is assumed.
-ASSUMED_S = {"detect": 15.0, "interrupt": 1.0, "agree": 1.0, "acquire": 33.0, "rewire": 20.0, "restore": 40.0,
+ASSUMED_S = {"detect": 15.0, "interrupt": 1.0, "agree": 1.0, "acquire": 33.0, "reconfigure": 20.0, "restore": 40.0,
              "resume": 10.0, "stand": 5.0, "cutover": 5.0}  # fmt: skip
 ASSUMED_CV = 0.3
 OF_MOVES = ("stand", "cutover")  # no failure has these, so a ledger of failures says nothing of them
@@ -75,7 +75,7 @@ class Phases:
 
     def pause_s(self) -> float:
         """The mean of an unplanned pause, as drawn."""
-        names = ("detect", "interrupt", "agree", "acquire", "rewire", "restore", "resume")
+        names = ("detect", "interrupt", "agree", "acquire", "reconfigure", "restore", "resume")
         if not self.measured:
             return sum(self.given.get(name, Span(ASSUMED_S[name])).mean_s for name in names)
         means = {name: sum(line.get(name, 0) for line in self.measured) / len(self.measured) / 1000 for name in names}

@@ -211,7 +211,7 @@ _PLAIN = JobSpec(job=JOB, world_size=1, nproc_per_node=1)
 _OF_THE_JOB = ("job", "world_size", "nproc_per_node", "nodes", "spares")
 DEFAULT_POLICY = {name: getattr(_PLAIN, name) for name in JobSpec.__struct_fields__ if name not in _OF_THE_JOB}
 # What is not here can be 0, but not less. A deadline of 0 would leave nobody the time to answer.
-LEAST = {"ranks_per_slot": 1, "report_ms": 1, "ready_ms": 1, "rewire_ms": 1, "restore_ms": 1}
+LEAST = {"ranks_per_slot": 1, "report_ms": 1, "ready_ms": 1, "reconfigure_ms": 1, "restore_ms": 1}
 NO_LIMIT = ("moves_per_hour",)  # less than 0: any number
 
 

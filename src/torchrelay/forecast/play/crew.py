@@ -34,7 +34,7 @@ class Crew:
         self.step = 1  # the last step that was committed by all
         self.new: dict[
             WorkerId, tuple[Point | None, Point | None]
-        ] = {}  # newcomers: what each holds, and where it was brought
+        ] = {}  # replacements: what each holds, and where it was brought
         self.since: dict[NodeId, int] = {}  # the step from which a node has had its rank
         self._drawn: tuple[Generation, dict[str, float]] = (Generation(-1), {})
         self._coming: dict[str, float] = {}
@@ -122,13 +122,13 @@ class Crew:
             case od.Recall(ward=ward, point=point):
                 private = b"private" if self.has_record(order.rank, ward) else b""
                 yield self.recalling(ward), ev.RecordKept(**who, ward=ward, point=point, private=private)
-            case od.CatchUp(point=point):
+            case od.Replay(point=point):
                 self.new[order.worker] = (None, point)
                 yield self.acquiring(order.rank), ev.WorkerReady(**who, point=point)
-            case od.Rewire():
-                yield self.rewiring(), ev.WorkerRewired(**who)
+            case od.Reconfigure():
+                yield self.reconfiguring(), ev.WorkerReconfigured(**who)
             case od.Restore(point=point, sources=sources):
-                took = self.rewiring() + self.phase("restore")
+                took = self.reconfiguring() + self.phase("restore")
                 yield took, ev.StateRestored(**who, point=point, sources=(sources[0].rank,), digest="same", size=1)
             case od.Resume(point=point):
                 yield self.phase("resume"), ev.WorkerResumed(**who)
@@ -141,7 +141,7 @@ class Crew:
             warm = 3600 * self.settings.costs.warm_h
             yield warm, self.joined(who)
             yield warm, ev.WorkerPrepared(worker=order.worker)
-        elif order.newcomer:
+        elif order.replacement:
             self.new[order.worker] = (None, None)
             yield 0.0, self.joined(who)
         else:  # all start again: the program comes up
@@ -176,11 +176,11 @@ class Crew:
             self._recalled = (self.cut.job.generation, {})
         return self._recalled[1]
 
-    def rewiring(self) -> float:
+    def reconfiguring(self) -> float:
         """A move has its cutover besides."""
         if self.moves():
-            return self.phase("stand") + self.phase("cutover") + self.phase("rewire")
-        return self.phase("rewire")
+            return self.phase("stand") + self.phase("cutover") + self.phase("reconfigure")
+        return self.phase("reconfigure")
 
     def report(self, who: dict[str, Any]) -> ev.WorkerReported:
         worker = who["worker"]
@@ -205,10 +205,10 @@ class Crew:
             self.new[event.worker] = (event.point, None)
 
     def resumed(self) -> None:
-        """All train: newcomers are like others from now on."""
+        """All train: replacements are like others from now on."""
         for worker in self.new:
             known = self.cut.cluster.workers.get(worker)
             if known is not None and known.rank is not None:
                 self.since[known.node] = self.step
-        targets = {worker.worker for worker in self.cut.cluster.workers.values() if worker.heir is not None}
+        targets = {worker.worker for worker in self.cut.cluster.workers.values() if worker.incoming_for is not None}
         self.new = {name: what for name, what in self.new.items() if name in targets}

@@ -160,7 +160,7 @@ class CutOut:
             (self.cluster.workers[seat.worker], seat) for seat in self.job.seats.values() if seat.worker is not None
         ]
         able = [one for one in held if one[0].life in (Life.STARTED, Life.WARM)]
-        return min(able, key=lambda one: (one[1].newcomer, one[0].guest, one[0].since_ms), default=None)
+        return min(able, key=lambda one: (one[1].replacement, one[0].guest, one[0].since_ms), default=None)
 
     # ------------------------------------------------------------ who is put back
 
@@ -169,14 +169,14 @@ class CutOut:
         job = self.job
         settled = job.phase is JobPhase.RUNNING and job.open_move is None and not job.requests
         return settled and not any(
-            worker.life is Life.FENCING or worker.guest or worker.heir is not None
+            worker.life is Life.FENCING or worker.guest or worker.incoming_for is not None
             for worker in self.cluster.workers.values()
         )
 
     def has_moved(self, seat: Seat) -> bool:
         """Whether a rank that was taken anew is on another node than before."""
         worker = None if seat.worker is None else self.cluster.workers.get(seat.worker)
-        return worker is not None and seat.newcomer and (seat.place is None or seat.place[0] != worker.node)
+        return worker is not None and seat.replacement and (seat.place is None or seat.place[0] != worker.node)
 
     def away(self) -> set[int]:
         """Ranks that are not where they began."""

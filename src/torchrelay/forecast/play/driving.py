@@ -87,7 +87,7 @@ class Driving:
         if job.phase is JobPhase.STARTING:
             up = self.now_ms - job.phase_ms >= self.settings.costs.startup_h * HOUR_MS
             return Bucket.RESTORE if up else Bucket.STARTUP
-        if job.phase is JobPhase.REWIRING and all(seat.rewired for seat in job.seats.values()):
+        if job.phase is JobPhase.RECONFIGURING and all(seat.reconfigured for seat in job.seats.values()):
             return Bucket.RESTORE
         return Bucket.RECOVERY
 
@@ -292,7 +292,14 @@ class Driving:
             return now + PATIENCE_MS if spec.return_home and self.cut.away() else math.inf
         if job.phase in TRAINS:
             return now + PATIENCE_MS if not self._heap else math.inf
-        spans = (spec.report_ms, spec.ready_ms, spec.rewire_ms, spec.rewire_ms + spec.restore_ms, DYING_MS, ENDING_MS)
+        spans = (
+            spec.report_ms,
+            spec.ready_ms,
+            spec.reconfigure_ms,
+            spec.reconfigure_ms + spec.restore_ms,
+            DYING_MS,
+            ENDING_MS,
+        )
         times = [job.phase_ms + span for span in spans]
         if job.waiting_ms is not None:
             times.append(job.waiting_ms + spec.spare_wait_ms)

@@ -11,16 +11,16 @@ from aiohttp import WSMsgType, web
 from torchrelay.orchestrator.core.lateness import Lateness
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import JournalUnavailable, Unwritable
-from torchrelay.protocol.health.vitals import BEAT_MS
+from torchrelay.protocol.health.failure_detector import BEAT_MS
 from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     Event,
     NodeJoined,
     OnceRecorded,
+    ReconfigureFailed,
     RecordKept,
     ReplicasDiffer,
     RestoreFailed,
-    RewireFailed,
     StateRestored,
     TaintCleared,
     TaintSet,
@@ -30,9 +30,9 @@ from torchrelay.protocol.messages.events import (
     WorkerPrepared,
     WorkerRaised,
     WorkerReady,
+    WorkerReconfigured,
     WorkerReported,
     WorkerResumed,
-    WorkerRewired,
     WorkerStarted,
     WorkerWarm,
     aged,
@@ -63,7 +63,7 @@ MAX_WAITING = 10_000
 TELLABLE: tuple[type[Event], ...] = (
     WorkerStarted, WorkerWarm, WorkerJoined, WorkerExited, WorkerRaised, CollectiveFailed, ReplicasDiffer,
     OnceRecorded, WorkerReported,
-    WorkerReady, WorkerRewired, RewireFailed, StateRestored, RestoreFailed, WorkerResumed, WorkerFinished,
+    WorkerReady, WorkerReconfigured, ReconfigureFailed, StateRestored, RestoreFailed, WorkerResumed, WorkerFinished,
     WorkerPrepared, RecordKept, TaintSet, TaintCleared,
 )  # fmt: skip
 

@@ -1,7 +1,7 @@
 """Service: the shell around the protocol core. Event in, journal, advance, orders out.
 
     inbox -> journal.append -> advance -> new orders at once; all standing orders again every second
-    beats -> vitals -> judge -> facts, which are events like any other
+    beats -> the failure detector -> judge -> facts, which are events like any other
 
 The journal comes first: an event that could not be written has no effect and is not acknowledged. While the journal
 cannot be written (a full disk) the orchestrator is *degraded*: to the agents it is as if it were away. Their
@@ -37,8 +37,8 @@ from torchrelay.orchestrator.store.journal import (
 )
 from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.views.story import Moment, tell
-from torchrelay.protocol.health import vitals as vital
-from torchrelay.protocol.health.vitals import Beat, Vitals
+from torchrelay.protocol.health import failure_detector as detection
+from torchrelay.protocol.health.failure_detector import Beat, FailureDetector
 from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut, WorkerExited
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
@@ -98,7 +98,7 @@ class Orchestrator:
         self.kept = kept  # somebody starts it again when it ends
         self.patience_s = patience_s
         self.cluster: Cluster = EMPTY
-        self.vitals = Vitals()
+        self.failure_detector = FailureDetector()
         self.reached: Reached = journal.reached()
         self.links: dict[NodeId, Link] = {}
         self.standing: frozenset[Order] = frozenset()
@@ -216,7 +216,7 @@ class Orchestrator:
         before, self.cluster = self.cluster, advance(self.cluster, event, now)
         self._tell(seq, now, event, before)
         note_ways(self.ways, before, self.cluster)
-        self.vitals = vital.forget(self.vitals, self.cluster)
+        self.failure_detector = detection.forget(self.failure_detector, self.cluster)
         self._learn(event, before)
         self._introduce(before)
         self._say(orders(self.cluster))
@@ -261,7 +261,7 @@ class Orchestrator:
                 self._own_up()
             if now - self._kept_ms >= KEEP_TIME_MS:
                 self._keep_time(now)
-            for event in vital.judge(self.vitals, self.cluster, now):
+            for event in detection.judge(self.failure_detector, self.cluster, now):
                 self.hear(event)
             # A tick that changes nothing is not worth a line in the journal.
             if advance(self.cluster, Tick(), now) != self.cluster:
@@ -314,7 +314,9 @@ class Orchestrator:
         """Count silence from now."""
         for node in self.cluster.nodes.values():
             if node.alive:
-                self.vitals = vital.hear(self.vitals, Beat(node=node.node, incarnation=node.incarnation), now)
+                self.failure_detector = detection.hear(
+                    self.failure_detector, Beat(node=node.node, incarnation=node.incarnation), now
+                )
 
     # ------------------------------------------------------------ a journal that cannot be written
 
@@ -356,7 +358,7 @@ class Orchestrator:
         former = self.links.get(node)
         if former is None or former.incarnation == incarnation:
             return False
-        heard = self.vitals.heard.get((node, former.incarnation), -RIVAL_MS)
+        heard = self.failure_detector.heard.get((node, former.incarnation), -RIVAL_MS)
         return self.clock.now_ms() - heard < RIVAL_MS
 
     def attach(self, link: Link, event: NodeJoined) -> asyncio.Future[int]:
@@ -365,7 +367,9 @@ class Orchestrator:
         if former is not None:
             former.close("a newer connection of the same node takes its place")
         self.links[link.node] = link
-        self.vitals = vital.hear(self.vitals, Beat(node=link.node, incarnation=link.incarnation), self.clock.now_ms())
+        self.failure_detector = detection.hear(
+            self.failure_detector, Beat(node=link.node, incarnation=link.incarnation), self.clock.now_ms()
+        )
         return self.put(event)
 
     def detach(self, link: Link) -> None:
@@ -379,7 +383,7 @@ class Orchestrator:
         if node is not None and node.incarnation == beat.incarnation and not node.alive:
             link.close("the node was given up: join anew")
             return
-        self.vitals = vital.hear(self.vitals, beat, self.clock.now_ms())
+        self.failure_detector = detection.hear(self.failure_detector, beat, self.clock.now_ms())
         for sample in beat.samples:
             worker = self.cluster.workers.get(sample.worker)
             if worker is not None and sample.point is not None:
@@ -450,7 +454,8 @@ class Orchestrator:
     def scene(self) -> Scene:
         """What there is to see now."""
         return Scene(
-            self.cluster, self.vitals, self.reached, tuple(self.journal.anchors), self.clock.now_ms(), self.ways,
+            self.cluster, self.failure_detector, self.reached, tuple(self.journal.anchors), self.clock.now_ms(),
+            self.ways,
             self.journal.lease,
         )  # fmt: skip
 

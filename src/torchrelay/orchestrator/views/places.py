@@ -73,7 +73,7 @@ def view_nodes_in_full(scene: Scene) -> Nodes:
 
 
 def view_node(scene: Scene, node: Node) -> NodeView:
-    heard = scene.vitals.heard.get((node.node, node.incarnation))
+    heard = scene.failure_detector.heard.get((node.node, node.incarnation))
     failures = [(slot, at) for (name, slot), at in scene.cluster.failures.items() if name == node.node]
     failures.sort(key=lambda one: -1 if one[0] is None else one[0])
     lost = scene.cluster.failures.get((node.node, None), ())
@@ -98,7 +98,7 @@ def view_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> SlotView:
         return SlotView(slot=slot, holds=holds, rank=None, worker=None, life="", move="", why=why)
     job = cluster.jobs[worker.job]
     holds, move = held_by(job, worker)
-    rank = worker.heir if holds == "target" else worker.rank
+    rank = worker.incoming_for if holds == "target" else worker.rank
     why = refusal_text(refusing(cluster, node.node, slot)) if holds == "spare" else ""
     guests = tuple(sorted((one.worker for one in there if one != worker), key=natural))
     return SlotView(
@@ -121,20 +121,20 @@ def held_by(job: Job, worker: Worker) -> tuple[str, str]:
     """What a worker is to its job, and the move that it takes part in."""
     move = job.open_move
     name = "" if move is None else move.name
-    if any(seat.leaver == worker.worker for seat in job.seats.values()):
-        return "leaver", name
+    if any(seat.outgoing == worker.worker for seat in job.seats.values()):
+        return "outgoing", name
     if worker.life is Life.FENCING:
         return "ending", ""
     if worker.rank is not None:
         moving = move is not None and worker.rank in move.ranks
         return "rank", name if moving else ""
-    return ("target", name) if worker.heir is not None else ("spare", "")
+    return ("target", name) if worker.incoming_for is not None else ("spare", "")
 
 
 def view_spares(scene: Scene, job: Job) -> Spares:
     """Workers without a rank, targets of a move included."""
     found = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural(spare.worker))
-    targets = [w for w in scene.cluster.of_job(job.spec.job) if w.heir is not None and w.rank is None]
+    targets = [w for w in scene.cluster.of_job(job.spec.job) if w.incoming_for is not None and w.rank is None]
     found += [target for target in targets if target not in found and target.life is not Life.FENCING]
     rows = tuple(view_spare(scene, job, spare) for spare in found)
     return Spares(job=job.spec.job, wanted=job.spec.spares, spares=rows)
@@ -142,10 +142,11 @@ def view_spares(scene: Scene, job: Job) -> Spares:
 
 def view_spare(scene: Scene, job: Job, spare: Worker) -> SpareView:
     move = job.open_move
-    name = move.name if move is not None and spare.heir is not None else ""
+    name = move.name if move is not None and spare.incoming_for is not None else ""
     refused = refusal_text(refusing(scene.cluster, spare.node, spare.slot))
     return SpareView(
-        worker=spare.worker, node=spare.node, slot=spare.slot, state=spare.life, target_of=spare.heir, move=name,
+        worker=spare.worker, node=spare.node, slot=spare.slot, state=spare.life, target_of=spare.incoming_for,
+        move=name,
         prepared=spare.prepared, note=spare.note, refused=refused,
     )  # fmt: skip
 

@@ -259,7 +259,7 @@ def idle_spares(cluster: Cluster, node: NodeId, slot: int | None) -> list[str]:
     return [
         f"spare {worker.worker} on {node}/{worker.slot} is not used any more"
         for worker in cluster.workers.values()
-        if worker.node == node and slot in (None, worker.slot) and worker.rank is None and worker.heir is None
+        if worker.node == node and slot in (None, worker.slot) and worker.rank is None and worker.incoming_for is None
     ]
 
 

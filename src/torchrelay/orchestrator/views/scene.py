@@ -10,7 +10,7 @@ import msgspec
 
 from torchrelay.api.shown import Leg
 from torchrelay.orchestrator.store.journal import Anchor, wall_ms
-from torchrelay.protocol.health.vitals import Vitals, silence_of
+from torchrelay.protocol.health.failure_detector import FailureDetector, silence_of
 from torchrelay.protocol.messages.ids import Generation, JobId, Point
 from torchrelay.protocol.model.job import Job
 from torchrelay.protocol.model.moves import Move, MoveState
@@ -31,7 +31,7 @@ class Scene:
     """`reached`: the newest point that beats told of, and in which generation. `lease`: see `journal`."""
 
     cluster: Cluster
-    vitals: Vitals
+    failure_detector: FailureDetector
     reached: Mapping[JobId, tuple[Generation, Point]]
     anchors: tuple[Anchor, ...]
     now_ms: int
@@ -55,7 +55,7 @@ class Scene:
 
     def silence(self, node: Node) -> str:
         """How it stands with a node that is not heard, in words; empty if it is."""
-        silence = silence_of(self.vitals, self.cluster, node, self.now_ms)
+        silence = silence_of(self.failure_detector, self.cluster, node, self.now_ms)
         return "" if silence is None else str(silence)
 
     def way(self, job: Job, move: Move) -> tuple[Leg, ...]:
@@ -81,7 +81,7 @@ def way_asked(before: Job, move: Move) -> tuple[Leg, ...]:
     """The legs of a move that was over when it was noted: what was asked for, which a fault has come before."""
     legs = []
     for rank in move.ranks:
-        leg = Leg(rank=rank, worker=move.leavers.get(rank), to_node=move.to.get(rank))
+        leg = Leg(rank=rank, worker=move.outgoing_workers.get(rank), to_node=move.to.get(rank))
         request = before.requests.get(rank)
         if request is not None:
             leg = msgspec.structs.replace(leg, node=request.node, slot=request.slot)
@@ -98,7 +98,7 @@ def way_of(cluster: Cluster, job: Job, move: Move, known: tuple[Leg, ...] = ()) 
         holder = job.seats[rank].worker
         worker = None if holder is None else cluster.workers.get(holder)
         # Of a rank that a fault has taken first the way is that from where it was.
-        if worker is not None and move.state is not MoveState.MOVING and move.leavers.get(rank) == holder:
+        if worker is not None and move.state is not MoveState.MOVING and move.outgoing_workers.get(rank) == holder:
             leg = msgspec.structs.replace(leg, worker=worker.worker, node=worker.node, slot=worker.slot)
         name = move.targets.get(rank)
         target = None if name is None else cluster.workers.get(name)

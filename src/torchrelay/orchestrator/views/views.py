@@ -37,7 +37,7 @@ from torchrelay.orchestrator.views.places import (
     view_taints,
 )
 from torchrelay.orchestrator.views.scene import Scene, clock_text
-from torchrelay.protocol.health.vitals import Pulse
+from torchrelay.protocol.health.failure_detector import Pulse
 from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.model.incident import UNSETTLED, Fault, Incident, Mark, Resolution
 from torchrelay.protocol.model.job import Job
@@ -52,7 +52,7 @@ PHASES: tuple[tuple[str, Mark], ...] = (
     ("interrupt", Mark.INTERRUPTED),
     ("agree", Mark.AGREED),
     ("acquire", Mark.READY),
-    ("rewire", Mark.REWIRED),
+    ("reconfigure", Mark.RECONFIGURED),
     ("restore", Mark.RESTORED),
     ("resume", Mark.RESUMED),
 )
@@ -60,7 +60,7 @@ PHASES: tuple[tuple[str, Mark], ...] = (
 MOVE_PHASES: tuple[tuple[str, Mark], ...] = (
     ("stand", Mark.READY),
     ("cutover", Mark.CUTOVER),
-    ("rewire", Mark.REWIRED),
+    ("reconfigure", Mark.RECONFIGURED),
     ("restore", Mark.RESTORED),
     ("resume", Mark.RESUMED),
 )
@@ -74,7 +74,7 @@ def view_job(scene: Scene, job: Job) -> JobStatus:
     spec = job.spec
     spares = scene.cluster.spares(spec.job)
     warm = sum(spare.life is Life.WARM for spare in spares)
-    pulses = [scene.vitals.pulses.get(seat.worker) for seat in job.seats.values() if seat.worker is not None]
+    pulses = [scene.failure_detector.pulses.get(seat.worker) for seat in job.seats.values() if seat.worker is not None]
     times = [pulse.sample.step_ms for pulse in pulses if pulse is not None and pulse.sample.step_ms > 0]
     reached = scene.reached.get(spec.job)
     waiting = None if job.waiting_ms is None else (scene.now_ms - job.waiting_ms) / 1000
@@ -121,9 +121,9 @@ def tally(job: Job) -> IncidentTally:
 def view_nodes(scene: Scene) -> tuple[NodeStatus, ...]:
     found = []
     for node in sorted(scene.cluster.nodes.values(), key=lambda node: natural(node.node)):
-        heard = scene.vitals.heard.get((node.node, node.incarnation))
+        heard = scene.failure_detector.heard.get((node.node, node.incarnation))
         silent = None if heard is None else scene.now_ms - heard
-        rhythm = scene.vitals.rhythms.get(node.node)
+        rhythm = scene.failure_detector.rhythms.get(node.node)
         status = NodeStatus(
             node=node.node, alive=node.alive, slots=node.slots, silent_ms=silent, silence=scene.silence(node),
             gap_ms=None if rhythm is None else rhythm.longest_ms, limit_ms=None if rhythm is None else rhythm.limit_ms,
@@ -146,7 +146,7 @@ def view_audit(calls: Sequence[Call]) -> Audit:
 def view_ranks(scene: Scene, job: Job) -> Ranks:
     rows = [view_rank(scene, rank, seat) for rank, seat in sorted(job.seats.items())]
     waiting = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural(spare.worker))
-    rows += [view_worker(scene, spare, None, newcomer=False) for spare in waiting]
+    rows += [view_worker(scene, spare, None, replacement=False) for spare in waiting]
     return Ranks(
         job=job.spec.job, generation=job.generation, phase=job.phase, ranks=tuple(rows),
         snapshot_every=job.snapshot_every, snapshot_buddies=job.snapshot_buddies,
@@ -156,16 +156,16 @@ def view_ranks(scene: Scene, job: Job) -> Ranks:
 def view_rank(scene: Scene, rank: Rank, seat: Seat) -> RankStatus:
     worker = None if seat.worker is None else scene.cluster.workers.get(seat.worker)
     if worker is not None:
-        return view_worker(scene, worker, rank, newcomer=seat.newcomer, shard=seat.shard)
+        return view_worker(scene, worker, rank, replacement=seat.replacement, shard=seat.shard)
     return RankStatus(
         rank=rank, worker=None, node=None, slot=None, pid=None, state="vacant", generation=None, step=None,
-        section=None, step_ms=None, in_state_ms=None, process=None, cpu_ms=None, silent_ms=None, newcomer=False,
+        section=None, step_ms=None, in_state_ms=None, process=None, cpu_ms=None, silent_ms=None, replacement=False,
         shard=seat.shard,
     )  # fmt: skip
 
 
-def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bool, shard: str = "") -> RankStatus:
-    pulse = scene.vitals.pulses.get(worker.worker)
+def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, replacement: bool, shard: str = "") -> RankStatus:
+    pulse = scene.failure_detector.pulses.get(worker.worker)
     sample = None if pulse is None else pulse.sample
     point = None if sample is None else sample.point
     host = shares_with(scene.cluster, worker)
@@ -184,7 +184,7 @@ def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, newcomer: bo
         process=None if sample is None else sample.process,
         cpu_ms=None if sample is None else sample.cpu_ms,
         silent_ms=None if pulse is None else scene.now_ms - pulse.heard_ms,
-        newcomer=newcomer,
+        replacement=replacement,
         shard=shard,
         shares_with=None if host is None else host.worker,
     )

@@ -86,7 +86,9 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
         yield from standstill(cluster, job)
     else:
         yield "nothing asks it to move: no taint with NoExecute lies on its place, and nobody asked for it"
-    for past in [one for one in job.moves if rank in one.leavers and not (one.open and rank in one.ranks)][-2:]:
+    for past in [one for one in job.moves if rank in one.outgoing_workers and not (one.open and rank in one.ranks)][
+        -2:
+    ]:
         if rank not in past.ranks:
             did = "moved it" if rank in past.moved else "was to move it, and a fault came first"
             yield f"before: {past.name} {did}"
@@ -146,8 +148,8 @@ def why_worker(cluster: Cluster, job: Job, worker: Worker) -> Iterator[str]:
             yield from why_rank(cluster, job, Rank(worker.rank or 0))
         case "target":
             ready = "prepared" if worker.prepared else "being prepared"
-            yield f"it is on {place}, the target of rank {worker.heir} in {move}, {ready} {worker.note}".rstrip()
-        case "leaver":
+            yield f"it is on {place}, target of rank {worker.incoming_for} in {move}, {ready} {worker.note}".rstrip()
+        case "outgoing":
             yield f"it is on {place}, has handed over its rank in {move}, and serves its state until all train"
         case "ending":
             yield f"it is on {place}, and its end is ordered and awaited"

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from msgspec import Struct
 
-from torchrelay.protocol.health.waiting import DEFAULT
+from torchrelay.protocol.health.wait_for_graph import DEFAULT
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerId, WorkerPhase
 
 STEP, SECTION = "step", "section"

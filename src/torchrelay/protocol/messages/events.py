@@ -62,10 +62,10 @@ class JobSpec(Struct, frozen=True, kw_only=True):
     raise_grace_ms: int = 250
     # How long a worker may take to report after an interrupt (its control thread answers at once).
     report_ms: int = 5_000
-    # How long a worker may take from its assignment, or from its verdict, to the edge where it is rewired.
+    # How long a worker may take from its assignment, or from its verdict, to the safepoint where it is reconfigured.
     ready_ms: int = 600_000
     # How long connecting and restoring may take before the generation is tried again.
-    rewire_ms: int = 60_000
+    reconfigure_ms: int = 60_000
     restore_ms: int = 600_000
     # A failed collective without any lost worker: how long the cause may take to show.
     collective_grace_ms: int = 1_000
@@ -240,7 +240,7 @@ class WorkerPrepared(Fact, frozen=True, tag=True, kw_only=True):
 class WorkerJoined(Fact, frozen=True, tag=True, kw_only=True):
     """The script called protect(). `shard` names the state it holds: equal names are replicas of one another.
 
-    `snapshot_every`: steps between two snapshots, 0: none; None: a newcomer is told only with its state.
+    `snapshot_every`: steps between two snapshots, 0: none; None: a replacement is told only with its state.
     `snapshot_buddies`: how many nodes beside its own get a copy of each, if there are so many.
     """
 
@@ -318,7 +318,7 @@ class ReplicasDiffer(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerHung(Fact, frozen=True, tag=True, kw_only=True):
-    """Others wait for this worker, longer than any healthy step takes. Judged by `vitals`, with its evidence."""
+    """Others wait for this worker, longer than any healthy step takes. Judged by the failure detector."""
 
     worker: WorkerId
     evidence: str
@@ -326,7 +326,7 @@ class WorkerHung(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class PointCommitted(Fact, frozen=True, tag=True, kw_only=True):
-    """All ranks have committed this point in this generation. Told by `vitals` if an incident is to be proved by it."""
+    """All ranks have committed this point in this generation. Told by the failure detector if it proves an incident."""
 
     job: JobId
     generation: Generation
@@ -334,7 +334,7 @@ class PointCommitted(Fact, frozen=True, tag=True, kw_only=True):
 
 
 class OnceRecorded(Fact, frozen=True, tag=True, kw_only=True):
-    """A result of `once()`: done by this rank, never to be done again by its successors.
+    """A result of `once()`: done by this rank, never to be done again by its replacements.
 
     `restarts`: starts of the whole job from its checkpoint before that; after another one it is to be done again.
     """
@@ -363,8 +363,8 @@ class WorkerReported(Answer, frozen=True, tag=True, kw_only=True):
     """Where a worker stands. A promise: after an interrupt it passes no gate until it is ordered to; after a halt it
     begins no call behind the one it is in.
 
-    committed   the last point this worker committed; None if it holds no state (a newcomer not yet restored)
-    caught_up   for a newcomer without state: the point its script has been brought to, else None
+    committed   the last point this worker committed; None if it holds no state (a replacement not yet restored)
+    caught_up   for a replacement without state: the point its script has been brought to, else None
     pending     the point it is on the way to commit (in GATE, COMPUTING or SECTION), else None
     kept        the snapshots in the memory of its node; the newest complete one of each rank stays until all resume
     """
@@ -377,7 +377,7 @@ class WorkerReported(Answer, frozen=True, tag=True, kw_only=True):
 
 
 class WorkerReady(Answer, frozen=True, tag=True, kw_only=True):
-    """Stopped at the edge after `point` (None: before join, to be wired for the first time), nothing in flight.
+    """Stopped at the safepoint after `point` (None: before join, to be wired for the first time), nothing in flight.
 
     `private`: this rank's private record of `point`, if it was asked to hand over.
     """
@@ -395,11 +395,11 @@ class RecordKept(Answer, frozen=True, tag=True, kw_only=True):
     private: bytes
 
 
-class WorkerRewired(Answer, frozen=True, tag=True, kw_only=True):
+class WorkerReconfigured(Answer, frozen=True, tag=True, kw_only=True):
     took_ms: float = 0.0
 
 
-class RewireFailed(Answer, frozen=True, tag=True, kw_only=True):
+class ReconfigureFailed(Answer, frozen=True, tag=True, kw_only=True):
     reason: str
 
 
@@ -466,8 +466,8 @@ AnyEvent = (
     | WorkerReported
     | WorkerReady
     | RecordKept
-    | WorkerRewired
-    | RewireFailed
+    | WorkerReconfigured
+    | ReconfigureFailed
     | StateRestored
     | RestoreFailed
     | WorkerResumed

@@ -49,5 +49,5 @@ class WorkerPhase(StrEnum):
     SECTION = "section"  # inside a declared section, before its gate
     GATE = "gate"  # in the gate of a step or section: its own part is done, the others' not known
     UPDATING = "updating"  # past the gate, inside the local update: will finish without the others
-    STOPPED = "stopped"  # at the edge of a step or section, waiting for orders
+    STOPPED = "stopped"  # at the safepoint of a step or section, waiting for orders
     FINISHED = "finished"  # the script ended with 0; the state is still served

@@ -71,7 +71,7 @@ class PassOn(Order, frozen=True, tag=True, kw_only=True):
 
 
 class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Take this rank. `newcomer`: the job is already trained to some point; `restarts`: starts of the whole job.
+    """Take this rank. `replacement`: the job is already trained to some point; `restarts`: starts of the whole job.
 
     `local_rank`: the slot on its node, another one than its predecessor's. The script does not see it: under the
     LOCAL_RANK of its rank it finds the slot's device.
@@ -84,7 +84,7 @@ class Assign(WorkerOrder, frozen=True, tag=True, kw_only=True):
     world_size: int
     local_world_size: int
     local_rank: int
-    newcomer: bool
+    replacement: bool
     restarts: int = 0
     once: tuple[tuple[str, bytes], ...] = ()
     examples: tuple[Source, ...] = ()
@@ -105,9 +105,9 @@ class Halt(WorkerOrder, frozen=True, tag=True, kw_only=True):
 
 
 class Decide(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """The verdict: reach `point` (rolling forward if in that gate), and stop at the edge after it.
+    """The verdict: reach `point` (rolling forward if in that gate), and stop at the safepoint after it.
 
-    `hand_over`: say what a successor needs, too (`WorkerReady.private`).
+    `hand_over`: say what a replacement needs, too (`WorkerReady.private`).
     """
 
     rank: Rank
@@ -125,8 +125,8 @@ class Recall(WorkerOrder, frozen=True, tag=True, kw_only=True):
     restarts: int = 0
 
 
-class CatchUp(WorkerOrder, frozen=True, tag=True, kw_only=True):
-    """Newcomer: bring the script to the edge after `point` with this private state; the record is at any source.
+class Replay(WorkerOrder, frozen=True, tag=True, kw_only=True):
+    """Replacement: bring the script to the safepoint after `point` with this private state; sources have the record.
 
     `snapshot`: what the sources have is a snapshot, as for `Restore`.
     """
@@ -138,7 +138,7 @@ class CatchUp(WorkerOrder, frozen=True, tag=True, kw_only=True):
     snapshot: bool = False
 
 
-class Rewire(WorkerOrder, frozen=True, tag=True, kw_only=True):
+class Reconfigure(WorkerOrder, frozen=True, tag=True, kw_only=True):
     """Connect all groups anew through the store at `store` (host:port), which its owner hosts for this generation.
 
     `buddies` keep a copy of this rank's private record from now on, and this rank one of each of its `wards`.
@@ -187,8 +187,8 @@ AnyOrder = (
     | Halt
     | Decide
     | Recall
-    | CatchUp
-    | Rewire
+    | Replay
+    | Reconfigure
     | Restore
     | Resume
     | Leave

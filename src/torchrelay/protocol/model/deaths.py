@@ -1,6 +1,6 @@
 """Deaths: the same end of two workers that held a rank, at the same point, is the script's own.
 
-What a process does to itself counts, while it trains, or while a newcomer's script runs up to where its rank was lost:
+What a process does to itself counts, while it trains, or while a replacement's script runs to where its rank was lost:
 an exit that told of no exception, and signals by which it ends through its own
 doing (SIGABRT, SIGSEGV, ...). What comes from outside (SIGKILL, SIGTERM) says nothing of the script. Nothing that was
 said or resolved between the two makes them unlike: the second has done again what the first did.
@@ -29,8 +29,8 @@ KEPT = 64  # deaths remembered of a job
 class Death:
     """How a worker that held a rank ended by itself.
 
-    point    the newest that it left a record of; of a newcomer, the one that its script was on the way to
-    trained  it was no newcomer any more; two newcomers that end alike may be in a bad place
+    point    the newest that it left a record of; of a replacement, the one that its script was on the way to
+    trained  it was no replacement any more; two replacements that end alike may be in a bad place
     """
 
     worker: WorkerId
@@ -47,7 +47,7 @@ class Death:
 
 
 def death_of(event: WorkerExited, rank: Rank, cause: str, coming_to: Point | None = None) -> Death | None:
-    """This end, if it may be the script's own. `coming_to`: of a newcomer, the point that it is brought to.
+    """This end, if it may be the script's own. `coming_to`: of a replacement, the point that it is brought to.
 
     None also for one that left no record, and for an exception: that is judged by what was raised.
     """

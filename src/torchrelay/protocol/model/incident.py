@@ -36,9 +36,9 @@ class Mark(StrEnum):
     AGREED = "agreed"  # all survivors have reported
     STOOD = "stood"  # a move: the first worker stands at the boundary; the pause begins
     ACQUIRED = "acquired"  # every rank has a holder
-    READY = "ready"  # everybody stands at the edge
+    READY = "ready"  # everybody stands at the safepoint
     CUTOVER = "cutover"  # a move: the targets hold their ranks
-    REWIRED = "rewired"
+    RECONFIGURED = "reconfigured"
     RESTORED = "restored"
     RESUMED = "resumed"  # the last that went on, so far
 

@@ -23,8 +23,8 @@ class JobPhase(StrEnum):
     HALTING = "halting"  # on the way to the boundary; targets are brought there
     RELEASING = "releasing"  # the move is called off: all go on as before
     AGREEING = "agreeing"  # interrupted: survivors report where they stand
-    PREPARING = "preparing"  # verdict given: survivors go to the edge, newcomers are brought there
-    REWIRING = "rewiring"  # all stand at the edge: connect, and restore who holds no state
+    PREPARING = "preparing"  # verdict given: survivors go to the safepoint, replacements are brought there
+    RECONFIGURING = "reconfiguring"  # all stand at the safepoint: connect, and restore who holds no state
     RESUMING = "resuming"
     FINISHING = "finishing"  # every rank has finished: they may leave
     ENDING = "ending"  # the outcome is known; processes are being ended
@@ -33,7 +33,7 @@ class JobPhase(StrEnum):
 
 # A move that has not cut over: everybody trains, or stands at the boundary, in connections that nobody has touched.
 MOVING = frozenset({JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.RELEASING})
-RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.REWIRING, JobPhase.RESUMING})
+RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.RECONFIGURING, JobPhase.RESUMING})
 
 
 @dataclass(frozen=True, slots=True)

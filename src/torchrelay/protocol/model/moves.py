@@ -25,7 +25,7 @@ class MoveState(StrEnum):
     STOPPING = "stopping"  # all are on the way to the boundary
     MOVING = "moving"  # cut over: the targets hold their ranks
     DONE = "done"
-    CALLED_OFF = "called off"  # not wanted any more, or frozen; the leavers went on
+    CALLED_OFF = "called off"  # not wanted any more, or frozen; the outgoing workers went on
     RECOVERED = "recovered"  # a fault came first: the ranks that had to move were moved by its recovery
     FAILED = "failed"  # tried too often
 
@@ -88,7 +88,9 @@ class Move:
     reason: str
     asked_ms: int
     state: MoveState = MoveState.WAITING
-    leavers: Table[Rank, WorkerId] = Table()  # who held the ranks before; ranks that a fault took first stay here
+    outgoing_workers: Table[Rank, WorkerId] = (
+        Table()
+    )  # who held the ranks before; ranks that a fault took first stay here
     moved: tuple[Rank, ...] = ()  # ranks that it has moved, while others went back and are still to be moved
     to: Table[Rank, NodeId] = Table()  # where those want to go that do not go just anywhere
     targets: Table[Rank, WorkerId] = Table()

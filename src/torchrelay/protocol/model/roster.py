@@ -48,7 +48,7 @@ class Worker:
     address: str = ""
     store: str = ""
     rank: Rank | None = None  # the rank it holds, or held until it was fenced
-    heir: Rank | None = None  # the rank it will take: the target of a move
+    incoming_for: Rank | None = None  # the rank it will take: the target of a move
     prepared: bool = False  # a target that has built, and rehearsed, all that it can
     note: str = ""  # what it said about its rehearsal
     shard: str = ""  # which part of the state a target has joined with
@@ -66,9 +66,9 @@ class Seat:
     """What is known of a rank's holder. The second half is forgotten with each generation."""
 
     worker: WorkerId | None = None
-    assigned_in: Generation = Generation(0)  # in which it took the rank as a newcomer
+    assigned_in: Generation = Generation(0)  # in which it took the rank as a replacement
     assigned_ms: int = 0
-    newcomer: bool = False  # holds no state until it is restored
+    replacement: bool = False  # holds no state until it is restored
     resumed_in: Generation = Generation(0)  # in which this holder began to train, if it took the rank from another
     joined: bool = False
     shard: str = ""  # which part of the state it holds; unknown until a holder has joined
@@ -80,13 +80,13 @@ class Seat:
     ended_ms: int = 0  # when the end of a former holder was heard last
     distrusted: frozenset[Rank] = frozenset()  # sources whose digest differed
     holds: Point | None = None  # the newest point known to be in its memory
-    leaver: WorkerId | None = (
+    outgoing: WorkerId | None = (
         None  # who held it before a move: stands at the boundary and serves until all have the state
     )
 
     report: WorkerReported | None = None
     ready: bool = False
-    rewired: bool = False
+    reconfigured: bool = False
     resumed: bool = False
     failed: frozenset[Rank] = frozenset()  # sources that did not deliver in this generation
     serves: bool = False  # stood at the target when this generation was agreed on, so its state can be had

@@ -43,7 +43,7 @@ class Cluster:
 
     def spares(self, job: JobId) -> list[Worker]:
         """Workers of a job without a rank, wherever they are in their start; not those that a move has appointed."""
-        return [w for w in self.of_job(job) if w.rank is None and w.heir is None and w.life is not Life.FENCING]
+        return [w for w in self.of_job(job) if w.rank is None and w.incoming_for is None and w.life is not Life.FENCING]
 
     def still_held(self, job: JobId, rank: Rank) -> bool:
         """Whether a former holder of the rank may still run: its end has not been seen."""
@@ -94,7 +94,7 @@ def keep_private(seat: Seat, records: Iterable[PrivateRecord]) -> Seat:
 def vacate(seat: Seat) -> Seat:
     """The seat without its holder; which shard belongs to it, and what former holders left, stays."""
     return Seat(
-        shard=seat.shard, home=seat.home, private=seat.private, distrusted=seat.distrusted, leaver=seat.leaver,
+        shard=seat.shard, home=seat.home, private=seat.private, distrusted=seat.distrusted, outgoing=seat.outgoing,
         place=seat.place, ended_ms=seat.ended_ms,
     )  # fmt: skip
 

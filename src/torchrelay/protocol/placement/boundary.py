@@ -1,7 +1,7 @@
 """Boundary: stopping a job that is well, so that ranks can change hands.
 
     QUIESCING   every holder says how far it is, and begins no further call    -> the boundary B is the furthest of them
-    HALTING     everybody stands after B; leavers hand over; targets are brought there
+    HALTING     everybody stands after B; outgoing workers hand over; targets are brought there
     cutover     a new generation in which the targets hold the ranks           -> REWIRING, as in a recovery
     RELEASING   or the move is called off: everybody goes on in the connections it has
 
@@ -39,7 +39,7 @@ def with_move(job: Job, move: Move) -> Job:
 def fresh(seat: Seat) -> Seat:
     """The seat at the beginning of a generation: nothing has been answered in it."""
     return replace(
-        seat, report=None, ready=False, rewired=False, resumed=False, failed=frozenset(), serves=False,
+        seat, report=None, ready=False, reconfigured=False, resumed=False, failed=frozenset(), serves=False,
         asked_buddies=frozenset(),
     )  # fmt: skip
 
@@ -123,7 +123,7 @@ def halting(cluster: Cluster, job: Job) -> Cluster:
     # From here on everybody stands still for the targets alone.
     if job.stood_ms is None:
         return cluster.with_job(replace(job, stood_ms=now))
-    if now - job.stood_ms >= job.spec.rewire_ms:
+    if now - job.stood_ms >= job.spec.reconfigure_ms:
         late = [rank for rank, target in move.targets.items() if cluster.workers[target].brought != job.boundary]
         return in_vain(cluster, job, f"the target of rank {late[0]} did not come to the boundary in time")
     return cluster
@@ -152,11 +152,11 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
         job = job.tell(now, changed)
         move = move.tell(now, changed)
         seat = replace(
-            seat, worker=target, leaver=seat.worker, newcomer=True, holds=None, serves=False,
+            seat, worker=target, outgoing=seat.worker, replacement=True, holds=None, serves=False,
             shard=worker.shard or seat.shard, assigned_in=job.generation, assigned_ms=now,
         )  # fmt: skip
         job = job.with_seat(rank, seat)
-        cluster = cluster.with_worker(replace(worker, rank=rank, heir=None))
+        cluster = cluster.with_worker(replace(worker, rank=rank, incoming_for=None))
     incident = job.open_incident
     assert incident is not None, "the move has made one"
     cutovers = (*(at for at in job.cutovers if now - at < HOUR_MS), now)
@@ -169,7 +169,7 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
     move = move.enter(MoveState.MOVING, now, f"cut over after {boundary}, generation {job.generation}")
     job = with_move(job, move)
     why = f"generation {job.generation}: all stand after {boundary}, and ranks have changed hands"
-    return cluster.with_job(job.enter(JobPhase.REWIRING, now, why))
+    return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, why))
 
 
 # ---------------------------------------------------------------- release
@@ -219,44 +219,44 @@ def releasing(cluster: Cluster, job: Job) -> Cluster | None:
     if all(seat.resumed for seat in job.seats.values()):
         job = replace(job, boundary=None).enter(JobPhase.RUNNING, now, "training, as before")
         return cluster.with_job(job.close(Resolution.CALLED_OFF, now, eligible=False))
-    return None if now - job.phase_ms >= job.spec.rewire_ms else cluster
+    return None if now - job.phase_ms >= job.spec.reconfigure_ms else cluster
 
 
-# ---------------------------------------------------------------- leavers
+# ---------------------------------------------------------------- outgoing workers
 
 
 def give_back(cluster: Cluster, job: Job, rank: Rank) -> Job | None:
-    """A target was lost after the cutover: its leaver, which stands at the boundary yet, takes the rank again.
+    """A target was lost after the cutover: its outgoing worker, which stands at the boundary yet, takes the rank again.
 
     None if there is none.
     """
     seat = job.seats[rank]
-    leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
-    if leaver is None or leaver.life is Life.FENCING or job.target != job.boundary:
+    outgoing = None if seat.outgoing is None else cluster.workers.get(seat.outgoing)
+    if outgoing is None or outgoing.life is Life.FENCING or job.target != job.boundary:
         return None
-    text = f"rank {rank} goes back to {leaver.worker} on {leaver.node}, which has it still"
+    text = f"rank {rank} goes back to {outgoing.worker} on {outgoing.node}, which has it still"
     kept = Seat(
-        worker=leaver.worker, joined=True, shard=seat.shard, home=seat.home, private=seat.private,
+        worker=outgoing.worker, joined=True, shard=seat.shard, home=seat.home, private=seat.private,
         distrusted=seat.distrusted, holds=job.boundary,
     )  # fmt: skip
     return job.with_seat(rank, kept).tell(cluster.now_ms, text)
 
 
-def release_leavers(cluster: Cluster, job: Job) -> Cluster:
-    """Nobody needs the leavers any more: they end."""
+def release_outgoing_workers(cluster: Cluster, job: Job) -> Cluster:
+    """Nobody needs the outgoing workers any more: they end."""
     for rank, seat in job.seats.items():
-        if seat.leaver is not None:
-            cluster = cluster.fence(seat.leaver)
-            job = job.with_seat(rank, replace(seat, leaver=None))
+        if seat.outgoing is not None:
+            cluster = cluster.fence(seat.outgoing)
+            job = job.with_seat(rank, replace(seat, outgoing=None))
     return cluster.with_job(job)
 
 
 def finish_move(cluster: Cluster, job: Job) -> Cluster:
-    """Training goes on in the new roster. A rank that went back to its leaver is still to be moved."""
+    """Training goes on in the new roster. A rank that went back to its outgoing worker is still to be moved."""
     move = job.open_move
     if move is None or move.state is not MoveState.MOVING:
         return cluster.with_job(job)
-    left = tuple(rank for rank in move.ranks if job.seats[rank].worker == move.leavers[rank])
+    left = tuple(rank for rank in move.ranks if job.seats[rank].worker == move.outgoing_workers[rank])
     move = replace(move, moved=(*move.moved, *(rank for rank in move.ranks if rank not in left)))
     if not left:
         move = move.close(MoveState.DONE, cluster.now_ms, "training goes on")

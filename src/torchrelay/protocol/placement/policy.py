@@ -58,9 +58,9 @@ def choose_spare(
 def choose_sources(seats: Mapping[Rank, Seat], rank: Rank, point: Point, *, tried: bool = False) -> tuple[Rank, ...]:
     """Ranks that hold the same shard at `point` and were not found wanting, lowest first.
 
-    Only who stood there when this generation was agreed on serves its state; a newcomer does so from the next one on.
+    Only who stood there when this generation was agreed on serves its state; a replacement does so from the next one.
 
-    `tried`: who can be asked in the next generation: also those that did not deliver in this one, and newcomers that
+    `tried`: who can be asked in the next generation: also those that did not deliver in this one, and replacements that
     were restored in it, though not those whose digest differed.
     """
     seat = seats[rank]
@@ -98,7 +98,7 @@ def choose_target(seats: Mapping[Rank, Seat], decided: Point | None = None) -> t
 
 
 def judge_report(seat: Seat, target: Point) -> Verdict | None:
-    """What a survivor must do to stand at the edge after `target`; None if it cannot get there."""
+    """What a survivor must do to stand at the safepoint after `target`; None if it cannot get there."""
     report = seat.report
     if report is None or report.committed is None:
         return None

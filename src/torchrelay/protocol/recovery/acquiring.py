@@ -30,13 +30,13 @@ def acquire(cluster: Cluster, job: Job) -> Cluster | None:
             return wait_for_spare(cluster, job, stuck)
         if cluster.still_held(job.spec.job, rank) or held_back(cluster, job, rank):
             continue
-        heir = heir_of(cluster, job, rank)
-        if heir is not None:
-            return inherit(cluster, job, rank, heir)
+        incoming_for = incoming_for_of(cluster, job, rank)
+        if incoming_for is not None:
+            return inherit(cluster, job, rank, incoming_for)
         spare, reason = spare_for(cluster, job, rank, usable_spares(cluster, job), near=last_node(job, rank))
         if spare is not None:
             return take(cluster, job.tell(cluster.now_ms, reason), rank, spare.worker)
-        room = give_way(cluster, job, rank) or dismiss_leavers(cluster, job)
+        room = give_way(cluster, job, rank) or dismiss_outgoing_workers(cluster, job)
         return room or wait_for_spare(cluster, job, reason)
     return None
 
@@ -56,7 +56,7 @@ def reseat(cluster: Cluster, job: Job) -> Cluster | None:
     return cluster
 
 
-def heir_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
+def incoming_for_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     """The target that a move has appointed for this rank, if it can be used."""
     move = job.open_move
     worker = None if move is None else cluster.workers.get(move.targets.get(rank, WorkerId("")))
@@ -67,22 +67,22 @@ def heir_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     return None if strayed else worker
 
 
-def inherit(cluster: Cluster, job: Job, rank: Rank, heir: Worker) -> Cluster:
+def inherit(cluster: Cluster, job: Job, rank: Rank, incoming_for: Worker) -> Cluster:
     """The rank's holder was lost while its target was being prepared: that is the best of all spares.
 
     One that is prepared may have been told where to go: it is asked how far it was brought, like a survivor.
     """
     move = job.open_move
     assert move is not None, "a move has appointed it"
-    text = f"rank {rank} moves to {heir.worker} on {heir.node}, the target of {move.name}"
+    text = f"rank {rank} moves to {incoming_for.worker} on {incoming_for.node}, the target of {move.name}"
     job = with_move(job, replace(move, targets=move.targets.drop(rank))).tell(cluster.now_ms, text)
-    cluster = cluster.with_worker(replace(heir, heir=None))
-    cluster = take(cluster, job, rank, heir.worker)
-    if not heir.prepared and not heir.shard:
+    cluster = cluster.with_worker(replace(incoming_for, incoming_for=None))
+    cluster = take(cluster, job, rank, incoming_for.worker)
+    if not incoming_for.prepared and not incoming_for.shard:
         return cluster
     job = cluster.jobs[job.spec.job]
-    seat = replace(job.seats[rank], joined=True, shard=heir.shard or job.seats[rank].shard)
-    if heir.prepared and job.phase is JobPhase.AGREEING:
+    seat = replace(job.seats[rank], joined=True, shard=incoming_for.shard or job.seats[rank].shard)
+    if incoming_for.prepared and job.phase is JobPhase.AGREEING:
         seat = replace(seat, assigned_in=Generation(job.generation - 1))
     return cluster.with_job(job.with_seat(rank, seat))
 
@@ -127,7 +127,7 @@ def last_node(job: Job, rank: Rank) -> NodeId | None:
 def take(cluster: Cluster, job: Job, rank: Rank, worker: WorkerId) -> Cluster:
     """A spare takes a rank."""
     now = cluster.now_ms
-    seat = replace(job.seats[rank], worker=worker, newcomer=True, assigned_in=job.generation, assigned_ms=now)
+    seat = replace(job.seats[rank], worker=worker, replacement=True, assigned_in=job.generation, assigned_ms=now)
     job = replace(job.with_seat(rank, seat), waiting_ms=None)
     if all(other.worker is not None for other in job.seats.values()):
         job = job.mark(Mark.ACQUIRED, now)
@@ -144,14 +144,14 @@ def wait_for_spare(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     return None
 
 
-def dismiss_leavers(cluster: Cluster, job: Job) -> Cluster | None:
-    """A rank is lost and there is no spare: leavers whose ranks have their state make room. None if there are none."""
-    done = [rank for rank, seat in job.seats.items() if seat.leaver is not None and seat.holds is not None]
+def dismiss_outgoing_workers(cluster: Cluster, job: Job) -> Cluster | None:
+    """A rank is lost and there is no spare: outgoing workers whose ranks have their state make room."""
+    done = [rank for rank, seat in job.seats.items() if seat.outgoing is not None and seat.holds is not None]
     if not done:
         return None
     for rank in done:
         seat = job.seats[rank]
-        assert seat.leaver is not None, "just asked"
-        cluster = cluster.fence(seat.leaver)
-        job = job.with_seat(rank, replace(seat, leaver=None))
+        assert seat.outgoing is not None, "just asked"
+        cluster = cluster.fence(seat.outgoing)
+        job = job.with_seat(rank, replace(seat, outgoing=None))
     return cluster.with_job(job)

@@ -43,8 +43,8 @@ def lose(
     holder = job.rank_of(worker)
     if known.rank is not None:
         seat = job.seats[known.rank]
-        if seat.leaver == worker:
-            seat = replace(seat, leaver=None)
+        if seat.outgoing == worker:
+            seat = replace(seat, outgoing=None)
         if ended:
             seat = replace(seat, ended_ms=cluster.now_ms)
         if holder is not None:
@@ -77,12 +77,12 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     match job.phase:
         case JobPhase.STARTING:
             return start_again(cluster, job, "a worker was lost before anything was committed")
-        case JobPhase.REWIRING if job.target is None:
+        case JobPhase.RECONFIGURING if job.target is None:
             return start_again(cluster, job, "a worker was lost before anything was committed")
         case JobPhase.AGREEING | JobPhase.PREPARING if expendable(seat) and job.seats[rank].worker is None:
-            # Nobody counts on a newcomer that is not at the edge yet: the next spare takes its place. One that was
+            # No rank counts on a replacement that is not at the safepoint yet: the next spare follows. One that was
             # restored in an earlier generation is a survivor like others.
-            return cluster.with_job(job.tell(now, f"rank {rank}'s newcomer is replaced"))
+            return cluster.with_job(job.tell(now, f"rank {rank}'s replacement is replaced"))
         case JobPhase.RUNNING if unprotected(cluster, job, seat):
             why = f"the script has not called protect() in {UNJOINED_MS // 60_000} minutes: it ran unprotected"
             return fall_back(cluster, job, why, job.last_code)
@@ -93,11 +93,11 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
 
 
 def expendable(seat: Seat) -> bool:
-    """Whether its holder is a newcomer on whom nobody counts yet, and whom the next spare replaces if it is lost.
+    """Whether its holder is a replacement on whom nobody counts yet, and whom the next spare replaces if it is lost.
 
-    One that was restored in an earlier generation is a survivor like others; a leaver that took its rank back is one.
+    One that was restored in an earlier generation is a survivor; so is an outgoing worker that took its rank back.
     """
-    return seat.newcomer and not seat.ready and seat.holds is None
+    return seat.replacement and not seat.ready and seat.holds is None
 
 
 def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
@@ -154,7 +154,7 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:
             cluster = cluster.fence(worker.worker).disown(worker.worker)
-        elif worker.heir is not None:
+        elif worker.incoming_for is not None:
             cluster = cluster.fence(worker.worker)
     job = replace(
         drop_move(job, cluster.now_ms, f"all workers start again: {reason}"),

@@ -216,4 +216,4 @@ def wire_first(cluster: Cluster, job: Job) -> Cluster:
     """The first wiring, when every rank has asked for it."""
     if not all(seat.ready for seat in job.seats.values()):
         return cluster
-    return cluster.with_job(job.enter(JobPhase.REWIRING, cluster.now_ms, "all ranks ask to be wired"))
+    return cluster.with_job(job.enter(JobPhase.RECONFIGURING, cluster.now_ms, "all ranks ask to be wired"))

@@ -1,7 +1,7 @@
-"""Recovery: agree, acquire, rewire, restore, resume.
+"""Recovery: agree, acquire, reconfigure, restore, resume.
 
     AGREEING   every survivor has reported      -> the target point is chosen
-    PREPARING  every rank stands at the edge    -> after the target, survivors and newcomers
+    PREPARING  every rank stands at the safepoint    -> after the target, survivors and replacements
     REWIRING   everybody is connected, and holds the state of the target
     RESUMING   everybody trains on              -> RUNNING
 
@@ -21,7 +21,7 @@ from torchrelay.protocol.model.job import MOVING, Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement.boundary import finish_move, halting, quiescing, release_leavers, releasing
+from torchrelay.protocol.placement.boundary import finish_move, halting, quiescing, release_outgoing_workers, releasing
 from torchrelay.protocol.placement.policy import DYING_MS, choose_sources, choose_target, judge_report
 from torchrelay.protocol.recovery.acquiring import acquire
 from torchrelay.protocol.recovery.ending import fall_back, interrupt, lose, start_again
@@ -51,8 +51,8 @@ def progress(cluster: Cluster, job: Job) -> Cluster:
             return acquire(cluster, job) or agree(cluster, job)
         case JobPhase.PREPARING:
             return acquire(cluster, job) or prepare(cluster, job)
-        case JobPhase.REWIRING:
-            return rewire(cluster, job)
+        case JobPhase.RECONFIGURING:
+            return reconfigure(cluster, job)
         case JobPhase.RESUMING:
             return resume(cluster, job)
         case JobPhase.FINISHING:
@@ -142,8 +142,8 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     target, reason = choose_target(job.seats, job.target)
     if target is None and job.rolled is not None:
         target, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
-    if target is None and any(seat.leaver is not None for seat in job.seats.values()):
-        target, reason = job.boundary, f"all ranks change hands, and their leavers stand after {job.boundary}"
+    if target is None and any(seat.outgoing is not None for seat in job.seats.values()):
+        target, reason = job.boundary, f"all ranks change hands, and their outgoing workers stand after {job.boundary}"
     if target is None and not job.trained and not left_records(job):
         return start_again(cluster, job, "no rank had joined yet")
     if (
@@ -170,14 +170,14 @@ def left_records(job: Job) -> bool:
 
 
 def unable(seat: Seat, target: Point) -> str:
-    """Why this worker cannot come to the edge after the target; empty if it can."""
+    """Why this worker cannot come to the safepoint after the target; empty if it can."""
     report = seat.report
     if report is None:
         return ""
     if report.committed is None:
         if report.caught_up in (None, target):
             return ""
-        return f"newcomer was brought to {report.caught_up}, the job goes on from {target}"
+        return f"replacement was brought to {report.caught_up}, the job goes on from {target}"
     if judge_report(seat, target) is None:
         return f"stands at {report.committed} ({report.phase}), the job goes on from {target}"
     return ""
@@ -193,8 +193,8 @@ def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
             verdicts[rank] = verdict
         stands = verdict is not None
         job = job.with_seat(rank, replace(seat, holds=target if stands else None, serves=stands))
-    if target != job.boundary:  # what the leavers of a move have is of the past
-        cluster = release_leavers(cluster, job)
+    if target != job.boundary:  # what the outgoing workers of a move have is of the past
+        cluster = release_outgoing_workers(cluster, job)
         job = replace(cluster.jobs[job.spec.job], boundary=None)
     forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
     text = f"redo the step after {target}"
@@ -217,7 +217,7 @@ def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
 
 
 def prepare(cluster: Cluster, job: Job) -> Cluster:
-    """When every rank stands at the edge: rewire. A newcomer needs what its rank's former holder left."""
+    """When every rank stands at the safepoint: reconfigure. A replacement needs what its rank's former holder left."""
     now, target = cluster.now_ms, job.target
     assert target is not None, "a target is decided before anybody prepares for it"
     for rank, seat in sorted(job.seats.items()):
@@ -228,16 +228,16 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
     for _, seat in sorted(job.seats.items()):
         since = max(job.phase_ms, seat.assigned_ms)
         if seat.worker is not None and not seat.ready and now - since >= job.spec.ready_ms:
-            cause = f"did not reach the edge of {target} within {job.spec.ready_ms / 1000:g} s"
-            return lose(cluster, seat.worker, cause=cause, detector="edge deadline", ended=False)
+            cause = f"did not reach the safepoint of {target} within {job.spec.ready_ms / 1000:g} s"
+            return lose(cluster, seat.worker, cause=cause, detector="safepoint deadline", ended=False)
     if all(seat.ready for seat in job.seats.values()):
         job = job.mark(Mark.READY, now)
-        return cluster.with_job(job.enter(JobPhase.REWIRING, now, f"all ranks stand after {target}"))
+        return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, f"all ranks stand after {target}"))
     return cluster
 
 
 def what_lacks(cluster: Cluster, job: Job, rank: Rank, target: Point) -> str:
-    """What is needed for this rank's newcomer, and can not be had; empty if it can, or if that is not known yet."""
+    """What is needed for this rank's replacement, and can not be had; empty if it can, or if that is not known yet."""
     seat, now = job.seats[rank], cluster.now_ms
     if job.rolled is not None:
         late = now - job.phase_ms >= job.spec.ready_ms
@@ -261,13 +261,13 @@ def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
 
 
 def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
-    """Survivors, and leavers, that may have a copy of this rank's record, and have not said that they have none."""
+    """Survivors and outgoing workers that may have a copy of this rank's record, and have not denied it."""
     asked = job.seats[rank].asked_buddies
     if job.rolled is not None:
         return [keeper for keeper in keepers_of(cluster, job, rank) if keeper[1].worker not in asked]
     found = []
     for other, seat in sorted(job.seats.items()):
-        for name in (seat.worker if seat.holds is not None else None, seat.leaver):
+        for name in (seat.worker if seat.holds is not None else None, seat.outgoing):
             worker = None if name is None or name in asked else cluster.workers.get(name)
             if worker is not None and worker.life is not Life.FENCING:
                 found.append((other, worker))
@@ -275,40 +275,40 @@ def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, W
 
 
 def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
-    """Who can give this rank its state: its own leaver first, then replicas, then the leavers of other ranks."""
+    """Sources of this rank's state: its outgoing worker first, then replicas, then outgoing workers of others."""
     assert job.target is not None, "state is fetched for a target"
     if job.rolled is not None:
         return keepers_of(cluster, job, rank, tried=tried)
-    found = leavers_of(cluster, job, rank, (rank,), tried=tried)
+    found = outgoing_workers_of(cluster, job, rank, (rank,), tried=tried)
     replicas = choose_sources(job.seats, rank, job.target, tried=tried)
     for other in replicas:
         holder = job.seats[other].worker
         if holder is not None:
             found.append((other, cluster.workers[holder]))
     rest = [other for other in sorted(job.seats) if other != rank and other not in replicas]
-    return found + leavers_of(cluster, job, rank, rest, tried=tried)
+    return found + outgoing_workers_of(cluster, job, rank, rest, tried=tried)
 
 
-def leavers_of(
+def outgoing_workers_of(
     cluster: Cluster, job: Job, rank: Rank, those: Iterable[Rank], *, tried: bool
 ) -> list[tuple[Rank, Worker]]:
-    """Leavers of these ranks that stand at the target and have the shard of `rank`."""
+    """Outgoing workers of these ranks that stand at the target and have the shard of `rank`."""
     seat = job.seats[rank]
     found: list[tuple[Rank, Worker]] = []
     for other in those if job.target == job.boundary else ():
-        name = job.seats[other].leaver
-        leaver = None if name is None else cluster.workers.get(name)
+        name = job.seats[other].outgoing
+        outgoing = None if name is None else cluster.workers.get(name)
         mistrusted = other in seat.distrusted or (other in seat.failed and not tried)
-        if leaver is None or leaver.life is Life.FENCING or mistrusted or job.seats[other].shard != seat.shard:
+        if outgoing is None or outgoing.life is Life.FENCING or mistrusted or job.seats[other].shard != seat.shard:
             continue
-        found.append((other, leaver))
+        found.append((other, outgoing))
     return found
 
 
 def shards_known(job: Job, rank: Rank) -> bool:
     """Whether it is known which shard this rank needs, and which those hold who could have it.
 
-    What a worker says when it joins may be lost with its agent. Survivors say it again, and so does the newcomer.
+    What a worker says when it joins may be lost with its agent. Survivors say it again, and so does the replacement.
     """
     holding = [seat for seat in job.seats.values() if seat.holds is not None]
     return all(seat.shard for seat in (job.seats[rank], *holding))
@@ -316,10 +316,10 @@ def shards_known(job: Job, rank: Rank) -> bool:
 
 def store_host(job: Job) -> Rank:
     """Who hosts the store of this generation: the lowest rank that holds state."""
-    return min(job.seats, key=lambda rank: (job.seats[rank].newcomer, rank))
+    return min(job.seats, key=lambda rank: (job.seats[rank].replacement, rank))
 
 
-# ---------------------------------------------------------------- rewire and restore
+# ---------------------------------------------------------------- reconfigure and restore
 
 
 def restored(job: Job, seat: Seat) -> bool:
@@ -327,27 +327,27 @@ def restored(job: Job, seat: Seat) -> bool:
     return seat.holds == job.target
 
 
-def rewire(cluster: Cluster, job: Job) -> Cluster:
+def reconfigure(cluster: Cluster, job: Job) -> Cluster:
     """When everybody is connected and holds the state: resume. Otherwise mind the deadlines and the sources."""
     now = cluster.now_ms
     seats = job.seats.values()
-    if all(seat.rewired and restored(job, seat) for seat in seats):
-        # Nobody has gone on yet, and nobody needs the leavers any more: so whoever is there has what they have.
-        return release_leavers(cluster, job.enter(JobPhase.RESUMING, now, "all connected and restored"))
+    if all(seat.reconfigured and restored(job, seat) for seat in seats):
+        # No rank has gone on yet, and none needs the outgoing workers any more: all that are there have what they have.
+        return release_outgoing_workers(cluster, job.enter(JobPhase.RESUMING, now, "all connected and restored"))
     for rank, seat in sorted(job.seats.items()):
         if restored(job, seat):
             continue
         if sources_of(cluster, job, rank):
             continue
         target = seat.worker
-        if seat.leaver is not None and target is not None:  # it has all of the state still, and can go on
+        if seat.outgoing is not None and target is not None:  # it has all of the state still, and can go on
             cause = "its state could not be had, verified"
             return lose(cluster, target, cause=cause, detector="restore", ended=False)
         if sources_of(cluster, job, rank, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return unrestored(cluster, job, rank)
-    limit = job.spec.rewire_ms
-    if not all(seat.rewired for seat in seats):
+    limit = job.spec.reconfigure_ms
+    if not all(seat.reconfigured for seat in seats):
         if now - job.phase_ms >= limit:
             return try_again(cluster, job, f"not everybody was connected within {limit / 1000:g} s")
     elif now - job.phase_ms >= limit + job.spec.restore_ms:
@@ -372,7 +372,7 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """
     if job.open_incident is None:  # nobody was lost, and yet training stops: that is an interruption like others
         job = job.suffer(Fault(reason, "deadline", job.moment(cluster.now_ms)), cluster.now_ms)
-    if job.target is None and job.phase is JobPhase.REWIRING:
+    if job.target is None and job.phase is JobPhase.RECONFIGURING:
         return start_again(cluster, job, reason)
     return interrupt(cluster, job, reason)
 
@@ -381,9 +381,9 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
 
 
 def settled(seat: Seat, generation: Generation) -> Seat:
-    """The holder trains: it is no newcomer any more."""
-    came = generation if seat.newcomer else seat.resumed_in
-    return replace(seat, newcomer=False, resumed_in=came, distrusted=frozenset())
+    """The holder trains: it is no replacement any more."""
+    came = generation if seat.replacement else seat.resumed_in
+    return replace(seat, replacement=False, resumed_in=came, distrusted=frozenset())
 
 
 def resume(cluster: Cluster, job: Job) -> Cluster:
@@ -392,7 +392,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     if job.broken is not None:
         return mend(cluster, job, job.broken)
     if not all(seat.resumed for seat in job.seats.values()):
-        if now - job.phase_ms >= job.spec.rewire_ms:
+        if now - job.phase_ms >= job.spec.reconfigure_ms:
             return try_again(cluster, job, "not everybody resumed in time")
         return cluster
     seats = Table((rank, settled(seat, job.generation)) for rank, seat in job.seats.items())

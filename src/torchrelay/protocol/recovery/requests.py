@@ -1,7 +1,7 @@
 """Requests: what operators have asked for, rank by rank, until it is fulfilled or not wanted any more.
 
 A request is for the worker that holds the rank, on the place that it is to leave. Moves and faults change holders;
-whether that is what was asked for is weighed when training goes on: before, a newcomer may be lost in its turn.
+whether that is what was asked for is weighed when training goes on: before, a replacement may be lost in its turn.
 
     fulfilled      the rank is on the node that was named, or, if none was, on another place than before
     not fulfilled  the request is for the new holder from now on, and its turn is still to come
@@ -89,7 +89,7 @@ def fulfilled(request: Request, holder: Worker) -> bool:
 def told_by_move(job: Job, request: Request) -> bool:
     """Whether the story of a move tells what has become of this request: it was to move the rank, or still is."""
     return any(
-        move.leavers.get(request.rank) == request.worker and (move.open or move.state is MoveState.RECOVERED)
+        move.outgoing_workers.get(request.rank) == request.worker and (move.open or move.state is MoveState.RECOVERED)
         for move in job.moves
     )
 
@@ -99,7 +99,7 @@ def record(cluster: Cluster, job: Job, group: Sequence[Request]) -> Job:
     first = group[0]
     move = Move(
         job.moved + 1, MoveKind.PLANNED, tuple(request.rank for request in group), first.reason, first.asked_ms,
-        leavers=Table((request.rank, request.worker) for request in group),
+        outgoing_workers=Table((request.rank, request.worker) for request in group),
         to=Table((request.rank, request.to) for request in group if request.to is not None),
     ).begin(first.asked_ms, first.source)  # fmt: skip
     ways = []

@@ -2,7 +2,7 @@
 
 A snapshot is a copy of a rank's state and private record in the memory of its own node, and one on another node (see
 ARCHITECTURE.md). It outlives the worker. Who trains on cannot go back: an update cannot be undone, nor a loop of a
-script. So all holders end, workers in the same slots take over as newcomers do, and bring the script to that point.
+script. So all holders end, workers in the same slots take over as replacements do, and bring the script to that point.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:  # what it leaves in its page is of steps that are made again
             cluster = cluster.fence(worker.worker).disown(worker.worker)
-        elif worker.heir is not None:
+        elif worker.incoming_for is not None:
             cluster = cluster.fence(worker.worker)
     text = f"all go back to the snapshots of {point}: {reason}"
     job = renew(drop_move(job, now, text))
@@ -135,7 +135,7 @@ def emptied(cluster: Cluster, job: Job, rank: Rank) -> Seat:
     """The seat of a rank that begins anew, where the last holder was that has trained: there its snapshots lie."""
     seat = job.seats[rank]
     worker = None if seat.worker is None else cluster.workers.get(seat.worker)
-    lost = worker is None or (seat.newcomer and seat.place is not None)
+    lost = worker is None or (seat.replacement and seat.place is not None)
     place = seat.place if lost or worker is None else (worker.node, worker.slot)
     return Seat(shard=seat.shard, home=seat.home, place=place)
 

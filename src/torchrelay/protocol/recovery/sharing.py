@@ -46,7 +46,7 @@ def out_of_memory(told: str) -> bool:
 def note_cramped(cluster: Cluster, worker: Worker, told: str) -> Cluster:
     """Memory was not enough for those who share a slot: when that has happened too often, none are shared any more."""
     job = cluster.jobs[worker.job]
-    rank = worker.rank if worker.rank is not None else worker.heir
+    rank = worker.rank if worker.rank is not None else worker.incoming_for
     known = rank is None or any(entry.worker == worker.worker for entry in job.raised)
     if known or rank is None or not out_of_memory(told) or not is_shared(cluster, worker):
         return cluster

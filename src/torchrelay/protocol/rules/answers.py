@@ -40,7 +40,7 @@ def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
 
 
 def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
-    """At the edge, after the target; at the first wiring, before protect(); for a move, after the boundary."""
+    """At the safepoint, after the target; at the first wiring, before protect(); for a move, after the boundary."""
     job = cluster.jobs.get(event.job)
     if job is not None and job.phase is JobPhase.HALTING:
         return stood_at_boundary(cluster, job, event)
@@ -56,7 +56,7 @@ def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Clus
     known = cluster.workers.get(event.worker)
     if known is None or job.generation != event.generation or event.point != job.boundary:
         return cluster
-    if known.heir == event.rank and known.life is not Life.FENCING:
+    if known.incoming_for == event.rank and known.life is not Life.FENCING:
         return cluster.with_worker(replace(known, brought=event.point))
     found = answering(cluster, event, JobPhase.HALTING)
     if found is None or found[1].ready:
@@ -69,11 +69,11 @@ def stood_at_boundary(cluster: Cluster, job: Job, event: ev.WorkerReady) -> Clus
 
 
 def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
-    """A buddy has a copy of a lost rank's record, or none. A leaver is one, too."""
+    """A buddy has a copy of a lost rank's record, or none. An outgoing worker is one, too."""
     job = cluster.jobs.get(event.job)
     seat = None if job is None else job.seats.get(event.rank)
     ward = None if job is None else job.seats.get(event.ward)
-    if job is None or seat is None or ward is None or event.worker not in (seat.worker, seat.leaver):
+    if job is None or seat is None or ward is None or event.worker not in (seat.worker, seat.outgoing):
         return cluster
     if job.generation != event.generation or job.phase is not JobPhase.PREPARING or event.point != job.target:
         return cluster
@@ -89,20 +89,20 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
     return cluster.with_job(job.with_seat(event.ward, ward).tell(cluster.now_ms, text))
 
 
-def worker_rewired(cluster: Cluster, event: ev.WorkerRewired) -> Cluster:
-    found = answering(cluster, event, JobPhase.REWIRING)
+def worker_reconfigured(cluster: Cluster, event: ev.WorkerReconfigured) -> Cluster:
+    found = answering(cluster, event, JobPhase.RECONFIGURING)
     if found is None:
         return cluster
     job, seat = found
-    job = job.with_seat(event.rank, replace(seat, rewired=True))
-    if all(other.rewired for other in job.seats.values()) and not seat.rewired:
-        job = job.mark(Mark.REWIRED, cluster.now_ms)
+    job = job.with_seat(event.rank, replace(seat, reconfigured=True))
+    if all(other.reconfigured for other in job.seats.values()) and not seat.reconfigured:
+        job = job.mark(Mark.RECONFIGURED, cluster.now_ms)
     return cluster.with_job(job)
 
 
-def rewire_failed(cluster: Cluster, event: ev.RewireFailed) -> Cluster:
+def reconfigure_failed(cluster: Cluster, event: ev.ReconfigureFailed) -> Cluster:
     """Connecting failed although nobody is known to be lost: ask everybody again."""
-    found = answering(cluster, event, JobPhase.REWIRING)
+    found = answering(cluster, event, JobPhase.RECONFIGURING)
     if found is None:
         return cluster
     job = found[0].tell(cluster.now_ms, f"rank {event.rank} could not connect: {event.reason}")
@@ -110,7 +110,7 @@ def rewire_failed(cluster: Cluster, event: ev.RewireFailed) -> Cluster:
 
 
 def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
-    found = answering(cluster, event, JobPhase.REWIRING)
+    found = answering(cluster, event, JobPhase.RECONFIGURING)
     if found is None or event.point != found[0].target or found[1].holds == event.point:
         return cluster
     job, seat = found
@@ -128,7 +128,7 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
 
 def restore_failed(cluster: Cluster, event: ev.RestoreFailed) -> Cluster:
     """One source did not deliver: the next one is asked. Whose digest differed is not trusted again."""
-    found = answering(cluster, event, JobPhase.REWIRING)
+    found = answering(cluster, event, JobPhase.RECONFIGURING)
     if found is None or found[1].holds == found[0].target:
         return cluster
     job, seat = found

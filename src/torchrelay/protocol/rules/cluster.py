@@ -63,7 +63,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 15
+RULES_VERSION = 16
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -150,7 +150,7 @@ def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
     found = seated(cluster, event.worker)
     if found is None:
         known = cluster.workers.get(event.worker)
-        if known is None or known.heir is None:
+        if known is None or known.incoming_for is None:
             return cluster
         return cluster.with_worker(replace(known, shard=event.shard))
     job, rank = found
@@ -166,7 +166,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
         return gone(cluster, event.worker)
     cluster = note_kept(note_cramped(cluster, known, event.cause), known.job, event.node, event.kept)
     job = cluster.jobs[known.job]
-    if known.heir is not None:  # how a target ends says nothing about the job, which is well
+    if known.incoming_for is not None:  # how a target ends says nothing about the job, which is well
         return lose(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
     rank = job.rank_of(event.worker)
     if rank is not None and stopping.has_left(job, event):
@@ -193,7 +193,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
 
 
 def trained_to_death(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
-    """Remember how one that trained, or a newcomer on its way, has ended by itself; of a survivor that says nothing."""
+    """Remember how one that trained, or a replacement on its way, ended by itself; of a survivor that says nothing."""
     found = seated(cluster, event.worker)
     if found is None:
         return cluster
@@ -230,18 +230,18 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     if known is None or known.life is Life.FENCING:
         return cluster
     job = cluster.jobs[known.job]
-    if known.heir is not None:
+    if known.incoming_for is not None:
         move = job.open_move
         if move is None:
             return cluster
-        text = f"target {known.worker} of rank {known.heir} raised: {event.summary}"
+        text = f"target {known.worker} of rank {known.incoming_for} raised: {event.summary}"
         cluster = cluster.with_job(with_move(job, move.tell(cluster.now_ms, text)))
         return note_cramped(cluster, known, event.signature)
     known_by_now = {(entry.worker, entry.fatal) for entry in job.raised}
     if over(job) or job.stop is not None or (event.worker, event.fatal) in known_by_now:
         return cluster
     now = cluster.now_ms
-    replaces = found is not None and found[0].seats[found[1]].newcomer and found[0].phase in RECOVERING
+    replaces = found is not None and found[0].seats[found[1]].replacement and found[0].phase in RECOVERING
     if event.kind == "refused" and not replaces:
         return end(cluster, job, REFUSED, event.summary, eligible=False)
     if event.kind in NO_WAY_ON and found is not None:
@@ -360,8 +360,8 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.WorkerReported: answers.worker_reported,
     ev.WorkerReady: answers.worker_ready,
     ev.RecordKept: answers.record_kept,
-    ev.WorkerRewired: answers.worker_rewired,
-    ev.RewireFailed: answers.rewire_failed,
+    ev.WorkerReconfigured: answers.worker_reconfigured,
+    ev.ReconfigureFailed: answers.reconfigure_failed,
     ev.StateRestored: answers.state_restored,
     ev.RestoreFailed: answers.restore_failed,
     ev.WorkerResumed: answers.worker_resumed,

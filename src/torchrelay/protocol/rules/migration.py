@@ -45,14 +45,14 @@ class Wish:
 
 def worker_prepared(cluster: Cluster, event: ev.WorkerPrepared) -> Cluster:
     known = cluster.workers.get(event.worker)
-    if known is None or known.heir is None or known.life is Life.FENCING or known.prepared:
+    if known is None or known.incoming_for is None or known.life is Life.FENCING or known.prepared:
         return cluster
     cluster = cluster.with_worker(replace(known, prepared=True, note=event.note))
     job = cluster.jobs[known.job]
     move = job.open_move
     if move is None:
         return cluster
-    text = f"target {known.worker} of rank {known.heir} is prepared" + (f": {event.note}" if event.note else "")
+    text = f"target {known.worker} of rank {known.incoming_for} is prepared" + (f": {event.note}" if event.note else "")
     return with_move(cluster, job, move.tell(cluster.now_ms, text))
 
 
@@ -231,10 +231,10 @@ def due(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
 
 def aim(job: Job, move: Move, kind: MoveKind, ranks: Sequence[Rank], wanted: dict[Rank, Wish]) -> Move:
     """The move, with what it is to move."""
-    leavers = Table((rank, holder) for rank in ranks if (holder := job.seats[rank].worker) is not None)
+    outgoing_workers = Table((rank, holder) for rank in ranks if (holder := job.seats[rank].worker) is not None)
     to = Table((rank, node) for rank in ranks if (node := wanted[rank].to) is not None)
     shares = all(wanted[rank].shares for rank in ranks)
-    return replace(move, kind=kind, ranks=tuple(ranks), leavers=leavers, to=to, shares=shares)
+    return replace(move, kind=kind, ranks=tuple(ranks), outgoing_workers=outgoing_workers, to=to, shares=shares)
 
 
 def choose_group(cluster: Cluster, job: Job, wanted: dict[Rank, Wish]) -> tuple[MoveKind, list[Rank], str]:
@@ -270,14 +270,14 @@ def wait(cluster: Cluster, job: Job, move: Move) -> Cluster:
     if not wanted or (not still and state is MoveState.RECOVERED):
         return with_move(cluster, job, move.close(state, cluster.now_ms, ending(cluster, job, move)))
     kind, ranks, reason = choose_group(cluster, job, wanted)
-    relieved = [rank for rank in move.leavers if rank not in still and lost_first(job, move, rank)]
+    relieved = [rank for rank in move.outgoing_workers if rank not in still and lost_first(job, move, rank)]
     if {*relieved, *move.moved} & set(ranks):  # one should be elsewhere again: that is another move
         why = parting(cluster, job, move, relieved, still)
         return with_move(cluster, job, move.close(MoveState.RECOVERED, cluster.now_ms, why))
     move = tell_faults(cluster, job, move, still)
-    former = [(rank, who) for rank, who in move.leavers.items() if rank in relieved or rank in move.moved]
+    former = [(rank, who) for rank, who in move.outgoing_workers.items() if rank in relieved or rank in move.moved]
     move = aim(job, replace(move, reason=reason), kind, ranks, wanted)
-    move = replace(move, leavers=Table((*former, *move.leavers.items())))
+    move = replace(move, outgoing_workers=Table((*former, *move.outgoing_workers.items())))
     why = objection(cluster, job, move, wanted)
     if why:
         return with_move(cluster, job, move.tell(cluster.now_ms, f"waits: {why}"))
@@ -384,26 +384,30 @@ def gives_precedence(cluster: Cluster, job: Job, move: Move, wanted: dict[Rank, 
 def to_be_moved(job: Job, move: Move, rank: Rank, wanted: dict[Rank, Wish]) -> bool:
     """Whether this move still has to move a rank. Of a vacant one that is seen when it is held again."""
     holder = job.seats[rank].worker
-    return holder is None or (holder == move.leavers[rank] and rank in wanted)
+    return holder is None or (holder == move.outgoing_workers[rank] and rank in wanted)
 
 
 def over_by(job: Job, move: Move) -> MoveState:
     """How a move ends of which nothing is left to do: its ranks were lost first, or nobody wants it any more."""
-    return MoveState.RECOVERED if any(lost_first(job, move, rank) for rank in move.leavers) else MoveState.CALLED_OFF
+    return (
+        MoveState.RECOVERED
+        if any(lost_first(job, move, rank) for rank in move.outgoing_workers)
+        else MoveState.CALLED_OFF
+    )
 
 
 def lost_first(job: Job, move: Move, rank: Rank) -> bool:
     """Whether a fault, and not this move, which has not cut over again, has taken a rank from its holder."""
-    return rank not in move.moved and job.seats[rank].worker != move.leavers[rank]
+    return rank not in move.moved and job.seats[rank].worker != move.outgoing_workers[rank]
 
 
 def ending(cluster: Cluster, job: Job, move: Move) -> str:
-    gone = [rank for rank in move.leavers if lost_first(job, move, rank)]
+    gone = [rank for rank in move.outgoing_workers if lost_first(job, move, rank)]
     return fault_text(cluster, job, gone) if gone else "nobody wants it any more"
 
 
 def fault_text(cluster: Cluster, job: Job, ranks: Sequence[Rank]) -> str:
-    """Where ranks are whose holders were lost: the newcomers may have to be replaced in their turn."""
+    """Where ranks are whose holders were lost: the replacements may have to be replaced in their turn."""
     places = []
     for rank in sorted(ranks):
         name = job.seats[rank].worker
@@ -422,8 +426,8 @@ def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone
     lost = [rank for rank in gone if lost_first(job, move, rank)]
     told = fault_text(cluster, job, lost) if lost == list(gone) else text
     unwanted = set(gone) - set(lost)
-    kept = Table((rank, who) for rank, who in move.leavers.items() if rank not in unwanted)
-    move = replace(move, ranks=still, leavers=kept)
+    kept = Table((rank, who) for rank, who in move.outgoing_workers.items() if rank not in unwanted)
+    move = replace(move, ranks=still, outgoing_workers=kept)
     cluster = with_move(cluster, job, move.tell(cluster.now_ms, told))
     job = cluster.jobs[job.spec.job]
     if job.phase in (JobPhase.QUIESCING, JobPhase.HALTING):
@@ -432,7 +436,7 @@ def narrow(cluster: Cluster, job: Job, move: Move, still: tuple[Rank, ...], gone
 
 
 def lost_target(cluster: Cluster, job: Job, move: Move, rank: Rank, why: str) -> Cluster:
-    """The next spare is prepared, until this has happened too often. The leaver has noticed nothing."""
+    """The next spare is prepared, until this has happened too often. The outgoing worker has noticed nothing."""
     move = replace(move, targets=move.targets.drop(rank), tries=move.tries + 1).tell(cluster.now_ms, why)
     cluster = with_move(cluster, job, move)
     job = cluster.jobs[job.spec.job]
@@ -488,7 +492,7 @@ def wait_again(cluster: Cluster, job: Job, move: Move, why: str) -> Cluster:
 
 def appoint(cluster: Cluster, job: Job, move: Move, rank: Rank, spare: WorkerId, reason: str) -> Cluster:
     """This spare becomes the target of a rank: it takes on the rank's identity, and can have no other."""
-    worker = replace(cluster.workers[spare], heir=rank, since_ms=cluster.now_ms)
+    worker = replace(cluster.workers[spare], incoming_for=rank, since_ms=cluster.now_ms)
     move = replace(move, targets=move.targets.put(rank, spare)).tell(cluster.now_ms, reason)
     return with_move(cluster.with_worker(worker), job, move)
 

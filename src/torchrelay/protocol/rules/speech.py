@@ -8,7 +8,6 @@ from typing import TypedDict
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import (
     Assign,
-    CatchUp,
     Decide,
     Fence,
     Halt,
@@ -17,9 +16,10 @@ from torchrelay.protocol.messages.orders import (
     Order,
     PassOn,
     Recall,
+    Reconfigure,
+    Replay,
     Restore,
     Resume,
-    Rewire,
     Source,
     StartWorker,
     Verdict,
@@ -53,7 +53,7 @@ def standing_orders(cluster: Cluster) -> frozenset[Order]:
 def job_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     """What the holders of the job's ranks are to do, those that will hold them, and those that have held them."""
     yield from target_orders(cluster, job)
-    yield from leaver_orders(cluster, job)
+    yield from outgoing_orders(cluster, job)
     yield from recall_orders(cluster, job)
     for rank, seat in sorted(job.seats.items()):
         # When a job is over its seats keep the names of holders that have left.
@@ -65,10 +65,10 @@ def job_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
 def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
     """What one holder is to do. A phase of the job is a set of orders to its seats."""
     if job.phase is JobPhase.STARTING and not seat.ready and not seat.finished:
-        yield assign(job, rank, seat.newcomer, worker)
+        yield assign(job, rank, seat.replacement, worker)
     yield from signal_orders(job, seat, worker)
-    if seat.newcomer and not seat.ready:
-        yield assign(job, rank, seat.newcomer, worker)
+    if seat.replacement and not seat.ready:
+        yield assign(job, rank, seat.replacement, worker)
     match job.phase:
         case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
             yield from move_orders(job, rank, seat, worker)
@@ -77,8 +77,8 @@ def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Work
                 yield Interrupt(**to(job, worker), rank=rank, reason=job.why)
         case JobPhase.PREPARING:
             yield from prepare_orders(cluster, job, rank, seat, worker)
-        case JobPhase.REWIRING:
-            yield from rewire_orders(cluster, job, rank, seat, worker)
+        case JobPhase.RECONFIGURING:
+            yield from reconfigure_orders(cluster, job, rank, seat, worker)
         case JobPhase.RESUMING:
             if not seat.resumed:
                 yield Resume(**to(job, worker), rank=rank, point=job.target)
@@ -90,7 +90,7 @@ def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Work
 
 def signal_orders(job: Job, seat: Seat, worker: Worker) -> Iterator[Order]:
     """Signals of the launcher; and in a job that stops, a rank whose script has ended need not wait for the others."""
-    if not seat.newcomer or seat.resumed:  # whoever is still being brought to its place has no handler yet
+    if not seat.replacement or seat.resumed:  # whoever is still being brought to its place has no handler yet
         for passed in job.signals:
             yield PassOn(node=worker.node, worker=worker.worker, number=passed.number, nth=passed.nth)
     if job.stop is not None and seat.finished and job.phase is not JobPhase.FINISHING:
@@ -128,7 +128,7 @@ def target_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     move = job.open_move
     for rank, target in sorted(move.targets.items()) if move is not None else ():
         worker = cluster.workers.get(target)
-        if worker is None or worker.life not in (Life.STARTED, Life.WARM) or worker.heir != rank:
+        if worker is None or worker.life not in (Life.STARTED, Life.WARM) or worker.incoming_for != rank:
             continue
         if not worker.prepared:
             holder = job.seats[rank].worker
@@ -139,30 +139,34 @@ def target_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
 
 
 def bring(cluster: Cluster, job: Job, rank: Rank, target: Worker) -> Iterator[Order]:
-    """Tell a target where to go. Its sources: the leaver, and whoever stands at the boundary as well."""
+    """Tell a target where to go. Its sources: the outgoing worker, and whoever stands at the boundary as well."""
     assert job.boundary is not None, "it is told where to go"
     record = job.seats[rank].record_of(job.boundary)
-    assert record is not None, "the leaver has handed it over"
+    assert record is not None, "the outgoing worker has handed it over"
     first = sorted(job.seats.items(), key=lambda item: (item[0] != rank, item[0]))
     sources = tuple(
         Source(other, cluster.workers[seat.worker].address)
         for other, seat in first
         if seat.worker is not None and seat.ready and seat.shard == job.seats[rank].shard
     )
-    yield CatchUp(**to(job, target), rank=rank, point=job.boundary, private=record.data, sources=sources)
+    yield Replay(**to(job, target), rank=rank, point=job.boundary, private=record.data, sources=sources)
 
 
-def leaver_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
+def outgoing_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     """Who has left a rank stands where it stood, and serves its state until all have theirs."""
-    if job.phase not in (JobPhase.PREPARING, JobPhase.REWIRING) or job.target is None or job.target != job.boundary:
+    if (
+        job.phase not in (JobPhase.PREPARING, JobPhase.RECONFIGURING)
+        or job.target is None
+        or job.target != job.boundary
+    ):
         return
     for rank, seat in sorted(job.seats.items()):
-        leaver = None if seat.leaver is None else cluster.workers.get(seat.leaver)
-        if leaver is not None and leaver.life is not Life.FENCING:
-            yield Decide(**to(job, leaver), rank=rank, verdict=Verdict.REDO, point=job.target)
+        outgoing = None if seat.outgoing is None else cluster.workers.get(seat.outgoing)
+        if outgoing is not None and outgoing.life is not Life.FENCING:
+            yield Decide(**to(job, outgoing), rank=rank, verdict=Verdict.REDO, point=job.target)
 
 
-def assign(job: Job, rank: Rank, newcomer: bool, worker: Worker, examples: tuple[Source, ...] = ()) -> Assign:
+def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tuple[Source, ...] = ()) -> Assign:
     once = tuple(sorted((name, value) for (of, name), value in job.once.items() if of == rank))
     return Assign(
         **to(job, worker),
@@ -170,7 +174,7 @@ def assign(job: Job, rank: Rank, newcomer: bool, worker: Worker, examples: tuple
         world_size=job.spec.world_size,
         local_world_size=job.spec.nproc_per_node,
         local_rank=worker.slot,
-        newcomer=newcomer,
+        replacement=replacement,
         restarts=job.restarts,
         once=once,
         examples=examples,
@@ -178,7 +182,7 @@ def assign(job: Job, rank: Rank, newcomer: bool, worker: Worker, examples: tuple
 
 
 def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
-    """Survivors hear their verdict, newcomers where to go; both until they stand at the edge."""
+    """Survivors hear their verdict, replacements where to go; both until they stand at the safepoint."""
     assert job.target is not None, "a target is decided before anybody prepares for it"
     if seat.ready:
         return
@@ -189,7 +193,7 @@ def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: W
     record = seat.record_of(job.target)
     sources = source_list(cluster, job, rank)
     if record is not None and sources:
-        yield CatchUp(
+        yield Replay(
             **to(job, worker), rank=rank, point=job.target, private=record.data, sources=sources,
             snapshot=job.rolled is not None,
         )  # fmt: skip
@@ -216,13 +220,13 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
                 )  # fmt: skip
 
 
-def rewire_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
+def reconfigure_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
     """Connect, and fetch the state if it is not there; both may be asked for at the same time."""
-    if not seat.rewired:
+    if not seat.reconfigured:
         host = job.seats[store_host(job)].worker
         assert host is not None, "all ranks are held while they connect"
         keepers = circle_of(cluster, job)
-        yield Rewire(
+        yield Reconfigure(
             **to(job, worker), rank=rank, store=cluster.workers[host].store, buddies=keepers.get(rank, ()),
             wards=buddies.wards(keepers, rank),
         )  # fmt: skip

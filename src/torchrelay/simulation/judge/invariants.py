@@ -50,7 +50,7 @@ class Checker:
         self.hit_before_commit: set[int] = set()  # when
         self.resumed_from: dict[int, Point] = {}  # restarts -> the newest point resumed from
         self.raised_at: set[tuple[str, Point | None]] = set()
-        self.newcomers: set[WorkerId] = set()
+        self.replacements: set[WorkerId] = set()
         self.differing: Counter[Rank] = Counter()
         self.once: dict[Rank, bytes] = {}  # what each rank's first holder recorded
         self.disturbed = False  # something broke without a victim
@@ -91,7 +91,11 @@ class Checker:
 
     def settled(self, job: Job, rank: Rank, request: Request) -> None:
         """A request is not kept any more: a move tells why, and unless it was given up, the rank is where wanted."""
-        told = {move.state for move in job.moves if move.leavers.get(rank) == request.worker and lets_go(move, rank)}
+        told = {
+            move.state
+            for move in job.moves
+            if move.outgoing_workers.get(rank) == request.worker and lets_go(move, rank)
+        }
         if not told:
             self.fail(f"what was asked for rank {rank} is forgotten, and no move tells of it")
         holder = job.seats[rank].worker
@@ -142,7 +146,7 @@ class Checker:
         """A shard has no holder left. Whether there is a snapshot of every rank."""
         self.unheld = True
         there = [one for one in self.world.machines.values() if not one.lost and one not in self.going]
-        told = [one.shelf.kept for one in there if self._slots_of(one)]
+        told = [one.snapshot_store.kept for one in there if self._slots_of(one)]
         common = [
             {one.point for kept in told for one in kept if one.rank == rank and one.restarts == self.restarts}
             for rank in range(self.world.script.ranks)
@@ -173,7 +177,7 @@ class Checker:
             self.causes.add(Cause.NEVER_STARTED)
 
     def spread(self) -> None:
-        """A state with a flipped bit is given to a newcomer before anybody has compared: then most may be wrong."""
+        """A state with a flipped bit is given to a replacement before anybody has compared: then most may be wrong."""
         self.spoiled = True
         self.doubted()
 
@@ -285,7 +289,7 @@ class Checker:
             return
         training = process.training
         if self.has_left(worker) or (training.prepared and not training.resumed):
-            return  # a leaver, or a target that has not gone on: its leaver has the rank again, or has it still
+            return  # an outgoing worker, or a target that has not gone on: the rank is its outgoing worker's
         if has_trained(process) and not self.world.over and not self.rolling:
             self.fail(f"{worker} is fenced although it is sound and has trained")
         weather = self.world.plan.weather
@@ -297,25 +301,25 @@ class Checker:
         job = self.world.job
         if job is None or job.rank_of(worker) is not None:
             return False
-        return any(worker in move.leavers.values() for move in job.moves)
+        return any(worker in move.outgoing_workers.values() for move in job.moves)
 
     def check_order(self, order: od.WorkerOrder) -> None:
         if order.worker in self.fenced:
             self.fail(f"{order.worker} was fenced and is told {type(order).__name__}")
         if isinstance(order, od.Assign):
             self.check_assign(order)
-        if isinstance(order, od.CatchUp | od.Restore):
+        if isinstance(order, od.Replay | od.Restore):
             for source in order.sources:
                 self.check_source(order, source)
-        if isinstance(order, od.Rewire) and not any(
+        if isinstance(order, od.Reconfigure) and not any(
             each.store == order.store and each.id not in self.fenced for each in self.world.processes.values()
         ):
             self.fail(f"nobody hosts {order.store}")
 
     def check_assign(self, order: od.Assign) -> None:
         """Whoever takes a rank hears what its former holders have done once and for all."""
-        if order.newcomer and not order.examples:
-            self.newcomers.add(order.worker)
+        if order.replacement and not order.examples:
+            self.replacements.add(order.worker)
         for other in self.world.processes.values():
             if other.rank != order.rank or other.id == order.worker or not other.alive or self.node_was_lost:
                 continue
@@ -335,7 +339,7 @@ class Checker:
         elif isinstance(order, od.Restore):
             shards = self.world.script.shards
             if order.snapshot:
-                if process.training.shots.shelf.find(order.rank, order.point, self.restarts) is None:
+                if process.training.shots.snapshot_store.find(order.rank, order.point, self.restarts) is None:
                     self.world.seen("a snapshot that was told of is not there")
             elif shards[source.rank] != shards[order.rank] or process.id == order.worker:
                 self.fail(f"rank {order.rank} is to be restored from rank {source.rank}, another shard")
@@ -389,7 +393,7 @@ class Checker:
         if worker in self.fenced and training.resumed > self.fenced[worker]:
             self.fail(f"{worker} was fenced and resumes in a later generation")
         if training.committed is None:
-            if training.assigned is not None and training.assigned.newcomer:
+            if training.assigned is not None and training.assigned.replacement:
                 self.fail(f"{worker} resumes without any state")
             return
         expected = self.history.entered[training.base + training.index][training.rank]

@@ -83,5 +83,5 @@ def _judge_burnt(checker: Checker) -> None:
     late = weather.reordered or weather.lost or weather.late or Lack.SLOW in checker.world.plan.lacks
     if checker.unheld or checker.struck or late:
         return  # something else has cost a spare (so may being slow), or what was raised is heard too late
-    if error is not None and len(checker.newcomers) > (0 if error.rank is None else 1):
-        checker.fail(f"{len(checker.newcomers)} spares were burnt on an error of the script")
+    if error is not None and len(checker.replacements) > (0 if error.rank is None else 1):
+        checker.fail(f"{len(checker.replacements)} spares were burnt on an error of the script")

@@ -24,12 +24,12 @@ def check_together(standing: frozenset[od.Order]) -> None:
 TOGETHER = frozenset(
     {
         frozenset({od.Assign, od.Interrupt}),
-        frozenset({od.Assign, od.CatchUp}),
-        frozenset({od.Assign, od.Decide}),  # a newcomer that was restored, and is interrupted before it resumed
-        frozenset({od.Rewire, od.Restore}),
+        frozenset({od.Assign, od.Replay}),
+        frozenset({od.Assign, od.Decide}),  # a replacement that was restored, and is interrupted before it resumed
+        frozenset({od.Reconfigure, od.Restore}),
         frozenset({od.Decide, od.Recall}),
         frozenset({od.Assign, od.Decide, od.Recall}),
-        frozenset({od.Assign, od.Recall}),  # all go back to snapshots: newcomers hand out what lies on their nodes
-        frozenset({od.Assign, od.CatchUp, od.Recall}),
+        frozenset({od.Assign, od.Recall}),  # all go back to snapshots: replacements hand out what lies on their nodes
+        frozenset({od.Assign, od.Replay, od.Recall}),
     }
 )

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from torchrelay.protocol.health.vitals import Beat, Sample
+from torchrelay.protocol.health.failure_detector import Beat, Sample
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, WorkerId
 from torchrelay.simulation.machine.network import Connection
 from torchrelay.simulation.machine.shell import Shell
 from torchrelay.simulation.model.life import Life
-from torchrelay.simulation.model.shelf import Shelf
+from torchrelay.simulation.model.snapshot_store import SnapshotStore
 from torchrelay.simulation.ports import Peers
 from torchrelay.simulation.worker.processes import Process
 
@@ -41,7 +41,7 @@ class Machine:
         self.lost = False  # for ever
         self.agents = 0
         self.pids = 1000
-        self.shelf = Shelf()
+        self.snapshot_store = SnapshotStore()
         self.start_agent()
 
     @property
@@ -70,7 +70,7 @@ class Machine:
 
     def lose_power(self) -> None:
         """Everything on this node is gone, and so are the pages."""
-        self.shelf.clear()
+        self.snapshot_store.clear()
         self.crash_agent()
         for process in list(self.processes.values()):
             process.page = []
@@ -159,7 +159,7 @@ class Agent:
         process = self.machine.workers.get(worker)
         at_ms = None if process is None or process.alive else process.ended_ms  # its forkserver has seen it
         ended = self.machine.ended_ids[worker] or gone
-        self.tell(structs.replace(ended, kept=self.machine.shelf.kept), at_ms)
+        self.tell(structs.replace(ended, kept=self.machine.snapshot_store.kept), at_ms)
 
     def _send(self, seq: int) -> None:
         if self.connection is not None and seq in self.kept:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchrelay.protocol.health import vitals as vital
-from torchrelay.protocol.health.vitals import Beat, Vitals
+from torchrelay.protocol.health import failure_detector as detection
+from torchrelay.protocol.health.failure_detector import Beat, FailureDetector
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId
@@ -26,8 +26,8 @@ SEQUENCE: dict[Any, int] = {
     kind: place
     for place, kind in enumerate(
         (
-            od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.CatchUp,
-            od.Rewire, od.Restore, od.Resume, od.Leave,
+            od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.Replay,
+            od.Reconfigure, od.Restore, od.Resume, od.Leave,
         )
     )
 }  # fmt: skip
@@ -41,7 +41,7 @@ class Shell:
         self.up = True
         self.journal: list[tuple[ev.Event, int]] = []
         self.cluster: Cluster = EMPTY
-        self.vitals = Vitals()
+        self.failure_detector = FailureDetector()
         self.standing: frozenset[od.Order] = frozenset()
         self.links: dict[NodeId, Connection] = {}
         self.starts = 0
@@ -66,7 +66,7 @@ class Shell:
         now = self.now_ms
         self.journal.append((event, now))
         before, self.cluster = self.cluster, advance(self.cluster, event, now)
-        self.vitals = vital.forget(self.vitals, self.cluster)
+        self.failure_detector = detection.forget(self.failure_detector, self.cluster)
         self.world.heard(event, before, self.cluster)
         standing = orders(self.cluster)
         fresh, self.standing = standing - self.standing, standing
@@ -95,7 +95,7 @@ class Shell:
         if node is not None and node.incarnation == beat.incarnation and not node.alive:
             connection.agent.disconnect()  # it was given up: it must join anew
             return
-        self.vitals = vital.hear(self.vitals, beat, self.now_ms)
+        self.failure_detector = detection.hear(self.failure_detector, beat, self.now_ms)
 
     # ------------------------------------------------------------ time
 
@@ -104,7 +104,7 @@ class Shell:
             return
         self._release()
         now = self.now_ms
-        for event in vital.judge(self.vitals, self.cluster, now):
+        for event in detection.judge(self.failure_detector, self.cluster, now):
             self.hear(event)
         if advance(self.cluster, ev.Tick(), now) != self.cluster:
             self.hear(ev.Tick())
@@ -128,7 +128,7 @@ class Shell:
         for node in self.cluster.nodes.values():
             if node.alive:
                 beat = Beat(node=node.node, incarnation=node.incarnation)
-                self.vitals = vital.hear(self.vitals, beat, self.now_ms)
+                self.failure_detector = detection.hear(self.failure_detector, beat, self.now_ms)
 
     # ------------------------------------------------------------ agents
 
@@ -138,7 +138,7 @@ class Shell:
             former.close()
         self.links[joined.node] = connection
         beat = Beat(node=joined.node, incarnation=joined.incarnation)
-        self.vitals = vital.hear(self.vitals, beat, self.now_ms)
+        self.failure_detector = detection.hear(self.failure_detector, beat, self.now_ms)
         self.hear(joined)
         self._send(frozenset(order for order in self.standing if order.node == joined.node))
 
@@ -178,7 +178,7 @@ class Shell:
         for event, at_ms in self.journal:
             cluster = advance(cluster, event, at_ms)
         self.world.checker.replayed(self.cluster, cluster)
-        self.cluster, self.vitals, self.standing = cluster, Vitals(), orders(cluster)
+        self.cluster, self.failure_detector, self.standing = cluster, FailureDetector(), orders(cluster)
         last_ms = self.journal[-1][1] if self.journal else 0
         self._behind_ms = self.world.now - last_ms
         self._told_ms = sum(event.ms for event, _ in self.journal if isinstance(event, ev.TimeLeftOut))

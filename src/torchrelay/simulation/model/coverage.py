@@ -21,7 +21,7 @@ EVERYWHERE = (FaultKind.KILL, FaultKind.TWO, FaultKind.ORCHESTRATOR, FaultKind.A
 BY_CHANCE = (FaultKind.TWO, JobPhase.RELEASING)
 
 # Faults of those who change hands, and when they can be hit as such.
-OF_MOVES = (FaultKind.KILL_TARGET, FaultKind.KILL_LEAVER)
+OF_MOVES = (FaultKind.KILL_TARGET, FaultKind.KILL_OUTGOING)
 HALTS = (JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING)
 
 

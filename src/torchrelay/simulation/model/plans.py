@@ -32,12 +32,12 @@ class FaultKind(StrEnum):
     HANG = "a rank's main thread hangs"
     STUCK = "a rank does not come out of a collective that was broken"
     TWO = "SIGKILL of two ranks at once"
-    KILL_NEWCOMER = "SIGKILL of a newcomer"
+    KILL_REPLACEMENT = "SIGKILL of a replacement"
     KILL_SPARE = "SIGKILL of a spare"
     STOP_SPARE = "SIGSTOP of a spare"
     CUT = "a connection breaks, nobody is lost"
-    REWIRE_BREAKS = "connecting fails"
-    NEVER_REWIRES = "connecting fails again and again"
+    RECONFIGURE_BREAKS = "connecting fails"
+    NEVER_RECONFIGURES = "connecting fails again and again"
     RESTORE_BREAKS = "a source does not deliver"
     MISMATCH = "a digest differs"
     AGENT = "an agent crashes and returns"
@@ -56,7 +56,7 @@ class FaultKind(StrEnum):
     KILL_TARGET = "SIGKILL of the target of a move"
     STOP_TARGET = "SIGSTOP of the target of a move"
     DOOMED_TARGETS = "targets of moves die while they are prepared, one after the other"
-    KILL_LEAVER = "SIGKILL of a worker that is to leave, or has left"
+    KILL_OUTGOING = "SIGKILL of a worker that is to leave, or has left"
     FLIP = "a bit flips in what a rank holds"
 
 
@@ -140,12 +140,12 @@ class Plan:
 # How often each kind is drawn. Rare: what ends most jobs, or takes long.
 KINDS: dict[FaultKind, int] = {
     FaultKind.KILL: 10, FaultKind.EXIT: 3, FaultKind.RAISE: 4, FaultKind.STOP: 4, FaultKind.PAUSE: 4,
-    FaultKind.HANG: 2, FaultKind.STUCK: 4, FaultKind.TWO: 5, FaultKind.KILL_NEWCOMER: 5, FaultKind.KILL_SPARE: 3,
-    FaultKind.STOP_SPARE: 2, FaultKind.CUT: 3, FaultKind.REWIRE_BREAKS: 3, FaultKind.NEVER_REWIRES: 1,
+    FaultKind.HANG: 2, FaultKind.STUCK: 4, FaultKind.TWO: 5, FaultKind.KILL_REPLACEMENT: 5, FaultKind.KILL_SPARE: 3,
+    FaultKind.STOP_SPARE: 2, FaultKind.CUT: 3, FaultKind.RECONFIGURE_BREAKS: 3, FaultKind.NEVER_RECONFIGURES: 1,
     FaultKind.RESTORE_BREAKS: 3, FaultKind.MISMATCH: 2, FaultKind.AGENT: 4, FaultKind.SPLIT: 4,
     FaultKind.LONG_SPLIT: 1, FaultKind.POWER: 4, FaultKind.ORCHESTRATOR: 5, FaultKind.UNDYING: 1, FaultKind.CANCEL: 1,
     FaultKind.MOVE: 8, FaultKind.MOVE_TWO: 6, FaultKind.MOVE_AND_BACK: 4, FaultKind.TAINT: 8, FaultKind.DRAIN: 6,
-    FaultKind.FREEZE: 1, FaultKind.KILL_TARGET: 6, FaultKind.STOP_TARGET: 2, FaultKind.KILL_LEAVER: 6,
+    FaultKind.FREEZE: 1, FaultKind.KILL_TARGET: 6, FaultKind.STOP_TARGET: 2, FaultKind.KILL_OUTGOING: 6,
     FaultKind.DOOMED_TARGETS: 4, FaultKind.FLIP: 4,
 }  # fmt: skip
 LACKS: dict[Lack, float] = {
@@ -157,7 +157,7 @@ LACKS: dict[Lack, float] = {
 # Where strikes that wait for a phase strike, and how often: moments that are short and matter most come first.
 PHASES: dict[JobPhase, int] = {
     JobPhase.STARTING: 1, JobPhase.RUNNING: 8, JobPhase.QUIESCING: 10, JobPhase.HALTING: 10, JobPhase.RELEASING: 5,
-    JobPhase.AGREEING: 10, JobPhase.PREPARING: 6, JobPhase.REWIRING: 6,
+    JobPhase.AGREEING: 10, JobPhase.PREPARING: 6, JobPhase.RECONFIGURING: 6,
     JobPhase.RESUMING: 6, JobPhase.FINISHING: 1,
 }  # fmt: skip
 WORKER_PHASES: dict[WorkerPhase, int] = {
@@ -168,9 +168,9 @@ WORKER_PHASES: dict[WorkerPhase, int] = {
 CALLED = frozenset(WORKER_PHASES) - {WorkerPhase.BOOTING, WorkerPhase.STOPPED, WorkerPhase.FINISHED}
 
 
-# Where targets and leavers are.
+# Where targets and outgoing workers are.
 MOVE_PHASES = (
-    JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.HALTING, JobPhase.REWIRING, JobPhase.RESUMING,
+    JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.HALTING, JobPhase.RECONFIGURING, JobPhase.RESUMING,
 )  # fmt: skip
 
 
@@ -245,7 +245,7 @@ def draw_cluster(chance: Random, lacks: frozenset[Lack], ranks: int) -> tuple[tu
         slot_window_ms=chance.choice((3_000, 600_000)),
         moves_per_hour=chance.choice((-1, -1, -1, 1)), probation_ms=chance.choice((0, 5_000, 3_600_000)),
         return_home=chance.random() < 0.2, ranks_per_slot=chance.choice((1, 1, 2)),
-        spare_wait_ms=6_000, report_ms=6_000, ready_ms=9_000, rewire_ms=4_000, restore_ms=6_000,
+        spare_wait_ms=6_000, report_ms=6_000, ready_ms=9_000, reconfigure_ms=4_000, restore_ms=6_000,
     )  # fmt: skip
     return tuple(slots), spec
 
@@ -264,15 +264,15 @@ def draw_weather(chance: Random, lacks: frozenset[Lack]) -> Weather:
 def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     """One fault of those on the menu, and when it strikes."""
     kind = chance.choices(menu, [KINDS[each] for each in menu])[0]
-    on = chance.choice(tuple(On)) if kind is not FaultKind.KILL_NEWCOMER else On.JOB
+    on = chance.choice(tuple(On)) if kind is not FaultKind.KILL_REPLACEMENT else On.JOB
     phase, skip = "", 0
     delay_ms = chance.choice((0, 1, 5, 20, chance.randint(0, 300)))
-    if kind is FaultKind.KILL_NEWCOMER:
-        phase = chance.choice((JobPhase.PREPARING, JobPhase.PREPARING, JobPhase.REWIRING, JobPhase.RESUMING))
-        skip = 1 if phase in (JobPhase.REWIRING, JobPhase.RESUMING) else 0
+    if kind is FaultKind.KILL_REPLACEMENT:
+        phase = chance.choice((JobPhase.PREPARING, JobPhase.PREPARING, JobPhase.RECONFIGURING, JobPhase.RESUMING))
+        skip = 1 if phase in (JobPhase.RECONFIGURING, JobPhase.RESUMING) else 0
     elif on is On.JOB:
         phase = chance.choices(list(PHASES), list(PHASES.values()))[0]
-        skip = chance.choice((0, 1, 1)) if phase in (JobPhase.REWIRING, JobPhase.RESUMING) else 0
+        skip = chance.choice((0, 1, 1)) if phase in (JobPhase.RECONFIGURING, JobPhase.RESUMING) else 0
         delay_ms = chance.randint(0, 900) if phase is JobPhase.RUNNING else delay_ms
     elif on is On.WORKER:
         phase = chance.choices(list(WORKER_PHASES), list(WORKER_PHASES.values()))[0]
@@ -281,7 +281,7 @@ def draw_strike(chance: Random, menu: list[FaultKind], ranks: int) -> Strike:
     else:
         delay_ms = chance.randint(0, 2_000)
     length_ms = chance.choice((50, 400, 2_000, 5_000))
-    if kind in (FaultKind.KILL_TARGET, FaultKind.STOP_TARGET, FaultKind.KILL_LEAVER) and on is not On.TIME:
+    if kind in (FaultKind.KILL_TARGET, FaultKind.STOP_TARGET, FaultKind.KILL_OUTGOING) and on is not On.TIME:
         on, phase, skip = On.JOB, chance.choice(MOVE_PHASES), 0
         delay_ms = chance.choice((0, 0, 1, 3, 10, chance.randint(0, 150)))
     if kind is FaultKind.DOOMED_TARGETS:

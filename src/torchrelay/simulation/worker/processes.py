@@ -15,7 +15,7 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.simulation.model.life import Exit, Life, Main, Wait
-from torchrelay.simulation.model.shelf import Shelf
+from torchrelay.simulation.model.snapshot_store import SnapshotStore
 from torchrelay.simulation.ports import Members, Node, Peers, Wires
 from torchrelay.simulation.worker.training import Training
 
@@ -64,9 +64,9 @@ class Process:
         return self.life is not Life.ENDED
 
     @property
-    def shelf(self) -> Shelf:
+    def snapshot_store(self) -> SnapshotStore:
         """Where the snapshots of its node lie."""
-        return self.machine.shelf
+        return self.machine.snapshot_store
 
     def kill(self, *, signal: int | None = None, code: int | None = None, cause: str = "") -> None:
         """The process ends now. Its connections close; its page stays."""

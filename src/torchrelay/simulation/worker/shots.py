@@ -8,7 +8,7 @@ from torchrelay.protocol.messages.events import Snapshot
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.life import Life, Main
-from torchrelay.simulation.model.shelf import Shelf, Shot
+from torchrelay.simulation.model.snapshot_store import Shot, SnapshotStore
 from torchrelay.simulation.ports import Trainee, Worker
 from torchrelay.simulation.worker.wiring import Broken
 
@@ -32,8 +32,8 @@ class Shots:
         return self._under_way > 0
 
     @property
-    def shelf(self) -> Shelf:
-        return self._training.process.shelf
+    def snapshot_store(self) -> SnapshotStore:
+        return self._training.process.snapshot_store
 
     def renew(self) -> None:
         """Connected anew: they are counted from here."""
@@ -55,7 +55,7 @@ class Shots:
             self._settled, self._taken = self._taken, point
         what = Snapshot(training.rank, point, training.restarts)
         shot = self._world.shots[what] = self._shot(point)
-        self.shelf.put(what, shot, self._settled)
+        self.snapshot_store.put(what, shot, self._settled)
         process = training.process
         buddies = process.buddies[: self._world.plan.buddies]
         self._under_way = len(buddies)
@@ -81,7 +81,7 @@ class Shots:
         if lives == {Life.RUNNING, Life.STOPPED} or lives == {Life.STOPPED}:
             self._world.after(20, self._give, turn, keeper, what, shot, keep)
         elif lives == {Life.RUNNING} and not training.interrupted:
-            keeper.shelf.put(what, shot, keep)
+            keeper.snapshot_store.put(what, shot, keep)
             self._under_way -= 1
 
     def wait(self) -> Main[None]:
@@ -94,5 +94,5 @@ class Shots:
     def passed(self) -> None:
         """A gate was passed: so all ranks have what was taken before it."""
         if self._clears and self._base is not None:
-            self.shelf.clear_before(self._base, self._training.restarts)
+            self.snapshot_store.clear_before(self._base, self._training.restarts)
             self._clears = False

@@ -14,8 +14,8 @@ from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, Wor
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.life import Exit, Main, Wait
 from torchrelay.simulation.ports import Kind, Members, Peers, Worker
-from torchrelay.simulation.worker.edge import PASSED, Edge
 from torchrelay.simulation.worker.replicas import Differing, Replicas
+from torchrelay.simulation.worker.safepoint import PASSED, Safepoint
 from torchrelay.simulation.worker.shots import Shots
 from torchrelay.simulation.worker.wiring import Broken
 
@@ -24,7 +24,7 @@ class ScriptFailed(Exception):
     """The script raised. `signature` is equal for equal errors."""
 
 
-class Training(Edge):
+class Training(Safepoint):
     """One worker's two threads and all that they share."""
 
     def __init__(self, world: Peers, process: Worker) -> None:
@@ -48,7 +48,7 @@ class Training(Edge):
         self.base = 0  # calls done before it, by the script's own checkpoint
         self.state = sc.RankState(0, 0)
         self.entered = False  # the code before the next call has run
-        self.at_edge = False
+        self.at_safepoint = False
         self.joined = False
         self.prepared = False  # the target of a move, waiting for the place to go to
         self.halted = Generation(0)  # in which it has promised to stop; 0: it has not
@@ -84,7 +84,7 @@ class Training(Edge):
             self.halt()
         elif kind is od.Recall:
             self.recall(order)
-        elif kind is od.Resume and self.resumed and not self.interrupted and od.Rewire not in self.todo:
+        elif kind is od.Resume and self.resumed and not self.interrupted and od.Reconfigure not in self.todo:
             self.lift()
         elif kind in self.answers:
             self.repeat(kind)
@@ -99,7 +99,7 @@ class Training(Edge):
         if self.assigned is None:
             self.assigned = order
             self.process.rank = order.rank
-        elif order.rank != self.process.rank or order.newcomer != self.assigned.newcomer:
+        elif order.rank != self.process.rank or order.replacement != self.assigned.replacement:
             self.world.checker.fail(f"{self.process.id} is given another role: {order}")
 
     def interrupt(self) -> None:
@@ -116,7 +116,7 @@ class Training(Edge):
     def tell_standing(self) -> ev.WorkerReported:
         return ev.WorkerReported(
             **self.speaking(), committed=self.committed, phase=self.process.phase, pending=self.pending,
-            caught_up=self.caught_up if self.committed is None else None, kept=self.shots.shelf.kept,
+            caught_up=self.caught_up if self.committed is None else None, kept=self.shots.snapshot_store.kept,
         )  # fmt: skip
 
     def halt(self) -> None:
@@ -147,7 +147,7 @@ class Training(Edge):
     def recall(self, order: od.Recall) -> None:
         """Hand out the copy of a ward's record."""
         data = self.process.copies.get((order.ward, order.point), b"")
-        shot = self.shots.shelf.find(order.ward, order.point, self.restarts)
+        shot = self.shots.snapshot_store.find(order.ward, order.point, self.restarts)
         data = shot.record if shot is not None and not data else data
         self.process.say(ev.RecordKept(**self.speaking(), ward=order.ward, point=order.point, private=data))
 
@@ -226,7 +226,7 @@ class Training(Edge):
             yield Wait.IDLE
         yield self.world.draw(speed.setup_ms)
         self.do_once()
-        if self.assigned.newcomer:
+        if self.assigned.replacement:
             yield from self.join()
             if self.assigned.examples:
                 yield from self.rehearse()
@@ -449,7 +449,7 @@ class Training(Edge):
 
     def finish(self) -> Main[None]:
         """The script has ended with 0: serve state until all have."""
-        while self.bound is not None:  # the script's end is an edge like any other
+        while self.bound is not None:  # the script's end is a safepoint like any other
             yield from self.stand()
         self.finished = True
         while True:

@@ -2,7 +2,7 @@
 
     RUN_DIR/code/9f6b01c2a7d4e835-train.py
 
-The first process of a run that loads a source file leaves it here, and all others run that: successors that are started
+The first process of a run that loads a source file leaves it here, and all others run that: replacements that start
 after somebody has edited the file, ranks that import a module late, ranks that start again. So a run is one program.
 A file that is loaded several times (`importlib.reload`) has a version for each time.
 """

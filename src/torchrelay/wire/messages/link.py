@@ -23,19 +23,19 @@ from msgspec import Struct
 from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     OnceRecorded,
+    ReconfigureFailed,
     RecordKept,
     ReplicasDiffer,
     RestoreFailed,
-    RewireFailed,
     StateRestored,
     WorkerFinished,
     WorkerJoined,
     WorkerPrepared,
     WorkerRaised,
     WorkerReady,
+    WorkerReconfigured,
     WorkerReported,
     WorkerResumed,
-    WorkerRewired,
     WorkerStarted,
     WorkerWarm,
 )
@@ -83,8 +83,8 @@ FromWorker = (
     | WorkerReported
     | WorkerReady
     | RecordKept
-    | WorkerRewired
-    | RewireFailed
+    | WorkerReconfigured
+    | ReconfigureFailed
     | StateRestored
     | RestoreFailed
     | WorkerResumed

@@ -3,7 +3,7 @@
     python -m torchrelay.worker.bootstrap.foresee NODES NPROC_PER_NODE (SCRIPT | -m MODULE) [ARGUMENT...]
 
 One after the other, in a child each: torch is imported once. Groups and meshes are made with the fake backend, as a
-newcomer makes them. Prints a line of JSON for each rank; what the script prints is dropped, unless it fails.
+replacement makes them. Prints a line of JSON for each rank; what the script prints is dropped, unless it fails.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def become(rank: int, nodes: int, per_node: int, argv: list[str], said: IO[bytes
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="29500")
 
     def init(backend: str | None = None, *_: Any, timeout: Any = None, **__: Any) -> None:
-        groups.init_newcomer(backend, rank=rank, world_size=world, timeout=timeout)
+        groups.init_replacement(backend, rank=rank, world_size=world, timeout=timeout)
 
     def protect(
         model: Any = None, optimizer: Any = None, state: Any = None, *, save: Any, load: Any, options: Options

@@ -1,7 +1,7 @@
-"""Loaded: checkpoints that a script has loaded before protect(). No newcomer may meet one that this job has written.
+"""Loaded: checkpoints that a script has loaded before protect(). No replacement may meet one that this job has written.
 
 `torch.load` is looked at, and of what it returns only the names in it: that a file holds a model, or the state of an
-optimizer. What the first holder of a rank has loaded is told to the core, as a result of `once`; a newcomer that has
+optimizer. What the first holder of a rank has loaded is told to the core, as a result of `once`; a replacement that has
 loaded something else computes other epochs and step numbers than the others do.
 """
 
@@ -69,13 +69,13 @@ def install() -> None:
 
 
 def tell(session: Session, files: list[File]) -> None:
-    """By the first holder of a rank, at protect(): what a newcomer will find changed, if it loads it again."""
+    """By the first holder of a rank, at protect(): what a replacement will find changed, if it loads it again."""
     if files:
         session.record_once(NAME, msgspec.msgpack.encode(files))
 
 
 def check(session: Session, files: list[File]) -> None:
-    """By a newcomer, when it has its place. Raises `Diverged` if it has loaded what the first holder had not."""
+    """By a replacement, when it has its place. Raises `Diverged` if it has loaded what the first holder had not."""
     recorded = dict(session.identity.wait().once)
     there = msgspec.msgpack.decode(recorded[NAME], type=list[File]) if NAME in recorded else []
     others = [file for file in files if file not in there]

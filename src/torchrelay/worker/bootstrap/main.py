@@ -2,7 +2,7 @@
 
 link up, rehearse
 run the script           it waits for its rank where it asks for it: now a spare is warm
-end                      stand at the last edge, serve the state until all ranks may leave
+end                      stand at the last safepoint, serve the state until all ranks may leave
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def rehearse() -> None:
     """Go through a step of everything once."""
     rng = random_state.capture()
     groups.method()  # loads the compiled extension, if there is one
-    groups.init_newcomer("gloo", rank=0, world_size=2)
+    groups.init_replacement("gloo", rank=0, world_size=2)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")

@@ -32,7 +32,7 @@ from torchrelay.worker.parallel.prepared import Prepared
 from torchrelay.worker.peers import snapshots
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.replacement.arrival import await_place
-from torchrelay.worker.replacement.tryout import PlaceAsked
+from torchrelay.worker.replacement.dry_run import PlaceAsked
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import layout, random_state
 from torchrelay.worker.state.record import Private
@@ -157,8 +157,8 @@ class Joining:
             shard = layout.shard_name(built, session.rank, world_size)
         built.snapshot_auto = options.snapshot_every == snapshots.AUTO
         built.snapshot_buddies = snapshots.buddies(options.snapshot_buddies)
-        if not session.newcomer:
-            session.shelf.clear()  # before the ranks meet: nobody has a snapshot of this start yet
+        if not session.replacement:
+            session.snapshot_store.clear()  # before the ranks meet: nobody has a snapshot of this start yet
             alone = check_agreement(built, shard, _asked(options))
             built.snapshot_every = snapshots.interval(options.snapshot_every, alone=bool(alone) and not built.saves)
             replicas = len(alone) < world_size > 1
@@ -167,7 +167,7 @@ class Joining:
                 print(snapshots.warning(len(alone), built.snapshot_every), file=sys.stderr, flush=True)
         joined = WorkerJoined(
             worker=session.worker, job=session.job, rank=session.rank, shard=shard,
-            snapshot_every=None if session.newcomer else built.snapshot_every,
+            snapshot_every=None if session.replacement else built.snapshot_every,
             snapshot_buddies=built.snapshot_buddies,
         )  # fmt: skip
         session.link.say(joined)
@@ -177,10 +177,10 @@ class Joining:
         return WorkerRun(session, self.calls, cursor)
 
     def _begin(self, state: State, cursor: Cursor, shard: str, rehearse: bool | None) -> Calls:
-        """A newcomer's calls begin when it knows its place, all others' here."""
+        """A replacement's calls begin when it knows its place, all others' here."""
         session = self._session
         checkpoints = loaded.loaded.over(module for _, module in state.modules())
-        if session.newcomer:
+        if session.replacement:
             state.expect()
             numbering.install()
             return Calls(session, state, cursor, partial(_arrive, session, cursor, checkpoints), shard, rehearse)

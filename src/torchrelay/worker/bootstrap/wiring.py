@@ -17,7 +17,7 @@ from torch.distributed import distributed_c10d as c10d
 from torchrelay.errors import RefusedError
 from torchrelay.worker.process_groups import foreign, groups
 from torchrelay.worker.session import Session
-from torchrelay.worker.step.edge import Edge
+from torchrelay.worker.step.safepoint import Safepoint
 
 destroy_really = dist.destroy_process_group
 
@@ -34,7 +34,7 @@ class Wiring:
     ) -> None:  # fmt: skip
         """As torch's. How ranks find each other is the launcher's affair: `init_method` and `store` are not used.
 
-        A backend that we cannot rewire is torch's own affair, all of it; `protect()` refuses it.
+        A backend that we cannot reconfigure is torch's own affair, all of it; `protect()` refuses it.
         """
         if dist.is_initialized():
             raise ValueError("trying to initialize the default process group twice!")
@@ -53,12 +53,12 @@ class Wiring:
                 group_name=group_name, **given,
             )  # fmt: skip
             return
-        groups.init_newcomer(
+        groups.init_replacement(
             backend, rank=assigned.rank, world_size=assigned.world_size, timeout=timeout, host=session.welcome.host,
             **given,
         )  # fmt: skip
-        if not assigned.newcomer:
-            Edge(session).wire()
+        if not assigned.replacement:
+            Safepoint(session).wire()
 
     def destroy_process_group(self, group: Any = None) -> None:
         """The default group stays until the process ends; others are destroyed."""

@@ -33,13 +33,13 @@ from torchrelay.protocol.messages.events import (
     aged,
 )
 from torchrelay.protocol.messages.ids import JobId, Point, Rank, WorkerId
-from torchrelay.protocol.messages.orders import Assign, CatchUp, Halt, Interrupt, Recall, Restore, Resume, WorkerOrder
+from torchrelay.protocol.messages.orders import Assign, Halt, Interrupt, Recall, Replay, Restore, Resume, WorkerOrder
 from torchrelay.wire.messages.codec import WireError, encode
 from torchrelay.wire.messages.framing import Closed, FrameSocket
 from torchrelay.wire.messages.link import Welcome, decode_to_worker
 from torchrelay.worker.control.identity import CONTROL_THREAD, Identity
 from torchrelay.worker.control.standing import Report, Standing
-from torchrelay.worker.scheduling.courtesy import Courtesy
+from torchrelay.worker.scheduling.niceness import Niceness
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,9 @@ class Reach:
     elsewhere: Callable[[], Sequence[tuple[int, int]] | None] = field(default=lambda: ())
     cancel: Callable[[], None] = field(default=lambda: None)  # cuts a transfer of the main thread
     kept: Callable[[Rank, Point, int], bytes] = field(default=lambda *_: b"")  # a copy of a ward's private record
-    shelf: Callable[[], tuple[Snapshot, ...] | None] = field(default=lambda: ())  # what is in the memory of the node
+    snapshot_store: Callable[[], tuple[Snapshot, ...] | None] = field(
+        default=lambda: ()
+    )  # what is in the memory of the node
     # Says where the main thread stands, if nothing was begun since the last look.
     look: Callable[[int, Sequence[tuple[int, int]] | None], None] = field(default=lambda *_: None)
 
@@ -100,7 +102,7 @@ class Link:
         self._answers: dict[type[WorkerOrder], Said[Answer]] = {}
         self._reported: Report | None = None
         self._reach: Reach | None = None
-        self._courtesy = Courtesy()
+        self._niceness = Niceness()
 
     # ------------------------------------------------------------ the main thread
 
@@ -150,7 +152,7 @@ class Link:
         assert self._reach is not None, "then started"
         standing, reach = self._standing, self._reach
         if not self._identity.known:
-            self._courtesy.give_way()  # a spare, as long as nothing is said of a rank
+            self._niceness.give_way()  # a spare, as long as nothing is said of a rank
         breaks = 0
         while True:
             try:
@@ -179,9 +181,9 @@ class Link:
             log.warning("dropped an order for %s", message.worker)
             return
         if isinstance(message, Assign) and message.examples:
-            self._courtesy.give_way()
-        elif isinstance(message, Interrupt | CatchUp | Assign):
-            self._courtesy.take_turn()
+            self._niceness.give_way()
+        elif isinstance(message, Interrupt | Replay | Assign):
+            self._niceness.take_turn()
         match message:
             case Interrupt():
                 self._interrupt(message)
@@ -239,7 +241,7 @@ class Link:
         return WorkerReported(
             job=self._job, generation=report.generation, worker=self._worker, rank=self._identity.rank,
             committed=report.committed, phase=report.phase, pending=report.pending, caught_up=report.caught_up,
-            kept=self._reach.shelf() if self._reach is not None else (),
+            kept=self._reach.snapshot_store() if self._reach is not None else (),
         )  # fmt: skip
 
     def _repeat_answer(self, order: WorkerOrder) -> None:

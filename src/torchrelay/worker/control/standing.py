@@ -1,6 +1,6 @@
 """Standing: where this worker stands, as main thread and control thread both see it, and what it has promised.
 
-    main thread       begin_call ... enter_gate ... pass_gate      and at an edge: stop, begin_wiring, hold, go_on
+    main thread       begin_call ... enter_gate ... pass_gate      and at a safepoint: stop, begin_wiring, hold, go_on
     control thread    interrupt, halt (the promises), hear, lift (orders)
 
 Passing a gate and reporting exclude each other: both take the lock. A worker that has reported in a generation it is
@@ -74,7 +74,7 @@ class Standing:
         self.phase = WorkerPhase.BOOTING
         self.ended_at = ""  # the line of the script that ended it, if it was a call of exit()
         self.waiting = False  # the main thread waits in here
-        self.resting = False  # the main thread is at an edge, and is not connecting
+        self.resting = False  # the main thread is at a safepoint, and is not connecting
 
     @property
     def reported(self) -> Report | None:
@@ -100,7 +100,7 @@ class Standing:
     def blocked(self) -> bool:
         """Whether the main thread may be in a collective that must be broken.
 
-        Not at an edge: by the time it has been woken by an order, others may have begun to connect to this process.
+        Not at a safepoint: by the time it has been woken by an order, others may have begun to connect to this process.
         """
         return self.poisoned and not self.waiting and not self.resting
 
@@ -179,7 +179,7 @@ class Standing:
             self.committed = point
         self._page.commit(point, self.phase, self._clock_ns(), 0)
 
-    # ------------------------------------------------------------ the main thread, at an edge
+    # ------------------------------------------------------------ the main thread, at a safepoint
 
     def stop(self) -> bool:
         """Stand still at the entry of a call, if a promise asks for it: then orders are for the main thread alone."""
@@ -190,7 +190,7 @@ class Standing:
         return True
 
     def bring_to(self, point: Point) -> None:
-        """The script is being brought to the edge after `point`: there is no way back from it.
+        """The script is being brought to the safepoint after `point`: there is no way back from it.
 
         Called by what `wait` finds orders with, under the lock: no report comes between the order and this.
         """
@@ -220,11 +220,11 @@ class Standing:
         return True
 
     def go_on(self, generation: Generation) -> bool:
-        """Leave the edge, free of all promises; False if there is a newer generation by now."""
+        """Leave the safepoint, free of all promises; False if there is a newer generation by now."""
         return self._leave(generation, free=True)
 
     def go_further(self, generation: Generation) -> bool:
-        """Leave the edge, which lies before the boundary of a halt; False if there is a newer generation by now."""
+        """Leave the safepoint, which is before the boundary of a halt; False if there is a newer generation."""
         return self._leave(generation, free=False)
 
     def _leave(self, generation: Generation, *, free: bool) -> bool:
@@ -281,7 +281,7 @@ class Standing:
         return self.wait(news, patience_s)
 
     def await_way(self, patience_s: float | None) -> bool:
-        """Wait, at a place that is no edge, until a call may be begun. False if this worker is interrupted."""
+        """Wait, at a place that is no safepoint, until a call may be begun. False if this worker is interrupted."""
 
         def news() -> bool | None:
             return False if self.poisoned else (None if self.barred else True)

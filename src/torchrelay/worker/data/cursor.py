@@ -1,4 +1,4 @@
-"""Cursor: where a script is in its loops and calls, and how a newcomer's script is brought to the same place.
+"""Cursor: where a script is in its loops and calls, and how a replacement's script is brought to the same place.
 
 Tracked loops form a stack of frames. A frame counts the items it has yielded and keeps a trace of what happened since
 the last one: calls, with their results, and loops that have ended. The stack is the record of a point:
@@ -7,9 +7,9 @@ the last one: calls, with their results, and loops that have ended. The stack is
     epochs    item 4    trace: [section 600+1]
     batches   item 71   trace: [step 671]                     <- the point
 
-A newcomer's script runs from the top. Its loops start at the recorded items, its calls return the recorded results,
+A replacement's script runs from the top. Its loops start at the recorded items, its calls return the recorded results,
 and a loop that has ended yields its last item again and ends, so that what the script keeps in variables of a loop is
-there. The call after the last recorded one is the edge, where all others wait.
+there. The call after the last recorded one is the safepoint, where all others wait.
 
 A loop that is not tracked leaves only its last turn in the trace, if it goes by `run.global_step` (`own_loops`):
 
@@ -90,7 +90,7 @@ class Record(Struct, array_like=True):
 
 
 class Diverged(TorchrelayError):
-    """A newcomer's script did not take the path that the record tells of."""
+    """A replacement's script did not take the path that the record tells of."""
 
 
 _decoder = msgspec.msgpack.Decoder(Record)
@@ -117,7 +117,7 @@ def decode_call(data: bytes) -> Call:
 
 
 class _Followed:
-    """A recorded frame that a newcomer's script is going through."""
+    """A recorded frame that a replacement's script is going through."""
 
     def __init__(self, frame: Frame, inner: list[Frame] | None) -> None:
         self.frame = frame
@@ -133,7 +133,7 @@ class Cursor:
     """The place of one script. Only the main thread moves it; it may be read while that stands still."""
 
     def __init__(self, record: Record | None = None) -> None:
-        """`record`: for a newcomer, where to go, if that is known already."""
+        """`record`: for a replacement, where to go, if that is known already."""
         self._stack = [Frame("script")]
         self._open = {id(self._stack[0])}
         self._followed: list[_Followed] = []
@@ -142,13 +142,13 @@ class Cursor:
         self._former: Call | None = None  # the one before it, should it not be committed
         self._rhythms: dict[int, Rhythm] = {}  # for each open loop, by its id
         self.point = START  # committed, as far as the script can know
-        # Of a newcomer: the script goes on in a recorded place; whether random numbers are those of its predecessor.
+        # Of a replacement: the script goes on in a recorded place; whether random numbers are those of its predecessor.
         self.on_way: Callable[[bool], None] | None = None
         if record is not None:
             self.follow(record)
 
     def follow(self, record: Record) -> None:
-        """For a newcomer, before its first loop or call: where to go."""
+        """For a replacement, before its first loop or call: where to go."""
         assert len(self._stack) == 1, "loops wait until it is known where to go"
         self._followed.append(_Followed(record.frames[0], record.frames[1:]))
 
@@ -167,7 +167,7 @@ class Cursor:
         return msgspec.msgpack.encode(Record(self._stack))
 
     def last_call(self) -> bytes:
-        """The call that was committed last, with its result, encoded. At an edge only."""
+        """The call that was committed last, with its result, encoded. At a safepoint only."""
         assert self._last is not None, "whoever is asked has committed something"
         return msgspec.msgpack.encode(self._last)
 
@@ -331,7 +331,7 @@ class Cursor:
         return Opened(frame, recorded=self.replaying)
 
     def enter_item(self, frame: Frame) -> None:
-        """A newcomer's loop yields the recorded item: what follows is what its trace tells."""
+        """A replacement's loop yields the recorded item: what follows is what its trace tells."""
         self._climb_to(frame)
         self.point = frame.begun
 

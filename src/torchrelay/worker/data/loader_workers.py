@@ -1,7 +1,7 @@
 """Loader workers whose random numbers depend on the epoch and the item, not on what the worker did before.
 
 In plain PyTorch each loader worker has one stream of random numbers for the epoch, so item n could only be made again
-by making all items before it. Here every item is made with generators that are seeded for it, so that a successor can
+by making all items before it. Here every item is made with generators that are seeded for it, so that a replacement can
 begin at any item. docs/decisions/0003-loader-workers.md says what that changes.
 """
 

@@ -224,7 +224,7 @@ class _OfMapStyle:
         """Put all generators that the sampler draws from where they were when the mark was taken."""
         found = _decode_mark(mark)
         random_state.restore(found.rng)
-        # A sampler that makes its generator in its first epoch has none yet in a newcomer, and makes it then.
+        # A sampler that makes its generator in its first epoch has none yet in a replacement, and makes it then.
         for generator, state in zip(self._generators, found.generators, strict=False):
             generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
         if self.hidden is not None:
@@ -302,7 +302,7 @@ def watched(indices: Iterator[Any]) -> Iterator[Any]:
     """The same indices. Raises `RefusedError` if they are drawn from the global generators one after the other.
 
     A sampler may draw before its first index: that is repeated from the same random state. If it drew again later, a
-    successor, who passes over the indices without training in between, would get others.
+    replacement, who passes over the indices without training in between, would get others.
     """
     for at in _count():
         look = 0 < at < WATCHED or (at and at % WATCH_EVERY == 0)

@@ -53,7 +53,7 @@ class Loop(Generic[T_co]):
         return self._plain() if self._inside_call() else self._walk()
 
     def passed_over(self) -> int:
-        """How many items a newcomer's loop will pass over, if it is begun now."""
+        """How many items a replacement's loop will pass over, if it is begun now."""
         if self._inside_call():
             return 0
         self._arrive()

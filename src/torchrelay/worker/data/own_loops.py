@@ -2,8 +2,8 @@
 
 Such a loop may have no end, and the record must. It is found by its places: the first place to which the script comes
 a second time is the head of a loop. Where the head asks for `run.global_step`, and a condition hangs on it, the script
-finds its way by that. Then only the last turn is kept: a `Skip` stands for those before it, and a newcomer that asks at
-the same place is told the point of the last turn.
+finds its way by that. Then only the last turn is kept: a `Skip` stands for those before it, and a replacement that asks
+at the same place is told the point of the last turn.
 """
 
 from __future__ import annotations

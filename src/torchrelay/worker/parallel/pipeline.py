@@ -1,7 +1,7 @@
 """Pipeline stages (torch.distributed.pipelining): what they have found out, and all put right after a fault.
 
 In its first step, and at each change between training and evaluation, a schedule settles with its neighbours what will
-travel between them, and makes buffers for it. That belongs to the state: a newcomer that settled it alone would wait
+travel between them, and makes buffers for it. That belongs to the state: a replacement that settled it alone would wait
 for those who have long done so. `told` and `take` carry it, as plain values; the buffers are made here.
 
 A schedule that was cut short leaves activations, losses and receipts of chunks behind, and would go on with them in its
@@ -31,7 +31,7 @@ _PASSING = ("fwd_cache", "bwd_cache", "output_chunks", "backward_state", "dw_run
 _INFERRING = ("_fwd_outputs_for_bwd_meta", "_fwd_inputs_for_bwd_meta", "_fwd_kwargs_tensors_for_bwd_meta")
 _FLAGS = ("forward_initialized", "backward_initialized")  # of a schedule, after `_stage_` or `_stages_`
 _WORKING = ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages", "backward_counter")
-# Without these a newcomer could not make what the others have made in their first step.
+# Without these a replacement could not make what the others have made in their first step.
 _NEEDED = ("_stage_meta", "_setup_forward_recv_info", "_setup_forward_send_info", "_setup_backward_recv_info")
 
 
@@ -55,7 +55,7 @@ class Pipeline:
         return [stage for found in self._stages if (stage := found()) is not None]
 
     def schedules(self) -> list[Any]:
-        """The schedules, in an order that is the same on a newcomer."""
+        """The schedules, in an order that is the same on a replacement."""
         return [schedule for found in self._schedules if (schedule := found()) is not None]
 
     # ------------------------------------------------------------ what is settled
@@ -185,7 +185,7 @@ def _living() -> tuple[list[Any], list[Any]]:
         return [], []
     found = _instances()
     if found:
-        gc.collect()  # one that the script has dropped would not be there on a newcomer
+        gc.collect()  # one that the script has dropped would not be there on a replacement
         found = _instances()
     stage = sys.modules[_STAGES]._PipelineStageBase
     return [one for one in found if isinstance(one, stage)], [one for one in found if not isinstance(one, stage)]

@@ -72,7 +72,7 @@ def base_of(loader: Any) -> DataLoader[Any] | None:
         )
     sampler = getattr(base.batch_sampler, "sampler", None)
     if sampler is not None and hasattr(sampler, "initial_seed") and getattr(sampler, "generator", sampler) is None:
-        # As it would do itself in its first epoch, and seed it with each: a newcomer has to have the same objects.
+        # As it would do itself in its first epoch, and seed it with each: a replacement has to have the same objects.
         sampler.generator = torch.Generator()
     return base
 

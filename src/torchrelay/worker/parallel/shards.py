@@ -59,7 +59,7 @@ def refusal(tensor: Any) -> str | None:
 
 
 def describe(tensor: Any) -> Described:
-    """What a newcomer needs to make this DTensor of its local part. Raises `TypeError` if it cannot be told."""
+    """What a replacement needs to make this DTensor of its local part. Raises `TypeError` if it cannot be told."""
     placements = [_describe(placement) for placement in tensor.placements]
     if None in placements:
         raise TypeError(refusal(tensor))

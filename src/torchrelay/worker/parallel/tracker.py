@@ -1,7 +1,7 @@
 """Tracker: DTensor's tracker of random numbers, which all ranks make together or none.
 
 torch makes it at the first random operation on a DTensor (dropout in a sharded region) on CUDA, and then sends the
-random state of rank 0 to all: a broadcast over the default group, in the middle of a step. A newcomer that made it
+random state of rank 0 to all: a broadcast over the default group, in the middle of a step. A replacement that made it
 alone would wait for ever, or take the gate's all-reduce of the others for its broadcast. A step that is redone must
 find it as it was at the entry: whoever had it already would not take part in the broadcast of the others.
 

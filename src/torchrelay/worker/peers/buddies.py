@@ -2,7 +2,7 @@
 
 In each gate, before all tell one another that they have come, every rank sends its record to its buddies and takes in
 those of its wards: whoever passes the gate knows that all records of its point lie on more than one node.
-After a rewire the buddies may be others, and get the record of the point where all stand before anybody goes on.
+After a reconfigure the buddies may be others, and get the record of the point where all stand before anybody goes on.
 
 Records go over lanes, one from each ward to each buddy. At most one record is under way on each: nobody sends the next
 before the buddy has passed the gate's beginning, too.
@@ -44,7 +44,7 @@ class Buddies:
         """All are connected anew: these are the lanes from now on, and the records of where all stand are exchanged.
 
         `addresses`: of the buddies. What we have of former wards is kept until the next gate: up to then their new
-        buddies may fail to get it. Raises `RewireError`.
+        buddies may fail to get it. Raises `ReconfigureError`.
         """
         self.addresses = list(addresses)
         self._ends = ends
@@ -54,7 +54,7 @@ class Buddies:
         try:
             self._exchange(point, (record,))
         except Parted as error:
-            raise groups.RewireError(f"exchanging private records: {error}") from error
+            raise groups.ReconfigureError(f"exchanging private records: {error}") from error
         self.active = True
 
     def at_gate(self, point: Point, record: Parts) -> None:

@@ -1,8 +1,8 @@
 """Lanes: connections from rank to rank over which their main threads talk straight to one another, in every gate.
 
 A lane goes one way, from the rank that has made it, and serves one *purpose*: private records (`buddies`), or the gate
-itself (`rounds`). Lanes are made anew at every rewire, by way of the state servers, and proved as transfers are. They
-belong to no group: nothing is counted for them, and a fault breaks them from another thread.
+itself (`rounds`). Lanes are made again at every reconfigure, by way of the state servers, and proved as transfers are.
+They belong to no group: nothing is counted for them, and a fault breaks them from another thread.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from torch._C._distributed_c10d import Store
 
 from torchrelay.protocol.messages.ids import Generation, Rank
-from torchrelay.protocol.messages.orders import Rewire
+from torchrelay.protocol.messages.orders import Reconfigure
 from torchrelay.wire.trust import trust
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.transfer.request import Cancel
@@ -71,12 +71,12 @@ class Lanes:
     # ------------------------------------------------------------ the main thread
 
     def meet(
-        self, address: str, secret: bytes, order: Rewire, store: Store, wanted: Wanted, timeout_s: float
+        self, address: str, secret: bytes, order: Reconfigure, store: Store, wanted: Wanted, timeout_s: float
     ) -> tuple[dict[str, Ends], dict[Rank, str]]:
         """All groups are connected anew: make the lanes of this generation, and let go of those before.
 
         `address`: of our own state server. Returns our ends by purpose, and the addresses of the state servers that we
-        send to. Raises `RewireError`. Until `limit` says otherwise none of them waits for longer than is left of
+        send to. Raises `ReconfigureError`. Until `limit` says otherwise none of them waits for longer than is left of
         `timeout_s`.
         """
         deadline = time.monotonic() + timeout_s
@@ -99,7 +99,7 @@ class Lanes:
                 for other in by:
                     found[purpose].by[other] = self._keep(self._await(purpose, other, deadline))
         except RuntimeError as error:  # the store's own errors derive from it
-            raise groups.RewireError(f"connecting rank to rank: {error}") from error
+            raise groups.ReconfigureError(f"connecting rank to rank: {error}") from error
         for ends in found.values():
             limit(ends, max(0.001, deadline - time.monotonic()))
         return found, addresses
@@ -111,7 +111,7 @@ class Lanes:
                 _shut_down(lane)
         return lane
 
-    def _reach(self, address: str, secret: bytes, order: Rewire, purpose: str, deadline: float) -> socket.socket:
+    def _reach(self, address: str, secret: bytes, order: Reconfigure, purpose: str, deadline: float) -> socket.socket:
         cancel = self._cancel
         while True:
             try:

@@ -4,10 +4,10 @@ At the first call of a generation, and then every so many steps, all is copied a
 on while the copy travels. Before the gate of that call it has arrived. So whoever passes that gate knows that all
 ranks have theirs, twice; what was taken before it is of no use any more when the next one is begun.
 
-    entry      copy to the shelf; a thread sends it
+    entry      copy to the snapshot store; a thread sends it
     at_gate    wait until its buddies have it: that counts as being in the gate
     passed     in the first gate of a generation: clear away what others have left
-    agree      in few gates: how often they are best taken, if that is to be found out (`cadence`)
+    agree      in few gates: how often they are best taken, if that is to be found out (`snapshot_interval`)
     renew      connected anew: the next call begins with a snapshot, as buddies may be others
 
 When a rank is lost whose state nobody has, all ranks begin anew from these: `protocol.recovery.rollback`.
@@ -27,14 +27,14 @@ from torchrelay.protocol.messages.events import Snapshot, WorkerJoined
 from torchrelay.protocol.messages.ids import Generation, JobId, Point, Rank, WorkerId
 from torchrelay.protocol.placement.buddies import COPIES
 from torchrelay.wire.files.page import Page
-from torchrelay.wire.files.shelf import DIGEST, NoRoom, Shelf, Sizes
+from torchrelay.wire.files.snapshot_store import DIGEST, NoRoom, Sizes, SnapshotStore
 from torchrelay.wire.messages.link import Welcome
 from torchrelay.worker.control.identity import Identity
 from torchrelay.worker.control.link import Link
 from torchrelay.worker.control.standing import Standing
 from torchrelay.worker.peers.buddies import Buddies
-from torchrelay.worker.peers.cadence import Cadence
-from torchrelay.worker.peers.shelving import give
+from torchrelay.worker.peers.snapshot_interval import SnapshotInterval
+from torchrelay.worker.peers.snapshot_upload import give
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.transfer.stream import StreamBroken
@@ -43,7 +43,7 @@ from torchrelay.worker.transfer.transfer import Cancel
 log = logging.getLogger(__name__)
 
 EVERY = 10  # steps
-AUTO = "auto"  # the interval is found out, see `cadence`
+AUTO = "auto"  # the interval is found out, see `snapshot_interval`
 AGAIN_S, TRIES_S = 0.05, 10.0  # between attempts to reach a buddy, and how long
 
 ALONE = "torchrelay: {} ranks hold state that no other rank has. "
@@ -91,7 +91,7 @@ class Host(Protocol):
     def rank(self) -> Rank: ...
 
     @property
-    def shelf(self) -> Shelf: ...
+    def snapshot_store(self) -> SnapshotStore: ...
 
 
 class NotShelved(RuntimeError):
@@ -106,7 +106,7 @@ class Snapshots:
         self._session = session
         self._state = state
         self._shard = shard
-        self._shelf: Shelf = session.shelf
+        self._snapshot_store: SnapshotStore = session.snapshot_store
         self._base: Point | None = None  # from which they are counted: the first of this generation
         self._taken: Point | None = None  # before the gate that is to come
         self._settled: Point | None = None  # the newest that all ranks have; None: not known
@@ -114,8 +114,12 @@ class Snapshots:
         self._clears = False
         self._senders: list[_Sender] = []  # one for each buddy
         self._told = False
-        self._cadence = Cadence(session.identity.wait().world_size, largest) if state.snapshot_auto else None
-        self.idle = self._cadence is None  # nothing is taken, under way or being found out: gates need not ask
+        self._snapshot_interval = (
+            SnapshotInterval(session.identity.wait().world_size, largest) if state.snapshot_auto else None
+        )
+        self.idle = (
+            self._snapshot_interval is None
+        )  # nothing is taken, under way or being found out: gates need not ask
         self._every: int | None = None  # as was agreed in this generation
         self._count = 0  # of snapshots in this generation
 
@@ -127,8 +131,8 @@ class Snapshots:
     def renew(self) -> None:
         """Connected anew: they are counted from the call that comes."""
         self._base, self._every, self._taken, self._count = None, None, None, 0
-        if self._cadence is not None:
-            self._cadence.renew()
+        if self._snapshot_interval is not None:
+            self._snapshot_interval.renew()
         senders, self._senders = self._senders, []
         for sender in senders:
             sender.stop()  # not waited for: it may be reaching out for a node that is gone
@@ -140,7 +144,7 @@ class Snapshots:
             return
         if self._base is None:
             self._base, self._clears = point, True
-            if self._cadence is not None and self._session.rank == 0:
+            if self._snapshot_interval is not None and self._session.rank == 0:
                 self._tell()
         elif point.section or (point.step - self._base.step) % every:
             return
@@ -181,10 +185,10 @@ class Snapshots:
 
     def agree(self) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if they are to find out how often snapshots are best taken."""
-        cadence = self._cadence
-        if cadence is None or self._taken is None or not cadence.due(self._count - 1):
+        snapshot_interval = self._snapshot_interval
+        if snapshot_interval is None or self._taken is None or not snapshot_interval.due(self._count - 1):
             return None
-        return lambda: self._settle_on(cadence.agree())
+        return lambda: self._settle_on(snapshot_interval.agree())
 
     def _settle_on(self, every: int) -> None:
         """From here on so many steps lie between two. If this gate breaks, all begin anew with the first interval."""
@@ -207,9 +211,9 @@ class Snapshots:
     def passed(self, complete: bool | None, *, step: bool = True) -> None:
         """A gate was passed. `complete`: whether no rank lacks what was taken before it; None: nobody has told us."""
         taken, self._taken, self.lacking = self._taken, None, False
-        self.idle = self._cadence is None and not self._senders
-        if self._cadence is not None:  # after a roll forward the time of the outage is in it
-            self._cadence.passed(snapshot=taken is not None, counts=step and complete is not None)
+        self.idle = self._snapshot_interval is None and not self._senders
+        if self._snapshot_interval is not None:  # after a roll forward the time of the outage is in it
+            self._snapshot_interval.passed(snapshot=taken is not None, counts=step and complete is not None)
         if taken is None or complete is False:
             return  # the one before stays
         if complete is None:  # rolled forward: whichever the others count on, it must stay
@@ -218,7 +222,7 @@ class Snapshots:
         self._settled = taken
         if self._clears:
             self._clears = False
-            self._shelf.clear_before(taken, self._session.identity.wait().restarts)
+            self._snapshot_store.clear_before(taken, self._session.identity.wait().restarts)
 
     def cut(self) -> int:
         """From the control thread: whoever waits for a buddy fails at once. Returns how many were cut."""
@@ -228,12 +232,12 @@ class Snapshots:
         return len(under_way)
 
     def _copy(self, what: Snapshot) -> None:
-        """To the shelf of our own node. Raises `NoRoom`."""
+        """To the snapshot store of our own node. Raises `NoRoom`."""
         kept = [record.data for record in self._session.page.records() if record.point == what.point]
         private = kept[0] if kept else b""
         head, tensors = self._state.manifest()
         sizes = Sizes(len(private), len(head), sum(map(memory.size, tensors)))
-        with self._shelf.begin(what, sizes, self._settled) as draft:
+        with self._snapshot_store.begin(what, sizes, self._settled) as draft:
             draft.write(private)
             draft.write(head)
             for tensor in tensors:
@@ -250,7 +254,7 @@ class Snapshots:
 
 
 class _Sender(threading.Thread):
-    """Sends one snapshot from our shelf to the buddy's."""
+    """Sends one snapshot from our snapshot store to the buddy's."""
 
     def __init__(self, session: Host, what: Snapshot, address: str, keep: Point | None) -> None:
         super().__init__(name="torchrelay snapshot", daemon=True)
@@ -278,9 +282,9 @@ class _Sender(threading.Thread):
             self.finished.set()
 
     def _send(self) -> None:
-        kept = self._session.shelf.open(self._what)
+        kept = self._session.snapshot_store.open(self._what)
         if kept is None:
-            self.refused = "it is not on our own shelf any more"
+            self.refused = "it is not on our own snapshot store any more"
             return
         try:
             until = time.monotonic() + TRIES_S

@@ -1,8 +1,8 @@
-"""Making the backends of process groups: pretended while a newcomer is alone, real ones that we can break.
+"""Making the backends of process groups: pretended while a replacement is alone, real ones that we can break.
 
 torch makes every group in one function. We stand in its place: a group is first made with a fake backend, under the
 name of the real one, so that `new_group`, DDP and DeviceMesh work with nobody else there. Its real backends are put in
-at the next rewire; or at once, if this process is connected already.
+at the next reconfigure; or at once, if this process is connected already.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Backends:
 
     def __init__(self, ours: Ours, swap: Callable[[], Swap]) -> None:
         self.alone = True
-        self.protects = False  # the script has joined: what cannot be rewired is refused from now on
+        self.protects = False  # the script has joined: what cannot be reconfigured is refused from now on
         self.host: str | None = None  # None: the interface named by GLOO_SOCKET_IFNAME, else loopback
         self._ours = ours
         self._swap = swap
@@ -84,9 +84,13 @@ class Backends:
         Raises `ValueError` if torch was asked to wrap backends: the wrapper would have to be connected, too.
         """
         if os.environ.get("TORCH_DISTRIBUTED_DEBUG", "").upper() == "DETAIL":
-            raise ValueError("TORCH_DISTRIBUTED_DEBUG=DETAIL wraps groups so that they cannot be rewired: use INFO")
+            raise ValueError(
+                "TORCH_DISTRIBUTED_DEBUG=DETAIL wraps groups so that they cannot be reconfigured: use INFO"
+            )
         if os.environ.pop("TORCH_DIST_INIT_BARRIER", None):
-            log.info("TORCH_DIST_INIT_BARRIER is dropped: a newcomer is alone, and a rewire proves its connections")
+            log.info(
+                "TORCH_DIST_INIT_BARRIER is dropped: a replacement is alone, and a reconfigure proves its connections"
+            )
         if self._make_torchs is None:
             self._make_torchs = _c10d._new_process_group_helper
             _c10d._new_process_group_helper = self._make
@@ -112,7 +116,7 @@ class Backends:
     ) -> tuple[ProcessGroup, Store]:
         """A group as torch makes it, with a fake backend of the real one's name. `ranks` is empty for the default.
 
-        No group is bound to a device: torch would then split NCCL's communicators, which no rewire can repeat.
+        No group is bound to a device: torch would then split NCCL's communicators, which no reconfigure can repeat.
         """
         assert timeout is not None, "torch makes no group without a timeout"
         self.prepare(backend)
@@ -209,7 +213,7 @@ class Backends:
         """The options of the group's real backend; None if it has none now."""
         try:
             backend: Any = group._get_backend(torch.device(wiring.kinds[wiring.main_kind][0]))
-        except RuntimeError:  # taken out, by a rewire that failed
+        except RuntimeError:  # taken out, by a reconfigure that failed
             return None
         real = isinstance(backend, _Gloo) or (_Nccl is not None and isinstance(backend, _Nccl)) or backend is group
         return backend.options if real else None
@@ -296,13 +300,13 @@ class Backends:
 def kinds_of(config: str) -> dict[str, tuple[str, ...]]:
     """Of 'cpu:gloo,cuda:nccl': which kind of backend serves which types of device.
 
-    Raises `ValueError` for a kind that cannot be rewired.
+    Raises `ValueError` for a kind that cannot be reconfigured.
     """
     kinds: dict[str, tuple[str, ...]] = {}
     for pair in config.split(","):
         device, _, kind = pair.partition(":")
         if kind not in OURS:
-            raise ValueError(f"backend '{kind}' cannot be rewired: use gloo, nccl or {PATHS}")
+            raise ValueError(f"backend '{kind}' cannot be reconfigured: use gloo, nccl or {PATHS}")
         kinds[kind] = (*kinds.get(kind, ()), device)
     if PATHS in kinds and len(kinds) > 1:
         raise ValueError(f"backend '{PATHS}' stands alone: torch takes the whole group from it")

@@ -10,7 +10,7 @@ things below. Each of them was seen, with torch 2.13:
     monitored_barrier                                   Rank 1 successfully reached monitoredBarrier, but ...
     the store's client was shut down                    DistNetworkError: Failed to recv, got 0 bytes; Broken pipe
     the store did not have a key in time                DistStoreError: wait timeout after 1000ms, keys: ...
-    a group whose rewire has failed                     No backend type associated with device type cpu
+    a group whose reconfigure has failed                     No backend type associated with device type cpu
     a new group was being connected                     Abandoned: connecting a new group was interrupted
 """
 

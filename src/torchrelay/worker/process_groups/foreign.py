@@ -1,4 +1,4 @@
-"""Foreign groups: of backends that we do not rewire. They are made as torch makes them, and let be.
+"""Foreign groups: of backends that we do not reconfigure. They are made as torch makes them, and let be.
 
 Frameworks make groups of the backend `fake` for dimensions of size 1 of a mesh: nobody is there to talk to. One that
 does talk to others could not be connected again after a fault, so `protect()` refuses it; a script that never joins may
@@ -17,7 +17,7 @@ from torchrelay.worker.process_groups.counts import GLOO
 from torchrelay.worker.process_groups.path_groups import PATHS
 
 NCCL = "nccl"
-OURS = frozenset({GLOO, NCCL, PATHS})  # those that can be rewired
+OURS = frozenset({GLOO, NCCL, PATHS})  # those that can be reconfigured
 FAKE = "fake"  # its collectives do nothing
 
 _world: Any = c10d._world

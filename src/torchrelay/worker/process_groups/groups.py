@@ -1,8 +1,8 @@
 """Process groups that can be torn down and wired anew underneath whoever holds them.
 
 A `ProcessGroup` is a handle: DDP's reducer, DeviceMesh and the script keep it. What communicates is the backend below
-it. `rewire` replaces the backends of all groups and leaves the handles; `break_connections` makes whoever is blocked in
-a backend fail at once, from another thread.
+it. `reconfigure` replaces the backends of all groups and leaves the handles. `break_connections`, from another thread,
+makes calls that are blocked in a backend fail at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from torchrelay.worker.process_groups.sockets import Address, Ours
 from torchrelay.worker.process_groups.swap import Swap, build_extension
 
 __all__ = [
-    "RewireError",
+    "ReconfigureError",
     "begun_elsewhere",
     "break_connections",
     "build_extension",
@@ -41,11 +41,11 @@ __all__ = [
     "count_aside",
     "host_store",
     "init_as_torch",
-    "init_newcomer",
+    "init_replacement",
     "is_collective_error",
     "method",
     "protect",
-    "rewire",
+    "reconfigure",
     "silence",
     "timeout_s",
 ]
@@ -58,7 +58,7 @@ RELEASE_S = 0.05  # how long connecting waits for the old backends to end; it ta
 _init_process_group = dist.init_process_group
 
 
-class RewireError(Exception):
+class ReconfigureError(Exception):
     """The groups could not be connected in this generation. A later generation may be tried."""
 
     def __init__(self, reason: str) -> None:
@@ -81,7 +81,7 @@ class _Process:
         with self._lock:
             if self._swap is None:
                 self._swap, reason = swap.load()
-                log.info("groups are rewired by %s: %s", self._swap.name, reason)
+                log.info("groups are reconfigured by %s: %s", self._swap.name, reason)
             return self._swap
 
     def cover_forks(self) -> None:
@@ -95,7 +95,7 @@ _process = _Process()
 
 
 def method() -> str:
-    """How groups are rewired in this process: 'extension', or 'fresh backend type' if it is not compiled."""
+    """How groups are reconfigured in this process: 'extension', or 'fresh backend type' if it is not compiled."""
     return _process.swap().name
 
 
@@ -109,17 +109,17 @@ def host_store(host: str) -> tuple[TCPStore, str]:
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
-    """A client of the store at 'host:port'. Raises `RewireError`; `break_connections` ends the waiting."""
+    """A client of the store at 'host:port'. Raises `ReconfigureError`; `break_connections` ends the waiting."""
     try:
         return stores.connect(_process.ours, address, timeout_s)
     except (Abandoned, OSError, ValueError, dist.DistError) as error:
-        raise RewireError(f"no store at {address}: {error}") from error
+        raise ReconfigureError(f"no store at {address}: {error}") from error
 
 
-# ---------------------------------------------------------------- a newcomer, alone
+# ---------------------------------------------------------------- a replacement, alone
 
 
-def init_newcomer(
+def init_replacement(
     backend: str | None,
     *,
     rank: int,
@@ -130,10 +130,10 @@ def init_newcomer(
 ) -> None:
     """Initialise torch.distributed for this rank with nobody else there.
 
-    Groups, DDP and DeviceMesh can be made and used; collectives do nothing until the first `rewire`. `host`: where this
-    worker's Gloo devices listen (default: the interface in GLOO_SOCKET_IFNAME, else loopback). `options`: further
+    Groups, DDP and DeviceMesh can be made and used; collectives do nothing until the first `reconfigure`. `host`: where
+    this worker's Gloo devices listen (default: the interface in GLOO_SOCKET_IFNAME, else loopback). `options`: more
     arguments of `init_process_group` (`pg_options`, `device_id`). Raises `ValueError` for a backend that cannot be
-    rewired, and whatever torch raises.
+    reconfigured, and whatever torch raises.
     """
     _process.cover_forks()
     _process.backends.alone = True
@@ -144,7 +144,7 @@ def init_newcomer(
 
 
 def init_as_torch(backend: str, **given: Any) -> None:
-    """Initialise torch.distributed as the script asks: its backend is none of those that can be rewired."""
+    """Initialise torch.distributed as the script asks: its backend is none of those that can be reconfigured."""
     _process.cover_forks()
     _process.backends.alone = False  # whoever it meets, it meets now
     _process.backends.install()
@@ -152,7 +152,7 @@ def init_as_torch(backend: str, **given: Any) -> None:
 
 
 def protect() -> None:
-    """The script joins: what can be rewired is protected. Raises `RefusedError` if there is a group that cannot be.
+    """The script joins: what can be reconfigured is protected. Raises `RefusedError` if a group cannot be.
 
     Until now such groups were the script's own affair, and did what they do under torchrun.
     """
@@ -165,16 +165,16 @@ def protect() -> None:
     _process.backends.protects = True
 
 
-# ---------------------------------------------------------------- rewiring
+# ---------------------------------------------------------------- reconfiguring
 
 
-def rewire(store: Store, *, generation: int, timeout_s: float, keys: str | None = None) -> None:
+def reconfigure(store: Store, *, generation: int, timeout_s: float, keys: str | None = None) -> None:
     """Tear down the backends of all groups of this process, and connect new ones through `store`.
 
     Every rank calls it, with the same generation and a client of the same store. The groups stay the same objects:
     default group first, then in the order in which they were made. Ends with a proof: an all-reduce over the default
-    group. Raises `RewireError` if it fails, is broken, or takes longer than `timeout_s`; it may then be called again
-    with a later generation. `keys`: the prefix of all keys in the store (default: the generation's number tells it).
+    group. Raises `ReconfigureError` if it fails, is broken, or takes longer than `timeout_s`; it may then be called
+    again with a later generation. `keys`: the prefix of all keys in the store (default: made of the generation).
     """
     deadline = time.monotonic() + timeout_s
     process = _process
@@ -182,7 +182,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float, keys: str | None 
     try:
         wirings = process.backends.survey()
         if not wirings:
-            raise ValueError("torch.distributed is not initialised: call init_newcomer first")
+            raise ValueError("torch.distributed is not initialised: call init_replacement first")
         process.backends.abort()
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
         process.backends.counts.clear()
@@ -204,7 +204,7 @@ def rewire(store: Store, *, generation: int, timeout_s: float, keys: str | None 
         process.backends.alone = False
     except (Abandoned, ValueError, RuntimeError) as error:
         # RuntimeError: Gloo raises nothing more precise, and torch's own errors derive from it
-        raise RewireError(f"generation {generation}: {error}") from error
+        raise ReconfigureError(f"generation {generation}: {error}") from error
 
 
 class _Connected(NamedTuple):
@@ -293,7 +293,7 @@ def break_connections() -> int:
 
     From any thread, at any time, and to be called again while somebody is blocked: a connection over which something
     flows is left for the next time. Only our own connections: listeners and the script's sockets are left alone. The
-    groups stay unusable until the next `rewire`.
+    groups stay unusable until the next `reconfigure`.
     """
     ours = _process.ours
     return abandon.break_all() + _process.backends.abort() + ours.break_store() + ours.break_still()
@@ -305,7 +305,7 @@ def silence() -> None:
 
 
 def timeout_s() -> float:
-    """How long a collective of the default group may take, as of the last `rewire`."""
+    """How long a collective of the default group may take, as of the last `reconfigure`."""
     return _process.backends.timeout_s(c10d._get_default_group())
 
 

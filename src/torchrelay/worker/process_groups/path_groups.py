@@ -1,6 +1,6 @@
-"""Path groups: process groups over several network paths (`torchrelay.netpath`), in the hands of a rewire.
+"""Path groups: process groups over several network paths (`torchrelay.netpath`), in the hands of a reconfigure.
 
-They need no swap: the group itself is ours. Alone, its collectives do nothing. A rewire breaks its connections off and
+They need no swap: the group itself is ours. Alone, its collectives do nothing. A reconfigure breaks its connections and
 lets it meet the others at another store, as the same object. Connections are made when they are first used.
 
 A script asks for the backend "torchrelay" by name; or the launcher does, in the place of Gloo (`run --net-failover`).

@@ -109,7 +109,7 @@ class FreshTypeSwap:
             number = int(ProcessGroup.BackendType.CUSTOM.value) + len(before)
             if number > LAST_TYPE:
                 raise ValueError(
-                    f"group {group.group_name} has been rewired too often for '{FRESH_TYPE}': "
+                    f"group {group.group_name} has been reconfigured too often for '{FRESH_TYPE}': "
                     "build the extension (python -m torchrelay.worker.process_groups.groups build)"
                 )
             _register(group, devices, ProcessGroup.BackendType(number), backend)

@@ -1,4 +1,4 @@
-"""Arrival: a newcomer learns its place at the first moment at which the script's place matters, and not before.
+"""Arrival: a replacement learns its place at the first moment at which the script's place matters, and not before.
 
 `protect()` returns at once. What the script does until it reads `run.global_step`, begins a tracked loop, calls a step
 or section, or ends, is the same wherever it goes on, and is done while the others still agree where that is.
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 
-from torchrelay.protocol.messages.orders import CatchUp
+from torchrelay.protocol.messages.orders import Replay
 from torchrelay.worker.data.cursor import Cursor, Record, decode_call, decode_record
 from torchrelay.worker.session import Session
 from torchrelay.worker.state.record import Private, decode_private, decode_told
@@ -24,10 +24,10 @@ def await_place(session: Session, cursor: Cursor) -> Private:
     Orders are repeated: if no source can give the record, the next order names others.
     """
     standing = session.standing
-    tried: CatchUp | None = None
+    tried: Replay | None = None
 
-    def fresh() -> CatchUp | None:
-        order = standing.order(CatchUp)
+    def fresh() -> Replay | None:
+        order = standing.order(Replay)
         if order is None or order is tried:
             return None
         standing.bring_to(order.point)
@@ -47,7 +47,7 @@ def await_place(session: Session, cursor: Cursor) -> Private:
         tried = order
 
 
-def _complete(session: Session, record: Record, order: CatchUp) -> bytes | None:
+def _complete(session: Session, record: Record, order: Replay) -> bytes | None:
     """The lost worker did not live to see its last call return: another rank's result is taken for its own.
 
     Returns what else that rank lends; None if nothing has come.

@@ -1,7 +1,7 @@
-"""Bringing: a newcomer that is caught up takes from a source what its script may read before it comes to the edge.
+"""Bringing: a replacement takes from a source what its script may read before it comes to the safepoint.
 
-The sources stand at the edge of the same point and serve until all have what they need. If one fails, or a fault comes
-in between, the next order names others.
+The sources stand at the safepoint of the same point and serve until all have what they need. If one fails, or a fault
+comes in between, the next order names others.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 
-from torchrelay.protocol.messages.orders import CatchUp
+from torchrelay.protocol.messages.orders import Replay
 from torchrelay.worker.retry import returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.state.state import State
@@ -20,7 +20,7 @@ VALUES_S, STATE_S = 60.0, 600.0  # to fetch them may take
 
 
 class Bringing:
-    """Of one newcomer."""
+    """Of one replacement."""
 
     def __init__(self, session: Session, state: State) -> None:
         self._session = session
@@ -30,7 +30,7 @@ class Bringing:
 
     def values(self) -> None:
         """Plain values of the state, as they were when the call returned that we were brought to."""
-        order = self._session.standing.order(CatchUp)
+        order = self._session.standing.order(Replay)
         if order is not None and order.snapshot:
             self.state()  # nobody stands there who could tell them alone
         elif not self._state.saves:
@@ -42,12 +42,12 @@ class Bringing:
         if self._values:
             self.moved = returned.take(self._state, self._values)
 
-    def _fetch(self, fetch: Callable[[CatchUp, transfer.Cancel], None]) -> None:
+    def _fetch(self, fetch: Callable[[Replay, transfer.Cancel], None]) -> None:
         session = self._session
-        tried: CatchUp | None = None
+        tried: Replay | None = None
 
-        def fresh() -> CatchUp | None:
-            order = session.standing.order(CatchUp)
+        def fresh() -> Replay | None:
+            order = session.standing.order(Replay)
             return None if order is tried else order
 
         while True:
@@ -60,14 +60,14 @@ class Bringing:
             else:
                 return
 
-    def _fetch_values(self, order: CatchUp, cancel: transfer.Cancel) -> None:
+    def _fetch_values(self, order: Replay, cancel: transfer.Cancel) -> None:
         self._values = transfer.fetch_values(
             order.sources, self._session.welcome.secret, order.generation, order.point, timeout_s=VALUES_S,
             cancel=cancel,
         )  # fmt: skip
         self.moved = returned.take(self._state, self._values)
 
-    def _fetch_state(self, order: CatchUp, cancel: transfer.Cancel) -> None:
+    def _fetch_state(self, order: Replay, cancel: transfer.Cancel) -> None:
         session = self._session
         want = snapshot_of(order.rank, session.identity.wait().restarts) if order.snapshot else STATE
         transfer.fetch_state(

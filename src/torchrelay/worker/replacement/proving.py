@@ -59,7 +59,7 @@ class Proving:
             del self._before[next(iter(self._before))]
 
     def take_over(self, doubts: Mapping[bytes, Doubt]) -> None:
-        """What a newcomer would have called otherwise than its predecessor, by function."""
+        """What a replacement would have called otherwise than its predecessor, by function."""
         self._doubts = dict(doubts)
 
     def look(self, now: bytes, steps: int) -> Callable[[], None]:

@@ -1,7 +1,7 @@
-"""Tail: what a newcomer's script does between its last recorded call and the edge, all by itself.
+"""Tail: what a replacement's script does between its last recorded call and the safepoint, all by itself.
 
 It may save, log or decide there, as its predecessor did. Plain values have come before (see `returned`). Tensors of the
-state are brought when the first of them is read: mostly none is, and at the edge the whole state comes once more.
+state are brought when the first of them is read: mostly none is, and at the safepoint the whole state comes once more.
 What another thread or process reads nobody here would see: before one of the script's is given work all is brought.
 """
 
@@ -43,7 +43,7 @@ _GIVES_AWAY = frozenset(
 
 
 class Tail:
-    """From the return of the last recorded call to the edge."""
+    """From the return of the last recorded call to the safepoint."""
 
     def __init__(self, state: State, bring: Callable[[], None], moved: frozenset[str] = frozenset()) -> None:
         """`bring`: put the state of this point into the live tensors; returns when it is there.

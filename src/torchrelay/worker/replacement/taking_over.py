@@ -1,4 +1,4 @@
-"""Taking over: what a newcomer does on its way from its first call to the edge where it gets its rank.
+"""Taking over: what a replacement does on its way from its first call to the safepoint where it gets its rank.
 
 Its script makes the recorded calls of its place again, which return their recorded results without being run. What it
 would have made them with is compared with what its predecessor made them with (see `given`). After the last one it has
@@ -26,7 +26,7 @@ from torchrelay.worker.tensors import values
 
 
 class TakingOver:
-    """Of one newcomer."""
+    """Of one replacement."""
 
     def __init__(self, session: Session, state: State, private: Private) -> None:
         """`private`: what the rank's last holder left."""
@@ -74,7 +74,7 @@ class TakingOver:
         self._tail.begin()
 
     def end_tail(self, point: Point) -> None:
-        """At the edge after `point`. The rank is ours soon, and may be taken over from us before we have committed.
+        """At the safepoint after `point`. The rank is ours soon, and may be taken from us before we have committed.
 
         Raises `PageFull`.
         """

@@ -190,7 +190,7 @@ class Draws:
 
 
 class Copied:
-    """A whole part of the state, by the same way that a newcomer takes it."""
+    """A whole part of the state, by the same way that a replacement takes it."""
 
     def __init__(self, part: Part) -> None:
         self._part = part

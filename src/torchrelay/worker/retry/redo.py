@@ -105,7 +105,7 @@ class Redo:
     def _changed_course(self, trained: list[bool]) -> None:
         """Layers are frozen, trained, or given to an optimizer from now on. Raises `RefusedError` if one is left out.
 
-        What newcomers take with the state must be all that this changes.
+        What replacements take with the state must be all that this changes.
         """
         self._trained, self._groups = trained, [len(one.param_groups) for one in self._optimizers]
         for wrapper in self._state.ddps():
@@ -276,7 +276,7 @@ class Redo:
         self.learned = Learned(self._calls, self._looks, *self._noted)
 
     def take_over(self, learned: Learned) -> None:
-        """For a newcomer, before its first call: what the calls of this rank's last holder have shown."""
+        """For a replacement, before its first call: what the calls of this rank's last holder have shown."""
         buffers, parts = sorted(self._probe.buffers), sorted(self._probe.parts)
         if learned.names != _digest(buffers, parts):
             return  # it has learned nothing yet, or of another script

@@ -41,7 +41,7 @@ class Returned:
             self._versions = [version(tensor) for _, tensor in self._tensors]
 
     def encoded(self) -> bytes:
-        """The values as of the last mark. By the main thread, while it stands at an edge."""
+        """The values as of the last mark. By the main thread, while it stands at a safepoint."""
         now = list(_marks(self._state))
         for mark in now:
             mark.mark()

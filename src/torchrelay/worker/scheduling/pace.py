@@ -1,6 +1,6 @@
 """Pace: the target of a move works in small portions, and rests after each while the processors have enough to do.
 
-A low priority alone (`courtesy`) does not keep it out of the way of ranks that train on the same processors: they wait
+A low priority alone (`niceness`) does not keep it out of the way of ranks that train on the same processors: they wait
 for one another in each step, a target fills each of these gaps at once, and whoever wakes up finds its processor taken,
 for as long as it takes to make the page that it is about to touch.
 """

@@ -2,7 +2,7 @@
 
 Python's loader of source files asks here. What counts is what is not installed: the script, and all that it imports
 that lies in no site-packages, in no standard library, and belongs to no package that the forkserver has loaded. Digests
-of it are in each private record: a successor that has other code under a name refuses to go on.
+of it are in each private record: a replacement that has other code under a name refuses to go on.
 
 Bytecode that Python has cached is not used for these files: it is found by a time stamp, and can be older than its
 source.

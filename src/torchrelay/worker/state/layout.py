@@ -8,7 +8,7 @@
                        steps, see `early`
 
 A rank's replicas are those that this is true of for all of its tensors. It is found out without asking anybody, as a
-newcomer must come to the same alone; `agreement` asks the others once whether they see it alike.
+replacement must come to the same alone; `agreement` asks the others once whether they see it alike.
 """
 
 from __future__ import annotations

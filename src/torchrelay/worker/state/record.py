@@ -47,7 +47,7 @@ class AtReturn(Struct, array_like=True):
 
 
 class Told(Struct, array_like=True):
-    """What a rank that stands at an edge tells a newcomer of its own last call."""
+    """What a rank that stands at a safepoint tells a replacement of its own last call."""
 
     call: bytes  # see `cursor`
     late: bytes = b""  # what the update has changed of what objects keep in attributes: see `hidden`

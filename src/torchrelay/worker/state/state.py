@@ -1,4 +1,4 @@
-"""State: all that a rank's replicas share and a newcomer needs, as a tree of tensors and plain values.
+"""State: all that a rank's replicas share and a replacement needs, as a tree of tensors and plain values.
 
 `manifest` tells it, `receive` and `commit_received` take another's, `digest` names it. Bytes go from live tensor to
 live tensor; `transfer` moves them. What no replica has (random state, buffers that differ between ranks) is private
@@ -91,7 +91,7 @@ class State:
         self._arrived: dict[str, Any] = {}
         self._layouts: list[ddp.Layout] | None = None
         self.saves = save is not None
-        # Steps between two snapshots, and between two comparisons; 0: none. A newcomer is told with the state.
+        # Steps between two snapshots, and between two comparisons; 0: none. A replacement is told with the state.
         self.snapshot_every = self.compare_every = 0
         self.snapshot_auto = False
         self.snapshot_buddies = 1
@@ -288,7 +288,7 @@ class State:
         self._landing, self._arrived, self.reserve = None, {}, Reserve()
 
     def expect(self) -> None:
-        """For a newcomer, at protect(): its script runs on between calls as if it had trained, without warnings."""
+        """For a replacement, at protect(): its script runs on between calls as if it had trained, without warnings."""
         for optimizer in self.optimizers():
             mark_stepped(optimizer)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torchrelay.protocol.health.waiting import DEFAULT
+from torchrelay.protocol.health.wait_for_graph import DEFAULT
 from torchrelay.worker.process_groups import groups
 
 

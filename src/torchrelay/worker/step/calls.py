@@ -1,9 +1,9 @@
 """Calls: steps and sections, each run until it is committed.
 
-    entry       the edge, if a fault or a newcomer's arrival asks for it; then remember the way back
+    entry       the safepoint, if a fault or a replacement's arrival asks for it; then remember the way back
     function    forward, backward, and in a step, from a hook before the first update: the gate
     gate        at the latest when the function has returned
-    exit        keep the result for a successor
+    exit        keep the result for a replacement
 
 A fault cuts an attempt short at any place before its gate: the attempt is poisoned, everything is put back as it was
 at the entry, and the function is called again with the same arguments.
@@ -32,7 +32,7 @@ from torchrelay.worker.data.own_loops import Places
 from torchrelay.worker.parallel import ddp, zero
 from torchrelay.worker.peers.snapshots import Snapshots
 from torchrelay.worker.process_groups import groups
-from torchrelay.worker.replacement import tryout
+from torchrelay.worker.replacement import dry_run
 from torchrelay.worker.replacement.examples import Examples
 from torchrelay.worker.replacement.given import STEP, Function, Functions
 from torchrelay.worker.replacement.proving import NobodyPasses, Proving
@@ -48,8 +48,8 @@ from torchrelay.worker.state.state import State
 from torchrelay.worker.step import between
 from torchrelay.worker.step.afterwards import Afterwards
 from torchrelay.worker.step.attempt import Attempt, do_all
-from torchrelay.worker.step.edge import Edge
 from torchrelay.worker.step.proof import Proof
+from torchrelay.worker.step.safepoint import Safepoint
 from torchrelay.worker.tensors import values
 from torchrelay.worker.tensors.reserve import pieces
 
@@ -66,7 +66,7 @@ class Calls:
     ) -> None:  # fmt: skip
         """`shard`: what this rank holds, by which replicas know one another.
 
-        `place`: for a newcomer, waits until its place is known, and sets `cursor` on the way there.
+        `place`: for a replacement, waits until its place is known, and sets `cursor` on the way there.
 
         It returns what the rank's last holder left at the point where `cursor` then leads. `rehearse`: see `join`.
         """
@@ -78,7 +78,7 @@ class Calls:
         self._place = place
         self._rehearse = rehearse
         self._whole = False  # of a target: the reducers with which it has rehearsed may stay
-        self._taking_over: TakingOver | None = None  # of a newcomer, from its arrival until it goes on from the edge
+        self._taking_over: TakingOver | None = None  # of a replacement, until it goes on from the safepoint
         self.examples = Examples(
             keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts,
             pipeline=state.pipeline.told,
@@ -89,7 +89,7 @@ class Calls:
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
         self._returned = Returned(state)
-        self._edge = Edge(session, state, self._tell, self._returned.encoded)
+        self._safepoint = Safepoint(session, state, self._tell, self._returned.encoded)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = early.Early(state, shard)
         self._comparison = Comparison(session, state, shard)
@@ -119,12 +119,12 @@ class Calls:
         return self._cursor.point
 
     def arrive(self) -> None:
-        """The script's place matters now: a newcomer waits for it, once. If there is time, it rehearses before."""
+        """The script's place matters now: a replacement waits for it, once. If there is time, it rehearses before."""
         if self._place is None or self._session.rehearsing:
             return
         if self._session.target:
             functions = self.examples.functions()
-            self._whole = tryout.prepare(self._session, self._state, functions, self._try, self._rehearse)
+            self._whole = dry_run.prepare(self._session, self._state, functions, self._try, self._rehearse)
         private = self._place()
         self._session.program.check(private.code)
         self._taking_over = TakingOver(self._session, self._state, private)
@@ -147,12 +147,10 @@ class Calls:
         return self._functions.add(function, kind)
 
     def run(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-        """Run a step or section until it is committed, and return its result; a newcomer's is recorded."""
+        """Run a step or section until it is committed, and return its result; a replacement's is recorded."""
         kind = function.kind
         if self._attempt is not None:
-            raise RefusedError(
-                f"a {kind} inside a {self._attempt.kind}", "call plain functions inside a step or section"
-            )
+            raise RefusedError(f"a {kind} inside a {self._attempt.kind}", "call plain functions inside it")
         self._come(kind)
         if self._cursor.replaying:
             return self._replay(function, args, kwargs)
@@ -200,10 +198,10 @@ class Calls:
     def stand_still(self) -> None:
         """At the entry of a call, or at the script's end: stop if somebody has asked for it."""
         if self._taking_over is not None:
-            self._arrive_at_edge(self._taking_over)
+            self._arrive_at_safepoint(self._taking_over)
             self._taking_over = self._cursor.on_way = None
         elif self._strayed is not None:
-            # No edge that others could be brought to. A halt sends us on, to the end of the call that comes.
+            # No safepoint that others could be brought to. A halt sends us on, to the end of the call that comes.
             if not self._standing.await_way(self._session.welcome.patience_s):
                 raise UndeclaredError(
                     f"a step raised {self._strayed}, the script went on without it, and a fault came before the next "
@@ -212,7 +210,7 @@ class Calls:
         elif self._standing.stop():
             for wrapper in self._wrappers:
                 ddp.mark(wrapper)  # a call lies behind us: what DDP is now belongs to the one that follows
-            self._edge.stop(whole=True)
+            self._safepoint.stop(whole=True)
 
     def _begin(self, kind: str) -> Attempt | None:
         """The entry: what follows can be undone. None if we have to stand still before."""
@@ -222,7 +220,7 @@ class Calls:
         if not self._standing.begin_call(phase, pending):
             return None
         self._snapshots.entry(self._cursor.point)
-        compares = kind == STEP and self._comparison.due(pending, self._edge.renewed_after)
+        compares = kind == STEP and self._comparison.due(pending, self._safepoint.renewed_after)
         if compares:
             self._comparison.begin()
         redo = self._redo[kind]
@@ -247,14 +245,14 @@ class Calls:
             self._cursor.drop_call(attempt.call)
         redo.rewind()
         random_state.restore(random_state.pack(attempt.rng))
-        self._edge.stop(whole=False)
+        self._safepoint.stop(whole=False)
 
     # ------------------------------------------------------------ the gate
 
     def before_update(self, optimizer: Optimizer, *_: Any) -> None:
         """The hook of every optimizer: in a step, the gate before its first update."""
         if self._session.rehearsing:
-            raise tryout.AtGate
+            raise dry_run.AtGate
         attempt = self._attempt
         if attempt is None or attempt.kind != STEP:
             where = "in a section" if attempt is not None else "outside of any step"
@@ -298,7 +296,7 @@ class Calls:
             self._gate.await_interrupt(_nothing)
             raise StepInterrupted from None
         if proofs is not None and self._proving.settled:
-            self._proved = self._edge.renewals
+            self._proved = self._safepoint.renewals
         if attempt.kind == STEP:
             self._proving.note(attempt.call.given)
         attempt.passed = True
@@ -311,14 +309,15 @@ class Calls:
 
     def _proofs(self, attempt: Attempt) -> Callable[[], None] | None:
         """In the first steps after ranks have changed hands: what shows that they are made with the right numbers."""
-        if self._proved == self._edge.renewals or attempt.kind != STEP:
+        if self._proved == self._safepoint.renewals or attempt.kind != STEP:
             return None
-        return self._proving.look(attempt.given(), attempt.pending.step - self._edge.renewed_after.step)
+        return self._proving.look(attempt.given(), attempt.pending.step - self._safepoint.renewed_after.step)
 
     def _also(self, attempt: Attempt, pending: Point, proofs: Callable[[], None] | None) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
         early_look = self._early.look(pending) if pending.step <= early.LAST and attempt.kind == STEP else None
-        compares = partial(self._comparison.exchange, pending, self._edge.renewed_after) if attempt.compares else None
+        since = self._safepoint.renewed_after
+        compares = partial(self._comparison.exchange, pending, since) if attempt.compares else None
         agrees = None if self._snapshots.idle else self._snapshots.agree()
         found = [each for each in (proofs, early_look, compares, agrees) if each is not None]
         return partial(do_all, found) if len(found) > 1 else next(iter(found), None)
@@ -361,7 +360,7 @@ class Calls:
             cut = error.with_traceback(None)  # whoever held its frames would hold what communicated
         if cut is not None:
             self._gate.broken(cut)
-            self._edge.stop(whole=True, serves=False)
+            self._safepoint.stop(whole=True, serves=False)
             self._standing.enter(WorkerPhase.UPDATING)
             self._afterwards.note()  # connected anew: all counts begin from nothing
 
@@ -395,7 +394,7 @@ class Calls:
             raise RefusedError(str(error), "return numbers, tensors, and lists or dicts of them, or nothing") from error
         if len(result) > MAX_RESULT:
             raise RefusedError(
-                f"the result of a {kind} has {len(result):,} bytes; at most {MAX_RESULT:,} are kept for a successor",
+                f"the result of a {kind} has {len(result):,} bytes; at most {MAX_RESULT:,} are kept for a replacement",
                 "return a summary, such as the loss",
             )
         return result
@@ -444,11 +443,11 @@ class Calls:
         self._standing.stray()
         return False
 
-    # ------------------------------------------------------------ newcomers
+    # ------------------------------------------------------------ replacements
 
     def _replay(self, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The recorded result."""
-        assert self._taking_over is not None, "only newcomers replay"
+        assert self._taking_over is not None, "only replacements replay"
         call = self._cursor.replay_call(function.kind)
         result = self._taking_over.replay(call, function, args, kwargs)
         if call.kind == STEP:
@@ -458,26 +457,26 @@ class Calls:
             self._returned.mark()
         return result
 
-    def _arrive_at_edge(self, taking_over: TakingOver) -> None:
-        """A newcomer gets its rank, and knows what the calls of its last holder have shown."""
+    def _arrive_at_safepoint(self, taking_over: TakingOver) -> None:
+        """A replacement gets its rank, and knows what the calls of its last holder have shown."""
         try:
             taking_over.end_tail(self._cursor.point)
         except PageFull as error:
             raise too_large(error) from error
-        self._edge.stop(whole=self._whole)
+        self._safepoint.stop(whole=self._whole)
         self._proving.take_over(taking_over.doubts)
         for kind, redo in self._redo.items():
             if kind in taking_over.private.learned:
                 redo.take_over(taking_over.private.learned[kind])
 
     def _tell(self) -> bytes:
-        """Of our last call, for a newcomer whose predecessor did not see it return."""
+        """Of our last call, for a replacement whose predecessor did not see it return."""
         return msgspec.msgpack.encode(Told(self._cursor.last_call(), self.hidden.late))
 
     # ------------------------------------------------------------ the end
 
     def end(self) -> None:
-        """The script has ended: stand at the last edge until nobody asks for it any more."""
+        """The script has ended: stand at the last safepoint until nobody asks for it any more."""
         self.arrive()
         self._between.enter()
         if self._cursor.replaying:

@@ -36,7 +36,7 @@ class Leaf(Struct, frozen=True):
     dtype: torch.dtype
     shape: tuple[int, ...]
     strides: tuple[int, ...]  # in elements, see memory.strides
-    device: str  # "cpu" or "cuda": the kind, as the newcomer's own device may have another number
+    device: str  # "cpu" or "cuda": the kind, as the replacement's own device may have another number
     index: int  # of the tensor among those sent
 
 

@@ -69,7 +69,7 @@ class Ask(Struct, frozen=True, tag=True, omit_defaults=True):
 
     `want`: "record", "state", "slices", "example" or "lane <purpose> <rank>".
 
-    Or "shelve <rank> <restarts>", to give a snapshot, and "snapshot <rank> <restarts>", to have one: see `shelving`.
+    Or "shelve <rank> <restarts>", to give a snapshot, and "snapshot <rank> <restarts>", to get one: `snapshot_upload`.
 
     `machine`, `pid`: who it is, for a source on the same machine; empty if it can only take what is sent.
     """

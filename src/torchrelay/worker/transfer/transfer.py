@@ -167,7 +167,7 @@ def fetch_state(
     """Take the state at `point` into `state`, and commit it if its digest is right.
 
     From the first source that answers, or, if it is large and lies on another machine, from all of them at once.
-    `want`: another name for a state that is kept elsewhere, as in `shelving`; it comes from one.
+    `want`: another name for a state that is kept elsewhere, as in `snapshot_upload`; it comes from one.
     `host`: our own; who is there as well is asked first. `failed`: is told, from any thread, of a source whose digest
     differed while others bring what it should have brought.
 

@@ -1,4 +1,4 @@
-"""Tryout: the target of a move goes through a step before it counts, while the others train on.
+"""Dry run: the target of a move goes through a step before it counts, while the others train on.
 
 It asks a rank that trains what its steps are called with and what its optimizers keep. It takes memory for the latter,
 makes arguments that look the same, and calls each step function on its own model: forward, backward, DDP's reducer, up
@@ -19,7 +19,7 @@ import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError, StepInterrupted
 from torchrelay.protocol.messages.events import WorkerPrepared
-from torchrelay.protocol.messages.orders import Assign, CatchUp
+from torchrelay.protocol.messages.orders import Assign, Replay
 from torchrelay.worker.parallel import ddp, fsdp
 from torchrelay.worker.replacement import examples
 from torchrelay.worker.replacement.examples import Example, NotRehearsable, Told
@@ -83,7 +83,7 @@ def called_for(session: Session) -> bool:
     standing = session.standing
     assigned = standing.order(Assign)
     alone = assigned is not None and not assigned.examples
-    return standing.poisoned or alone or standing.order(CatchUp) is not None
+    return standing.poisoned or alone or standing.order(Replay) is not None
 
 
 def _lay_out(state: State, told: Told) -> None:

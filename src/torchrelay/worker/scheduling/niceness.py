@@ -1,4 +1,4 @@
-"""Courtesy: a spare that starts, or the target of a move, works beside ranks that train and lets them go first.
+"""Niceness: a spare that starts, or the target of a move, works beside ranks that train and lets them go first.
 
 Its threads get a lower priority, and the old one back when it is called for. An ordinary user may only do the first; so
 it is tried, on a thread that ends, whether the way back is open. (`setpriority` on Linux is per thread, and new threads
@@ -24,7 +24,7 @@ STEPS = 15  # of nice: about a thirtieth of the processor's time beside others t
 SESSION_STEPS = 10
 
 
-class Courtesy:
+class Niceness:
     """The priority of this process, but for the control thread, which calls this and must hear its orders."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def may_return(priority: int) -> bool:
             return
         found.append(True)
 
-    thread = threading.Thread(target=attempt, name="courtesy")
+    thread = threading.Thread(target=attempt, name="niceness")
     thread.start()
     thread.join()
     return bool(found)

@@ -1,4 +1,4 @@
-"""Vitals: who is silent, and who hangs. Kept apart from the journalled state; its verdicts are facts for it.
+"""Failure detector: which nodes are silent and which workers hang. Its state is not journalled; its verdicts are facts.
 
 Beats arrive twice a second and are not journalled. `judge` turns them into `NodeLost` and `WorkerHung`, which
 are. A worker hangs only if others wait for it, and it waits for nobody: they have begun something in a group that it
@@ -11,12 +11,12 @@ has not (see `waiting`); or it is stopped by a signal inside a collective, and n
     between steps (saving, logging)        30 min
     in a declared section                  none: sections may take as long as they need
 
-After a fault everybody comes to an edge before anything else. Whose main thread does not move and uses no CPU time is
+After a fault all workers come to a safepoint first. One whose main thread does not move and uses no CPU time is
 stuck:
 
     computing                              20 steps, 3 s to 10 min; before the first commit 10 min
     the same, and nobody else who stands   20 steps, 5 s to 10 min; before the first commit 10 min
-    at the edge has its shard
+    at the safepoint has its shard
     in a declared section                  2 min
 
 Ranks that have committed the same point are all on the way to the same next call. Who stands at different calls (5 s,
@@ -33,7 +33,7 @@ from dataclasses import dataclass, replace
 from msgspec import Struct, structs
 
 from torchrelay.protocol.health.silence import LEAST_SILENCE_MS, Rhythm, Silence
-from torchrelay.protocol.health.waiting import DEFAULT, Picture, Stand, Wait
+from torchrelay.protocol.health.wait_for_graph import DEFAULT, Stand, Wait, WaitForGraph
 from torchrelay.protocol.health.ways import Spot, Way, parting
 from torchrelay.protocol.messages.events import Event, NodeLost, PointCommitted, WorkerHung, WorkerRaised
 from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
@@ -104,7 +104,7 @@ class Pulse:
 
 
 @dataclass(frozen=True, slots=True)
-class Vitals:
+class FailureDetector:
     """What the beats told."""
 
     heard: Table[tuple[NodeId, str], int] = Table()
@@ -117,28 +117,28 @@ def place_of(sample: Sample) -> tuple[object, ...]:
     return sample.point, sample.phase, sample.collectives, sample.elsewhere
 
 
-def hear(vitals: Vitals, beat: Beat, now_ms: int) -> Vitals:
+def hear(failure_detector: FailureDetector, beat: Beat, now_ms: int) -> FailureDetector:
     """Take in a beat."""
-    vitals = end_deafness(vitals, now_ms)
-    pulses = dict(vitals.pulses)
+    failure_detector = end_deafness(failure_detector, now_ms)
+    pulses = dict(failure_detector.pulses)
     for sample in beat.samples:
         pulses[sample.worker] = feel(pulses.get(sample.worker), sample, now_ms)
     # An agent that was started anew has no gap before its first beat.
-    gap = now_ms - vitals.heard.get((beat.node, beat.incarnation), now_ms)
-    rhythm = vitals.rhythms.get(beat.node, Rhythm(now_ms)).note(gap, now_ms)
+    gap = now_ms - failure_detector.heard.get((beat.node, beat.incarnation), now_ms)
+    rhythm = failure_detector.rhythms.get(beat.node, Rhythm(now_ms)).note(gap, now_ms)
     return replace(
-        vitals, heard=vitals.heard.put((beat.node, beat.incarnation), now_ms), pulses=Table(pulses),
-        rhythms=vitals.rhythms.put(beat.node, rhythm),
+        failure_detector, heard=failure_detector.heard.put((beat.node, beat.incarnation), now_ms), pulses=Table(pulses),
+        rhythms=failure_detector.rhythms.put(beat.node, rhythm),
     )  # fmt: skip
 
 
-def end_deafness(vitals: Vitals, now_ms: int) -> Vitals:
+def end_deafness(failure_detector: FailureDetector, now_ms: int) -> FailureDetector:
     """Somebody is heard after nobody was for as long as would lose a node: for all of them silence counts from now."""
-    gap = now_ms - max(vitals.heard.values(), default=now_ms)
-    if gap < min((rhythm.limit_ms for rhythm in vitals.rhythms.values()), default=LEAST_SILENCE_MS):
-        return vitals
-    rhythms = Table((node, rhythm.note(gap, now_ms)) for node, rhythm in vitals.rhythms.items())
-    return replace(vitals, heard=Table((key, now_ms) for key in vitals.heard), rhythms=rhythms)
+    gap = now_ms - max(failure_detector.heard.values(), default=now_ms)
+    if gap < min((rhythm.limit_ms for rhythm in failure_detector.rhythms.values()), default=LEAST_SILENCE_MS):
+        return failure_detector
+    rhythms = Table((node, rhythm.note(gap, now_ms)) for node, rhythm in failure_detector.rhythms.items())
+    return replace(failure_detector, heard=Table((key, now_ms) for key in failure_detector.heard), rhythms=rhythms)
 
 
 def feel(before: Pulse | None, sample: Sample, now_ms: int) -> Pulse:
@@ -165,13 +165,13 @@ def advanced(before: Sample, now: Sample) -> bool:
     return now.point > before.point
 
 
-def forget(vitals: Vitals, cluster: Cluster) -> Vitals:
+def forget(failure_detector: FailureDetector, cluster: Cluster) -> FailureDetector:
     """Drop the pulses of workers that have ended."""
-    pulses = Table((worker, pulse) for worker, pulse in vitals.pulses.items() if worker in cluster.workers)
-    return replace(vitals, pulses=pulses)
+    pulses = Table((worker, pulse) for worker, pulse in failure_detector.pulses.items() if worker in cluster.workers)
+    return replace(failure_detector, pulses=pulses)
 
 
-def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
+def judge(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
     """The facts that follow from silence and standstill. The same ones again until the cluster has heard them.
 
     They are judgements, so under a freeze there are none of jobs that train: who only seems to be lost may go on.
@@ -180,32 +180,32 @@ def judge(vitals: Vitals, cluster: Cluster, now_ms: int) -> tuple[Event, ...]:
         return ()
     found: list[Event] = []
     for node in cluster.nodes.values():
-        silence = silence_of(vitals, cluster, node, now_ms)
+        silence = silence_of(failure_detector, cluster, node, now_ms)
         if silence is not None and silence.lost_in_ms == 0:
             reason = f"no beat for {silence.silent_ms / 1000:.1f} s (limit {silence.limit_ms / 1000:.1f} s)"
             lost = NodeLost(node=node.node, incarnation=node.incarnation, reason=reason, age_ms=silence.silent_ms)
             found.append(lost)
-    pictures: dict[JobId, Picture] = {}
+    pictures: dict[JobId, WaitForGraph] = {}
     for worker in cluster.workers.values():
-        pulse = vitals.pulses.get(worker.worker)
+        pulse = failure_detector.pulses.get(worker.worker)
         if pulse is None or worker.life is Life.FENCING or now_ms - pulse.heard_ms >= FRESH_MS:
             continue
-        evidence = judge_worker(vitals, cluster.jobs[worker.job], pulse, now_ms, pictures)
+        evidence = judge_worker(failure_detector, cluster.jobs[worker.job], pulse, now_ms, pictures)
         if evidence:
             age = now_ms - pulse.still_ms
             found.append(WorkerHung(worker=worker.worker, evidence=evidence, age_ms=age))
     for job in cluster.jobs.values():
         if job.phase is JobPhase.RUNNING:
-            found.extend(judge_ways(vitals, job, now_ms))
+            found.extend(judge_ways(failure_detector, job, now_ms))
         if job.unproved:
-            found.extend(proof(vitals, job))
+            found.extend(proof(failure_detector, job))
     return tuple(found)
 
 
-def proof(vitals: Vitals, job: Job) -> tuple[Event, ...]:
+def proof(failure_detector: FailureDetector, job: Job) -> tuple[Event, ...]:
     """That all ranks have committed a point after that from which they went on, if the newest beats show it."""
     holders = [seat.worker for seat in job.seats.values()]
-    pulses = [vitals.pulses.get(worker) for worker in holders if worker is not None]
+    pulses = [failure_detector.pulses.get(worker) for worker in holders if worker is not None]
     samples = [pulse.sample for pulse in pulses if pulse is not None and pulse.sample.generation == job.generation]
     points = [sample.point for sample in samples if sample.point is not None]
     least = min(points, default=START)
@@ -217,29 +217,31 @@ def proof(vitals: Vitals, job: Job) -> tuple[Event, ...]:
 # ---------------------------------------------------------------- silence
 
 
-def silence_of(vitals: Vitals, cluster: Cluster, node: Node, now_ms: int) -> Silence | None:
+def silence_of(failure_detector: FailureDetector, cluster: Cluster, node: Node, now_ms: int) -> Silence | None:
     """How it stands with a node that is not heard; None if it is, or if there is nothing to wait for."""
-    heard = vitals.heard.get((node.node, node.incarnation))
+    heard = failure_detector.heard.get((node.node, node.incarnation))
     if not node.alive or heard is None or now_ms - heard < FRESH_MS:
         return None
-    limit = vitals.rhythms.get(node.node, Rhythm(now_ms)).limit_ms
-    proof = last_proof(vitals, cluster, node.node)
+    limit = failure_detector.rhythms.get(node.node, Rhythm(now_ms)).limit_ms
+    proof = last_proof(failure_detector, cluster, node.node)
     proof = proof if proof is not None and proof > heard else None
-    deaf = all_silent(vitals, cluster, now_ms)
+    deaf = all_silent(failure_detector, cluster, now_ms)
     until = max(heard + limit, (proof or 0) + limit, heard + DEAF_MS if deaf else 0)
     return Silence(
         node.node, now_ms - heard, limit, max(0, until - now_ms), None if proof is None else now_ms - proof, deaf
     )  # fmt: skip
 
 
-def last_proof(vitals: Vitals, cluster: Cluster, node: NodeId) -> int | None:
+def last_proof(failure_detector: FailureDetector, cluster: Cluster, node: NodeId) -> int | None:
     """When ranks on other nodes last passed a gate of a running job that has ranks on this node."""
     times: list[int] = []
     for job in cluster.jobs.values():
         holders = [seat.worker for seat in job.seats.values()]
         here = {worker for worker in holders if worker is not None and node_of(cluster, worker) == node}
         if here and job.phase in TRAINING:
-            others = [vitals.pulses.get(worker) for worker in holders if worker is not None and worker not in here]
+            others = [
+                failure_detector.pulses.get(worker) for worker in holders if worker is not None and worker not in here
+            ]
             times += [pulse.advanced_ms for pulse in others if pulse is not None and pulse.advanced_ms is not None]
     return max(times, default=None)
 
@@ -249,18 +251,20 @@ def node_of(cluster: Cluster, worker: WorkerId) -> NodeId | None:
     return known.node if known is not None else None
 
 
-def all_silent(vitals: Vitals, cluster: Cluster, now_ms: int) -> bool:
+def all_silent(failure_detector: FailureDetector, cluster: Cluster, now_ms: int) -> bool:
     """Whether no living node has been heard of late."""
-    living = [vitals.heard.get((node.node, node.incarnation)) for node in cluster.nodes.values() if node.alive]
+    living = [
+        failure_detector.heard.get((node.node, node.incarnation)) for node in cluster.nodes.values() if node.alive
+    ]
     return all(heard is not None and now_ms - heard >= ALL_SILENT_MS for heard in living)
 
 
 # ---------------------------------------------------------------- hangs
 
 
-def judge_ways(vitals: Vitals, job: Job, now_ms: int) -> tuple[Event, ...]:
+def judge_ways(failure_detector: FailureDetector, job: Job, now_ms: int) -> tuple[Event, ...]:
     """The rank that has strayed, if ranks stand still at different calls of the script (see `ways`)."""
-    pulses = fresh(vitals, job, now_ms)
+    pulses = fresh(failure_detector, job, now_ms)
     limit = clamp(ASTRAY_STEPS * max((pulse.sample.step_ms for pulse in pulses), default=0), ASTRAY_MS, MOST_ASTRAY_MS)
     stood = (
         way_of(pulse, now_ms)
@@ -290,7 +294,8 @@ def way_of(pulse: Pulse, now_ms: int) -> Way | None:
 
 
 def judge_worker(
-    vitals: Vitals, job: Job, pulse: Pulse, now_ms: int, pictures: dict[JobId, Picture] | None = None
+    failure_detector: FailureDetector, job: Job, pulse: Pulse, now_ms: int,
+    pictures: dict[JobId, WaitForGraph] | None = None,
 ) -> str:  # fmt: skip
     """Why this worker counts as hung; empty if it does not. `pictures`: of this moment, filled as they are needed."""
     sample = pulse.sample
@@ -311,7 +316,7 @@ def judge_worker(
     limit, how = patience(pulse, now_ms)
     if limit is None or now_ms - pulse.still_ms < limit:
         return ""
-    since, waiters = waited_for(vitals, job, pulse, now_ms, pictures if pictures is not None else {})
+    since, waiters = waited_for(failure_detector, job, pulse, now_ms, pictures if pictures is not None else {})
     waited = now_ms - since
     if waited < limit:
         return ""
@@ -320,12 +325,12 @@ def judge_worker(
 
 
 def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
-    """Why this worker will not come to the edge; empty if it may. A library may wait for what cannot come any more."""
+    """Why this worker will not come to the safepoint; empty if it may. A library may wait for what cannot come."""
     rank = job.rank_of(pulse.sample.worker)
     seat = job.seats[rank] if rank is not None else None
     if job.phase is not JobPhase.PREPARING or seat is None or seat.ready:
         return ""
-    limit = edge_limit(pulse.sample, replaceable=stands_elsewhere(job, seat))
+    limit = safepoint_limit(pulse.sample, replaceable=stands_elsewhere(job, seat))
     if limit is None:
         return ""
     since = max(pulse.still_ms, job.phase_ms)
@@ -337,14 +342,14 @@ def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
 
 
 def stands_elsewhere(job: Job, seat: Seat) -> bool:
-    """Whether another rank stands at the edge with the state that this one holds: nothing is lost with this one."""
+    """Whether another rank stands at the safepoint with the same state: nothing is lost with this one."""
     return bool(seat.shard) and any(
         other.ready and other.holds == job.target and other.shard == seat.shard for other in job.seats.values()
     )
 
 
-def edge_limit(sample: Sample, *, replaceable: bool) -> float | None:
-    """How long an interrupted worker may stand still before its edge, in ms; None: as long as the core lets it.
+def safepoint_limit(sample: Sample, *, replaceable: bool) -> float | None:
+    """How long an interrupted worker may stand still before its safepoint, in ms; None: as long as the core lets it.
 
     `replaceable`: see `stands_elsewhere`. Then it costs a recovery and a place to lose it; else it may cost the state.
     Never less than it takes until the worker has cut its connections in any case (`worker/process_groups/sockets`).
@@ -363,12 +368,12 @@ def stopped_too_long(pulse: Pulse, now_ms: int) -> str:
     return f"stopped for {(now_ms - pulse.stopped_ms) / 1000:.1f} s (patience {limit / 1000:.1f} s)"
 
 
-def fresh(vitals: Vitals, job: Job, now_ms: int) -> list[Pulse]:
+def fresh(failure_detector: FailureDetector, job: Job, now_ms: int) -> list[Pulse]:
     """The pulses of the job's holders that tell of now and of this generation."""
     holders = {seat.worker for seat in job.seats.values()}
     return [
         pulse
-        for worker, pulse in vitals.pulses.items()
+        for worker, pulse in failure_detector.pulses.items()
         if worker in holders
         if pulse.sample.generation == job.generation
         if now_ms - pulse.heard_ms < FRESH_MS
@@ -376,13 +381,13 @@ def fresh(vitals: Vitals, job: Job, now_ms: int) -> list[Pulse]:
 
 
 def waited_for(
-    vitals: Vitals, job: Job, pulse: Pulse, now_ms: int, pictures: dict[JobId, Picture]
+    failure_detector: FailureDetector, job: Job, pulse: Pulse, now_ms: int, pictures: dict[JobId, WaitForGraph]
 ) -> tuple[int, str]:  # fmt: skip
     """Since when others have waited for this worker while all of them stood still, and who, in words; now: none do."""
     if pulse.sample.generation == job.generation:
         if job.spec.job not in pictures:
-            stands = [stand for each in fresh(vitals, job, now_ms) if (stand := stand_of(each)) is not None]
-            pictures[job.spec.job] = Picture(stands, len(job.seats))
+            stands = [stand for each in fresh(failure_detector, job, now_ms) if (stand := stand_of(each)) is not None]
+            pictures[job.spec.job] = WaitForGraph(stands, len(job.seats))
         picture = pictures[job.spec.job]
         stopped = pulse.stopped_ms is not None
         worker = pulse.sample.worker
@@ -390,7 +395,7 @@ def waited_for(
         if wait is not None:
             return wait.since_ms, str(wait)
         if stopped:
-            return all_still(vitals, job, pulse, now_ms), "others wait for it"
+            return all_still(failure_detector, job, pulse, now_ms), "others wait for it"
     return now_ms, "nobody waits for it"
 
 
@@ -403,12 +408,12 @@ def stand_of(pulse: Pulse) -> Stand | None:
     return Stand(sample.worker, sample.rank, begun, sample.elsewhere, sample.groups is not None, pulse.still_ms)
 
 
-def all_still(vitals: Vitals, job: Job, pulse: Pulse, now_ms: int) -> int:
+def all_still(failure_detector: FailureDetector, job: Job, pulse: Pulse, now_ms: int) -> int:
     """Since when nobody has moved: a worker stopped inside a collective has entered it, so nobody is ahead of it.
 
     Now, if somebody is behind it, who may be the one that all wait for, or if somebody's sample is old.
     """
-    everybody = fresh(vitals, job, now_ms)
+    everybody = fresh(failure_detector, job, now_ms)
     if len(everybody) < len(job.seats):
         return now_ms
     if any(other.sample.collectives < pulse.sample.collectives for other in everybody):

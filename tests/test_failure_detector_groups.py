@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import pytest
 
-from tests.test_vitals import RANKS, Ward, ahead, evidence, pulse
-from torchrelay.protocol.health.vitals import BEAT_MS, feel
+from tests.test_failure_detector import RANKS, Ward, ahead, evidence, pulse
+from torchrelay.protocol.health.failure_detector import BEAT_MS, feel
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerPhase
 

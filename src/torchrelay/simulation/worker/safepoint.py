@@ -1,4 +1,4 @@
-"""Edge: a simulated worker at an edge. It moves by order only: is ready, connects, is restored, goes on."""
+"""Safepoint: a simulated worker at a safepoint. It moves by order only: is ready, connects, is restored, goes on."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from torchrelay.simulation.worker.wiring import Broken
 REDONE, PASSED = False, True
 
 
-class Edge:
-    """What a worker does while it stands. `Training` adds what it does between two edges."""
+class Safepoint:
+    """What a worker does while it stands. `Training` adds what it does between two safepoints."""
 
     process: Worker
     world: Peers
@@ -33,7 +33,7 @@ class Edge:
     base: int
     state: sc.RankState
     entered: bool
-    at_edge: bool
+    at_safepoint: bool
     joined: bool
     finished: bool
     failed_sources: set[Rank]
@@ -65,17 +65,17 @@ class Edge:
     def check_resumed(self) -> None:
         raise NotImplementedError
 
-    # ------------------------------------------------------------ the edge
+    # ------------------------------------------------------------ the safepoint
 
     def stand(self) -> Main[None]:
-        """At an edge: move by order only, until resumed."""
+        """At a safepoint: move by order only, until resumed."""
         if self.joined and not self.finished:
             self.process.enter(WorkerPhase.STOPPED)
-        self.at_edge = True
+        self.at_safepoint = True
         self.stands_for = self.halted if not self.interrupted else Generation(0)
         while not (yield from self.obey()):
             pass
-        self.at_edge = False
+        self.at_safepoint = False
 
     def obey(self) -> Main[bool]:
         """Do one thing that was ordered, or wait for an order. True once resumed."""
@@ -85,12 +85,12 @@ class Edge:
         try:
             if od.Decide in todo and od.Decide not in done:
                 self.be_ready(od.Decide, todo[od.Decide].point, todo[od.Decide].hand_over)
-            elif od.Assign in todo and od.Assign not in done and not todo[od.Assign].newcomer:
+            elif od.Assign in todo and od.Assign not in done and not todo[od.Assign].replacement:
                 self.be_ready(od.Assign, None)
-            elif od.CatchUp in todo and od.CatchUp not in done:
-                yield from self.catch_up(todo[od.CatchUp])
-            elif od.Rewire in todo and od.Rewire not in done:
-                yield from self.connect(todo[od.Rewire])
+            elif od.Replay in todo and od.Replay not in done:
+                yield from self.replay(todo[od.Replay])
+            elif od.Reconfigure in todo and od.Reconfigure not in done:
+                yield from self.connect(todo[od.Reconfigure])
             elif od.Restore in todo and od.Restore not in done:
                 yield from self.restore(todo[od.Restore])
             elif od.Resume in todo:
@@ -116,14 +116,14 @@ class Edge:
 
     def give_up_connecting(self, error: Broken) -> None:
         """Connecting failed: say so, unless a newer generation is the reason."""
-        order = self.todo.pop(od.Rewire, None)
+        order = self.todo.pop(od.Reconfigure, None)
         if order is not None:
-            self.process.say(ev.RewireFailed(**self.speaking(), reason=str(error)))
+            self.process.say(ev.ReconfigureFailed(**self.speaking(), reason=str(error)))
 
-    def connect(self, order: od.Rewire) -> Main[None]:
+    def connect(self, order: od.Reconfigure) -> Main[None]:
         self.process.wiring = self.world.wiring(order.generation, order.store)
         self.process.begun = {}
-        if self.world.rewire_breaks():
+        if self.world.reconfigure_breaks():
             yield 20
             raise Broken("no route")
         if order.generation != self.heard:
@@ -136,26 +136,26 @@ class Edge:
         if point is not None:
             self.process.give_copies(point)
         if order.generation == self.heard:
-            self.answer(od.Rewire, ev.WorkerRewired(**self.speaking(), took_ms=1.0))
+            self.answer(od.Reconfigure, ev.WorkerReconfigured(**self.speaking(), took_ms=1.0))
 
     def resume(self, order: od.Resume) -> bool:
         if order.point != self.committed or (self.interrupted and order.generation != self.reported):
             self.world.checker.fail(f"{self.process.id} at {self.committed} is told to resume from {order.point}")
-        if od.Rewire in self.answers:
+        if od.Reconfigure in self.answers:
             self.shots.renew()
         self.resumed = order.generation
         self.check_resumed()
         self.answer(od.Resume, ev.WorkerResumed(**self.speaking()))
         return True
 
-    # ------------------------------------------------------------ a newcomer's way
+    # ------------------------------------------------------------ a replacement's way
 
-    def catch_up(self, order: od.CatchUp) -> Main[None]:
-        """Bring the script to the edge after a point, with the record that a source serves."""
+    def replay(self, order: od.Replay) -> Main[None]:
+        """Bring the script to the safepoint after a point, with the record that a source serves."""
         if self.caught_up is None:
             while (source := self.world.serving(order.sources, order.rank, order.point)) is None:
                 yield 20
-                order = self.todo.get(od.CatchUp, order)  # the newest one names the newest sources
+                order = self.todo.get(od.Replay, order)  # the newest one names the newest sources
                 if order.generation != self.heard:
                     return
             self.caught_up = order.point
@@ -167,7 +167,7 @@ class Edge:
         if self.caught_up != order.point:
             self.world.checker.fail(f"{self.process.id} was brought to {self.caught_up}, and is sent to {order.point}")
         if order.generation == self.heard:
-            self.answer(od.CatchUp, ev.WorkerReady(**self.speaking(), point=order.point))
+            self.answer(od.Replay, ev.WorkerReady(**self.speaking(), point=order.point))
 
     def restore(self, order: od.Restore) -> Main[None]:
         """Fetch the state from the first source that was not tried yet, and compare its digest.
@@ -198,7 +198,7 @@ class Edge:
                 return
         self.state = sc.RankState(got.state.model, self.state.random)
         if order.snapshot:
-            self.shots.shelf.clear_after(order.point, self.restarts)
+            self.shots.snapshot_store.clear_after(order.point, self.restarts)
         self.committed = order.point
         said_restored = ev.StateRestored(
             **self.speaking(), point=order.point, sources=(source.rank,), digest=str(got.sent), size=8

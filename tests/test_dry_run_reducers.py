@@ -13,9 +13,9 @@ from torch._C._distributed_c10d import HashStore
 from torch.nn.parallel import DistributedDataParallel
 
 from torchrelay.worker.parallel import ddp
-from torchrelay.worker.replacement import tryout
+from torchrelay.worker.replacement import dry_run
+from torchrelay.worker.replacement.dry_run import AtGate, PlaceAsked
 from torchrelay.worker.replacement.examples import Told, example_of, name_of
-from torchrelay.worker.replacement.tryout import AtGate, PlaceAsked
 from torchrelay.worker.state.state import State
 
 X = torch.ones(2, 4)
@@ -62,8 +62,8 @@ def prepare(state: State, step: Callable[[torch.Tensor], None], layouts: list[dd
     )  # fmt: skip
     told = Told([example_of(name_of(step), (X,), {})], [], layouts)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tryout, "_fetch", lambda _: told)
-        return tryout.prepare(session, state, [step], lambda function, args, _: function(*args))
+        patch.setattr(dry_run, "_fetch", lambda _: told)
+        return dry_run.prepare(session, state, [step], lambda function, args, _: function(*args))
 
 
 @pytest.mark.parametrize("unused", [False, True])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from torchrelay.protocol.health.waiting import DEFAULT, Picture, Stand, Wait
+from torchrelay.protocol.health.wait_for_graph import DEFAULT, Stand, Wait, WaitForGraph
 from torchrelay.protocol.messages.ids import Rank, WorkerId
 
 ROW, COLUMN, OTHER_ROW, OTHER_COLUMN = 11, 12, 13, 14
@@ -24,7 +24,7 @@ def stand(rank: int, begun: Mapping[int, int], *, since: int = 0, whole: bool = 
 
 
 def in_the_way(stands: list[Stand], ranks: int = 4) -> list[int]:
-    picture = Picture(stands, ranks)
+    picture = WaitForGraph(stands, ranks)
     return [int(one.rank) for one in stands if picture.in_the_way(one.worker) is not None]
 
 
@@ -39,7 +39,7 @@ def test_who_is_behind_in_its_row_is_in_the_way_of_all() -> None:
 
 
 def test_who_waits_in_one_group_and_is_waited_for_in_another_is_not_in_the_way() -> None:
-    picture = Picture(mesh((7, 4), (8, 3), (7, 3), (6, 3)), 4)
+    picture = WaitForGraph(mesh((7, 4), (8, 3), (7, 3), (6, 3)), 4)
     assert picture.wait_for(worker(2)) == Wait(0, (Rank(0),), (Rank(0), Rank(2)))
     assert picture.in_the_way(worker(2)) is None
 
@@ -81,7 +81,7 @@ def test_a_stage_that_waits_for_what_another_sends_waits_for_that_one() -> None:
 def test_a_wait_is_as_old_as_the_last_move_of_who_waits_first_and_of_the_one_that_is_waited_for() -> None:
     ahead = [stand(0, {ROW: 2}, since=300), stand(1, {ROW: 3}, since=200)]
     for since, told in ((100, 200), (250, 250), (900, 900)):
-        wait = Picture([*ahead, stand(2, {ROW: 1}, since=since)], 3).in_the_way(worker(2))
+        wait = WaitForGraph([*ahead, stand(2, {ROW: 1}, since=since)], 3).in_the_way(worker(2))
         assert wait is not None
         assert wait.since_ms == told
 
@@ -102,14 +102,14 @@ def test_a_wait_is_told_for_people(wait: Wait, told: str) -> None:
 
 
 def test_of_a_worker_that_is_not_in_the_picture_nothing_is_told() -> None:
-    picture = Picture([stand(0, {})], 2)
+    picture = WaitForGraph([stand(0, {})], 2)
     assert picture.wait_for(worker(1)) is None
     assert picture.in_the_way(worker(1)) is None
 
 
 def test_in_a_group_nobody_waits_but_its_members_and_in_the_default_group_all_may() -> None:
     stands = [stand(0, {ROW: 1}), stand(1, {ROW: 0}), stand(2, {}), stand(3, {DEFAULT: 4})]
-    picture = Picture(stands, 4)
+    picture = WaitForGraph(stands, 4)
     assert picture.in_the_way(worker(1)) is None  # it waits for rank 3
     assert picture.wait_for(worker(1)) == Wait(0, (Rank(0),), (Rank(0), Rank(1)))
     assert picture.in_the_way(worker(3)) == Wait(0, (Rank(0), Rank(1), Rank(2)), ())

@@ -1,4 +1,4 @@
-"""Shelving: a snapshot goes to the shelf of another node, and comes back from one. Proved as transfers are.
+"""Snapshot upload: a snapshot goes to another node's snapshot store, or comes back from it. Proved as transfers are.
 
 give    by the rank that it is of, to its buddy: "shelve <rank> <restarts>", sizes and digest, then all of it
 take    by the buddy's state server: checked by its digest before it counts
@@ -14,7 +14,7 @@ from collections.abc import Callable
 from torchrelay.protocol.messages.events import Snapshot
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Source
-from torchrelay.wire.files.shelf import DIGEST, Kept, NoRoom, Shelf, Sizes
+from torchrelay.wire.files.snapshot_store import DIGEST, Kept, NoRoom, Sizes, SnapshotStore
 from torchrelay.worker.transfer.serving import SHELVE, SNAPSHOT
 from torchrelay.worker.transfer.stream import CHUNK, Ask, RefusedAnswer, Serving, Stream, StreamBroken
 from torchrelay.worker.transfer.transfer import STALL_S, Cancel, ask_for
@@ -53,8 +53,10 @@ def give(
         return bytes(stream.receive_bytes(length)).decode(errors="replace")
 
 
-def take(stream: Stream, generation: Generation, ask: Ask, shelf: Shelf, current: Callable[[], Generation]) -> None:
-    """By the state server: put what a ward sends on the shelf. Raises `StreamBroken`.
+def take(
+    stream: Stream, generation: Generation, ask: Ask, snapshot_store: SnapshotStore, current: Callable[[], Generation]
+) -> None:
+    """By the state server: put what a ward sends on the snapshot store. Raises `StreamBroken`.
 
     `current`: the newest generation that we have heard of. Who sends in an older one may have been replaced.
     """
@@ -69,7 +71,7 @@ def take(stream: Stream, generation: Generation, ask: Ask, shelf: Shelf, current
         raise StreamBroken(f"generation {generation} is over")
     left = sizes.whole
     try:
-        with shelf.begin(what, sizes, Point(step, section) if keeps else None) as draft:
+        with snapshot_store.begin(what, sizes, Point(step, section) if keeps else None) as draft:
             buffer = memoryview(bytearray(min(left, CHUNK)))
             while left:
                 piece = buffer[: min(left, CHUNK)]
@@ -94,10 +96,10 @@ def _skip(stream: Stream, count: int) -> None:
         count -= len(stream.receive_bytes(min(count, CHUNK)))
 
 
-def hand(stream: Stream, generation: Generation, ask: Ask, shelf: Shelf) -> None:
+def hand(stream: Stream, generation: Generation, ask: Ask, snapshot_store: SnapshotStore) -> None:
     """By the state server: send a snapshot as a state is sent, with the digest that it had when it was taken."""
     what = _asked(ask, SNAPSHOT)
-    kept = None if what is None else shelf.open(what)
+    kept = None if what is None else snapshot_store.open(what)
     if kept is None:
         stream.send(RefusedAnswer(f"there is no {ask.want} at {ask.point} on this node"))
         return

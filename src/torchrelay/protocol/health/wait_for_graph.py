@@ -57,7 +57,7 @@ class Wait:
         return f"{named(self.by)} wait{'s' if len(self.by) == 1 else ''} for it in a group of {named(self.among)}"
 
 
-class Picture:
+class WaitForGraph:
     """Of one job, at one moment: where its ranks stand. Made once, then asked for each worker."""
 
     def __init__(self, stands: Iterable[Stand], ranks: int) -> None:

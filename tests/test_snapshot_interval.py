@@ -1,4 +1,4 @@
-"""Cadence: how often snapshots are best taken, by what they cost and how often such jobs fail."""
+"""Snapshot interval: how often snapshots are best taken, by what they cost and how often such jobs fail."""
 
 from __future__ import annotations
 
@@ -8,8 +8,16 @@ from typing import Any
 import pytest
 
 from torchrelay.errors import RefusedError
-from torchrelay.worker.peers import cadence
-from torchrelay.worker.peers.cadence import FACTOR, FIRST, MOST_S, RANK_MTBF_S, Cadence, best_interval, mtbf_s
+from torchrelay.worker.peers import snapshot_interval
+from torchrelay.worker.peers.snapshot_interval import (
+    FACTOR,
+    FIRST,
+    MOST_S,
+    RANK_MTBF_S,
+    SnapshotInterval,
+    best_interval,
+    mtbf_s,
+)
 from torchrelay.worker.peers.snapshots import AUTO, EVERY, interval
 
 HOUR_S = 3600.0
@@ -23,9 +31,9 @@ class Clock:
         return self.now
 
 
-def alone(world: int, clock: Clock | None = None) -> Cadence:
+def alone(world: int, clock: Clock | None = None) -> SnapshotInterval:
     """A rank that the others agree with."""
-    return Cadence(world, lambda values: values, clock or Clock())
+    return SnapshotInterval(world, lambda values: values, clock or Clock())
 
 
 def test_the_interval_is_youngs() -> None:
@@ -35,7 +43,7 @@ def test_the_interval_is_youngs() -> None:
 
 
 def test_what_costs_nothing_is_still_not_taken_all_the_time_and_what_costs_much_not_never() -> None:
-    assert best_interval(0.0, 1.0, 3 * HOUR_S) == best_interval(cadence.LEAST_COST_S, 1.0, 3 * HOUR_S) == 1
+    assert best_interval(0.0, 1.0, 3 * HOUR_S) == best_interval(snapshot_interval.LEAST_COST_S, 1.0, 3 * HOUR_S) == 1
     assert best_interval(5.0, 1.0, 1e9) == MOST_S
     assert best_interval(0.1, 1_000.0, 3 * HOUR_S) == 1
     assert best_interval(0.1, 0.0, 3 * HOUR_S) > 0
@@ -117,5 +125,5 @@ def test_all_take_the_figures_of_whoever_has_it_worst() -> None:
         heard.append(values)
         return [0.4, 8.0, 3.0, 100.0]
 
-    assert Cadence(4, largest, Clock()).agree() == best_interval(0.4, 8.0, mtbf_s(4, 3, 100.0))
+    assert SnapshotInterval(4, largest, Clock()).agree() == best_interval(0.4, 8.0, mtbf_s(4, 3, 100.0))
     assert heard == [[0.0, 0.0, 0.0, 0.0]]

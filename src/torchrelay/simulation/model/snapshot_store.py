@@ -1,4 +1,4 @@
-"""Shelf: the snapshots in the memory of a simulated node. They outlive its processes, and end with its power."""
+"""Snapshot store: snapshots in the memory of a simulated node. They outlive its processes, and end with its power."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Shot:
     index: int
 
 
-class Shelf:
+class SnapshotStore:
     """Of each rank two at most: one that all ranks have, and one that is being made."""
 
     def __init__(self) -> None:
@@ -36,7 +36,7 @@ class Shelf:
     def put(self, what: Snapshot, shot: Shot, keep: Point | None) -> None:
         """Keep this one, and that of `keep`, which is known to be complete everywhere; no other of this rank.
 
-        A newcomer knows of none: then all are kept, until it has passed a gate.
+        A replacement knows of none: then all are kept, until it has passed a gate.
         """
         for other in self.kept if keep is not None else ():
             if other.rank == what.rank and (other.restarts != what.restarts or other.point not in (keep, what.point)):

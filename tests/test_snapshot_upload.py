@@ -1,4 +1,4 @@
-"""Shelving: a snapshot comes to another node's shelf whole or not at all, and whoever asks for it gets it back."""
+"""Snapshot upload: a snapshot comes to another node's store whole or not at all, and comes back when asked for."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ import pytest
 from torchrelay.protocol.messages.events import Snapshot
 from torchrelay.protocol.messages.ids import Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Source
-from torchrelay.wire.files.shelf import PIECE, Kept, Shelf, Sizes, shelf_in
+from torchrelay.wire.files.snapshot_store import PIECE, Kept, Sizes, SnapshotStore, snapshot_store_in
 from torchrelay.wire.trust import trust
-from torchrelay.worker.peers import shelving
+from torchrelay.worker.peers import snapshot_upload
 from torchrelay.worker.transfer.serving import SHELVE, SNAPSHOT, StateServer
 from torchrelay.worker.transfer.stream import Ask, Stream, StreamBroken
 from torchrelay.worker.transfer.transfer import Cancel, ask_for
@@ -31,11 +31,11 @@ def snapshot(step: int) -> Snapshot:
 
 
 class Node:
-    """A shelf, and the server of a worker beside it."""
+    """A snapshot store, and the server of a worker beside it."""
 
     def __init__(self, folder: Path) -> None:
         folder.mkdir()
-        self.shelf: Shelf = shelf_in(folder)
+        self.snapshot_store: SnapshotStore = snapshot_store_in(folder)
         self.heard = NOW
         self.server = StateServer(SECRET)
         self.server.shelve = self._shelve
@@ -43,16 +43,16 @@ class Node:
 
     def _shelve(self, stream: Stream, generation: Generation, ask: Ask) -> None:
         if ask.want.startswith(SHELVE):
-            shelving.take(stream, generation, ask, self.shelf, lambda: self.heard)
+            snapshot_upload.take(stream, generation, ask, self.snapshot_store, lambda: self.heard)
         else:
-            shelving.hand(stream, generation, ask, self.shelf)
+            snapshot_upload.hand(stream, generation, ask, self.snapshot_store)
 
     def put(self, step: int) -> Kept:
-        with self.shelf.begin(snapshot(step), Sizes(len(PRIVATE), len(HEAD), len(BODY)), None) as draft:
+        with self.snapshot_store.begin(snapshot(step), Sizes(len(PRIVATE), len(HEAD), len(BODY)), None) as draft:
             for part in (PRIVATE, HEAD, BODY):
                 draft.write(part)
             draft.finish()
-        kept = self.shelf.open(snapshot(step))
+        kept = self.snapshot_store.open(snapshot(step))
         assert kept is not None
         return kept
 
@@ -67,7 +67,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 
 
 def give(kept: Kept, to: Node, step: int, keep: Point | None = None) -> str:
-    return shelving.give(to.server.address, SECRET, NOW, snapshot(step), kept, keep, Cancel())
+    return snapshot_upload.give(to.server.address, SECRET, NOW, snapshot(step), kept, keep, Cancel())
 
 
 def ended(node: Node) -> tuple[Snapshot, ...] | None:
@@ -76,7 +76,7 @@ def ended(node: Node) -> tuple[Snapshot, ...] | None:
     while node.server._clients:
         assert time.monotonic() < until, "the server still serves somebody"
         time.sleep(0.01)
-    return node.shelf.kept()
+    return node.snapshot_store.kept()
 
 
 def read(kept: Kept) -> bytes:
@@ -87,7 +87,7 @@ def test_it_comes_as_it_is(nodes: tuple[Node, Node]) -> None:
     own, buddy = nodes
     sent = own.put(10)
     assert give(sent, buddy, 10) == ""
-    came = buddy.shelf.open(snapshot(10))
+    came = buddy.snapshot_store.open(snapshot(10))
     assert came is not None
     assert read(came) == PRIVATE + HEAD + BODY
     assert (came.sizes, came.digest, came.private) == (sent.sizes, sent.digest, PRIVATE)
@@ -97,7 +97,7 @@ def test_two_versions_are_kept_and_the_memory_of_the_third_is_used_again(nodes: 
     own, buddy = nodes
     for step, keep in ((10, None), (20, Point(10)), (30, Point(20)), (40, Point(30))):
         assert give(own.put(step), buddy, step, keep) == ""
-    assert buddy.shelf.kept() == (snapshot(30), snapshot(40))
+    assert buddy.snapshot_store.kept() == (snapshot(30), snapshot(40))
     assert len(list(buddy.files.iterdir())) == 2
 
 

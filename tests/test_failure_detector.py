@@ -10,14 +10,14 @@ import msgspec
 import pytest
 
 from tests.telling import begun
-from torchrelay.protocol.health.vitals import (
+from torchrelay.protocol.health.failure_detector import (
     ASTRAY_MS,
     BEAT_MS,
     FRESH_MS,
     Beat,
+    FailureDetector,
     Pulse,
     Sample,
-    Vitals,
     feel,
     forget,
     hear,
@@ -49,7 +49,7 @@ class Ward:
     """Workers whose samples a test sets, and the verdicts on them."""
 
     cluster: Cluster = field(default_factory=running)
-    vitals: Vitals = field(default_factory=Vitals)
+    failure_detector: FailureDetector = field(default_factory=FailureDetector)
     now_ms: int = 0
     samples: dict[Rank, Sample] = field(default_factory=dict)
     alarms: list[ev.Event] = field(default_factory=list)
@@ -73,8 +73,8 @@ class Ward:
             for rank in busy:
                 self.set(rank, cpu_ms=self.samples[Rank(rank)].cpu_ms + BEAT_MS)
             beat = Beat(node=NODE, incarnation="a", samples=tuple(self.samples.values()))
-            self.vitals = hear(self.vitals, beat, self.now_ms)
-            self.alarms += judge(self.vitals, self.cluster, self.now_ms)
+            self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
+            self.alarms += judge(self.failure_detector, self.cluster, self.now_ms)
         return self.alarms
 
     def step(self, ms: int = BEAT_MS) -> None:
@@ -181,7 +181,7 @@ def test_old_samples_say_nothing() -> None:
     ward.wait_for(2, phase=WorkerPhase.COMPUTING)
     ward.set(2, process="T")
     ward.live(BEAT_MS)
-    assert judge(ward.vitals, ward.cluster, ward.now_ms + 10_000) == ()
+    assert judge(ward.failure_detector, ward.cluster, ward.now_ms + 10_000) == ()
 
 
 def test_pulses_of_workers_that_ended_are_forgotten() -> None:
@@ -189,7 +189,7 @@ def test_pulses_of_workers_that_ended_are_forgotten() -> None:
     ward.live(BEAT_MS)
     gone = ward.samples[Rank(0)].worker
     cluster = replace(ward.cluster, workers=ward.cluster.workers.drop(gone))
-    assert WorkerId(gone) not in forget(ward.vitals, cluster).pulses
+    assert WorkerId(gone) not in forget(ward.failure_detector, cluster).pulses
 
 
 # ---------------------------------------------------------------- at the limits
@@ -227,8 +227,8 @@ def pulse(
 
 def evidence(one: Pulse, *others: Pulse, **job: Any) -> str:
     """Why the first of these hangs, in this job; empty if it does not."""
-    vitals = Vitals(pulses=Table((each.sample.worker, each) for each in (one, *others)))
-    return judge_worker(vitals, replace(cluster().jobs[JOB], **job), one, NOW)
+    failure_detector = FailureDetector(pulses=Table((each.sample.worker, each) for each in (one, *others)))
+    return judge_worker(failure_detector, replace(cluster().jobs[JOB], **job), one, NOW)
 
 
 def ahead(rank: int, **fields: Any) -> Pulse:
@@ -279,7 +279,7 @@ def test_in_which_phases_a_stopped_holder_is_in_the_way() -> None:
 
 
 def in_the_way(one: Pulse, *, ready: bool = False, **job: Any) -> str:
-    """Why this worker keeps all from the edge, when only it is not there."""
+    """Why this worker keeps all from the safepoint, when only it is not there."""
     seats = cluster().jobs[JOB].seats
     seats = seats.put(Rank(1), replace(seats[Rank(1)], ready=ready))
     return evidence(one, **{"phase": JobPhase.PREPARING, "seats": seats, **job})
@@ -324,7 +324,7 @@ def test_who_is_stuck_has_less_time_if_another_stands_with_its_shard() -> None:
         assert found(5_000, **other) != ""
 
 
-def test_nobody_is_stuck_at_an_edge_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
+def test_nobody_is_stuck_at_an_safepoint_or_before_all_were_told_where_to_go_or_for_want_of_time() -> None:
     stuck = pulse(still=700_000)
     others = set(JobPhase) - {JobPhase.PREPARING}
     assert {phase for phase in others if in_the_way(stuck, phase=phase)} == set()
@@ -392,14 +392,14 @@ def test_whatever_moves_ends_a_standstill() -> None:
 
 def test_a_hang_is_dated_by_its_last_move_and_told_once_it_is_to_be_ended_no_more() -> None:
     spare = pulse(SPARE, still=70_000, stopped=60_000, heard=FRESH_MS - 1)
-    vitals = Vitals(pulses=Table({spare.sample.worker: spare}))
-    (hung,) = judge(vitals, cluster(), NOW)
+    failure_detector = FailureDetector(pulses=Table({spare.sample.worker: spare}))
+    (hung,) = judge(failure_detector, cluster(), NOW)
     assert isinstance(hung, ev.WorkerHung)
     assert hung.age_ms == 70_000
-    assert judge(vitals, cluster(), NOW + 1) == ()
+    assert judge(failure_detector, cluster(), NOW + 1) == ()
     fenced = advance(cluster(), hung, 0)
     assert fenced.workers[spare.sample.worker].life is Life.FENCING
-    assert judge(vitals, fenced, NOW) == ()
+    assert judge(failure_detector, fenced, NOW) == ()
 
 
 # The longest last.

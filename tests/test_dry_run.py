@@ -20,7 +20,7 @@ from torchrelay.protocol.messages.ids import Generation, Rank
 from torchrelay.protocol.messages.orders import Interrupt, Source
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.worker.scheduling.courtesy import LOWEST, STEPS, may_return
+from torchrelay.worker.scheduling.niceness import LOWEST, STEPS, may_return
 from torchrelay.worker.transfer.request import STALL_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
@@ -44,7 +44,7 @@ def soaked(names: Iterable[str], *some: str) -> list[object]:
 
 @pytest.fixture
 def targets(tmp_path: Path) -> Iterator[Make]:
-    """Make stages whose newcomers are prepared as targets are."""
+    """Make stages whose replacements are prepared as targets are."""
     stages: list[TargetStage] = []
 
     def make(*argv: str, world: int = WORLD, spares: int = 1, **options: object) -> TargetStage:

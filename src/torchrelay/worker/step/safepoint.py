@@ -1,15 +1,15 @@
-"""Edge: where a worker stands still, at the entry of a call, until all ranks may go on together.
+"""Safepoint: where a worker stands still, at the entry of a call, until all ranks may go on together.
 
     Decide or CatchUp   WorkerReady: we stand after this point; who holds its state serves it from now on
-    Rewire              connect all groups in the new generation
-    Restore             a newcomer: take the state from a source
+    Reconfigure              connect all groups in the new generation
+    Restore             a replacement: take the state from a source
     Resume              stop serving, put DDP right, go on
 
-After a halt nothing is wrong, and the same edge serves:
+After a halt nothing is wrong, and the same safepoint serves:
 
-    Decide (go on)      at the boundary: as above, and a leaver hands over its private record; before it: go on
+    Decide (go on)      at the boundary: as above, and an outgoing worker hands over its record; before it: go on
     Resume              the halt is called off: stop serving, go on, and nothing was touched
-    Rewire              the next generation: ranks have changed hands, and the rest is as in a recovery
+    Reconfigure              the next generation: ranks have changed hands, and the rest is as in a recovery
 
 Orders come in any order and more than once, and a newer generation begins it all again.
 """
@@ -23,15 +23,24 @@ from typing import Any
 from torch._C._distributed_c10d import Store
 
 from torchrelay.protocol.messages.events import (
+    ReconfigureFailed,
     RestoreFailed,
-    RewireFailed,
     StateRestored,
     WorkerReady,
+    WorkerReconfigured,
     WorkerResumed,
-    WorkerRewired,
 )
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, WorkerPhase
-from torchrelay.protocol.messages.orders import Assign, CatchUp, Decide, Restore, Resume, Rewire, Verdict, WorkerOrder
+from torchrelay.protocol.messages.orders import (
+    Assign,
+    Decide,
+    Reconfigure,
+    Replay,
+    Restore,
+    Resume,
+    Verdict,
+    WorkerOrder,
+)
 from torchrelay.wire.trust import trust
 from torchrelay.worker.agreement.blame import tell_failed
 from torchrelay.worker.agreement.gate import await_interrupt, on_lanes
@@ -50,8 +59,8 @@ WIRING_S = 60.0  # connecting may take; the orchestrator gives up earlier
 RESTORE_S = 600.0
 
 
-class Edge:
-    """The edge of one worker. `record` tells the place of its script, for newcomers."""
+class Safepoint:
+    """The safepoint of one worker. `record` tells the place of its script, for replacements."""
 
     def __init__(
         self, session: Session, state: State | None = None, record: Callable[[], bytes] | None = None,
@@ -63,7 +72,7 @@ class Edge:
         self._standing = session.standing
         self._state = state
         self._record = record
-        self._ready = self._handed = self._rewired = Generation(0)  # done in this generation
+        self._ready = self._handed = self._reconfigured = Generation(0)  # done in this generation
         self._tried: Restore | None = None
         self._serves = True
         self.renewals = 0  # how often ranks have changed hands while we stood here
@@ -77,9 +86,9 @@ class Edge:
         standing.enter(WorkerPhase.STOPPED)
         self._say_ready(standing.heard, None)
         while True:
-            order = standing.wait(lambda: self._next(Rewire, Resume), self._session.welcome.patience_s)
-            if isinstance(order, Rewire):
-                self._rewire(order)
+            order = standing.wait(lambda: self._next(Reconfigure, Resume), self._session.welcome.patience_s)
+            if isinstance(order, Reconfigure):
+                self._reconfigure(order)
             elif isinstance(order, Resume) and standing.go_on(order.generation):
                 self._say_resumed(order.generation)
                 standing.enter(WorkerPhase.BOOTING)
@@ -98,16 +107,16 @@ class Edge:
         self._standing.enter(WorkerPhase.STOPPED)
         while True:
             order = self._standing.wait(
-                lambda: self._next(Decide, CatchUp, Rewire, Restore, Resume), self._session.welcome.patience_s
+                lambda: self._next(Decide, Replay, Reconfigure, Restore, Resume), self._session.welcome.patience_s
             )
             match order:
                 case Decide(verdict=Verdict.GO_ON) if order.point != self._standing.committed:
                     if self._standing.go_further(order.generation):
                         return
-                case Decide() | CatchUp():
+                case Decide() | Replay():
                     self._become_ready(order)
-                case Rewire():
-                    self._rewire(order)
+                case Reconfigure():
+                    self._reconfigure(order)
                 case Restore():
                     gradients = self._restore(order) or gradients
                 case Resume():
@@ -140,23 +149,23 @@ class Edge:
             case Decide():
                 done = self._handed if order.hand_over else self._ready
                 return done != order.generation and standing.committed is not None
-            case CatchUp():
+            case Replay():
                 return self._ready != order.generation and standing.committed is None
-            case Rewire():
-                return self._rewired != order.generation and standing.wired != order.generation
+            case Reconfigure():
+                return self._reconfigured != order.generation and standing.wired != order.generation
             case Restore():
                 again = self._tried is not None and self._tried == order
-                return self._rewired == order.generation and standing.committed is None and not again
+                return self._reconfigured == order.generation and standing.committed is None and not again
             case Resume():
                 if standing.halted == order.generation:
                     return True
-                return self._rewired == order.generation and standing.committed == order.point
+                return self._reconfigured == order.generation and standing.committed == order.point
         return False
 
     # ------------------------------------------------------------ ready
 
-    def _become_ready(self, order: Decide | CatchUp) -> None:
-        """We stand at the edge after the point that the job goes on from; whoever needs its state may have it here."""
+    def _become_ready(self, order: Decide | Replay) -> None:
+        """We stand at the safepoint after the point that the job goes on from; its state may be had here."""
         standing, session = self._standing, self._session
         here = standing.committed if standing.committed is not None else standing.caught_up
         assert here == order.point, f"ordered to stand after {order.point}, and stands after {here}"
@@ -168,7 +177,7 @@ class Edge:
             self._handed = order.generation
         self._say_ready(order.generation, order.point, private)
         if standing.poisoned:
-            groups.silence()  # all may have to wait for long; what has not ended yet has to wait for the rewire
+            groups.silence()  # all may have to wait for long; what has not ended yet has to wait for the reconfigure
 
     def _kept(self, point: Point) -> bytes:
         """Our private record of this point: what the agent would find in the page; empty if we have committed nothing.
@@ -185,11 +194,11 @@ class Edge:
             job=session.job, generation=generation, worker=session.worker, rank=session.rank, point=point,
             private=private,
         )  # fmt: skip
-        session.link.answer(ready, Assign, Decide, CatchUp)
+        session.link.answer(ready, Assign, Decide, Replay)
 
-    # ------------------------------------------------------------ rewire
+    # ------------------------------------------------------------ reconfigure
 
-    def _rewire(self, order: Rewire) -> None:
+    def _reconfigure(self, order: Reconfigure) -> None:
         standing, session = self._standing, self._session
         if not standing.begin_wiring(order.generation):
             return
@@ -200,28 +209,28 @@ class Edge:
         try:
             store = groups.connect_store(order.store, WIRING_S)
             keys = trust.keys_of(session.welcome.secret, order.generation)
-            groups.rewire(store, generation=order.generation, timeout_s=WIRING_S, keys=keys)
+            groups.reconfigure(store, generation=order.generation, timeout_s=WIRING_S, keys=keys)
             here = standing.committed or standing.caught_up
             record = b"" if here is None else self._kept(here)
             self._connect_lanes(order, store, here, record)
-        except groups.RewireError as error:
-            failed = RewireFailed(
+        except groups.ReconfigureError as error:
+            failed = ReconfigureFailed(
                 job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
                 reason=error.reason,
             )  # fmt: skip
-            session.link.answer(failed, Rewire)
+            session.link.answer(failed, Reconfigure)
             return
         finally:
             standing.end_wiring()
-        self._rewired = order.generation
-        rewired = WorkerRewired(
+        self._reconfigured = order.generation
+        reconfigured = WorkerReconfigured(
             job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
             took_ms=1000 * (time.monotonic() - begin),
         )  # fmt: skip
-        session.link.answer(rewired, Rewire)
+        session.link.answer(reconfigured, Reconfigure)
 
-    def _connect_lanes(self, order: Rewire, store: Store, point: Point | None, record: bytes) -> None:
-        """Connect rank to rank, and let our buddies have the record of where we stand. Raises `RewireError`."""
+    def _connect_lanes(self, order: Reconfigure, store: Store, point: Point | None, record: bytes) -> None:
+        """Connect rank to rank, and let our buddies have the record of where we stand. Raises `ReconfigureError`."""
         session = self._session
         wanted: dict[str, tuple[Sequence[Rank], Sequence[Rank]]] = {RECORDS: (order.buddies, order.wards)}
         if on_lanes():
@@ -236,16 +245,18 @@ class Edge:
             limit(each, groups.timeout_s())  # as a collective of torch
             watch_over(each, short=purpose == GATE)
 
-    def _prove_rounds(self, order: Rewire, ends: Ends) -> None:
-        """A first exchange: everybody is connected for gates and knows it. Raises `RewireError`."""
+    def _prove_rounds(self, order: Reconfigure, ends: Ends) -> None:
+        """A first exchange: everybody is connected for gates and knows it. Raises `ReconfigureError`."""
         rounds, world_size = self._session.rounds, self._session.identity.wait().world_size
         rounds.connect(order.rank, world_size, ends)
         try:
             alike = rounds.exchange(Point(order.generation), lacking=False)
         except Parted as error:
-            raise groups.RewireError(f"generation {order.generation}, connecting for gates: {error}") from error
+            raise groups.ReconfigureError(f"generation {order.generation}, connecting for gates: {error}") from error
         if not alike:
-            raise groups.RewireError(f"generation {order.generation}, connecting for gates: others are in another one")
+            raise groups.ReconfigureError(
+                f"generation {order.generation}, connecting for gates: others are in another one"
+            )
 
     # ------------------------------------------------------------ restore
 
@@ -269,7 +280,7 @@ class Edge:
             self._say_failed(order, error)
             return None
         if order.snapshot:
-            session.shelf.clear_after(order.point, session.identity.wait().restarts)
+            session.snapshot_store.clear_after(order.point, session.identity.wait().restarts)
         if not self._standing.hold(order.point, order.generation):
             return None
         restored = StateRestored(
@@ -334,7 +345,7 @@ class Edge:
         return True
 
     def _keep_reducers(self) -> bool:
-        """Whether all reducers may go on as they are; a newcomer's, if they have the layouts that it has received."""
+        """Whether all reducers may go on as they are; a replacement's, if they have the layouts it received."""
         assert self._state is not None, "only who has joined has reducers"
         wrappers, received = self._state.ddps(), self._state.received_layouts()
         if not all(map(ddp.is_final, wrappers)):

@@ -1,4 +1,4 @@
-"""Shelf: the snapshots in the memory of a node: files in the folder where its pages are, so they outlive its workers.
+"""Snapshot store: snapshots in a node's memory: files in the folder where its pages are, so they outlive its workers.
 
 Of a rank there are two at most: one that all ranks have, and one that is being made or was made last. The memory of
 one that is of no use any more is used again, as memory that was touched before is sooner written.
@@ -103,7 +103,7 @@ class Draft:
         return self._hash.digest()
 
     def finish(self) -> None:
-        """It is whole: from now on it is on the shelf, in the place of an older one of the same point."""
+        """It is whole: from now on it is on the snapshot store, in the place of an older one of the same point."""
         sizes = self._sizes
         assert self._at == sizes.whole, f"{self._at} of {sizes.whole} bytes were written"
         private = self._private.digest()
@@ -181,7 +181,7 @@ class Kept:
             os.close(file)
 
 
-class Shelf:
+class SnapshotStore:
     """The snapshots of one node, of all ranks. Several processes use it; each rank's are written by one at a time."""
 
     def __init__(self, folder: Path) -> None:
@@ -261,9 +261,9 @@ class Shelf:
         return self._folder / f"{what.restarts}.{what.rank}.{what.point.step}.{what.point.section}"
 
 
-def shelf_in(folder: Path) -> Shelf:
-    """The shelf of the node whose pages lie in this folder."""
-    return Shelf(folder / "snapshots")
+def snapshot_store_in(folder: Path) -> SnapshotStore:
+    """The snapshot store of the node whose pages lie in this folder."""
+    return SnapshotStore(folder / "snapshots")
 
 
 def _named(name: str) -> Snapshot | None:

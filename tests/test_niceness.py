@@ -1,4 +1,4 @@
-"""Courtesy: all threads of a target but the one that listens step back, and come forward again."""
+"""Niceness: all threads of a target but the one that listens step back, and come forward again."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker.scheduling.courtesy import LOWEST, STEPS, Courtesy, may_return
+from torchrelay.worker.scheduling.niceness import LOWEST, STEPS, Niceness, may_return
 
 
 def priorities(*, but: int) -> set[int]:
@@ -42,8 +42,8 @@ def test_all_others_step_back_and_come_forward_again() -> None:
 
     def control() -> None:
         me = threading.get_native_id()
-        courtesy = Courtesy()
-        for act in (courtesy.give_way, courtesy.give_way, courtesy.take_turn, courtesy.take_turn, courtesy.give_way):
+        niceness = Niceness()
+        for act in (niceness.give_way, niceness.give_way, niceness.take_turn, niceness.take_turn, niceness.give_way):
             act()
             seen.append(priorities(but=me))
         seen.append({os.getpriority(os.PRIO_PROCESS, me)})
@@ -61,8 +61,8 @@ def test_what_was_started_meanwhile_comes_forward_too() -> None:
     seen: list[tuple[list[int], int]] = []
 
     def control() -> None:
-        courtesy = Courtesy()
-        courtesy.give_way()
+        niceness = Niceness()
+        niceness.give_way()
         os.setpriority(os.PRIO_PROCESS, 0, before + STEPS)  # as that of the thread that starts processes
         with subprocess.Popen(
             ["sh", "-c", "sleep 60 & nice -n 3 sleep 60 & echo $$; wait"],
@@ -74,7 +74,7 @@ def test_what_was_started_meanwhile_comes_forward_too() -> None:
             try:
                 until(lambda: len(family(shell.pid)) == 3 and max(family(shell.pid)) == before + STEPS + 3)
                 assert family(shell.pid) == [before + STEPS, before + STEPS, before + STEPS + 3]
-                courtesy.take_turn()
+                niceness.take_turn()
                 seen.append((family(shell.pid), os.getpriority(os.PRIO_PROCESS, 0)))
             finally:
                 os.killpg(shell.pid, signal.SIGKILL)
@@ -104,10 +104,10 @@ def test_without_a_way_back_nothing_is_done(monkeypatch: pytest.MonkeyPatch) -> 
         raise PermissionError(13, "Permission denied")
 
     monkeypatch.setattr(os, "setpriority", refuse)
-    courtesy = Courtesy()
-    courtesy.give_way()
+    niceness = Niceness()
+    niceness.give_way()
     assert priorities(but=0) == before
-    courtesy.take_turn()
+    niceness.take_turn()
 
 
 def test_a_thread_that_has_chosen_a_priority_of_its_own_keeps_it() -> None:
@@ -124,9 +124,9 @@ def test_a_thread_that_has_chosen_a_priority_of_its_own_keeps_it() -> None:
         chosen.append(os.getpriority(os.PRIO_PROCESS, 0))
 
     def control() -> None:
-        courtesy = Courtesy()
-        courtesy.give_way()
-        courtesy.take_turn()
+        niceness = Niceness()
+        niceness.give_way()
+        niceness.take_turn()
 
     thread = threading.Thread(target=modest)
     thread.start()
@@ -143,12 +143,12 @@ def test_who_has_given_up_the_right_to_a_priority_stays_where_it_is(monkeypatch:
         pytest.skip("an ordinary user may not raise a priority again")
 
     def control() -> None:
-        courtesy = Courtesy()
-        courtesy.give_way()
+        niceness = Niceness()
+        niceness.give_way()
         allowed = os.setpriority
         with monkeypatch.context() as patch:
             patch.setattr(os, "setpriority", refuse)
-            courtesy.take_turn()
+            niceness.take_turn()
         for task in Path("/proc/self/task").iterdir():
             with suppress(ProcessLookupError):  # a thread of another test, which has just ended
                 allowed(os.PRIO_PROCESS, int(task.name), before)

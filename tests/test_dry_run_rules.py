@@ -12,7 +12,7 @@ import torch
 
 from torchrelay.errors import StepInterrupted
 from torchrelay.worker.bootstrap.run import WorkerRun
-from torchrelay.worker.replacement import tryout
+from torchrelay.worker.replacement import dry_run
 from torchrelay.worker.replacement.examples import Example, Told, example_of, name_of
 from torchrelay.worker.state.state import State
 
@@ -34,7 +34,7 @@ class Target:
             identity=SimpleNamespace(assigned_cpu_s=0.0),
         )  # fmt: skip
         self.told: list[Example] = []
-        monkeypatch.setattr(tryout, "_fetch", lambda _: Told(self.told))
+        monkeypatch.setattr(dry_run, "_fetch", lambda _: Told(self.told))
 
     @property
     def tried(self) -> list[Any]:
@@ -43,7 +43,7 @@ class Target:
 
     def rehearse(self, *steps: Step, rehearse: bool | None = None) -> str:
         """Returns what was said of it."""
-        tryout.prepare(self.session, self.state, list(steps), self._go, rehearse)
+        dry_run.prepare(self.session, self.state, list(steps), self._go, rehearse)
         assert not self.session.rehearsing
         note: str = self.said[-1].note
         return note
@@ -146,12 +146,12 @@ def test_who_asks_for_the_place_is_cut(rehearse: bool | None, target: Target) ->
 
 def test_no_further_step_is_begun_when_it_has_taken_long(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    monkeypatch.setattr(tryout, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(dry_run, "time", SimpleNamespace(monotonic=lambda: now[0]))
 
     def slow(_: Any) -> None:
-        now[0] += tryout.BEGIN_S
+        now[0] += dry_run.BEGIN_S
 
     target.show(slow, X)
     target.show(step, X)
-    assert target.rehearse(slow, step) == f"rehearsed a step in {tryout.BEGIN_S:.1f} s; it takes too long for more"
+    assert target.rehearse(slow, step) == f"rehearsed a step in {dry_run.BEGIN_S:.1f} s; it takes too long for more"
     assert len(target.tried) == 1

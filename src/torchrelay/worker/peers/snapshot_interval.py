@@ -1,4 +1,4 @@
-"""Cadence: how many steps lie between two snapshots, if that is to be found out (`Options(snapshot_every="auto")`).
+"""Snapshot interval: steps between two snapshots, where they are to be found out (`Options(snapshot_every="auto")`).
 
 What is lost is least at about sqrt(2 C M) seconds from one to the next (J. W. Young, "A first order approximation to
 the optimum checkpoint interval", Communications of the ACM 17, 1974), where C is how much longer a step with a snapshot
@@ -36,7 +36,7 @@ def mtbf_s(world: int, faults: int, elapsed_s: float) -> float:
     return (RANK_MTBF_S / world + elapsed_s) / (1 + faults)
 
 
-class Cadence:
+class SnapshotInterval:
     """Of one rank."""
 
     def __init__(
@@ -74,10 +74,10 @@ class Cadence:
         self._next *= FACTOR
         step = statistics.median(self._plain) if self._plain else 0.0
         cost = max(0.0, statistics.median(self._with) - step) if self._with else 0.0
-        # Who has been here longest has seen most; a newcomer knows of nothing.
+        # Who has been here longest has seen most; a replacement knows of nothing.
         mine = [cost, step, float(max(0, self._wired - 1)), self._clock() - self._begun]
         cost, step, faults, elapsed = self._largest(mine)
         return best_interval(cost, step, mtbf_s(self._world, round(faults), elapsed))
 
 
-__all__ = ["FACTOR", "FIRST", "MOST_S", "RANK_MTBF_S", "Cadence", "best_interval", "mtbf_s"]
+__all__ = ["FACTOR", "FIRST", "MOST_S", "RANK_MTBF_S", "SnapshotInterval", "best_interval", "mtbf_s"]
