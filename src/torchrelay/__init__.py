@@ -16,9 +16,10 @@ Under `torchrelay run` the loss of a rank is repaired underneath this loop. Unde
 script runs as before, and nothing here imports torch.
 
     TorchrelayError         base class of all errors raised by torchrelay
-      RefusedError               this script cannot be protected as it is: reason and remedy
-      StateMismatchError         a rank has built something else than the others
-      UndeclaredError            communication between steps, outside of any atomic section, was cut by a fault
+      RefusedError          this script cannot be protected as it is: reason and remedy
+      StateMismatchError    ranks have built different models or state
+      UnprovedError         a replacement's data or code could not be verified against its predecessor's
+      UndeclaredError       communication between steps, outside of any atomic section, was cut by a fault
     StepInterrupted         unwinds a step that will be called again; a BaseException, not for scripts to catch
 """
 
@@ -28,7 +29,14 @@ from collections.abc import Callable, Mapping
 from typing import Any, ParamSpec, TypeVar
 
 from torchrelay import plain
-from torchrelay.errors import RefusedError, StateMismatchError, StepInterrupted, TorchrelayError, UndeclaredError
+from torchrelay.errors import (
+    RefusedError,
+    StateMismatchError,
+    StepInterrupted,
+    TorchrelayError,
+    UndeclaredError,
+    UnprovedError,
+)
 from torchrelay.face import Options, Run
 
 __all__ = [
@@ -39,6 +47,7 @@ __all__ = [
     "StepInterrupted",
     "TorchrelayError",
     "UndeclaredError",
+    "UnprovedError",
     "once",
     "protect",
 ]

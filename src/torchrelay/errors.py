@@ -35,7 +35,7 @@ class UndeclaredError(TorchrelayError):
 
 
 class UnprovedError(TorchrelayError):
-    """What a replacement or a repeated step would compute with cannot be shown to be what it must be.
+    """A replacement's or a repeated step's data, numbers or code could not be verified against the first ones.
 
     Nothing is trained on it: the job falls back to the script's own checkpoint.
     """

@@ -18,11 +18,11 @@ class Sized(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What few scripts have to say: given to `torchrelay.protect(options=...)`.
+    """Optional settings that few scripts need: `torchrelay.protect(options=...)`.
 
     shard       name of the part of the state that this rank holds: ranks with equal names are replicas. None: derived
                 from DTensors, device meshes and DDP groups; give it where these do not show it
-    rehearse    whether a replacement tries the steps before it takes over a rank, up to their commit gate, on made-up
+    rehearse    whether the target of a planned move tries the steps beforehand, up to their commit gate, on made-up
                 tensors and on a model without trained weights. Side effects of a step happen there, too. None: only
                 steps that are called with tensors and flags alone; True: all steps; False: none
     snapshot_every   steps between two snapshots of each rank's state, kept in the memory of its own node and of another
@@ -55,7 +55,7 @@ class Run(Protocol):
 
     @property
     def global_step(self) -> int:
-        """Number of committed steps. A replacement has it, too: use it instead of a counter of your own."""
+        """Steps committed in this job; 0 after a resume from your own checkpoint. Use it instead of a counter."""
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate the function that makes one optimizer update, micro-batches included.

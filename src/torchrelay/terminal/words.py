@@ -21,13 +21,13 @@ VERBS = {
     "audit": "every changing call: who, when, what",
     "migrate": "move ranks somewhere else, together, while training goes on",
     "taint": "hold something against a node or a slot: NODE[/SLOT] KEY[=VALUE][:EFFECT]",
-    "untaint": "lift a taint; its place is on probation if it told of a fault, unless it was a mistake (--healed)",
+    "untaint": "lift a taint; if it reported a fault, the place goes on probation, unless it was a mistake (--healed)",
     "drain": "empty a node: its ranks move away, all at once or not at all, and nothing new is put there",
     "undrain": "a drained node may be used again",
     "cordon": "put nothing new on a node; what runs there stays",
     "uncordon": "a node that was cordoned or drained may be used again",
-    "freeze": "look on only: nothing is moved, and faults end the job as without torchrelay",
-    "unfreeze": "the freeze is over",
+    "freeze": "observe only: no moves and no recoveries; a fault ends the job as without torchrelay",
+    "unfreeze": "end the freeze",
     "restart-services": "restart the orchestrator and the agents with the code that is installed now; training goes on",
     "chaos": "break your own job on purpose, and see how it gets over it: a rank, a node, a link, an agent, ...",
     "net": "the network part: its plugin for NCCL (env, path), and the state of all paths (status)",
@@ -41,9 +41,9 @@ PLACES = ("taint", "untaint", "drain", "undrain", "cordon", "uncordon")
 CHANGING = ("migrate", *PLACES, "freeze", "unfreeze", "restart-services")
 EFFECTS = ("NoExecute", "NoSchedule", "PreferNoSchedule")
 ASKS = """
-The plan is printed first. On a terminal you are asked then (--yes: not); where nobody could answer it is carried out at
-once, as kubectl and scontrol do. --dry-run prints the plan only. Exit code 0: done, or nothing to do; 1: you said no,
-or nobody answers; 2: it cannot be asked for, and why.
+The plan is printed first. On a terminal it asks for confirmation (--yes skips this); without a terminal it acts at
+once, as kubectl and scontrol do. --dry-run prints the plan only. Exit code 0: done, or nothing to do; 1: declined, or
+the orchestrator does not answer; 2: invalid request; the message says why.
 """
 
 

@@ -2,7 +2,7 @@
 
 Beats arrive twice a second and are not journalled. `judge` turns them into `NodeLost` and `WorkerHung`, which
 are. A worker hangs only if others wait for it, and it waits for nobody: they have begun something in a group that it
-has not (see `waiting`); or it is stopped by a signal inside a collective, and nobody moves.
+has not (see `wait_for_graph`); or it is stopped by a signal inside a collective, and nobody moves.
 
     how it stands, while others wait       patience
     stopped by a signal                    5 steps, 1 s to 30 s

@@ -2,7 +2,7 @@
 
     QUIESCING   every holder says how far it is, and begins no further call    -> the boundary B is the furthest of them
     HALTING     everybody stands after B; outgoing workers hand over; targets are brought there
-    cutover     a new generation in which the targets hold the ranks           -> REWIRING, as in a recovery
+    cutover     a new generation in which the targets hold the ranks           -> RECONFIGURING, as in a recovery
     RELEASING   or the move is called off: everybody goes on in the connections it has
 
 Up to the cutover nobody has touched anything, so whatever goes wrong on the targets' side costs a short stop at most.

@@ -2,7 +2,7 @@
 
     AGREEING   every survivor has reported      -> the target point is chosen
     PREPARING  every rank stands at the safepoint    -> after the target, survivors and replacements
-    REWIRING   everybody is connected, and holds the state of the target
+    RECONFIGURING   everybody is connected, and holds the state of the target
     RESUMING   everybody trains on              -> RUNNING
 
 `progress` moves a job on as far as what is known allows; it is called after every event, so the order in which facts

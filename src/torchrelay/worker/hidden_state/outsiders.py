@@ -34,6 +34,8 @@ DEPTH = 3
 ENTRIES = 4096
 SAMPLED = 8  # of the entries of a container, where it is only asked whether a look is worth it
 _CLOCKS = (LRScheduler, GradScaler)
+_HOLDING = (torch.nn.Module, dict, list, tuple)
+_holders: dict[type, bool] = {}  # by class, whether it is one of these
 _Mark = tuple[tuple[int, int], ...]  # of each tensor, which it is and how often it was written to
 
 
@@ -57,8 +59,20 @@ class Outsiders:
             return True
         if any((live := reference()) is not None and _clock(live) != mark for reference, mark in self._clocks):
             return True
-        passed = self._passed
-        return any(id(value) not in passed and _may_hold(value, self._count) for value in variables.contents())
+        return self._has_come_up()
+
+    def _has_come_up(self) -> bool:
+        """Whether there is something new in a variable. In the path of every step, where most values are numbers."""
+        passed, known = self._passed, _holders
+        for frame in variables.outside():
+            for value in frame.f_locals.values():
+                kind = type(value)
+                holds = known.get(kind)
+                if holds is None:
+                    holds = known[kind] = issubclass(kind, _HOLDING)
+                if holds and id(value) not in passed and _may_hold(value, self._count):
+                    return True
+        return False
 
     def look(self) -> None:
         """Raises `RefusedError` if one has moved, or come up, since the last look."""

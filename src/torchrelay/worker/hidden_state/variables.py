@@ -25,6 +25,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from enum import Enum
 from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -69,6 +70,7 @@ class _Told(Struct, array_like=True):
 _decode = msgspec.msgpack.Decoder(list[_Told]).decode
 _names_of: dict[CodeType, frozenset[str] | None] = {}  # of each function, what it assigns in loops; None: a library's
 _first: dict[tuple[CodeType, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
+_may_go: dict[type, _Goes] = {}  # by class
 _declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a module's globals, with their number
 
 
@@ -134,10 +136,12 @@ def outside() -> list[FrameType]:
     """Functions of the script that are under way, outermost first, without those of the call that is."""
     frames: list[FrameType] = []
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        if frame.f_code is _call:
+    known = _names_of
+    while frame is not None:  # in the path of every step
+        code = frame.f_code
+        if code is _call:
             frames.clear()
-        elif _names(frame.f_code) is not None:
+        elif (known[code] if code in known else _names(code)) is not None:
             frames.append(frame)
         frame = frame.f_back
     return frames[::-1]
@@ -164,8 +168,10 @@ def _names(code: CodeType) -> frozenset[str] | None:
 
 
 def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, frozenset[str]]]:
+    known = _names_of
     while frame is not None:
-        names = _names(frame.f_code)
+        code = frame.f_code
+        names = known[code] if code in known else _names(code)
         if names is not None:
             yield frame, names
         frame = frame.f_back
@@ -193,7 +199,9 @@ def _declared(around: dict[str, Any]) -> frozenset[str]:
 def _tell(frame: FrameType, names: frozenset[str]) -> _Told:
     one = _Told(frame.f_code.co_qualname)
     local, around = frame.f_locals, frame.f_globals
-    if _goes_on(local.values()) or _goes_on(around.get(name) for name in frame.f_code.co_names):
+    if _goes_on(local.values()):
+        return one
+    if local is not around and _goes_on([around.get(name) for name in frame.f_code.co_names]):
         return one
     for name, value in list(local.items()):
         if name in names or (type(value) in _FILLED and _has_moved(frame.f_code, name, value)):
@@ -224,15 +232,34 @@ def _goes_on(found: Iterable[Any]) -> bool:
     What was taken from it looks right on a replacement if it is carried, and what is taken next is not. If nothing of
     this function is carried, the next call is made with something else, and that is found out (see `given`).
     """
-    return any(map(_goes, found))
+    known = _may_go
+    for value in found:  # in the path of every step: most of what there is, is a number
+        kind = type(value)
+        way = known.get(kind)
+        if way is None:
+            way = known[kind] = _way_of(kind)
+        if way is not _Goes.NEVER and _goes(value, way):
+            return True
+    return False
 
 
-def _goes(value: Any) -> bool:
-    kind = type(value)
+class _Goes(Enum):
+    """How a value of some class may be gone on with."""
+
+    NEVER = 0
+    ITSELF = 1
+    INSIDE = 2  # by an iterator in an attribute
+
+
+def _way_of(kind: type) -> _Goes:
     if kind in _STEPPING or kind.__module__ == "itertools":
-        return kind is not itertools.count and _is_under_way(value)
-    if kind.__module__ in _PLAIN_MODULES or not is_of_the_script(kind):
-        return False
+        return _Goes.NEVER if kind is itertools.count else _Goes.ITSELF
+    return _Goes.NEVER if kind.__module__ in _PLAIN_MODULES or not is_of_the_script(kind) else _Goes.INSIDE
+
+
+def _goes(value: Any, way: _Goes) -> bool:
+    if way is _Goes.ITSELF:
+        return _is_under_way(value)
     inner = (graph.attributes(value) or {}).values()
     return any(type(each) in _STEPPING and _is_under_way(each) for each in inner)
 

@@ -1,6 +1,6 @@
 """Safepoint: where a worker stands still, at the entry of a call, until all ranks may go on together.
 
-    Decide or CatchUp   WorkerReady: we stand after this point; who holds its state serves it from now on
+    Decide or Replay   WorkerReady: we stand after this point; who holds its state serves it from now on
     Reconfigure              connect all groups in the new generation
     Restore             a replacement: take the state from a source
     Resume              stop serving, put DDP right, go on
