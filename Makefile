@@ -55,10 +55,12 @@ check: $(READY)  ## style, types, architecture
 	$(PY) -m mypy
 	$(VENV)/bin/lint-imports
 	$(PY) -m tests.english
+	$(PY) -m tests.modules_page
 
 fix: $(READY)  ## format, and repair what a machine can
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+	$(PY) -m tests.modules_page --write
 
 docs: $(READY)  ## build the site into build/site; a dead link is an error
 ifneq ($(UV),)

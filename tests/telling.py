@@ -238,6 +238,10 @@ def worker_answers(order: Any, stands: dict[WorkerId, Stand]) -> tuple[ev.Event,
             stands[order.worker] = replace(stand, committed=point)
             taken = (sources[0].rank,)
             return (ev.StateRestored(**who, point=point, sources=taken, digest="d1", size=1000, took_ms=2.0),)
+        case od.Resume(point=None) if stand.committed is not None:  # a move was called off: from where it is
+            if stand.phase is WorkerPhase.STOPPED:
+                stands[order.worker] = replace(training(stand.committed), shard=stand.shard)
+            return (ev.WorkerResumed(**who),)
         case od.Resume(point=point):
             stands[order.worker] = replace(training(point or START), shard=stand.shard)
             return (ev.WorkerResumed(**who),) if point is not None else (ev.WorkerResumed(**who), joined)

@@ -116,7 +116,8 @@ def test_the_flags_that_the_docs_name_are_taken() -> None:
 def test_the_modules_that_the_docs_run_are_there() -> None:
     named = {name for path in DOCS for name in re.findall(r"python -m ([\w.]+)", path.read_text())}
     named |= set(re.findall(r"\$\(PY\) -m ([\w.]+)", (ROOT / "Makefile").read_text()))
-    assert sorted(name for name in named if importlib.util.find_spec(name) is None) == []
+    installed = {"mkdocs"}  # by the target that runs it
+    assert sorted(name for name in named - installed if importlib.util.find_spec(name) is None) == []
 
 
 def test_the_readme_says_what_was_not_run() -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests import modules_page
+
 ROOT = Path(__file__).parents[1] / "src" / "torchrelay"
 MOST_FILES = 12
 ROOMS = sorted({path.parent for path in ROOT.rglob("*.py")})
@@ -70,3 +72,14 @@ def test_the_architecture_names_every_room() -> None:
     text = (ROOT.parents[1] / "ARCHITECTURE.md").read_text()
     missing = [room for room in ROOMS if f"{room.relative_to(ROOT)}/" not in text and room != ROOT]
     assert missing == []
+
+
+def test_the_page_of_modules_is_as_the_code_says() -> None:
+    assert modules_page.PAGE.read_text() == modules_page.made()
+
+
+def test_every_module_has_a_first_sentence_and_a_row() -> None:
+    rows = [line for line in modules_page.made().splitlines() if line.startswith("| `")]
+    modules = [path for path in ROOT.rglob("*.py") if path.name != "__init__.py" or path.parent == ROOT]
+    assert len(rows) == len(modules)
+    assert [row for row in rows if row.endswith("| . |")] == []

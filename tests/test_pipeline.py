@@ -297,10 +297,10 @@ def test_nothing_is_made_after_join(become: Callable[[int], None], monkeypatch: 
         redo = Redo(State(plain))
         redo.mark()
     script = Script()
-    with pytest.raises(RefusedError, match="a pipeline stage is made after join"):
+    with pytest.raises(RefusedError, match="a pipeline stage is made after protect"):
         redo.mark()
     pipeline.forbid()
-    with pytest.raises(RefusedError, match="a ScheduleGPipe is made after join"):
+    with pytest.raises(RefusedError, match="a ScheduleGPipe is made after protect"):
         ScheduleGPipe(script.stages[0], CHUNKS)
-    with pytest.raises(RefusedError, match="a PipelineStage is made after join"):
+    with pytest.raises(RefusedError, match="a PipelineStage is made after protect"):
         PipelineStage(plain, 0, 2, torch.device("cpu"), group=script.stages[0].group)
