@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import sys
 import threading
 from collections import deque
@@ -28,6 +30,12 @@ from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import holdings
 
 ROWS = 40
+
+
+@pytest.fixture(autouse=True)
+def restless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each look is made, however short a time ago the last one was."""
+    monkeypatch.setattr(holdings, "REST", 0)
 
 
 class Rows(Dataset[Any]):
@@ -72,6 +80,9 @@ class Slotted:
 class Plain:
     path: Path
     image: np.ndarray[Any, Any]
+
+
+RECORD = np.dtype([("few", "i1"), ("many", "f8")], align=True)
 
 
 class Named(NamedTuple):
@@ -145,8 +156,26 @@ OTHER_ROWS: dict[str, Callable[[int], Any]] = {
     "a short list": lambda n: [1, n],
     "a tensor itself": lambda n: torch.tensor([1, 2, n]),
     "a loader's own rows": lambda n: OwnLoader(last_one(n)),
+    "arguments of a collate function": lambda n: DataLoader(Rows(), collate_fn=functools.partial(collate, last_one(n))),
+    "a closure of a collate function": lambda n: DataLoader(Rows(), collate_fn=closing_over(last_one(n))),
+    "a method that collates": lambda n: DataLoader(Rows(), collate_fn=Collate(last_one(n)).__call__),
+    "bfloat16": lambda n: DataLoader(Rows(rows=tail(n, 2_000_000).to(torch.bfloat16))),
+    "a sparse tensor": lambda n: DataLoader(Rows(rows=torch.eye(4).mul(n).to_sparse())),
+    "rows of a sparse tensor": lambda n: DataLoader(Rows(rows=torch.eye(4).mul(n).to_sparse_csr())),
+    "pairs of paths": lambda n: DataLoader(Rows(rows=[(f"/data/{k}.png", k % 3) for k in last_one(n)])),
+    "forty data sets": lambda n: DataLoader(ConcatDataset([*(Rows() for _ in range(40)), Rows(rows=last_one(n))])),
+    "labels by name": lambda n: DataLoader(Rows(labels={f"class {k}": k for k in last_one(n)})),
+    "records": lambda n: DataLoader(Rows(rows=np.array([(1, 2.0), (n, 3.0)], dtype=RECORD))),
     "what a collate function holds": lambda n: DataLoader(Rows(), collate_fn=Collate(last_one(n))),
 }  # fmt: skip
+
+
+def collate(vocabulary: list[int], items: list[Any]) -> Any:
+    return vocabulary, items
+
+
+def closing_over(vocabulary: list[int]) -> Callable[[list[Any]], Any]:
+    return lambda items: (vocabulary, items)
 
 
 class Collate:
@@ -157,6 +186,7 @@ class Collate:
         return items
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize("kind", OTHER_ROWS)
 def test_other_rows_are_found(kind: str) -> None:
     make = OTHER_ROWS[kind]
@@ -207,12 +237,29 @@ def test_other_rows_of_a_table_are_found(kind: Callable[[int], Any]) -> None:
 
 # ---------------------------------------------------------------- what is no row
 
+
+def with_gaps(filled: int) -> Any:
+    """Records of equal fields; what is between them was there before."""
+    found = np.full(20 * RECORD.itemsize, filled % 256, dtype=np.uint8).view(RECORD)
+    found["few"], found["many"] = 1, 2.0
+    return found
+
+
 OF_THIS_PROCESS: dict[str, Callable[[int], Any]] = {
     "a number": lambda n: DataLoader(Rows(started=n)),
     "a name": lambda n: DataLoader(Rows(folder=f"/tmp/x{n}")),
     "a few of them": lambda n: DataLoader(Rows(of=[n, "host", 29500 + n])),
     "a folder of the files": lambda n: DataLoader(Rows(rows=[f"/scratch/{n}/{k}.png" for k in range(ROWS)])),
     "a generator": lambda n: DataLoader(Rows(chance=np.random.default_rng(n + 5), other=torch.Generator())),
+    "settings": lambda n: DataLoader(Rows(settings=dict.fromkeys("abcdefg", 3) | {"out": f"runs/{n}", "port": n})),
+    "an environment": lambda n: DataLoader(Rows(environment={f"NAME_{k}": f"/tmp/{n}" for k in range(ROWS)})),
+    "a logger": lambda n: DataLoader(Rows(log=logging.getLogger(f"of {n}"))),
+    "paths in rows": lambda n: DataLoader(Rows(rows=[(f"/x/{n}/{k}.png", k) for k in range(ROWS)])),
+    "path objects": lambda n: DataLoader(Rows(rows=[Path(f"/x/{n}/{k}.png") for k in range(ROWS)])),
+    "paths in dicts": lambda n: DataLoader(Rows(rows=[{"x": f"/x/{n}/{k}.png", "y": k} for k in range(ROWS)])),
+    "paths in an array": lambda n: DataLoader(Rows(rows=np.array([f"/x/{n}/{k}.png" for k in range(ROWS)]))),
+    "gaps between fields": lambda n: DataLoader(Rows(rows=with_gaps(n))),
+    "a set of objects": lambda _: DataLoader(Rows(rows={Sample([1], 2), *"abcdefgh"})),
     "a lock": lambda _: DataLoader(Rows(lock=threading.Lock())),
     "a module": lambda _: DataLoader(Rows(features=torch.nn.Linear(30, 30))),
     "what comes later": lambda n: DataLoader(Rows(cache={k: k for k in range(ROWS)} if n == 1 else {})),
@@ -297,7 +344,7 @@ def test_arrays_of_the_functions_around_a_loop_are_told() -> None:
     """In a variable, and in a global that a function uses which is called."""
     data = torch.zeros(1 << 19)
     small, of_model = torch.zeros(10), torch.zeros(1 << 19, requires_grad=True)
-    found = holdings.of_functions(sys._getframe(), "steps")
+    found = holdings.of_functions(sys._getframe())
     told = found.told()
     assert b"data of test" in told
     assert b"TOKENS" in told
@@ -308,3 +355,113 @@ def test_arrays_of_the_functions_around_a_loop_are_told() -> None:
     data[5] = 1
     assert b"data of" not in found.told()
     assert small.numel() < of_model.numel()
+
+
+def test_arrays_in_dicts_and_objects_of_functions_are_told() -> None:
+    inside, store = {"train": torch.zeros(1 << 19)}, Sample([1], 2)
+    vars(store)["tokens"] = np.zeros(1 << 19)
+    told = holdings.of_functions(sys._getframe()).told()
+    assert b"inside of test" in told
+    assert b".tokens" in told
+    assert len(inside) == 1
+
+
+# ---------------------------------------------------------------- caches, by several loops
+
+
+class Caching(Dataset[Any]):
+    """One that remembers its rows."""
+
+    def __init__(self, kind: str) -> None:
+        self.cache: Any = {"dict": {}, "list": [None] * ROWS, "none": None, "tensor": torch.zeros(ROWS, 300)}[kind]
+
+    def __len__(self) -> int:
+        return ROWS
+
+    def __getitem__(self, index: int) -> Any:
+        if self.cache is None:
+            self.cache = torch.zeros(ROWS, 300)
+        self.cache[index] = torch.full((300,), float(index))
+        return self.cache[index]
+
+
+@pytest.mark.parametrize("kind", ["dict", "list", "none", "tensor"])
+def test_a_cache_that_another_loop_has_filled_is_not_told(kind: str) -> None:
+    """Training fills it; then validation begins for the first time, over the same data set."""
+    data = Caching(kind)
+    training, validation = DataLoader(Subset(data, range(30))), DataLoader(Subset(data, range(30, ROWS)))
+    holdings.of(training).told()
+    assert len(list(training)) == 30
+    told = holdings.of(validation).told()
+    fresh = Caching(kind)
+    first, second = DataLoader(Subset(fresh, range(30))), DataLoader(Subset(fresh, range(30, ROWS)))
+    next(iter(first))  # the last item of the loop that had ended
+    holdings.of(second).check(told)
+    assert len(holdings.of(anew := DataLoader(data)).told()) == 0
+    assert anew is not None
+
+
+def test_how_much_counts_stays_as_it_was_when_another_one_has_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holdings, "ROOM", 12 << 20)
+    rows: Any = Rows(cache=np.zeros(10 << 20, dtype=np.uint8), rows=np.arange(1 << 20))
+    found = holdings.of(loader := DataLoader(rows))
+    found.told()
+    rows.cache[:] = 1
+    later = found.told()
+    assert b"rows" in later
+    assert b"cache" not in later
+    check(DataLoader(Rows(cache=np.zeros(10 << 20, dtype=np.uint8), rows=np.arange(1 << 20))), later)
+    assert found.told() == later
+    assert loader is not None
+
+
+# ---------------------------------------------------------------- what raises
+
+
+class Raising:
+    """Whatever is asked of it raises."""
+
+    def __getattribute__(self, name: str) -> Any:
+        raise RuntimeError(f"{name} is not to be had")
+
+
+class NoList(list[int]):
+    def __iter__(self) -> Iterator[int]:
+        raise RuntimeError("it cannot be gone through")
+
+
+def nested(depth: int) -> list[Any]:
+    """Lists in lists; without a depth one that is in itself."""
+    found: list[Any] = list(range(ROWS))
+    if not depth:
+        found.append(found)
+    for _ in range(depth):
+        found = [found]
+    return found
+
+
+RAISING: dict[str, Callable[[], Any]] = {
+    "an object": Raising,
+    "a list": lambda: NoList(range(ROWS)),
+    "in a list": lambda: [Raising() for _ in range(ROWS)],
+    "nested": lambda: torch.nested.nested_tensor([torch.zeros(2), torch.zeros(3)]),
+    "without elements": lambda: torch.zeros(0),
+    "on no device": lambda: torch.zeros(3, device="meta"),
+    "deep": lambda: nested(5000),
+    "not made yet": lambda: torch.nn.parameter.UninitializedParameter(),
+    "in itself": lambda: nested(0),
+}  # fmt: skip
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("kind", RAISING)
+def test_what_cannot_be_read_ends_no_script(kind: str) -> None:
+    rows: Any = Rows(odd=RAISING[kind](), kept=last_one(5))
+    found = holdings.of(loader := DataLoader(rows))
+    told = found.told()
+    assert b"kept" in told
+    assert found.told() == told
+    check(DataLoader(Rows(odd=RAISING[kind](), kept=last_one(5))), told)
+    odd = RAISING[kind]()
+    assert holdings.of_functions(sys._getframe()).told() is not None
+    assert loader is not odd

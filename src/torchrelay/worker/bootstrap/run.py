@@ -64,7 +64,9 @@ class WorkerRun:
         if not self._calls.inside and threading.current_thread() is threading.main_thread() and self._cursor.looks:
             # A loop of the script's own may go by it.
             here = sys._getframe(1)
-            used, place = holdings.of_functions(here, "asks"), self._calls.places.here(1)
+            used, place = holdings.of_functions(here), self._calls.places.here(1)
+            if not self._cursor.replaying:
+                used.see()
             turn = self._cursor.ask(place, random_state.capture, lambda: variables.told(here), used.told)
             if turn is not None:
                 used.check(turn.holds)
@@ -89,6 +91,7 @@ class WorkerRun:
         return committed_step
 
     def atomic(self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        holdings.of_functions(sys._getframe(1)).see()  # it may fill caches, and is not run again in a replacement
         result: R = self._calls.run(self._calls.function("section", function), args, kwargs)
         return result
 
@@ -108,7 +111,9 @@ class WorkerRun:
 
     def _loop(self, kind: str, items: Any, group: int | None = None) -> Iterable[Any]:
         source = source_of(items, self._calls.hidden)
-        holds = holdings.of_functions(sys._getframe(2), kind) if isinstance(items, range) else holdings.of(items)
+        around = holdings.of_functions(sys._getframe(2))
+        around.see()
+        holds = around if isinstance(items, range) else holdings.of(items)
         return Loop(
             self._cursor, kind, source, group=group, length=lambda: len(items),
             name=f"a {type(items).__module__}.{type(items).__qualname__}",

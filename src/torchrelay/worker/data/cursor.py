@@ -141,6 +141,7 @@ class Cursor:
         self._last: Call | None = None  # begun or replayed last; the loops may have moved on since
         self._former: Call | None = None  # the one before it, should it not be committed
         self._rhythms: dict[int, Rhythm] = {}  # for each open loop, by its id
+        self._held_at = -1  # the step at which the data was looked at that the script's own loops use
         self.point = START  # committed, as far as the script can know
         # Of a replacement: the script goes on in a recorded place; whether random numbers are those of its predecessor.
         self.on_way: Callable[[bool], None] | None = None
@@ -215,8 +216,8 @@ class Cursor:
             del trace[at + 1 :]
             rhythm.cut(at + 1)
             skip.point, skip.drawn, skip.kept = self.point, draw(), keep()
-            if self.point.step & (self.point.step - 1) == 0:
-                skip.holds = hold()
+            if self.point.step & (self.point.step - 1) == 0 and self.point.step != self._held_at:
+                self._held_at, skip.holds = self.point.step, hold()
             return None
         seen = rhythm.come(place, len(trace), asks=True)
         if len(trace) - seen.first >= FEW and rhythm.leads(seen):

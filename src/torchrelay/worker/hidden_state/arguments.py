@@ -164,7 +164,8 @@ class _Maker:
                 _heads.clear()
             head = _heads[key] = f"T{value.dtype}{tuple(value.shape)}".encode()
         self._hash.update(head)
-        plain = type(value) is torch.Tensor and value.is_cpu and value.dtype in NUMPY and not value.is_neg()
+        strided = value.layout == torch.strided and not value.is_nested
+        plain = type(value) is torch.Tensor and strided and value.is_cpu and value.dtype in NUMPY and not value.is_neg()
         if plain and value.is_contiguous():
             flat = value.detach().numpy()  # nearly all there is: one call for it
             if flat.nbytes <= WHOLE:
@@ -188,11 +189,14 @@ class _Maker:
 
     def _odd(self, value: torch.Tensor) -> None:
         """A tensor whose bytes do not lie as its elements do."""
-        if value.layout in (torch.sparse_coo, torch.sparse_csr):
-            parts = (value._indices(), value._values()) if value.layout == torch.sparse_coo else (
-                value.crow_indices(), value.col_indices(), value.values()
-            )  # fmt: skip
-            for part in parts:
+        if value.layout == torch.sparse_coo:
+            self._tensor(value._indices())
+            self._tensor(value._values())
+        elif value.layout in (torch.sparse_csr, torch.sparse_bsr):
+            for part in (value.crow_indices(), value.col_indices(), value.values()):
+                self._tensor(part)
+        elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
+            for part in (value.ccol_indices(), value.row_indices(), value.values()):
                 self._tensor(part)
         elif value.is_nested:
             for part in value.unbind():

@@ -154,7 +154,7 @@ class Walk:
             self.leaves[path] = Leaf(path, holder, name, value)
         elif kind in CONTAINERS:
             self._container(path, holder, name, value, depth)
-        elif depth >= MAX_DEPTH or _is_closed(kind):
+        elif depth >= MAX_DEPTH or is_closed(kind):
             self.leaves[path] = Leaf(path, holder, name, value)
         elif issubclass(kind, functools.partial):
             self._later(
@@ -362,7 +362,7 @@ def _first(entries: Iterable[Any]) -> Iterator[Any]:
         yield entry
 
 
-def _is_closed(kind: type) -> bool:
+def is_closed(kind: type) -> bool:
     if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException)):
         return True
     if issubclass(kind, torch.optim.Optimizer):

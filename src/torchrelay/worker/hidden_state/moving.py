@@ -84,8 +84,11 @@ class Moving:
         before, self._seen = self._seen, now
         self._check_iterators()
         changed = [path for path, sign in now.items() if not _same(before.get(path, MISSING), sign)]
-        stays = (self._walk.leaves[path] for path in changed if now[path][0] == "object" or self._is_large(path))
-        tied = {id(leaf.holder) for leaf in stays if leaf.holder is not None}
+        tied: dict[int, bool] = {}  # holders of what changes and is not carried, and whether that is large
+        for path in changed:
+            leaf, large = self._walk.leaves[path], self._is_large(path)
+            if leaf.holder is not None and (large or now[path][0] == "object"):
+                tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._let_go()
@@ -141,12 +144,13 @@ class Moving:
                     "make it anew in __iter__, from a generator of random numbers or from the epoch",
                 )
 
-    def _judge(self, path: str, before: Any, tied: set[int]) -> bool:
+    def _judge(self, path: str, before: Any, tied: dict[int, bool]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
         leaf = self._walk.leaves[path]
         if self._seen[path][0] == "object" or path in self.kept or _only_grew(before, self._seen[path]):
             return False
-        if before is MISSING and (path.endswith("]") or self._seen[path][0] == "tensor"):
+        none_yet = before is MISSING or before == ("value", None)
+        if none_yet and (path.endswith("]") or self._seen[path][0] == "tensor"):
             return False  # an entry of a cache
         if type(leaf.value) is bool and path.startswith(VARIABLE):
             return False  # see `variables`: something was set up in this process
@@ -155,8 +159,11 @@ class Moving:
                 self._too_large(path, _size(leaf.value))
             return False
         self._times[path] = self._times.get(path, 0) + 1
-        if id(leaf.holder) in tied and not graph.is_generator(leaf.value) and self._times[path] < 2:
-            return False
+        if id(leaf.holder) in tied and not graph.is_generator(leaf.value):
+            # Flags of a cache that is too large would tell of entries that a replacement does not have.
+            flags = tied[id(leaf.holder)] and (type(leaf.value) not in graph.PLAIN or type(leaf.value) is bool)
+            if flags or self._times[path] < 2:
+                return False
         self.kept[path] = leaf
         return True
 

@@ -147,7 +147,7 @@ class Reads:
         if isinstance(value, (list, deque)) and len(value) > SAMPLED:
             some = [value[at * (len(value) - 1) // (SAMPLED - 1)] for at in range(SAMPLED)]
             return arguments.digest((len(value), some))
-        if not isinstance(value, (torch.Tensor, np.ndarray)) or value.nbytes < LARGE:
+        if not isinstance(value, (torch.Tensor, np.ndarray)) or value.itemsize * _count(value) < LARGE:
             return arguments.digest(value)
         # A data set stays what it is; a batch is another object each time, or its version has moved.
         version = _version_of(value)
@@ -171,6 +171,11 @@ class Reads:
             entries = value if kind is tuple else value.values()
             return 0 < len(value) <= arguments.MAX_FIELDS and all(map(self._counts, entries))
         return False
+
+
+def _count(value: torch.Tensor | np.ndarray[Any, Any]) -> int:
+    """How many numbers there are; a sparse tensor has no `nbytes`."""
+    return value.numel() if isinstance(value, torch.Tensor) else int(value.size)
 
 
 def _version_of(value: torch.Tensor | np.ndarray[Any, Any]) -> object:
