@@ -59,7 +59,7 @@ REFUSALS = {
     "nested": "a section inside a section",
     "update outside": "outside of any step",
     "update in a section": "in a section",
-    "unknown optimizer": "not given to join",
+    "unknown optimizer": "not given to protect",
     "endless": "nothing tells where it is",
     "result": "the result of a section is a builtins.object",
     "large result": "return a summary",
@@ -143,7 +143,7 @@ def test_a_script_that_takes_another_way_on_a_replacement_is_found_out(tmp_path:
     script = [str(SCRIPTS / "manners.py"), "strays", "--marks", str(tmp_path)]
     job = run_job(tmp_path / "run", script, ["--nproc-per-node", "2", "--spares", "1"], timeout_s=90)
     assert job.code == 91
-    assert "the script has taken different ways. Let its way depend on run.global_step" in job.output
+    assert "the script has taken different ways. Let control flow depend on run.global_step" in job.output
 
 
 def test_exit_codes_of_the_script_are_its_own(manners: Make) -> None:

@@ -254,11 +254,11 @@ def faults_of(options, rank):
     return Faults(Path(options.live, "plan.json"), options.live, rank, live=True)
 
 
-def intervals_of(options: argparse.Namespace) -> dict[str, object]:
+def intervals_of(options: argparse.Namespace) -> torchrelay.Options:
     """What protect() is told of snapshots and comparisons."""
-    return {
-        "snapshot_every": options.snapshots, "snapshot_buddies": options.buddies, "compare_every": options.compare,
-    }  # fmt: skip
+    return torchrelay.Options(
+        snapshot_every=options.snapshots, snapshot_buddies=options.buddies, compare_every=options.compare
+    )
 
 
 def main():
@@ -274,7 +274,7 @@ def main():
     second_faults(faults)
     seen = {"rows": 0}
     extra = {"scheduler": scheduler, "ema": spread.ema.averages, "seen": seen, "ballast": ballast(options, optimizer)}
-    run = torchrelay.protect(model=spread.model, optimizer=optimizer, state=extra, **intervals_of(options))
+    run = torchrelay.protect(model=spread.model, optimizer=optimizer, state=extra, options=intervals_of(options))
     faults.model = spread.model
     # After ours, hence past the gate: inside the update.
     optimizer.register_step_pre_hook(lambda *_: faults.strike(run, "update"))
