@@ -74,6 +74,21 @@ def test_links_resolve(path: Path) -> None:
     assert [link for link in links if not (path.parent / link).exists()] == []
 
 
+def test_the_files_that_the_docs_name_are_there() -> None:
+    rooms = "|".join(path.name for path in (ROOT / "src" / "torchrelay").iterdir() if path.is_dir())
+    missing = set()
+    for path in DOCS:
+        if "results" in path.parts:
+            continue
+        text = path.read_text()
+        named = re.findall(r"\b((?:tests|bench|examples|src/torchrelay)/[a-z_/0-9]+\.py)", text)
+        named += [
+            f"src/torchrelay/{name}" for name in re.findall(rf"(?<!torchrelay/)\b((?:{rooms})/[a-z_/]+\.py)", text)
+        ]
+        missing |= {f"{name_of(path)}: {name}" for name in named if not (ROOT / name).exists()}
+    assert missing == set()
+
+
 def test_make_has_the_targets_that_the_docs_name() -> None:
     named = {word for _, words in commands("make") for word in words[:1] if "=" not in word}
     assert {"demo", "test", "check", "bench", "setup"} <= named
