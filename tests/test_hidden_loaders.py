@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-from tests.test_loaders import EPOCHS, START, Life, check, same
+from tests.test_loaders import EPOCHS, check
 from torchrelay.errors import RefusedError, StateMismatchError, UndeclaredError
 from torchrelay.worker.data import beside
 from torchrelay.worker.data.cursor import Cursor
@@ -206,35 +206,6 @@ LOADERS: dict[str, Callable[[], Any]] = {
 @pytest.mark.parametrize("name", LOADERS)
 def test_a_replacement_gets_the_same_items_from_every_place(name: str) -> None:
     check(LOADERS[name], 1, lambda count: list(range(1, count + 1)))
-
-
-class Remembering(Dataset[torch.Tensor]):
-    """One that keeps its rows when it has made them, and flags of those that it has."""
-
-    def __init__(self, kind: str) -> None:
-        self.kind = kind
-        self.cache: Any = [None] * SIZE if kind == "list" else torch.zeros(SIZE, 300)  # too large to be carried
-        self.have = torch.zeros(SIZE, dtype=torch.bool)
-
-    def __len__(self) -> int:
-        return SIZE
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        if not self.have[index]:
-            self.cache[index] = torch.full((300,), float(index))
-            self.have[index] = self.kind != "list"
-        found: torch.Tensor = self.cache[index]
-        return found
-
-
-@pytest.mark.parametrize("kind", ["list", "flags"])
-def test_a_cache_that_a_replacement_does_not_have_is_filled_again(kind: str) -> None:
-    """The flags are small enough to be carried; without the rows they would tell of zeros."""
-    random_state.restore(START)
-    before = Life(lambda: DataLoader(Remembering(kind), batch_size=4), 1).run()
-    for step in before.lives:
-        after = Life(lambda: DataLoader(Remembering(kind), batch_size=4), 1, before.lives[step]).run()
-        assert same(after.items, before.items[step - 1 :]), f"entered after step {step}"
 
 
 @pytest.mark.slow
