@@ -6,6 +6,7 @@ import itertools
 import sys
 from collections import deque
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -254,3 +255,32 @@ def test_a_flag_is_the_processs_own() -> None:
     assert ready
     assert b"number" in items.told
     assert b"ready" not in items.told
+
+
+COUNTS = """
+def train(items):
+    number = 0
+    for item in items:
+        number += item
+"""
+
+
+def test_a_function_of_the_script_is_told_of_though_a_library_has_one_that_is_equal() -> None:
+    """Python takes codes to be equal whose names, first lines and instructions are, whatever their files."""
+    library: dict[str, Any] = {}
+    script: dict[str, Any] = {}
+    exec(compile(COUNTS, str(Path(torch.__file__).parent / "train.py"), "exec"), library)
+    exec(compile(COUNTS, str(Path(__file__).parent / "train.py"), "exec"), script)
+    assert library["train"].__code__ == script["train"].__code__
+    for each, is_told in ((library, False), (script, True)):
+        items = Items(0, 3)
+        each["train"](items)
+        assert (b"number" in items.told) is is_told
+
+
+def test_functions_that_are_made_anew_in_each_step_do_not_fill_the_memory() -> None:
+    for at in range(variables._MOST_CODES + 2):
+        made: dict[str, Any] = {"outside": variables.outside}
+        exec(compile("def step():\n    outside()", f"/script/{at}.py", "exec"), made)
+        made["step"]()
+    assert len(variables._names_of) < variables._MOST_CODES

@@ -55,17 +55,15 @@ class Faults:
     """The plan, as far as this rank is concerned."""
 
     def __init__(self, path, marks, rank, live=False):
-        self.path, self.live, self.stamp = path, live, 0
+        self.path, self.live = path, live
         self.kept = json.loads(Path(path).read_text()) if path and not live else []
         self.marks, self.rank = Path(marks), rank
 
     @property
     def plan(self):
-        if self.live:
-            stamp = os.stat(self.path).st_mtime_ns
-            if stamp != self.stamp:
-                self.kept, self.stamp = json.loads(Path(self.path).read_text()), stamp
-        return self.kept
+        # Read anew each time: a thread looks too, and what is kept of it would change within an update, now and then.
+        # A rank that is lost there is refused, rightly: what such a value would have been nobody can tell.
+        return json.loads(Path(self.path).read_text()) if self.live else self.kept
 
     def begun(self, fault, run):
         if "after" in fault:

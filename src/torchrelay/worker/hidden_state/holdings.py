@@ -15,7 +15,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterable
 from functools import partial
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
 import msgspec
@@ -25,6 +25,7 @@ import torch
 from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import arguments, held, moving, rows
 from torchrelay.worker.hidden_state.held import DATA, Part
+from torchrelay.worker.source.lines import Place, place_of
 
 MOST = 32  # that are told of one loader: the longest
 ROOM, MAPPED = 1 << 30, 64 << 20  # bytes of arrays of one loader that count as a whole: in memory, and in files
@@ -187,7 +188,7 @@ def _forget(known: dict[int, Any], number: int, _: object) -> None:
 
 _places = _Places()
 _known: dict[int, tuple[Any, Holdings]] = {}  # by the loader's id, with a weak reference
-_of_functions: dict[CodeType, Holdings] = {}
+_of_functions: dict[Place, Holdings] = {}
 
 
 def of(loader: Any) -> Holdings:
@@ -210,10 +211,11 @@ def of_functions(frame: FrameType) -> Holdings:
 
     `frame`: of the function in which the loop is.
     """
-    found = _of_functions.get(frame.f_code)
+    place = place_of(frame.f_code)
+    found = _of_functions.get(place)
     if found is None:
         found = Holdings(held.of_functions, "the functions around a loop", rests=True)
-        _of_functions[frame.f_code] = found
+        _of_functions[place] = found
     return found
 
 

@@ -35,7 +35,7 @@ import torch
 from msgspec import Struct
 
 from torchrelay.worker.hidden_state import graph
-from torchrelay.worker.source.lines import is_library, is_of_the_script
+from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
 from torchrelay.worker.tensors import values
 
 LIMIT = 16 << 10  # bytes of all variables of all functions
@@ -68,8 +68,12 @@ class _Told(Struct, array_like=True):
 
 
 _decode = msgspec.msgpack.Decoder(list[_Told]).decode
-_names_of: dict[CodeType, frozenset[str] | None] = {}  # of each function, what it assigns in loops; None: a library's
-_first: dict[tuple[CodeType, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
+# Of each function by the id of its code, which is held so that no other one gets it: what it assigns in loops; None: a
+# library's. By ids, as to hash a code is to hash all of its constants, for each frame of each step; and codes of
+# different files may be equal.
+_names_of: dict[int, tuple[CodeType, frozenset[str] | None]] = {}
+_MOST_CODES = 4096  # a script that makes functions anew in each step does not fill the memory
+_first: dict[tuple[Place, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
 _may_go: dict[type, _Goes] = {}  # by class
 _declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a module's globals, with their number
 
@@ -95,7 +99,7 @@ def put(frame: FrameType | None, data: bytes) -> None:
         if each.f_code.co_qualname != one.name:
             return
         packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
-        _first.update(dict.fromkeys(((each.f_code, name) for name in (*one.flat, *packed)), MOVED))
+        _first.update(dict.fromkeys(((place_of(each.f_code), name) for name in (*one.flat, *packed)), MOVED))
         _fill(each, one.plain | one.flat | packed)
 
 
@@ -141,7 +145,7 @@ def outside() -> list[FrameType]:
         code = frame.f_code
         if code is _call:
             frames.clear()
-        elif (known[code] if code in known else _names(code)) is not None:
+        elif (known.get(id(code)) or _names(code))[1] is not None:
             frames.append(frame)
         frame = frame.f_back
     return frames[::-1]
@@ -160,18 +164,20 @@ _lengths: dict[int, int] = {}  # of iterators, by id, how much was to come when 
 _MOST_LENGTHS = 4096
 
 
-def _names(code: CodeType) -> frozenset[str] | None:
-    """What a function of the script assigns in loops; None for those of libraries."""
-    if code not in _names_of:
-        _names_of[code] = None if is_library(code.co_filename) else frozenset(_assigned_in_loops(code))
-    return _names_of[code]
+def _names(code: CodeType) -> tuple[CodeType, frozenset[str] | None]:
+    """What a function of the script assigns in loops, with its code; None for those of libraries."""
+    if len(_names_of) >= _MOST_CODES:
+        _names_of.clear()
+    found = code, None if is_library(code.co_filename) else frozenset(_assigned_in_loops(code))
+    _names_of[id(code)] = found
+    return found
 
 
 def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, frozenset[str]]]:
     known = _names_of
     while frame is not None:
         code = frame.f_code
-        names = known[code] if code in known else _names(code)
+        _, names = known.get(id(code)) or _names(code)
         if names is not None:
             yield frame, names
         frame = frame.f_back
@@ -214,14 +220,15 @@ def _tell(frame: FrameType, names: frozenset[str]) -> _Told:
 
 def _has_moved(code: CodeType, name: str, value: Any) -> bool:
     """Whether a container has changed since the first item: one that stays may tell of this process, such as paths."""
-    first = _first.get((code, name))
+    place = place_of(code), name
+    first = _first.get(place)
     if first == MOVED:
         return True
     now = repr(value) if len(value) <= ENTRIES and graph.is_plain(value) else None
     if first is None:
-        _first[code, name] = now
+        _first[place] = now
     elif first != now:
-        _first[code, name] = MOVED
+        _first[place] = MOVED
         return True
     return False
 

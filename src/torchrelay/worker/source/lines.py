@@ -10,6 +10,7 @@ from functools import cache
 from pathlib import Path
 
 _OURS = str(Path(__file__).parents[2])
+Place = tuple[str, int, str]
 
 
 def is_library(name: str) -> bool:
@@ -21,6 +22,11 @@ def is_library(name: str) -> bool:
 def _library_folders() -> tuple[str, ...]:
     paths = sysconfig.get_paths()
     return (_OURS, paths["stdlib"], paths["platstdlib"], paths["purelib"], paths["platlib"], *site.getsitepackages())
+
+
+def place_of(code: types.CodeType) -> Place:
+    """Where a function stands: file, first line, qualified name. Codes of two files may be equal; these are not."""
+    return code.co_filename, code.co_firstlineno, code.co_qualname
 
 
 def is_of_the_script(kind: type) -> bool:
