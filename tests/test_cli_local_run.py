@@ -18,8 +18,11 @@ import psutil
 import pytest
 
 from tests.brain import wait_for
+from torchrelay.chaos.wishes import Deed, Outlook, Wish
+from torchrelay.cli.diagnose import chaos
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.launcher.sweep import PrivateFolder, is_alive
+from torchrelay.protocol.messages.ids import Rank
 from torchrelay.wire.trust.trust import TrustError
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
@@ -171,6 +174,19 @@ class TestEnds:
         code, _, err = run.end()
         assert code == 7
         assert "ended with 7" in err
+
+    def test_an_outcome_that_came_before_it_was_asked_for_is_read_from_the_journal(self, run: LocalRun) -> None:
+        """What broke a run so that it ended at once is not left waiting for an orchestrator that has gone."""
+        run.start(*TWO, "30", "0.05", "exit=7")
+        run.until_step(1)
+        words = ["kill", "--rank", "0", "--yes", "--run-dir", str(run.run_dir)]
+        session = chaos.Session.of(chaos.parser().parse_args(words))
+        wish, expects = Wish(deed=Deed.KILL, rank=Rank(0)), Outlook(text="an incident", incident=True)
+        assert run.end()[0] == 7
+        begun = chaos.Result(wish=wish, at=chaos.now(), steps=(), expects=expects.text)
+        found = session.outcome(begun, expects, known=0)
+        assert found.resolved is False
+        assert found.outcome.startswith("the job ended with 7")
 
     def test_a_module_that_cannot_be_loaded_ends_with_94_and_the_reason(self, run: LocalRun) -> None:
         run.start(*TWO, "3", "0.01", FAKE_PRELOAD="no_such_module_to_preload")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from examples.demo.bits import Trace, compare, read
-from tests.jobs import run_job
+from tests.jobs import ask_until, end_job, run_job, start_job, torchrelay
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "examples" / "train_gpt.py"
@@ -55,6 +57,26 @@ def test_one_process_alone_trains_and_goes_on_from_its_checkpoint(tmp_path: Path
     assert "step 16 " not in more
     assert "step 17 " in more
     assert "epoch 3 of 3" in more
+
+
+def test_its_steps_are_numbered_without_a_jump_though_a_replacement_finds_the_jobs_own_checkpoint(
+    tmp_path: Path,
+) -> None:
+    """Rank 0 is killed in the second epoch, when the checkpoint on disk is newer than what the job began with."""
+    script = [str(SCRIPT), *SHORT, "--epoch-steps", "40", "--checkpoint", str(tmp_path / "checkpoint.pt")]
+    run_dir = tmp_path / "run"
+    job = start_job(run_dir, [*script, "--log-every", "1"], ["--nproc-per-node", "2", "--spares", "1"])
+    out = tmp_path / "run.out"
+    ask_until(job, run_dir, "the second epoch", lambda _: "step 44 " in out.read_text(), deadline_s=120)
+    struck = torchrelay("chaos", "kill", "--rank", "0", "--yes", "--run-dir", str(run_dir))
+    assert struck.returncode == 0, struck.stdout + struck.stderr
+    done = end_job(job, run_dir, timeout_s=120)
+    assert done.code == 0, done.output
+    assert [one["resolution"] for one in done.incidents()] == ["clean"]
+    logged = [int(number) for number in re.findall(r"^(?:\[\d\] )?step (\d+) ", done.output, re.MULTILINE)]
+    # A step that was logged may be logged again, by the replacement; none is left out, and none comes after the last.
+    assert all(after - before in (0, 1) for before, after in itertools.pairwise(logged)), logged
+    assert (logged[0], logged[-1]) == (1, 80)
 
 
 @pytest.mark.soak

@@ -29,7 +29,7 @@ from torchrelay.chaos.leaving import CannotTrace
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.chaos.wishes import MIX, OF_NODES, Cut, Deed, Facts, How, Outlook, Phase, Wish, draw, outlook
 from torchrelay.client.client import Away, Client, Denied
-from torchrelay.client.runs import NotPossible, find_run
+from torchrelay.client.runs import NotPossible, Source, find_run, look
 from torchrelay.protocol.messages.ids import NodeId, Rank
 from torchrelay.protocol.model.incident import UNSETTLED
 from torchrelay.schedulers.port import SchedulerError
@@ -296,9 +296,9 @@ class Session:
         while time.monotonic() < until:
             time.sleep(LOOK_S)
             try:
-                incidents = self.client.view_incidents(self.job).incidents[known:]
-                job = self.client.job(self.job)
-                back = self.is_back(result.wish)
+                seen = self.live_or_ended()
+                incidents, job = seen.view_incidents(self.job).incidents[known:], seen.job(self.job)
+                back = job.outcome is not None or self.is_back(result.wish)
             except (Away, Denied):
                 calm_since = None
                 continue
@@ -314,6 +314,20 @@ class Session:
                 calm_since = None
         wanted = "no incident was seen to its end" if expects.incident else "not all was back"
         return msgspec.structs.replace(result, resolved=False, outcome=f"{wanted} in time: see `torchrelay status`")
+
+    def live_or_ended(self) -> Source:
+        """What tells of the run. Raises `Away` while its orchestrator is away, and `Denied`.
+
+        One that has ended may be gone before it is asked: then its journal has the outcome, and nothing else ever will.
+        """
+        try:
+            self.client.job(self.job)
+        except Away:
+            source, _ = look(self.where.run_dir)
+            if source.job(self.job).outcome is None:
+                raise
+            return source
+        return self.client
 
     def is_back(self, wish: Wish) -> bool:
         """Whether the node that was hit is heard again, where it should be."""
