@@ -33,11 +33,10 @@ class Finished:
         return [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
 
 
-def torchrelay(*words: str, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+def torchrelay(*words: str, timeout_s: float = 60, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
     """Run a verb of the command line."""
-    return subprocess.run(
-        [sys.executable, "-m", "torchrelay.cli.main", *words], capture_output=True, text=True, timeout=timeout_s
-    )
+    command = [sys.executable, "-m", "torchrelay.cli.main", *words]
+    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, cwd=cwd)
 
 
 _turn = itertools.count()

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from tests.ledger_lines import line, view
 from tests.test_cli_views import journal_of_a_recovery, torchrelay  # noqa: F401
-from tests.test_ledger import line, view
 from torchrelay.api.shown import Incidents
 from torchrelay.cli.forecasts.cost_words import parser
 from torchrelay.client.client import Client

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from tests.test_ledger import line
+from tests.ledger_lines import line
 from torchrelay.cli.main import main
 from torchrelay.forecast.play.buckets import Bucket
 from torchrelay.forecast.presets import COLUMNS, TABLE, cells, exact, simple

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.test_ledger import line
+from tests.ledger_lines import line
 from torchrelay.economics.formulas.rates import Unreasonable
 from torchrelay.forecast.inputs.layouts import layout_of
 from torchrelay.forecast.inputs.phases import Phases, Span, phases_of_ledger
