@@ -102,7 +102,7 @@ def test_the_first_kill_goes_as_its_page_says(operator: Operator) -> None:
 
 @pytest.mark.soak
 def test_a_job_is_operated_as_its_page_says(operator: Operator) -> None:
-    """First the move, while its ranks are where it takes them from; then faults: the page speaks of a third incident."""
+    """First the move, while its ranks are where it takes them from; then faults: the page speaks of incident 3."""
     operator.start(["run", "--nodes", "2", "--nproc-per-node", "2", "--spares", "2", "--spare-nodes", "1",
                     "examples/train_gpt.py", "--epochs", "1000"])  # fmt: skip
     operator.until(step=5, warm=4)
