@@ -6,7 +6,14 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "engine.h"
+#include "../netpath.h"
+#include "clock.h"
+#include "comm.h"
+#include "conn.h"
+#include "greet.h"
+#include "paths.h"
+#include "proto.h"
+#include "text.h"
 
 static const uint64_t LINGER_US = 10000000; // a closed comm still answers whoever has not heard of it
 

@@ -1,4 +1,5 @@
-// Conn: one TCP connection of one path of a comm, its life, and what goes over it. How it comes to be is in greet.c.
+// Conn: one TCP connection of one path of a comm, its life, and what is sent over it. How it comes to be is in greet.c, and
+// what comes over it in receive.c: both are above this file, which calls neither.
 //
 // A user's memory is only touched for what the protocol still wants: that is asked before each send() and each recv(), as
 // the message may have been finished over another path, or dropped, since the last one.
@@ -6,18 +7,23 @@
 #define _GNU_SOURCE
 #include <errno.h>
 #include <netinet/tcp.h>
-#include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/epoll.h>
-#include <sys/random.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "clock.h"
+#include "comm.h"
+#include "conn.h"
+#include "crc32c.h"
+#include "inject.h"
+#include "neighbours.h"
+#include "proto.h"
+#include "report.h"
+#include "text.h"
 
 enum {
-  TURNS = 64,            // of reading, before others have their turn
   PAUSE_MS = 20,         // after an attempt to connect that failed, doubled each time
   LONGEST_PAUSE_MS = 80, // while somebody waits
   IDLE_PAUSE_MS = 1000,
@@ -27,7 +33,7 @@ enum {
 
 static const uint64_t FLAP_WINDOW_US = 10 * 1000000ull, LONGEST_DAMPING_US = 30 * 1000000ull;
 
-static uint8_t nothing[LARGEST_CHUNK]; // sent and received instead of memory that is not ours any more
+uint8_t conn_nothing[LARGEST_CHUNK];
 
 // ---------------------------------------------------------------- life
 
@@ -80,6 +86,16 @@ static void bury(conn *c) {
 
 void conn_end(conn *c) {
   if (c->state != CONN_DEAD) bury(c);
+}
+
+void conn_end_all(np_comm *comm) {
+  for (int i = 0; i < NP_MAX_PATHS; i++) {
+    if (comm->live[i]) conn_end(comm->live[i]);
+    if (comm->probe[i]) conn_end(comm->probe[i]);
+  }
+  // The buried are kept until the round is over, and must not lead to a comm that is freed meanwhile.
+  for (conn *each = engine.buried; each; each = each->next)
+    if (each->comm == comm) each->comm = NULL;
 }
 
 static void reset(conn *c) {
@@ -143,11 +159,6 @@ void conn_lose(conn *c, const char *reason, uint64_t now) {
   comm_pump(comm, now);
 }
 
-void conn_refresh(int local) {
-  for (conn *each = engine.conns; each; each = each->next)
-    if (each->source.local == local) conn_want(each);
-}
-
 // ---------------------------------------------------------------- sending
 
 void conn_add(conn *c, const void *bytes, uint32_t size) {
@@ -156,8 +167,7 @@ void conn_add(conn *c, const void *bytes, uint32_t size) {
   c->out_size += size;
 }
 
-// The magic of a live connection's frame.
-static uint32_t magic_of(const conn *c, const frame *of) {
+uint32_t conn_magic(const conn *c, const frame *of) {
   if (!c->comm->flow.checked) return WIRE_MAGIC;
   return WIRE_MAGIC + checksum((const uint8_t *)of + sizeof of->magic, sizeof *of - sizeof of->magic);
 }
@@ -176,7 +186,7 @@ static int fill(conn *c, uint64_t now) {
         if (inject_any() && inject_now(c->source.local, INJECT_CORRUPT, now)) next.header.crc ^= 1;
       }
     }
-    next.header.magic = magic_of(c, &next.header);
+    next.header.magic = conn_magic(c, &next.header);
     c->out_frame = next.header;
     conn_add(c, &next.header, sizeof next.header);
     if (next.data) break;
@@ -198,7 +208,7 @@ static ssize_t send_some(conn *c) {
         errno = ECONNABORTED;
         return -1;
       }
-      data = nothing; // it has come over another path: nobody will look at it
+      data = conn_nothing; // it has come over another path: nobody will look at it
     }
     parts[count++] = (struct iovec){(void *)(data + into_data), c->out_data_size - into_data};
   }
@@ -232,159 +242,4 @@ void conn_pump(conn *c, uint64_t now) {
 void comm_pump(np_comm *comm, uint64_t now) {
   for (int i = 0; i < comm->flow.paths; i++)
     if (comm->live[i]) conn_pump(comm->live[i], now);
-}
-
-// ---------------------------------------------------------------- reading
-
-static void heard_frame(conn *c, const frame *in, uint64_t now) {
-  np_comm *comm = c->comm;
-  int lost;
-  if (!flow_heard(&comm->flow, c->path, in, now, &lost)) {
-    say(NP_LEVEL_WARN, "comm %016llx path %d: a frame breaks the rules (type %u)", (unsigned long long)comm->id,
-        c->path, in->type);
-    conn_lose(c, "error", now);
-    return;
-  }
-  if (lost >= 0 && comm->live[lost]) conn_lose(comm->live[lost], "told", now);
-  if (in->type == ACK || in->type == BYE) comm_changed(comm);
-}
-
-// What was changed on its way is not believed.
-static void is_damaged(conn *c, uint64_t now) {
-  if (c->comm) {
-    c->comm->flow.path[c->path].corrupt++;
-    report_corrupt(c->comm, c->path);
-  }
-  conn_lose(c, "checksum", now);
-}
-
-static void chunk_is_whole(conn *c, uint64_t now) {
-  np_comm *comm = c->comm;
-  uint8_t *target = flow_target(&comm->flow, &c->in_frame);
-  c->in_data = 0;
-  if (comm->flow.checked && c->in_clean && target && checksum(target, c->in_frame.length) != c->in_frame.crc) {
-    is_damaged(c, now);
-    return;
-  }
-  // Part of it went nowhere while it was not wanted; now it is, so it has to come once more.
-  if (target && !c->in_clean) {
-    conn_lose(c, "error", now);
-    return;
-  }
-  flow_arrived(&comm->flow, c->path, &c->in_frame, now);
-  comm_changed(comm);
-}
-
-static int begin_chunk(conn *c, uint64_t now) {
-  if (!flow_accepts(&c->comm->flow, &c->in_frame)) {
-    say(NP_LEVEL_WARN, "comm %016llx path %d: a chunk breaks the rules", (unsigned long long)c->comm->id, c->path);
-    conn_lose(c, "error", now);
-    return 0;
-  }
-  c->in_data = 1;
-  c->in_done = 0;
-  c->in_clean = 1;
-  return 1;
-}
-
-// Where the rest of the chunk goes.
-static uint8_t *rest_of_chunk(conn *c) {
-  uint8_t *target = flow_target(&c->comm->flow, &c->in_frame);
-  if (!target) c->in_clean = 0;
-  return (target && c->in_clean ? target : nothing) + c->in_done;
-}
-
-static uint32_t frame_size(const conn *c, const frame *in) {
-  return (uint32_t)sizeof(frame) + (c->state == CONN_ACCEPTED && in->type == HELLO ? HELLO_BYTES : 0);
-}
-
-static void another_magic(conn *c, const frame *in, uint64_t now) {
-  if (c->state == CONN_LIVE && c->comm->flow.checked) {
-    is_damaged(c, now);
-  } else if (c->state == CONN_ACCEPTED && (in->magic & 0xffffff) == (WIRE_MAGIC & 0xffffff)) {
-    say(NP_LEVEL_WARN, "a peer speaks version %u of the network part, and we %d: install the same torchrelay on all nodes",
-        in->magic >> 24, WIRE_VERSION);
-    conn_refuse(c, REFUSE_VERSION, now);
-  } else {
-    conn_lose(c, "error", now);
-  }
-}
-
-// Take one frame, or part of a chunk, from what was read ahead. 0: there is not enough.
-static int take_ahead(conn *c, uint64_t now) {
-  uint32_t there = c->ahead_to - c->ahead_from;
-  if (c->in_data) {
-    uint32_t left = c->in_frame.length - c->in_done, now_taken = there < left ? there : left;
-    memcpy(rest_of_chunk(c), c->ahead + c->ahead_from, now_taken);
-    c->ahead_from += now_taken;
-    c->in_done += now_taken;
-    if (c->in_done < c->in_frame.length) return 0;
-    chunk_is_whole(c, now);
-    return c->state != CONN_DEAD;
-  }
-  if (there < sizeof(frame)) return 0;
-  frame in;
-  memcpy(&in, c->ahead + c->ahead_from, sizeof in);
-  if (in.magic != (c->state == CONN_LIVE ? magic_of(c, &in) : WIRE_MAGIC)) {
-    another_magic(c, &in, now);
-    return 0;
-  }
-  if (there < frame_size(c, &in)) return 0;
-  if (c->state != CONN_LIVE && in.crc != greeting_sum(c->ahead + c->ahead_from, frame_size(c, &in))) {
-    is_damaged(c, now);
-    return 0;
-  }
-  hello_body body;
-  if (frame_size(c, &in) > sizeof in) memcpy(&body, c->ahead + c->ahead_from + sizeof in, sizeof body);
-  c->ahead_from += frame_size(c, &in);
-  if (c->state != CONN_LIVE) {
-    heard_greeting(c, &in, &body, now);
-  } else if (in.type == DATA) {
-    c->in_frame = in;
-    if (begin_chunk(c, now) && in.length == 0) chunk_is_whole(c, now);
-  } else {
-    heard_frame(c, &in, now);
-  }
-  return c->state != CONN_DEAD && !c->last;
-}
-
-static void conn_read(conn *c, uint64_t now) {
-  for (int turn = 0; turn < TURNS && c->state != CONN_DEAD && !c->last; turn++) {
-    while (c->ahead_from < c->ahead_to && take_ahead(c, now)) {}
-    if (c->state == CONN_DEAD || c->last) return;
-    memmove(c->ahead, c->ahead + c->ahead_from, c->ahead_to - c->ahead_from);
-    c->ahead_to -= c->ahead_from;
-    c->ahead_from = 0;
-    struct iovec parts[2];
-    int count = 0;
-    uint32_t left = c->in_data ? c->in_frame.length - c->in_done : 0;
-    if (left) parts[count++] = (struct iovec){rest_of_chunk(c), left};
-    parts[count++] = (struct iovec){c->ahead + c->ahead_to, sizeof c->ahead - c->ahead_to};
-    struct msghdr message = {.msg_iov = parts, .msg_iovlen = (size_t)count};
-    ssize_t size = recvmsg(c->fd, &message, MSG_DONTWAIT);
-    if (size < 0 && errno == EINTR) continue;
-    if (size < 0 && errno == EAGAIN) return;
-    if (size <= 0) {
-      conn_lose(c, size == 0 ? "closed" : errno == ECONNRESET ? "reset" : "error", now);
-      return;
-    }
-    if (c->state == CONN_LIVE) flow_alive(&c->comm->flow, c->path, now);
-    uint32_t of_chunk = (uint32_t)size < left ? (uint32_t)size : left;
-    c->in_done += of_chunk;
-    c->ahead_to += (uint32_t)size - of_chunk;
-    if (left && of_chunk == left) chunk_is_whole(c, now);
-  }
-}
-
-void conn_event(conn *c, unsigned events, uint64_t now) {
-  if (c->state == CONN_DEAD) return;
-  np_comm *comm = c->comm;
-  if (c->state == CONN_CONNECTING) {
-    if (events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) conn_greet(c, now);
-    return;
-  }
-  if (inject_any() && inject_now(c->source.local, INJECT_DROP, now)) return;
-  if (events & (EPOLLIN | EPOLLERR | EPOLLHUP)) conn_read(c, now);
-  if (c->state != CONN_DEAD) conn_pump(c, now);
-  if (comm) comm_pump(comm, now);
 }

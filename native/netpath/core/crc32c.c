@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "engine.h"
+#include "crc32c.h"
 
 static uint32_t table[256];
 

@@ -9,7 +9,21 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "../netpath.h"
+#include "clock.h"
+#include "comm.h"
+#include "conn.h"
+#include "greet.h"
+#include "inject.h"
+#include "linkmon.h"
+#include "neighbours.h"
+#include "paths.h"
+#include "proto.h"
+#include "receive.h"
+#include "report.h"
+#include "settings.h"
+#include "silence.h"
+#include "text.h"
 
 enum {
   TICK_MS = 10,
@@ -21,79 +35,11 @@ enum {
   EVENTS = 64,
 };
 
-np_engine engine = {.lock = PTHREAD_MUTEX_INITIALIZER, .epoll = -1, .wake = -1, .kernel = -1};
-
 static source kernel_source = {OF_KERNEL, 0}, wake_source = {OF_WAKE, 0};
-
-// ---------------------------------------------------------------- comms
-
-np_comm *comm_find(uint64_t id, int sends) {
-  for (np_comm *each = engine.comms; each; each = each->next)
-    if (each->id == id && each->flow.sends == sends) return each;
-  return NULL;
-}
-
-np_comm *comm_new(int sends, uint64_t id, const uint8_t *token, const flow_limits *limits, int checked) {
-  np_comm *comm = calloc(1, sizeof *comm);
-  if (!comm) return NULL;
-  flow_init(&comm->flow, sends, engine.paths, checked, limits);
-  comm->id = id;
-  memcpy(comm->token, token, sizeof comm->token);
-  comm->process = engine.process;
-  for (int i = 0; i < NP_MAX_PATHS; i++) {
-    comm->local[i] = i < engine.paths ? i : 0;
-    comm->pause_ms[i] = 20;
-  }
-  pthread_condattr_t monotonic;
-  pthread_condattr_init(&monotonic);
-  pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-  pthread_cond_init(&comm->changed, &monotonic);
-  pthread_condattr_destroy(&monotonic);
-  comm->next = engine.comms;
-  engine.comms = comm;
-  return comm;
-}
-
-void comm_changed(np_comm *comm) {
-  if (comm->waiters) pthread_cond_broadcast(&comm->changed);
-}
-
-static void add_counts(np_path_counts *sum, const np_comm *comm, int path) {
-  const flow_path *p = &comm->flow.path[path];
-  sum->sent_bytes += p->sent_bytes;
-  sum->received_bytes += p->received_bytes;
-  sum->sent_again += p->sent_again;
-  sum->duplicates += p->duplicates;
-  sum->downs += p->downs;
-  sum->ups += p->ups;
-  sum->corrupt += p->corrupt;
-  if (!p->live) return;
-  sum->live++;
-  if (p->round_trip > sum->round_trip) sum->round_trip = p->round_trip;
-}
-
-static void comm_free(np_comm *comm) {
-  report_drop(comm);
-  for (int i = 0; i < NP_MAX_PATHS; i++) {
-    if (i < comm->flow.paths) add_counts(&engine.gone[comm->local[i]], comm, i);
-    if (comm->live[i]) conn_end(comm->live[i]);
-    if (comm->probe[i]) conn_end(comm->probe[i]);
-  }
-  for (np_comm **at = &engine.comms; *at; at = &(*at)->next)
-    if (*at == comm) {
-      *at = comm->next;
-      break;
-    }
-  engine.closed[engine.closed_count++ % (sizeof engine.closed / sizeof engine.closed[0])] = comm->id;
-  for (conn *each = engine.buried; each; each = each->next)
-    if (each->comm == comm) each->comm = NULL;
-  pthread_cond_destroy(&comm->changed);
-  free(comm);
-}
 
 // ---------------------------------------------------------------- paths of this machine
 
-void path_lost(int path, const char *reason, uint64_t now) {
+static void lose_path(int path, const char *reason, uint64_t now) {
   for (int again = 1; again;) { // losing one may change the list
     again = 0;
     for (conn *each = engine.conns; each; each = each->next)
@@ -105,12 +51,47 @@ void path_lost(int path, const char *reason, uint64_t now) {
   }
 }
 
-void path_back(int path, uint64_t now) {
+static void take_path_back(int path, uint64_t now) {
   for (np_comm *each = engine.comms; each; each = each->next)
     if (each->flow.sends && now >= each->calm_us[path]) {
       each->retry_us[path] = now;
       each->pause_ms[path] = 20;
     }
+}
+
+static void refresh_path(int path) {
+  for (conn *each = engine.conns; each; each = each->next)
+    if (each->source.local == path) conn_want(each);
+}
+
+// Those who tell of the paths, linkmon.c and inject.c, are below the connections and cannot end them: it is done here.
+static void act_on(const path_event *event, uint64_t now) {
+  switch (event->what) {
+  case PATH_LOST: lose_path(event->path, event->reason, now); break;
+  case PATH_BACK: take_path_back(event->path, now); break;
+  case PATH_REFRESH: refresh_path(event->path); break;
+  }
+}
+
+static void act_on_kernel(uint64_t now) {
+  path_event events[NP_MAX_PATHS];
+  for (int count; (count = kernel_read(events));)
+    for (int i = 0; i < count; i++) act_on(&events[i], now);
+}
+
+static void act_on_faults(uint64_t now) {
+  for (path_event event; inject_next(engine.paths, now, &event);) act_on(&event, now);
+}
+
+static int set_faults(const char *faults, uint64_t now) {
+  injections wanted;
+  int code = inject_read(faults, now, &wanted);
+  if (code) return code;
+  inject_end(now);
+  act_on_faults(now);
+  inject_set(&wanted);
+  act_on_faults(now);
+  return NP_OK;
 }
 
 // ---------------------------------------------------------------- time
@@ -121,12 +102,6 @@ static int may_try(const np_comm *comm, int path, uint64_t now) {
   for (int i = 0; i < comm->flow.paths; i++)
     if (comm->live[i] && !comm->flow.path[i].silent) return 0; // it rests, as others do its work
   return 1;
-}
-
-int comm_any_live(const np_comm *comm) {
-  for (int i = 0; i < comm->flow.paths; i++)
-    if (comm->live[i]) return 1;
-  return 0;
 }
 
 // Attempts are far apart while nobody waits. Now somebody does, perhaps with no path at all.
@@ -204,17 +179,23 @@ static int sending(const np_comm *comm) {
   return 0;
 }
 
+static void end_comm(np_comm *comm) {
+  report_drop(comm);
+  conn_end_all(comm);
+  comm_free(comm);
+}
+
 // Returns whether anybody waits for anything.
 static int tick(uint64_t now) {
   int busy = 0;
-  inject_tick(now);
+  act_on_faults(now);
   tick_strangers(now);
   for (int i = 0; i < engine.paths; i++)
     if (engine.deaf[i]) conn_listen(i, 1);
   for (np_comm *each = engine.comms, *next; each; each = next) {
     next = each->next;
     busy |= tick_comm(each, now);
-    if (each->closed && !each->waiters && ((is_over(each) && !sending(each)) || now > each->linger_us)) comm_free(each);
+    if (each->closed && !each->waiters && ((is_over(each) && !sending(each)) || now > each->linger_us)) end_comm(each);
   }
   neighbours_keep(now);
   report_page(now);
@@ -226,7 +207,7 @@ static int tick(uint64_t now) {
 static void serve(struct epoll_event *events, int count) {
   uint64_t now = now_us();
   for (int i = 0; i < count; i++) // nothing more goes over a path that is lost
-    if (((source *)events[i].data.ptr)->kind == OF_KERNEL) kernel_read(now);
+    if (((source *)events[i].data.ptr)->kind == OF_KERNEL) act_on_kernel(now);
   for (int i = 0; i < count; i++) {
     source *from = events[i].data.ptr;
     uint64_t drained;
@@ -270,11 +251,6 @@ static void *run(void *unused) {
   return NULL;
 }
 
-void engine_wake(void) {
-  uint64_t one = 1;
-  if (write(engine.wake, &one, sizeof one) < 0) return; // it is awake
-}
-
 // ---------------------------------------------------------------- beginning and end
 
 static void close_all(void) {
@@ -301,10 +277,6 @@ static void in_child(void) {
   engine.conns = engine.buried = NULL;
   engine.process++;
 }
-
-void engine_lock(void) { pthread_mutex_lock(&engine.lock); }
-
-void engine_unlock(void) { pthread_mutex_unlock(&engine.lock); }
 
 static int watch(int file, source *of) {
   struct epoll_event event = {.events = EPOLLIN, .data.ptr = of};
@@ -343,7 +315,7 @@ static int start(void) {
   }
   if (failed) return fail(NP_SYSTEM, "the engine cannot watch its sockets: %s", strerror(errno));
   const char *faults = getenv("TORCHRELAY_NET_INJECT");
-  if (faults && (code = inject_set(faults, now_us()))) return code;
+  if (faults && (code = set_faults(faults, now_us()))) return code;
   if (!guarded) pthread_atfork(engine_lock, engine_unlock, in_child);
   guarded = 1;
   engine.ends = 0;
@@ -402,7 +374,7 @@ void np_stop(void) {
   engine_unlock();
   pthread_join(engine.thread, NULL);
   engine_lock();
-  while (engine.comms) comm_free(engine.comms);
+  while (engine.comms) end_comm(engine.comms);
   while (engine.listeners) {
     np_listener *next = engine.listeners->next;
     free(engine.listeners);
@@ -438,7 +410,7 @@ int np_counts(np_path_counts *counts, int room) {
     counts[i] = engine.gone[i];
     for (np_comm *each = engine.comms; each; each = each->next)
       for (int k = 0; k < each->flow.paths; k++)
-        if (each->local[k] == i) add_counts(&counts[i], each, k);
+        if (each->local[k] == i) comm_count(&counts[i], each, k);
   }
   engine_unlock();
   return count;
@@ -446,7 +418,7 @@ int np_counts(np_path_counts *counts, int room) {
 
 int np_inject(const char *faults) {
   engine_lock();
-  int code = engine.runs ? inject_set(faults, now_us()) : fail(NP_INVALID, "np_start was not called");
+  int code = engine.runs ? set_faults(faults, now_us()) : fail(NP_INVALID, "np_start was not called");
   engine_wake();
   engine_unlock();
   return code;

@@ -8,7 +8,17 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "comm.h"
+#include "conn.h"
+#include "crc32c.h"
+#include "greet.h"
+#include "inject.h"
+#include "neighbours.h"
+#include "paths.h"
+#include "proto.h"
+#include "report.h"
+#include "silence.h"
+#include "text.h"
 
 enum {
   MOST_STRANGERS = 256, // connections that have not said what they want
@@ -42,11 +52,6 @@ static void no_socket(uint64_t now) {
   if (said && now - said < 10000000) return;
   said = now;
   say(NP_LEVEL_WARN, "no socket can be opened: %s. Raise the limit (ulimit -n)", strerror(errno));
-}
-
-void bind_to_interface(int fd, const local_path *path) {
-  if (path->interface[0]) // where it is not permitted, the address alone has to do
-    setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, path->interface, (socklen_t)strlen(path->interface) + 1);
 }
 
 void conn_connect(np_comm *comm, int path, uint64_t now) {

@@ -11,19 +11,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "inject.h"
+#include "paths.h"
+#include "text.h"
 
-enum { MOST = 32 };
-
-typedef struct {
-  int path;
-  injected what;
-  uint64_t from_us, until_us;
-  int begun, ended;
-} injection;
-
-static injection plan[MOST];
-static int planned;
+static injections plan;
 
 static int parse_one(const char *text, uint64_t now, injection *into) {
   static const char *const names[] = {"drop", "down", "reset", "corrupt"};
@@ -46,54 +38,62 @@ static int parse_one(const char *text, uint64_t now, injection *into) {
   return 0;
 }
 
-static void end_all(uint64_t now) {
-  for (int i = 0; i < planned; i++)
-    if (plan[i].begun) plan[i].until_us = now;
-  inject_tick(now);
-  planned = 0;
-}
-
-int inject_set(const char *faults, uint64_t now) {
-  injection read[MOST];
-  int count = 0;
+int inject_read(const char *faults, uint64_t now, injections *into) {
   char copy[1024], *rest = copy, *item;
+  into->count = 0;
   if (strlen(faults) >= sizeof copy) return fail(NP_INVALID, "the list of faults is too long");
   strcpy(copy, faults);
   while ((item = strsep(&rest, ","))) {
     if (!*item) continue;
-    if (count == MOST || !parse_one(item, now, &read[count]))
+    if (into->count == MOST_FAULTS || !parse_one(item, now, &into->each[into->count]))
       return fail(NP_INVALID, "'%s' is no fault: write path1:drop@3s+5s, with drop, down, reset or corrupt", item);
-    count++;
+    into->count++;
   }
-  end_all(now);
-  memcpy(plan, read, sizeof read);
-  planned = count;
-  inject_tick(now);
   return NP_OK;
 }
 
-int inject_any(void) { return planned; }
+void inject_end(uint64_t now) {
+  for (int i = 0; i < plan.count; i++)
+    if (plan.each[i].begun) plan.each[i].until_us = now;
+}
+
+void inject_set(const injections *faults) { plan = *faults; }
+
+int inject_any(void) { return plan.count; }
 
 int inject_now(int path, injected what, uint64_t now) {
-  for (int i = 0; i < planned; i++)
-    if (plan[i].path == path && plan[i].what == what && now >= plan[i].from_us && now < plan[i].until_us) return 1;
+  for (int i = 0; i < plan.count; i++) {
+    const injection *each = &plan.each[i];
+    if (each->path == path && each->what == what && now >= each->from_us && now < each->until_us) return 1;
+  }
   return 0;
 }
 
-void inject_tick(uint64_t now) {
-  for (int i = 0; i < planned; i++) {
-    injection *each = &plan[i];
-    if (each->path >= engine.paths) continue;
+// What the beginning of a fault does to its path. 0: nothing.
+static int begins(const injection *fault, path_event *event) {
+  *event = (path_event){fault->what == INJECT_DROP ? PATH_REFRESH : PATH_LOST, fault->path, "injected"};
+  return fault->what != INJECT_CORRUPT;
+}
+
+// And its end.
+static int ends(const injection *fault, path_event *event) {
+  *event = (path_event){fault->what == INJECT_DROP ? PATH_REFRESH : PATH_BACK, fault->path, "injected"};
+  return fault->what == INJECT_DROP || fault->what == INJECT_DOWN;
+}
+
+int inject_next(int paths, uint64_t now, path_event *event) {
+  for (int i = 0; i < plan.count; i++) {
+    injection *each = &plan.each[i];
+    if (each->path >= paths) continue;
     if (!each->begun && now >= each->from_us) {
       each->begun = 1;
       say(NP_LEVEL_INFO, "a fault is injected into path %d", each->path);
-      if (each->what == INJECT_DOWN || each->what == INJECT_RESET) path_lost(each->path, "injected", now);
-      if (each->what == INJECT_DROP) conn_refresh(each->path);
+      if (begins(each, event)) return 1;
     }
     if (each->begun && !each->ended && now >= each->until_us) {
       each->ended = 1;
-      if (each->what == INJECT_DROP) conn_refresh(each->path);
-      if (each->what == INJECT_DOWN) path_back(each->path, now);
+      if (ends(each, event)) return 1;
     }
   }
+  return 0;
 }

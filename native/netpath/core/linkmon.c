@@ -1,5 +1,7 @@
 // Linkmon: what the kernel says of links and addresses (rtnetlink, man 7 rtnetlink). Losing a carrier is known within
 // milliseconds, and coming back, too. It needs no privilege; where it is not there, silence tells the same, later.
+//
+// What happened is returned as events, message by message: whoever acts on one sees the paths as they were then.
 
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -10,7 +12,10 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "comm.h"
+#include "linkmon.h"
+#include "paths.h"
+#include "text.h"
 
 enum { LOWER_UP = 1 << 16 }; // IFF_LOWER_UP, which libc's header has not got
 
@@ -38,21 +43,25 @@ int kernel_open(void) {
   return file;
 }
 
-static void judge(int path, int up, const char *reason, uint64_t now) {
+// Each of these returns how many events it has filled in.
+
+static int judge(int path, int up, const char *reason, path_event *event) {
   local_path *local = &engine.path[path];
-  if (local->up == up) return;
+  if (local->up == up) return 0;
   local->up = up;
   say(NP_LEVEL_INFO, "path %d (%s %s) is %s: %s", path, local->interface, local->text, up ? "up" : "down", reason);
-  if (up) path_back(path, now);
-  else path_lost(path, reason, now);
+  *event = (path_event){up ? PATH_BACK : PATH_LOST, path, reason};
+  return 1;
 }
 
-static void judge_link(int path, int up, int carrier, uint64_t now) {
+static int judge_link(int path, int up, int carrier, path_event *event) {
   local_path *local = &engine.path[path];
   int was_in_vain = !local->carrier && local->up;
   local->carrier = carrier;
-  judge(path, up, "carrier", now);
-  if (was_in_vain && carrier && up) path_back(path, now); // its address had come back first
+  if (judge(path, up, "carrier", event)) return 1;
+  if (!was_in_vain || !carrier || !up) return 0;
+  *event = (path_event){PATH_BACK, path, "carrier"}; // its address had come back first
+  return 1;
 }
 
 static int is_named(const struct ifinfomsg *link, int length, const char *name) {
@@ -69,17 +78,19 @@ static int is_link_of(const local_path *path, const struct ifinfomsg *link, int 
   return is_named(link, length, path->interface) && !if_indextoname(path->index, name);
 }
 
-static void heard_link(const struct nlmsghdr *message, uint64_t now) {
+static int heard_link(const struct nlmsghdr *message, path_event *events) {
   const struct ifinfomsg *link = NLMSG_DATA(message);
   unsigned up = IFF_UP | IFF_RUNNING, carrier = IFF_UP | LOWER_UP;
-  int gone = message->nlmsg_type == RTM_DELLINK;
-  if (gone && link->ifi_family != AF_UNSPEC) return; // it has left a bridge
+  int gone = message->nlmsg_type == RTM_DELLINK, count = 0;
+  if (gone && link->ifi_family != AF_UNSPEC) return 0; // it has left a bridge
   for (int i = 0; i < engine.paths; i++) {
     local_path *path = &engine.path[i];
     if (!is_link_of(path, link, (int)IFLA_PAYLOAD(message))) continue;
     path->index = (unsigned)link->ifi_index; // one that was made anew has another
-    judge_link(i, !gone && (link->ifi_flags & up) == up, gone || (link->ifi_flags & carrier) == carrier, now);
+    count += judge_link(i, !gone && (link->ifi_flags & up) == up, gone || (link->ifi_flags & carrier) == carrier,
+                        &events[count]);
   }
+  return count;
 }
 
 static int is_of(const local_path *path, const struct ifaddrmsg *entry, int length) {
@@ -93,29 +104,45 @@ static int is_of(const local_path *path, const struct ifaddrmsg *entry, int leng
   return 0;
 }
 
-static void heard_address(const struct nlmsghdr *message, uint64_t now) {
+static int heard_address(const struct nlmsghdr *message, path_event *events) {
   const struct ifaddrmsg *entry = NLMSG_DATA(message);
+  int count = 0;
   for (int i = 0; i < engine.paths; i++)
     if (engine.path[i].index && is_of(&engine.path[i], entry, (int)IFA_PAYLOAD(message)))
-      judge(i, message->nlmsg_type == RTM_NEWADDR, "address", now);
+      count += judge(i, message->nlmsg_type == RTM_NEWADDR, "address", &events[count]);
+  return count;
 }
 
-void kernel_read(uint64_t now) {
-  _Alignas(struct nlmsghdr) char buffer[16384];
-  int missed = 0;
+static int heard(const struct nlmsghdr *message, path_event *events) {
+  if (message->nlmsg_type == RTM_NEWLINK || message->nlmsg_type == RTM_DELLINK) return heard_link(message, events);
+  if (message->nlmsg_type == RTM_DELADDR || message->nlmsg_type == RTM_NEWADDR) return heard_address(message, events);
+  return 0;
+}
+
+// What was read and not heard yet is kept from call to call; nothing is, after 0 was returned.
+int kernel_read(path_event events[NP_MAX_PATHS]) {
+  static _Alignas(struct nlmsghdr) char buffer[16384];
+  static struct nlmsghdr *next = (struct nlmsghdr *)buffer;
+  static unsigned left;
+  static int missed;
   for (;;) {
+    while (NLMSG_OK(next, left)) {
+      const struct nlmsghdr *message = next;
+      next = NLMSG_NEXT(next, left);
+      int count = heard(message, events);
+      if (count) return count;
+    }
     ssize_t size = recv(engine.kernel, buffer, sizeof buffer, MSG_DONTWAIT);
     if (size < 0 && errno == ENOBUFS) {
       missed = 1;
       continue;
     }
-    if (size <= 0) break;
-    unsigned left = (unsigned)size;
-    for (struct nlmsghdr *each = (struct nlmsghdr *)buffer; NLMSG_OK(each, left); each = NLMSG_NEXT(each, left)) {
-      if (each->nlmsg_type == RTM_NEWLINK || each->nlmsg_type == RTM_DELLINK) heard_link(each, now);
-      else if (each->nlmsg_type == RTM_DELADDR || each->nlmsg_type == RTM_NEWADDR) heard_address(each, now);
-    }
+    left = size > 0 ? (unsigned)size : 0;
+    next = (struct nlmsghdr *)buffer;
+    if (!left) break;
   }
   // Not before all was read: until then more is dropped without another word, and the answer may be old.
   if (missed) ask(engine.kernel);
+  missed = 0;
+  return 0;
 }

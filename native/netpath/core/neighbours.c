@@ -21,7 +21,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "comm.h"
+#include "neighbours.h"
+#include "paths.h"
 
 enum {
   DISCARD = 9,        // RFC 863: whoever listens there throws it away

@@ -10,7 +10,8 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "paths.h"
+#include "text.h"
 
 enum { HANDLE_MAGIC = 0x484e5254, HANDLE_VERSION = 1 }; // "TRNH"
 
@@ -178,6 +179,11 @@ int paths_listen(local_path *paths, int count) {
       return fail(NP_SYSTEM, "cannot listen at %s: %s", path->text, strerror(errno));
   }
   return NP_OK;
+}
+
+void bind_to_interface(int fd, const local_path *path) {
+  if (path->interface[0]) // where it is not permitted, the address alone has to do
+    setsockopt(fd, SOL_SOCKET, SO_BINDTODEVICE, path->interface, (socklen_t)strlen(path->interface) + 1);
 }
 
 // ---------------------------------------------------------------- the handle

@@ -11,7 +11,7 @@
 //              flow_arrived a chunk is there
 //   both       flow_heard   a control frame has come
 //              flow_up, flow_down   a path's connection is there, or lost
-//              flow_tick    time passes: silence makes a path suspect, then lost
+//              flow_tick    time passes: silence makes a path suspect, then lost (silence.h)
 //
 // Exactly once: a receiver counts each chunk of a message once, whichever way it comes, and takes bytes only for a receive
 // that is posted and not done. A sender's message is done when all of its chunks are acknowledged, as then nobody will
@@ -120,7 +120,7 @@ typedef struct {
 
 typedef enum { LOST_SILENT = 1, LOST_TOLD, LOST_BROKEN } loss;
 
-// What the engine is to do after a tick: bits, by path.
+// What the engine is to do after a tick (silence.h): bits, by path.
 typedef struct {
   uint8_t lost;  // close the connection: it was silent while others were not
   uint8_t probe; // silent like all others, or only to the peer: try a new connection beside it
@@ -149,11 +149,6 @@ uint8_t *flow_target(flow *f, const frame *header);
 void flow_arrived(flow *f, int path, const frame *header, uint64_t now);
 void flow_alive(flow *f, int path, uint64_t now);                       // bytes have come
 
-// silence.c
-int flow_was_stopped(const flow *f, uint64_t now);                      // so lately that peers may not have been heard since
-int flow_watches(const flow *f);                                        // busy, or a path is to be found out about
-flow_verdict flow_tick(flow *f, uint64_t now);
-
-void let_others_take(flow *f, flow_path *p); // proto.c for silence.c: what is under way on this path goes over others, too
+void let_others_take(flow *f, flow_path *p); // for silence.c: what is under way on this path goes over others, too
 
 #endif

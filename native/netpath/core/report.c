@@ -14,7 +14,11 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "clock.h"
+#include "comm.h"
+#include "paths.h"
+#include "report.h"
+#include "text.h"
 
 enum { MOST_LINKS = 63, PAGE_MS = 100 };
 

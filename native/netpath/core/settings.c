@@ -4,7 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "engine.h"
+#include "settings.h"
+#include "text.h"
 
 static int number(const char *name, uint64_t given, uint64_t least, uint64_t most, uint64_t *into) {
   const char *text = getenv(name);

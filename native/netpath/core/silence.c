@@ -1,6 +1,7 @@
 // Silence: what time tells a flow. When it listens, when it asks, and which paths are suspect, slow or lost.
 
 #include "proto.h"
+#include "silence.h"
 
 // ---------------------------------------------------------------- when it listens
 

@@ -4,10 +4,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
-#include "engine.h"
+#include "../netpath.h"
+#include "text.h"
 
 static __thread char last[512];
 static np_logger log_to;
@@ -41,13 +41,3 @@ int fail(int code, const char *format, ...) {
 const char *np_error(void) { return last; }
 
 const char *np_version(void) { return "0.1.0"; }
-
-static uint64_t read_clock(clockid_t clock) {
-  struct timespec at;
-  clock_gettime(clock, &at);
-  return (uint64_t)at.tv_sec * 1000000 + (uint64_t)at.tv_nsec / 1000;
-}
-
-uint64_t now_us(void) { return read_clock(CLOCK_MONOTONIC); }
-
-uint64_t date_us(void) { return read_clock(CLOCK_REALTIME); }

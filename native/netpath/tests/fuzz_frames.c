@@ -13,6 +13,7 @@
 #include <time.h>
 
 #include "../core/proto.h"
+#include "../core/silence.h"
 
 enum { INPUT = 4096, MOST_FRAMES = 100000 };
 

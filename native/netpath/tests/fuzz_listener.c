@@ -17,7 +17,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../core/engine.h"
+#include "../core/crc32c.h"
+#include "../core/paths.h"
+#include "../core/wire.h"
+#include "../netpath.h"
 
 enum { DEPTH = 4, MESSAGE = 100000, STRANGE_COMMS = 32, FLOOD = 400, LONGEST_WAIT_MS = 3000 };
 

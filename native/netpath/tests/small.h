@@ -10,6 +10,7 @@
 #include <stddef.h>
 
 #include "../core/proto.h"
+#include "../core/silence.h"
 
 enum { PATHS = 2, MESSAGES = 2, CHUNK = 2, ROOM = 4, QUEUE = 3, DEEPEST = 4000, SENDER = 0, RECEIVER = 1 };
 

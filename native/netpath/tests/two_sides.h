@@ -4,6 +4,7 @@
 #define NP_TWO_SIDES_H
 
 #include "../core/proto.h"
+#include "../core/silence.h"
 
 enum { MS = 1000, CHUNK = 16, PINGS = 50 * MS, SUSPECT = 100 * MS, DEAD = 250 * MS, TICK = 10 * MS };
 enum { ENDLESS = 10000 }; // so many frames are never needed

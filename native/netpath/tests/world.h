@@ -13,6 +13,7 @@
 #define NP_WORLD_H
 
 #include "../core/proto.h"
+#include "../core/silence.h"
 
 enum { SENDER, RECEIVER };
 enum { LINKS = 400, PIPE = 4096, PIECES = 1024, MESSAGES = 256, EVENTS = 8192, FAULTS = 16, HEAD = 64 };
