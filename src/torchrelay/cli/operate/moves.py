@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from urllib.parse import quote
 
 from torchrelay.api.shown import Moves, MoveView
@@ -14,16 +13,16 @@ from torchrelay.terminal.show import Output, clip, milliseconds, remark, show, s
 HEADS = ("id", "asked", "kind", "state", "ranks", "way", "pause", "incident", "reason")
 
 
-def show_moves(run_dir: Path | None, job: str | None, output: Output, *, watch: bool) -> None:
+def show_moves(given: argparse.Namespace) -> None:
     """Print the moves of a job, oldest first."""
 
     def page() -> str:
-        source, note = look(run_dir)
+        source, note = look(given.run_dir)
         remark(note)
-        found = source.view_moves(job)
-        return show_json(found.moves) if output is Output.JSON else moves_page(found)
+        found = source.view_moves(given.job)
+        return show_json(found.moves) if given.output is Output.JSON else moves_page(found)
 
-    show(page, watch=watch)
+    show(page, watch=given.watch)
 
 
 def moves_page(found: Moves) -> str:

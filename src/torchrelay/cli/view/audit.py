@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
 from torchrelay.api.shown import Audit
 from torchrelay.client.runs import look
@@ -11,12 +11,12 @@ from torchrelay.terminal.show import Output, remark, show_json, table
 HEADS = ("at", "who", "call", "what", "event")
 
 
-def show_audit(run_dir: Path | None, output: Output) -> None:
+def show_audit(given: argparse.Namespace) -> None:
     """Print who asked for what, oldest first."""
-    source, note = look(run_dir)
+    source, note = look(given.run_dir)
     remark(note)
     found = source.view_audit()
-    print(show_json(found.calls) if output is Output.JSON else audit_page(found))
+    print(show_json(found.calls) if given.output is Output.JSON else audit_page(found))
 
 
 def audit_page(found: Audit) -> str:

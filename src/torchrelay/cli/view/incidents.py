@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
 from torchrelay.api.shown import Incidents, IncidentView, causes
 from torchrelay.client.runs import look
@@ -11,16 +11,16 @@ from torchrelay.terminal.show import Output, clip, milliseconds, remark, show, s
 HEADS = ("id", "at", "kind", "ranks", "cause", "detector", "verdict", "pause", "resolution")
 
 
-def show_incidents(run_dir: Path | None, job: str | None, output: Output, *, watch: bool) -> None:
+def show_incidents(given: argparse.Namespace) -> None:
     """Print the incidents of a job, oldest first."""
 
     def page() -> str:
-        source, note = look(run_dir)
+        source, note = look(given.run_dir)
         remark(note)
-        found = source.view_incidents(job)
-        return show_json(found.incidents) if output is Output.JSON else incidents_page(found)
+        found = source.view_incidents(given.job)
+        return show_json(found.incidents) if given.output is Output.JSON else incidents_page(found)
 
-    show(page, watch=watch)
+    show(page, watch=given.watch)
 
 
 def incidents_page(found: Incidents) -> str:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Iterator
-from pathlib import Path
 
 from torchrelay.api.shown import Nodes, NodeView, SlotView, Spares, SpareView, TaintView, span
 from torchrelay.client.runs import look
@@ -13,16 +13,16 @@ NODE_HEADS = ("node", "state", "slots", "taints", "failed")
 SPARE_HEADS = ("worker", "place", "state", "use", "why not")
 
 
-def show_nodes(run_dir: Path | None, output: Output, *, watch: bool) -> None:
+def show_nodes(given: argparse.Namespace) -> None:
     """Print the nodes."""
 
     def page() -> str:
-        source, note = look(run_dir)
+        source, note = look(given.run_dir)
         remark(note)
         found = source.view_nodes()
-        return show_json(found) if output is Output.JSON else "\n".join(nodes_page(found))
+        return show_json(found) if given.output is Output.JSON else "\n".join(nodes_page(found))
 
-    show(page, watch=watch)
+    show(page, watch=given.watch)
 
 
 def nodes_page(found: Nodes) -> Iterator[str]:
@@ -69,16 +69,16 @@ def taint_text(taint: TaintView) -> str:
     return f"{taint.text} by {taint.source}, for {span(taint.age_s)}{left}{reason}"
 
 
-def show_spares(run_dir: Path | None, job: str | None, output: Output, *, watch: bool) -> None:
+def show_spares(given: argparse.Namespace) -> None:
     """Print the spares of a job."""
 
     def page() -> str:
-        source, note = look(run_dir)
+        source, note = look(given.run_dir)
         remark(note)
-        found = source.view_spares(job)
-        return show_json(found) if output is Output.JSON else spares_page(found)
+        found = source.view_spares(given.job)
+        return show_json(found) if given.output is Output.JSON else spares_page(found)
 
-    show(page, watch=watch)
+    show(page, watch=given.watch)
 
 
 def spares_page(found: Spares) -> str:

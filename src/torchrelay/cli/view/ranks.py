@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
 import msgspec
 
@@ -13,18 +13,18 @@ from torchrelay.terminal.show import Output, milliseconds, remark, show, show_js
 HEADS = ("rank", "worker", "node", "pid", "state", "for", "step", "step time", "gen", "process", "heard")
 
 
-def show_ranks(run_dir: Path | None, job: str | None, rank: int | None, output: Output, *, watch: bool) -> None:
+def show_ranks(given: argparse.Namespace) -> None:
     """Print the roster, ranks first, then spares; or one rank. Raises `NotPossible` if there is none of that number."""
 
     def page() -> str:
-        source, note = look(run_dir)
+        source, note = look(given.run_dir)
         remark(note)
-        found = source.view_ranks(job)
-        if rank is not None:
-            found = only(found, rank)
-        return show_json(found) if output is Output.JSON else ranks_page(found)
+        found = source.view_ranks(given.job)
+        if given.rank is not None:
+            found = only(found, given.rank)
+        return show_json(found) if given.output is Output.JSON else ranks_page(found)
 
-    show(page, watch=watch)
+    show(page, watch=given.watch)
 
 
 def only(found: Ranks, rank: int) -> Ranks:

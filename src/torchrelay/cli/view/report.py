@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from msgspec import Struct
 
+from torchrelay.cli.view.guarantee import share_text, show_guarantee
 from torchrelay.client.client import Client
 from torchrelay.client.ledger_file import jsonl, ledger, write_ledger
 from torchrelay.client.runs import NotPossible, find_run, look
-from torchrelay.economics.published.claims import proven
-from torchrelay.goodput.ledger import Interval, Line, Totals, total
+from torchrelay.goodput.ledger import Line, Totals, total
 from torchrelay.terminal.show import Output, clip, milliseconds, remark, show_json, table
 
 OF_GUARANTEE = ("since", "ledger", "target", "check", "exclude")
@@ -26,19 +25,23 @@ class Report(Struct, frozen=True):
     totals: Totals
 
 
-def show_report(run_dir: Path | None, job: str | None, output: Output, *, write: bool) -> None:
-    """Print the ledger; with `write` also keep it in the run's folder."""
-    source, note = look(run_dir)
+def show_report(given: argparse.Namespace) -> int:
+    """Print the ledger, or its guarantee; with `--write` also keep it in the run's folder. Returns the exit code."""
+    if given.guarantee:
+        return show_guarantee(given)
+    refuse_flags(given)
+    source, note = look(given.run_dir)
     remark(note)
-    lines = ledger(source.view_incidents(job))
-    if write:
-        remark(f"written to {write_ledger(find_run(run_dir), lines)}")
-    if output is Output.JSONL:
+    lines = ledger(source.view_incidents(given.job))
+    if given.write:
+        remark(f"written to {write_ledger(find_run(given.run_dir), lines)}")
+    if given.output is Output.JSONL:
         print(jsonl(lines), end="")
-    elif output is Output.JSON:
+    elif given.output is Output.JSON:
         print(show_json(Report(lines, total(lines, live=isinstance(source, Client)))))
     else:
         print(report_page(lines, live=isinstance(source, Client)))
+    return 0
 
 
 def refuse_flags(given: argparse.Namespace) -> None:
@@ -70,13 +73,6 @@ def row_of(line: Line) -> tuple[object, ...]:
         phases or None,
         line.resolution if line.eligible else f"{line.resolution} (not counted: {line.excluded})",
     )
-
-
-def share_text(ratio: Interval | None) -> str:
-    """A share and its interval: 97.1 % (85.4 % to 99.5 %)."""
-    if ratio is None:
-        return "-"
-    return f"{proven(ratio.share)} ({proven(ratio.low)} to {proven(ratio.high, up=True)})"
 
 
 def totals_text(found: Totals) -> str:
