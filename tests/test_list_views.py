@@ -9,6 +9,8 @@ import pytest
 
 from torchrelay.api import shown
 from torchrelay.cli import main as command
+from torchrelay.cli.registry import ROWS
+from torchrelay.cli.view.lists import VIEWS
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.wire.messages.pathnews import FindingNews, LinkNews, NetworkNews, PathNews
 
@@ -221,3 +223,11 @@ def test_a_list_prints_the_same_bytes_as_ever(verb: str, tmp_path: Path, capsys:
     if os.environ.get("REWRITE"):
         page.write_text(found)
     assert found == page.read_text()
+
+
+def test_every_list_view_has_a_verb_and_every_verb_of_lists_a_view() -> None:
+    assert [verb.name for verb in ROWS if verb.call == "lists:show_list"] == list(VIEWS)
+
+
+def test_what_the_table_lists_is_what_this_page_checks() -> None:
+    assert set(VIEWS) == set(FULL) == set(EMPTY)

@@ -64,27 +64,27 @@ ROWS = (
         LOOKING,
     ),
     Verb(
-        "ranks", Family.VIEW, "ranks:show_ranks",
+        "ranks", Family.VIEW, "lists:show_list",
         "which worker holds each rank, where, and what it does; and the spares",
         (*LOOKING, words.one_rank),
     ),
     Verb(
-        "nodes", Family.VIEW, "places:show_nodes",
+        "nodes", Family.VIEW, "lists:show_list",
         "the nodes, what each slot holds, taints with their age, and the faults that are remembered",
         (words.of_run, words.watched, words.printed),
     ),
     Verb(
-        "spares", Family.VIEW, "places:show_spares",
+        "spares", Family.VIEW, "lists:show_list",
         "workers without a rank: where, warm or not, target of which move, refused by which taint",
         LOOKING,
     ),
     Verb(
-        "moves", Family.OPERATE, "moves:show_moves",
+        "moves", Family.VIEW, "lists:show_list",
         "planned and pre-emptive moves of ranks: state, from where to where, why, and the pause",
         LOOKING,
     ),
     Verb(
-        "incidents", Family.VIEW, "incidents:show_incidents",
+        "incidents", Family.VIEW, "lists:show_list",
         "every interruption, and how it was resolved",
         LOOKING,
     ),
@@ -99,12 +99,12 @@ ROWS = (
         (words.of_run, words.of_job, words.printed_by_line, words.of_ledger), negatives=True,
     ),
     Verb(
-        "audit", Family.VIEW, "audit:show_audit",
+        "audit", Family.VIEW, "lists:show_list",
         "every changing call: who, when, what",
         (words.of_run, words.printed),
     ),
     Verb(
-        "migrate", Family.OPERATE, "moves:migrate",
+        "migrate", Family.OPERATE, "migrate:migrate",
         "move ranks somewhere else, together, while training goes on",
         (words.of_run, words.of_job, words.printed, words.confirmed, words.reasoned, words.moved), changes=True,
     ),
