@@ -19,6 +19,7 @@ from torchrelay.terminal.progress import line, progress
     [
         (0, 8, 0.0, "", f"[{' ' * 24}] 0 of 8 runs"),
         (2, 8, 1.0, "", f"[{'#' * 6}{' ' * 18}] 2 of 8 runs"),
+        (2, 8, 3.0, "", f"[{'#' * 6}{' ' * 18}] 2 of 8 runs, 9 s left"),
         (2, 8, 61.6, "", f"[{'#' * 6}{' ' * 18}] 2 of 8 runs, 3 min 5 s left"),
         (2, 8, 0.5, "1 violation", f"[{'#' * 6}{' ' * 18}] 2 of 8 runs; 1 violation"),
         (8, 8, 9.0, "", f"[{'#' * 24}] 8 of 8 runs"),

@@ -53,6 +53,6 @@ def line(what: str, done: int, every: int, passed_s: float, note: str = "") -> s
     filled = BAR * done // every if every else BAR
     text = f"[{'#' * filled}{' ' * (BAR - filled)}] {done} of {every} {what}"
     if 0 < done < every and passed_s >= SURE_S:
-        left_s = passed_s * (every - done) / done
-        text += f", {milliseconds(max(1, round(left_s)) * 1000)} left"
+        left_s = max(1, round(passed_s * (every - done) / done))
+        text += f", {left_s} s left" if left_s < 60 else f", {milliseconds(left_s * 1000)} left"
     return f"{text}; {note}" if note else text
