@@ -24,16 +24,16 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-
-import psutil
 
 from figures import finish, progress, upper_bound_of_median
 from spread import LAYOUTS
 from steady import environment
 from steps import wait_for
+from torchrelay.wire.files.procfs import TICKS, ProcessGone, living_below, read_stat
 
 HERE = Path(__file__).parent
 RANKS = 4
@@ -49,15 +49,11 @@ class Side:
 
     def cpu_s(self) -> float:
         """CPU seconds of the whole tree, children that have ended included."""
-        total = 0.0
-        root = psutil.Process(self.process.pid)
-        for process in [root, *root.children(recursive=True)]:
-            try:
-                times = process.cpu_times()
-            except psutil.NoSuchProcess:
-                continue
-            total += times.user + times.system
-        return total
+        ticks = 0
+        for pid in (self.process.pid, *(each.pid for each in living_below(self.process.pid))):
+            with suppress(ProcessGone):
+                ticks += read_stat(pid).cpu_ticks
+        return ticks / TICKS
 
     def rows(self, block: int) -> list[list[Any]]:
         """What the ranks wrote of a block: [block, ns of a step, ns of an all-reduce], and what `--each` adds."""

@@ -57,13 +57,17 @@ def link(text: str, target: str, source: str, page: str) -> str:
 
 
 def command_line() -> str:
-    """What each verb's `--help` says."""
+    """The verbs as the registry has them, and what each one's `--help` says."""
     sys.path.insert(0, str(ROOT / "src"))
-    from torchrelay.terminal.words import VERBS
+    from torchrelay.cli.registry import ROWS
 
     parts = ["# Command line\n", "Generated from the commands' own help.\n"]
-    parts += [f"## torchrelay {verb}\n\n```text\n{help_of(verb)}\n```\n" for verb in VERBS]
-    return "\n".join(parts)
+    parts += ["| verb | does | changes a run |", "|---|---|---|"]
+    for verb in ROWS:
+        changes = "yes" if verb.changes else ""
+        parts.append(f"| [{verb.name}](#torchrelay-{verb.name}) | {verb.help} | {changes} |")
+    parts += [f"\n## torchrelay {verb.name}\n\n```text\n{help_of(verb.name)}\n```" for verb in ROWS]
+    return "\n".join(parts) + "\n"
 
 
 def help_of(verb: str) -> str:

@@ -15,12 +15,12 @@ from typing import TypeVar
 from aiohttp import WSMsgType, web
 from msgspec import structs
 
-from torchrelay.agent.workers.children import ProcessGone, all_processes, read_stat
 from torchrelay.protocol.health.failure_detector import Beat, Sample
 from torchrelay.protocol.messages.events import Event, JobSpec, WorkerExited, WorkerJoined, WorkerStarted, WorkerWarm
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import AnyOrder, Assign, Fence, Interrupt, StartWorker
 from torchrelay.wire.files.launch import Launch, write_launch
+from torchrelay.wire.files.procfs import ProcessGone, all_processes, read_stat
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-import psutil
+from torchrelay.wire.files.procfs import living_below
 
 _SIGNAL = signal.SIGUSR2
 _TOLD_S = 3.0  # a process that does not get to its handler by then is stopped, or its file is full
@@ -23,25 +23,17 @@ def tell_when_asked(path: Path) -> None:
 
 def stacks(pids: Iterable[int], folder: Path) -> str:
     """Stacks and wait channels of these processes and their children, those that told by then."""
-    processes = [one for pid in pids for one in _family(pid)]
+    processes = [one for pid in pids for one in (pid, *(each.pid for each in living_below(pid)))]
     files = {path: path.stat().st_size for path in folder.glob("*.stacks")}
     for one in processes:
-        if _catches(one.pid):
+        if _catches(one):
             with contextlib.suppress(ProcessLookupError):  # it has ended since
-                os.kill(one.pid, _SIGNAL)
+                os.kill(one, _SIGNAL)
     deadline = time.monotonic() + _TOLD_S
     while time.monotonic() < deadline and not all(path.stat().st_size > size for path, size in files.items()):
         time.sleep(0.05)
     told = [f"--- {path.name}\n{path.read_text()[-8000:]}" for path in sorted(files)]
     return "\n".join([*(_waits(one) for one in processes), *told])
-
-
-def _family(pid: int) -> list[psutil.Process]:
-    try:
-        one = psutil.Process(pid)
-        return [one, *one.children(recursive=True)]
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _catches(pid: int) -> bool:
@@ -54,13 +46,13 @@ def _catches(pid: int) -> bool:
     return bool(caught >> (_SIGNAL - 1) & 1)
 
 
-def _waits(process: psutil.Process) -> str:
+def _waits(pid: int) -> str:
     rows = []
-    for task in sorted(Path(f"/proc/{process.pid}/task").glob("*")):
+    for task in sorted(Path(f"/proc/{pid}/task").glob("*")):
         try:
             words = (task / "stat").read_text().rsplit(")", 1)[1].split()
             name, where = (task / "comm").read_text().strip(), (task / "wchan").read_text()
             rows.append(f"{task.name} {name!r} {words[0]} {where}")
         except OSError:
             continue  # it has ended
-    return f"process {process.pid}: " + "; ".join(rows)
+    return f"process {pid}: " + "; ".join(rows)

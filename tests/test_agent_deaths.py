@@ -13,11 +13,11 @@ import pytest
 
 from tests.agent_stage import JOB, NODE, Stage, interrupt, lives, offspring, on_stage, staged, until
 from torchrelay.agent.__main__ import private_folder, take_node
-from torchrelay.agent.workers.children import read_stat
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import MOST_ENDED, Processes, see_gone
 from torchrelay.protocol.messages.events import WorkerExited, WorkerJoined, WorkerReported, WorkerStarted
 from torchrelay.protocol.messages.ids import Point, WorkerId
+from torchrelay.wire.files.procfs import read_stat
 from torchrelay.wire.messages.channel import Ack, Refused, Shutdown
 
 # An agent that has a defect from the moment at which a file is there.

@@ -9,10 +9,10 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.jobs import wait_until
+from tests.processes import is_stopped
 from torchrelay.chaos.faults import Fault, Gone, Victim, observe, strike
 from torchrelay.chaos.story import Facts, Strike, parse
 
@@ -50,11 +50,11 @@ def test_a_deadly_fault_ends_its_victim(sleeper: subprocess.Popen[str], fault: F
 
 
 def test_a_stop_halts_its_victim_until_it_goes_on(sleeper: subprocess.Popen[str]) -> None:
-    victim, seen = observe(sleeper.pid), psutil.Process(sleeper.pid)
+    victim = observe(sleeper.pid)
     strike(victim, Fault.STOP)
-    wait_until("the stop", lambda: seen.status() == psutil.STATUS_STOPPED, deadline_s=5)
+    wait_until("the stop", lambda: is_stopped(sleeper.pid), deadline_s=5)
     strike(victim, Fault.CONTINUE)
-    wait_until("going on", lambda: seen.status() != psutil.STATUS_STOPPED, deadline_s=5)
+    wait_until("going on", lambda: not is_stopped(sleeper.pid), deadline_s=5)
     assert sleeper.poll() is None
 
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
-import psutil
 import pytest
 
 from tests.jobs import SCRIPTS, end_job, start_job, torchrelay, wait_until
+from tests.processes import is_stopped
 from torchrelay.api.shown import IncidentTally, JobStatus, Ranks, RankStatus, SpareTally
 from torchrelay.chaos import leaving, memory, phases
 from torchrelay.chaos.deeds import plan_deed, slow
@@ -225,7 +225,7 @@ def test_the_kernel_kills_for_memory(victim: subprocess.Popen[str]) -> None:
 
 def test_a_slow_process_gets_its_share_and_goes_on_afterwards(victim: subprocess.Popen[str]) -> None:
     assert slow(observe(victim.pid), 3.0, 0.5) == "it ran 1/3 of the time for 0.5 s"
-    wait_until("going on", lambda: psutil.Process(victim.pid).status() != psutil.STATUS_STOPPED, deadline_s=5)
+    wait_until("going on", lambda: not is_stopped(victim.pid), deadline_s=5)
 
 
 def test_a_phase_is_waited_for(tmp_path: Path) -> None:
@@ -244,12 +244,12 @@ def test_who_is_to_be_hit_in_a_phase_is_stopped_in_it(victim: subprocess.Popen[s
     page, found = Page(tmp_path / "page", create=True), observe(victim.pid)
     page.enter(WorkerPhase.GATE, 0)
     catch(tmp_path / "page", Phase.GATE, found, 5.0)
-    assert psutil.Process(victim.pid).status() == psutil.STATUS_STOPPED
+    assert is_stopped(victim.pid)
     strike(found, Fault.CONTINUE)
     page.enter(WorkerPhase.UPDATING, 0)
     with pytest.raises(Refusal, match="was not in gate"):
         catch(tmp_path / "page", Phase.GATE, found, 0.05)
-    assert psutil.Process(victim.pid).status() != psutil.STATUS_STOPPED
+    assert not is_stopped(victim.pid)
     victim.kill()
     victim.wait()
     with pytest.raises(Gone):

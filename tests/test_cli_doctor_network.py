@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
-from types import SimpleNamespace
 
-import psutil
 import pytest
 
 from torchrelay.cli.diagnose import doctor_network
@@ -69,10 +68,20 @@ def test_one_means_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert names == ["network paths", "control traffic: ECMP", "control traffic: MPTCP"]
 
 
-def test_interfaces_that_lead_nowhere_do_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    address = SimpleNamespace(family=SimpleNamespace(name="AF_INET"))
-    names = {"lo": [address], "docker0": [address], "eth0": [address], "eth1": [address], "eth2": [], "eth3": [address]}
-    states = {name: SimpleNamespace(isup=name != "eth1") for name in names if name != "eth3"}
-    monkeypatch.setattr(psutil, "net_if_addrs", lambda: names)
-    monkeypatch.setattr(psutil, "net_if_stats", lambda: states)
-    assert usable_interfaces() == ["eth0"]
+def test_interfaces_that_lead_nowhere_do_not_count(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    states = {
+        "lo": "unknown", "docker0": "up", "eth0": "up", "eth1": "down", "eth2": "up", "eth3": "up", "eth4": "unknown",
+    }  # fmt: skip
+    for name, state in states.items():
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "flags").write_text("0x1002\n" if name == "eth3" else "0x1003\n")  # eth3 is switched off
+        (tmp_path / name / "operstate").write_text(f"{state}\n")
+    monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate([*states, "eth5"], 1)))  # eth5 was removed
+    monkeypatch.setattr(doctor_network, "with_addresses", lambda: {*states, "eth5"} - {"eth2"})
+    assert usable_interfaces(tmp_path) == ["eth0", "eth4"]
+
+
+def test_the_kernel_says_which_interfaces_have_an_address() -> None:
+    found = doctor_network.with_addresses()
+    assert found <= {name for _, name in socket.if_nameindex()}
+    assert "lo" in found, "these tests use 127.0.0.1"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from torchrelay.cli.view.layout import RESTART, Holder, Intervals, copied_elsewhere, page, summary, survey, text_of
+from torchrelay.cli.diagnose.layout import RESTART, Holder, Intervals, copied_elsewhere, page, summary, survey, text_of
 
 
 def holders(*shards: str, per_node: int = 2) -> list[Holder]:

@@ -14,15 +14,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-import psutil
 import pytest
 
 from tests.brain import wait_for
+from tests.processes import Seen, all_seen
 from torchrelay.chaos.wishes import Deed, Outlook, Wish
 from torchrelay.cli.diagnose import chaos
 from torchrelay.client.client import Away, Client, Denied
-from torchrelay.launcher.sweep import PrivateFolder, is_alive
+from torchrelay.launcher.sweep import PrivateFolder
 from torchrelay.protocol.messages.ids import Rank
+from torchrelay.wire.files.procfs import ProcessGone
 from torchrelay.wire.trust.trust import TrustError
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]
@@ -61,19 +62,12 @@ class LocalRun:
         """Its exit code and what it printed; nothing of it may be left."""
         assert self.process is not None
         out, err = self.process.communicate(timeout=deadline_s)
-        assert [process.cmdline() for process in self.left()] == []
+        assert [process.words() for process in self.left()] == []
         return self.process.returncode, out, err
 
-    def left(self) -> list[psutil.Process]:
+    def left(self) -> list[Seen]:
         """Living processes of this run."""
-        found = []
-        for process in psutil.process_iter():
-            try:
-                if is_alive(process) and process.environ().get(MARK) == self.mark:
-                    found.append(process)
-            except psutil.Error:
-                continue  # it has ended meanwhile, or is another user's
-        return found
+        return [each for each in all_seen() if each.variables().get(MARK) == self.mark and each.is_alive()]
 
     def status(self) -> dict[str, Any]:
         try:
@@ -81,9 +75,9 @@ class LocalRun:
         except (Away, Denied, TrustError):
             return {}
 
-    def rank(self, rank: int) -> psutil.Process:
+    def rank(self, rank: int) -> Seen:
         ranks = Client.of(self.run_dir).ranks()["ranks"]
-        return psutil.Process(next(row["pid"] for row in ranks if row["rank"] == rank))
+        return Seen(next(row["pid"] for row in ranks if row["rank"] == rank))
 
     def until_step(self, step: int) -> None:
         wait_for(f"step {step}", lambda: (self.status().get("step") or 0) >= step, 60)
@@ -91,11 +85,11 @@ class LocalRun:
     def until_spare(self) -> None:
         wait_for("a warm spare", lambda: self.status().get("spares", {}).get("warm"), 60)
 
-    def orchestrator(self) -> psutil.Process:
-        return psutil.Process(json.loads((self.run_dir / "endpoint.json").read_text())["pid"])
+    def orchestrator(self) -> Seen:
+        return Seen(json.loads((self.run_dir / "endpoint.json").read_text())["pid"])
 
-    def agent(self, node: str = "node-0") -> psutil.Process:
-        return next(p for p in self.left() if "torchrelay.agent" in p.cmdline() and node in p.cmdline())
+    def agent(self, node: str = "node-0") -> Seen:
+        return next(p for p in self.left() if "torchrelay.agent" in p.words() and node in p.words())
 
     def ledger(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.run_dir / "ledger.jsonl").read_text().splitlines()]
@@ -119,7 +113,7 @@ class LocalRun:
 
     def tidy(self) -> None:
         for process in self.left():
-            with suppress(psutil.NoSuchProcess):
+            with suppress(ProcessGone):
                 process.kill()
         if self.process is not None:
             self.process.communicate()
@@ -265,7 +259,7 @@ class TestFaults:
             (away / path.name).replace(path)
         wait_for("another orchestrator", lambda: run.status().get("phase") == "running", 60)
         run.until_said("the orchestrator is there again")
-        assert all(is_alive(rank) for rank in ranks)
+        assert all(rank.is_alive() for rank in ranks)
         run.stop_twice()
         assert run.end()[0] == 130
 

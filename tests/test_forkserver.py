@@ -17,7 +17,7 @@ from typing import TypeVar
 import pytest
 
 from tests.agent_stage import ROOT, lives, offspring
-from torchrelay.agent.workers.children import Children, ProcessGone, read_stat, signal_name
+from torchrelay.agent.workers.children import Children, signal_name
 from torchrelay.agent.workers.forks import (
     Child,
     Deliver,
@@ -35,6 +35,7 @@ from torchrelay.agent.workers.forkserver import preload, resolve
 from torchrelay.agent.workers.oom import OomCounters, own_cgroup_file
 from torchrelay.agent.workers.processes import Processes
 from torchrelay.protocol.messages.ids import JobId, WorkerId
+from torchrelay.wire.files.procfs import ProcessGone, read_stat
 from torchrelay.wire.messages.codec import encode
 from torchrelay.wire.messages.framing import Closed, FrameSocket
 

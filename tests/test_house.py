@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import ast
+import re
+import sys
+import tomllib
 from functools import cache
 from pathlib import Path
 
@@ -83,3 +86,22 @@ def test_every_module_has_a_first_sentence_and_a_row() -> None:
     modules = [path for path in ROOT.rglob("*.py") if path.name != "__init__.py" or path.parent == ROOT]
     assert len(rows) == len(modules)
     assert [row for row in rows if row.endswith("| . |")] == []
+
+
+def test_every_dependency_is_used_and_nothing_else_is_imported() -> None:
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["plot"]]
+    names = {re.split(r"[^a-z0-9_-]", one)[0] for one in declared}
+    assert others_imported() == names
+
+
+def others_imported() -> set[str]:
+    """The packages that the source imports and that come with neither Python nor torchrelay."""
+    found = set[str]()
+    for path in ROOT.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Import):
+                found |= {alias.name.partition(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and node.module:
+                found.add(node.module.partition(".")[0])
+    return {name for name in found if name not in sys.stdlib_module_names and name != ROOT.name}

@@ -8,15 +8,14 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.brain import until, wait_for
+from tests.processes import Seen, exists
 from tests.scheduler_port import PortTests
-from torchrelay.launcher.sweep import is_alive
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers import local
 from torchrelay.schedulers.local import CANNOT_START, LocalScheduler, read_file, spread
@@ -30,6 +29,7 @@ from torchrelay.schedulers.port import (
     SchedulerEvent,
     SpareRequest,
 )
+from torchrelay.wire.files.procfs import ProcessGone
 
 THREE = {NodeId(f"node-{place}"): 2 for place in range(3)}
 NODE = NodeId("node-0")
@@ -207,7 +207,7 @@ def test_an_agent_that_does_not_listen_is_killed_at_the_end(tmp_path: Path) -> N
         await scheduler.close(grace_s=0.05)
         return process
 
-    assert not psutil.pid_exists(asyncio.run(story()))
+    assert not exists(asyncio.run(story()))
 
 
 OWNER = """
@@ -228,22 +228,22 @@ asyncio.run(own())
 
 
 @contextmanager
-def owner(folder: Path) -> Iterator[tuple[subprocess.Popen[str], psutil.Process]]:
+def owner(folder: Path) -> Iterator[tuple[subprocess.Popen[str], Seen]]:
     """A process that owns an agent, and the agent."""
     command = [sys.executable, "-c", OWNER, str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
-        agent = psutil.Process(int(process.stdout.readline()))
+        agent = Seen(int(process.stdout.readline()))
         try:
             yield process, agent
         finally:
-            for each in (process, agent):
-                if psutil.pid_exists(each.pid):
-                    each.kill()
+            process.kill()
+            with suppress(ProcessGone):
+                agent.kill()
 
 
 def test_agents_end_with_their_owner_even_if_it_is_killed(tmp_path: Path) -> None:
     with owner(tmp_path) as (process, agent):
-        assert is_alive(agent)
+        assert agent.is_alive()
         process.kill()
-        wait_for("the agent's end", lambda: not is_alive(agent))
+        wait_for("the agent's end", lambda: not agent.is_alive())

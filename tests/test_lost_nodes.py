@@ -13,10 +13,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.jobs import SCRIPTS, Finished, differences, end_job, run_job, start_job, wait_until
+from tests.processes import exists
 from torchrelay.chaos.deeds import plan_deed
 from torchrelay.chaos.whereabouts import Whereabouts
 from torchrelay.chaos.wishes import Deed, Facts, How, Wish, draw
@@ -220,10 +220,10 @@ def power(tmp_path_factory: pytest.TempPathFactory) -> PowerCut:
     try:
         step = training.step()
         wait_until("training again", lambda: training.over() or training.step() > step + 5, deadline_s=60)
-        strays = [pid for pid in pids if psutil.pid_exists(pid)]
+        strays = [pid for pid in pids if exists(pid)]
         net.mend(network, node)
-        wait_until("the end of strays", lambda: training.over() or not any(map(psutil.pid_exists, pids)), deadline_s=40)
-        left = [pid for pid in pids if psutil.pid_exists(pid)]
+        wait_until("the end of strays", lambda: training.over() or not any(map(exists, pids)), deadline_s=40)
+        left = [pid for pid in pids if exists(pid)]
     except (SchedulerError, Away):
         strays, left = [], []  # the run is over
     done = training.end()

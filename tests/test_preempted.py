@@ -9,10 +9,10 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.cases.running import Case, Ran, run_case
+from tests.processes import all_seen
 from torchrelay.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
@@ -45,16 +45,9 @@ def got(out: Path, name: str, rank: int) -> int:
 
 def run(tmp_path: Path, drive: Callable[[Case], None], *flags: str, mode: str = "", **env: str) -> tuple[Ran, Path]:
     ran = run_case(tmp_path, "preempted", mode=mode, drive=drive, flags=[*FLAGS, *flags], env=env)
-    left = [one.cmdline() for one in psutil.process_iter() if str(ran.run_dir) in " ".join(cmdline(one))]
+    left = [words for one in all_seen() if str(ran.run_dir) in " ".join(words := one.words())]
     assert left == []
     return ran, tmp_path / "out"
-
-
-def cmdline(process: psutil.Process) -> list[str]:
-    try:
-        return process.cmdline()
-    except psutil.Error:
-        return []
 
 
 @pytest.mark.parametrize("name", ["SIGTERM", "SIGINT", "SIGHUP"])

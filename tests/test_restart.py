@@ -99,7 +99,7 @@ class TestReplaced:
         try:
             listening(second, run.run_dir)
             first.send_signal(signal.SIGCONT)
-            wait_for("the end of the first", lambda: not first.is_running())
+            wait_for("the end of the first", lambda: not first.is_alive())
             wait_for("agents", lambda: {n.alive for n in Client.of(run.run_dir).view_nodes().nodes} == {True})
             trains_on(run)
             assert brain(run) == second.pid, "it is left alone"

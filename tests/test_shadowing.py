@@ -12,7 +12,7 @@ import pytest
 
 SOURCE = Path(__file__).parent.parent / "src"
 # What our processes import at their starts, or later.
-NAMES = ("secrets", "platform", "msgspec", "psutil", "aiohttp", "runpy", "sqlite3", "json")
+NAMES = ("secrets", "platform", "msgspec", "aiohttp", "runpy", "sqlite3", "json")
 PLANTED = "raise ImportError(f'{__name__}.py of the project was imported')\n"
 SCRIPT = """
 import os, sys

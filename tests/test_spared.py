@@ -7,15 +7,18 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
-import psutil
 import pytest
 
 from tests.agent_stage import lives
+from tests.processes import all_seen
 from torchrelay.agent.workers import children
 from torchrelay.launcher import sweep as sweeping
+from torchrelay.wire.files import procfs
+from torchrelay.wire.files.procfs import Process
 
 NOBODY = 65534
 SCRIPT = Path(__file__).parent / "scripts" / "becoming.py"
@@ -49,9 +52,10 @@ def program(tmp_path: Path) -> Iterator[Path]:
     subprocess.run([compiler, "-o", str(made), str(source)], check=True, timeout=60)
     made.chmod(0o4755)
     yield made
-    for process in psutil.process_iter(["exe"]):
-        if process.info["exe"] == str(made):
-            process.kill()
+    for process in all_seen():
+        with suppress(OSError):  # it has ended, or is hidden
+            if os.readlink(f"/proc/{process.pid}/exe") == str(made):
+                process.kill()
 
 
 @pytest.mark.slow
@@ -99,8 +103,11 @@ def not_ours(monkeypatch: pytest.MonkeyPatch, pid: int) -> None:
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True) as process:
+        handle = os.pidfd_open(process.pid)  # tests change `os.kill`
         yield process
-        signal.pidfd_send_signal(os.pidfd_open(process.pid), signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(handle, signal.SIGKILL)
+        os.close(handle)
 
 
 def test_a_forkserver_names_whom_it_cannot_end_and_does_not_wait(
@@ -116,27 +123,32 @@ def test_a_forkserver_names_whom_it_cannot_end_and_does_not_wait(
 def test_a_sweep_names_whom_it_cannot_end_and_does_not_wait(
     monkeypatch: pytest.MonkeyPatch, sleeper: subprocess.Popen[bytes]
 ) -> None:
-    found = psutil.Process(sleeper.pid)
-    monkeypatch.setattr(sweeping, "descendants", lambda: [found])
+    found = Process.of(sleeper.pid)
+    monkeypatch.setattr(sweeping, "living_below", lambda _: [found])
 
     def denied(*_: object) -> None:
-        raise psutil.AccessDenied(found.pid)
+        raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(psutil.Process, "kill", denied)
-    assert [told.partition(" (")[0] for told in sweeping.sweep(deadline_s=3600)] == [f"process {found.pid}"]
-    monkeypatch.setattr(psutil.Process, "name", denied)
-    assert sweeping.sweep(deadline_s=3600) == [f"process {found.pid}"]
+    with monkeypatch.context() as patch:
+        patch.setattr(signal, "pidfd_send_signal", denied)
+        assert [told.partition(" (")[0] for told in sweeping.sweep(deadline_s=3600)] == [f"process {found.pid}"]
+        patch.setattr(procfs, "read_proc", hidden(found.pid, "status"))
+        assert sweeping.sweep(deadline_s=3600) == [f"process {found.pid}"]
 
 
-@pytest.mark.parametrize(("error", "alive"), [(psutil.AccessDenied, True), (psutil.ZombieProcess, False)])
-def test_a_process_that_cannot_be_looked_at_is_there_unless_it_has_ended(
-    monkeypatch: pytest.MonkeyPatch, error: type[psutil.Error], alive: bool
-) -> None:
-    def refuse(_: object) -> None:
-        raise error(1)
+def hidden(pid: int, name: str) -> Callable[[str], str | None]:
+    """Reads what the kernel tells, but for one file."""
+    read = procfs.read_proc
+    return lambda path: None if path == f"/proc/{pid}/{name}" else read(path)
 
-    monkeypatch.setattr(psutil.Process, "status", refuse)
-    assert sweeping.is_alive(psutil.Process()) is alive
+
+def test_a_sweep_ends_what_is_ours_and_not_what_has_taken_its_id(sleeper: subprocess.Popen[bytes]) -> None:
+    pid, started = Process.of(sleeper.pid)
+    assert sweeping.killed(Process(pid, started - 1)), "that one has ended"
+    assert sleeper.poll() is None
+    assert sweeping.killed(Process(pid, started))
+    assert sleeper.wait(10) == -signal.SIGKILL
+    assert sweeping.killed(Process(pid, started)), "it has ended"
 
 
 def test_a_folder_of_memory_is_never_there_without_its_lock_being_held(

@@ -12,12 +12,11 @@ from collections.abc import Iterator
 import hypothesis  # noqa: F401  loaded once, for all children
 import msgspec  # noqa: F401
 import pytest  # noqa: F401
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from tests.mutants.equivalent import EQUIVALENT
 from tests.mutants.killing import fork_for, told
 from tests.mutants.making import MODULES, PROTOCOL, Mutant, mutants, path_of
+from torchrelay.terminal.progress import progress
 
 Verdict = tuple[Mutant, str]
 
@@ -54,16 +53,11 @@ def run(chosen: list[Mutant], jobs: int) -> tuple[list[Verdict], float]:
     """Meet them all, with a progress bar."""
     began = time.monotonic()
     done: list[Verdict] = []
-    columns = (
-        TextColumn("mutants"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True)) as bar:
-        task = bar.add_task("", total=len(chosen), note="")
+    with progress("mutants") as told:
         for verdict in meet(chosen, jobs):
             done.append(verdict)
             alive = sum(not killer for _, killer in done)
-            bar.update(task, advance=1, note=f"{alive} alive")
+            told(len(done), len(chosen), f"{alive} alive")
     return done, time.monotonic() - began
 
 

@@ -9,8 +9,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import StrEnum
 
-import psutil
 from msgspec import Struct
+
+from torchrelay.wire.files.procfs import ProcessGone, read_stat
 
 
 class Fault(StrEnum):
@@ -43,10 +44,10 @@ class Gone(LookupError):
 
 
 class Victim(Struct, frozen=True):
-    """A process, told apart from a later one with the same id by when it started (seconds since the epoch)."""
+    """A process, told apart from a later one with the same id by when it started (ticks since boot)."""
 
     pid: int
-    started: float
+    started: int
 
 
 def observe(pid: int) -> Victim:
@@ -54,8 +55,8 @@ def observe(pid: int) -> Victim:
     if pid <= 1 or pid == os.getpid():
         raise ValueError(f"process {pid} is no victim: name the process id of a worker")
     try:
-        return Victim(pid, psutil.Process(pid).create_time())
-    except psutil.NoSuchProcess as error:
+        return Victim(pid, read_stat(pid).started)
+    except ProcessGone as error:
         raise Gone(f"process {pid} has ended") from error
 
 

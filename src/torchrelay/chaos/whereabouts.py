@@ -7,8 +7,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-import psutil
-
 from torchrelay.api.endpoint import read_endpoint
 from torchrelay.protocol.messages.ids import NodeId, WorkerId
 from torchrelay.schedulers.local import NODES, read_file
@@ -17,6 +15,15 @@ from torchrelay.schedulers.machine import Machine, boot_id, read_machine
 from torchrelay.schedulers.network import RECORD as NETWORK
 from torchrelay.schedulers.network import Network
 from torchrelay.schedulers.port import ClusterView
+from torchrelay.wire.files.procfs import (
+    ProcessGone,
+    children_of,
+    command_line,
+    is_alive,
+    living_below,
+    read_stat,
+    started_at,
+)
 
 AGENT = "torchrelay.agent"
 FORKSERVER = "torchrelay.agent.workers.forkserver"
@@ -71,9 +78,9 @@ class Whereabouts:
     def family(self, node: NodeId, workers: Iterable[int]) -> list[int]:
         """The node's forkserver and all below it, the forkserver first. `workers`: those that are known."""
         agent = self.agents().get(node)
-        candidates = [parent_of(pid) for pid in workers] + (children_of(agent) if agent is not None else [])
+        candidates = [parent_of(pid) for pid in workers] + list(children_of(agent) if agent is not None else ())
         servers = dict.fromkeys(pid for pid in candidates if pid and runs(pid, FORKSERVER))
-        found = [below for server in servers for below in (server, *children_of(server, recursive=True))]
+        found = [pid for server in servers for pid in (server, *(each.pid for each in living_below(server)))]
         return list(dict.fromkeys(found))
 
     def orchestrator(self) -> int:
@@ -94,31 +101,22 @@ class Whereabouts:
 def lives_since(pid: int, noted: float) -> bool:
     """Whether this process was there when its id was noted (seconds since 1970), and is there still."""
     try:
-        process = psutil.Process(pid)
-        return process.create_time() <= noted + 1 and process.status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
+        return started_at(pid) <= noted + 1 and is_alive(pid)
+    except ProcessGone:
         return False
 
 
 def runs(pid: int, *words: str) -> bool:
     """Whether this process runs and all these words stand in its command line."""
     try:
-        line = psutil.Process(pid).cmdline()
-    except psutil.NoSuchProcess:
+        line = command_line(pid)
+    except ProcessGone:
         return False
     return all(word in line for word in words)
 
 
 def parent_of(pid: int) -> int | None:
     try:
-        parent: int = psutil.Process(pid).ppid()
-    except psutil.NoSuchProcess:
+        return read_stat(pid).parent
+    except ProcessGone:
         return None
-    return parent
-
-
-def children_of(pid: int, *, recursive: bool = False) -> list[int]:
-    try:
-        return [child.pid for child in psutil.Process(pid).children(recursive=recursive)]
-    except psutil.NoSuchProcess:
-        return []

@@ -1,4 +1,4 @@
-"""The command `torchrelay`: one module a verb, imported when it is asked for, so that each verb answers at once."""
+"""The command `torchrelay`: finds the verb in the registry, imports its module, and puts in a line what goes wrong."""
 
 from __future__ import annotations
 
@@ -7,134 +7,59 @@ import sys
 
 from torchrelay.cli.launch.unprepared import ends_at_once
 
+DESCRIPTION = "Keeps a distributed PyTorch run going through faults, at the same step, to the same bits."
+ASKS = """
+The plan is printed first. On a terminal it asks for confirmation (--yes skips this); without a terminal it acts at
+once, as kubectl and scontrol do. --dry-run prints the plan only. Exit code 0: done, or nothing to do; 1: declined, or
+the orchestrator does not answer; 2: invalid request; the message says why.
+"""
 CANNOT_BE_ASKED = (400, 404, 409)  # there is no such thing, or it is not the time for it; the answer says what there is
 
 
 def carry_out(words: list[str]) -> int:
     """Carry out one command. Returns the exit code; raises what `main` puts in words."""
-    if words[:1] == ["run"]:
+    with ends_at_once():
+        from torchrelay.cli.registry import VERBS
+    verb = VERBS.get(words[0]) if words else None
+    if verb is not None and verb.flags is None:
         with ends_at_once():
-            from torchrelay.cli.launch.run import run
-
-        return run(words[1:])
-    if words[:1] == ["chaos"]:
-        from torchrelay.cli.diagnose.chaos import chaos
-
-        return chaos(words[1:])
-    if words[:1] == ["net"]:
-        from torchrelay.cli.network.net import net
-
-        return net(words[1:])
-    if words[:1] == ["cost"]:
-        from torchrelay.cli.forecasts.cost import cost
-
-        return cost(words[1:])
-    if words[:1] == ["simulate"]:
-        from torchrelay.cli.forecasts.simulate import simulate
-
-        return simulate(words[1:])
-    from torchrelay.terminal.words import CHANGING, parser
-
-    if words[:1] == ["report"]:
+            begin = verb.load()
+        return begin(words[1:]) or 0
+    if verb is not None and verb.negatives:
         from torchrelay.terminal.typed import joined
 
         words = joined(words)
-    given = parser().parse_args(words)
-    if given.verb in CHANGING:
-        change(given)
-    elif given.verb == "doctor":
-        return consult(given)
-    elif given.verb == "report" and given.guarantee:
-        from torchrelay.cli.view.guarantee import show_guarantee
-
-        return show_guarantee(given)
-    else:
-        look_at(given)
-    return 0
+    given = parser(words[0] if verb is not None else None).parse_args(words)
+    with ends_at_once():
+        begin = VERBS[given.verb].load()
+    return begin(given) or 0
 
 
-def consult(given: argparse.Namespace) -> int:
-    """The doctor: of this machine, of its network, or of a running job's layout."""
-    from torchrelay.client.runs import NotPossible
+def parser(asked: str | None = None) -> argparse.ArgumentParser:
+    """The command line of all verbs; with the flags of the one that is asked for alone, if that is known."""
+    from torchrelay.cli.registry import ROWS
 
-    if given.module and not given.script:
-        raise NotPossible("-m: no module is named", 2)
-    if given.layout:
-        from torchrelay.cli.view.layout import show_layout
-
-        return show_layout(given)
-    if given.script:
-        raise NotPossible(f"{given.script[0]}: the doctor looks at a script with --layout only", 2)
-    from torchrelay.cli.diagnose.doctor import all_checks, examine
-
-    if given.net:
-        from torchrelay.cli.diagnose.doctor_network import network_checks
-
-        return examine(network_checks(), given.output)
-    return examine(all_checks(), given.output)
+    parser = argparse.ArgumentParser(prog="torchrelay", description=DESCRIPTION, allow_abbrev=False)
+    parser.add_argument("--version", action=Version, help="show the version and exit")
+    verbs = parser.add_subparsers(dest="verb", metavar="VERB", required=True)
+    for verb in ROWS:
+        text = verb.help[0].upper() + verb.help[1:] + "." + (ASKS if verb.changes else "")
+        made = verbs.add_parser(verb.name, help=verb.help, description=text, allow_abbrev=False)
+        for add in verb.flags or () if asked in (None, verb.name) else ():
+            add(made)
+    return parser
 
 
-def look_at(given: argparse.Namespace) -> None:
-    """The verbs that only look."""
-    match given.verb:
-        case "status":
-            from torchrelay.cli.view.status import show_status
+class Version(argparse.Action):
+    """Looks the version up only when it is asked for: that takes longer than all else."""
 
-            show_status(given.run_dir, given.job, given.output, watch=given.watch)
-        case "ranks":
-            from torchrelay.cli.view.ranks import show_ranks
+    def __init__(self, option_strings: list[str], dest: str, help: str) -> None:
+        super().__init__(option_strings, dest, nargs=0, help=help)
 
-            show_ranks(given.run_dir, given.job, given.rank, given.output, watch=given.watch)
-        case "nodes":
-            from torchrelay.cli.view.places import show_nodes
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        from importlib.metadata import version
 
-            show_nodes(given.run_dir, given.output, watch=given.watch)
-        case "spares":
-            from torchrelay.cli.view.places import show_spares
-
-            show_spares(given.run_dir, given.job, given.output, watch=given.watch)
-        case "moves":
-            from torchrelay.cli.operate.moves import show_moves
-
-            show_moves(given.run_dir, given.job, given.output, watch=given.watch)
-        case "incidents":
-            from torchrelay.cli.view.incidents import show_incidents
-
-            show_incidents(given.run_dir, given.job, given.output, watch=given.watch)
-        case "explain":
-            from torchrelay.cli.view.explain import show_explanation
-
-            show_explanation(given.about, given.run_dir, given.job, given.output)
-        case "report":
-            from torchrelay.cli.view.report import refuse_flags, show_report
-
-            refuse_flags(given)
-            show_report(given.run_dir, given.job, given.output, write=given.write)
-        case "audit":
-            from torchrelay.cli.view.audit import show_audit
-
-            show_audit(given.run_dir, given.output)
-
-
-def change(given: argparse.Namespace) -> None:
-    """The verbs that change something."""
-    match given.verb:
-        case "migrate":
-            from torchrelay.cli.operate.moves import migrate
-
-            migrate(given)
-        case "taint" | "untaint" | "drain" | "undrain" | "cordon" | "uncordon":
-            from torchrelay.cli.operate import taints
-
-            getattr(taints, given.verb)(given)
-        case "freeze" | "unfreeze":
-            from torchrelay.cli.operate.freeze import freeze, unfreeze
-
-            (freeze if given.verb == "freeze" else unfreeze)(given)
-        case "restart-services":
-            from torchrelay.cli.operate.restart import restart
-
-            restart(given)
+        parser.exit(message=f"torchrelay {version('torchrelay')}\n")
 
 
 def main(words: list[str] | None = None) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import signal
 import tempfile
 import time
 from pathlib import Path
 
-import psutil
+from torchrelay.wire.files.procfs import Process, ProcessGone, describe, living_below
 
 MEMORY = Path("/dev/shm")
 PREFIX = "torchrelay-run-"
@@ -19,53 +20,29 @@ LOCK = "lock"
 # ---------------------------------------------------------------- processes
 
 
-def descendants() -> list[psutil.Process]:
-    """All living processes below this one. With `adopt_orphans` none can hide behind a parent that has ended."""
-    try:
-        return [child for child in psutil.Process().children(recursive=True) if is_alive(child)]
-    except psutil.Error:  # of one that ended, or is hidden, while it was looked at
-        return []
-
-
-def is_alive(process: psutil.Process) -> bool:
-    try:
-        return bool(process.status() != psutil.STATUS_ZOMBIE)
-    except psutil.AccessDenied:
-        return True  # another user's
-    except psutil.NoSuchProcess:
-        return False
-
-
 def sweep(deadline_s: float = 10.0) -> list[str]:
     """SIGKILL everything below this process until nothing lives there. Returns what could not be ended, in words.
 
     Set-uid programs that became another user are not ours to end. Zombies are left to whoever waits for them.
+    With `adopt_orphans` no process can hide behind a parent that has ended.
     """
     until = time.monotonic() + deadline_s
-    while (left := descendants()) and time.monotonic() < until:
+    while (left := living_below(os.getpid())) and time.monotonic() < until:
         if not any([killed(process) for process in left]):  # all of them, not up to the first
             break
         time.sleep(0.005)
-    return [words(process) for process in left]
+    return [describe(process.pid) for process in left]
 
 
-def killed(process: psutil.Process) -> bool:
+def killed(process: Process) -> bool:
     """Whether it could be told to end, or has ended."""
     try:
-        process.kill()
-    except psutil.AccessDenied:
+        process.send(signal.SIGKILL)
+    except PermissionError:
         return False
-    except psutil.NoSuchProcess:
+    except ProcessGone:
         pass
     return True
-
-
-def words(process: psutil.Process) -> str:
-    """A process that is left, in words."""
-    try:
-        return f"process {process.pid} ({process.name()}, of user {process.username()})"
-    except psutil.Error:
-        return f"process {process.pid}"
 
 
 # ---------------------------------------------------------------- the folder for sockets and pages

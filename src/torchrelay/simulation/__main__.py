@@ -16,11 +16,9 @@ from collections import Counter
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
 from torchrelay.simulation.model.coverage import missing, table
 from torchrelay.simulation.run import Result, run_seed
+from torchrelay.terminal.progress import progress
 
 CHUNK = 50
 SHOWN_LINES = 80
@@ -47,20 +45,13 @@ def run_many(first: int, count: int, jobs: int) -> tuple[Counter[str], list[tupl
     """All seeds, on `jobs` processes, with a progress bar."""
     reached: Counter[str] = Counter()
     broken: list[tuple[int, str]] = []
-    columns = (
-        TextColumn("schedules"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[note]}"),
-    )
-    with Progress(*columns, console=Console(stderr=True)) as bar, ProcessPoolExecutor(jobs) as pool:
-        task = bar.add_task("", total=count, note="")
+    done = 0
+    with progress("schedules") as told, ProcessPoolExecutor(jobs) as pool:
         for result in pool.map(run_chunk, *zip(*chunks(first, count), strict=True)):
             reached.update(result[0])
             broken += result[1]
-            note = f"{len(broken)} violations" if broken else ""
-            bar.update(task, advance=result[2], note=note)
+            done += result[2]
+            told(done, count, f"{len(broken)} violations" if broken else "")
     return reached, broken
 
 

@@ -1,15 +1,11 @@
-"""Typed: the words of a command as they were typed. A value may begin with a minus, and errors quote what was said."""
+"""Typed: the words of a command as they were typed, where a value may begin with a minus."""
 
 from __future__ import annotations
 
-import argparse
 import re
-from collections.abc import Callable, Sequence
-
-from torchrelay.economics.formulas.rates import Unreasonable
+from collections.abc import Sequence
 
 NEGATIVE = re.compile(r"-(\d|\.\d|inf\b|nan\b)")
-TIMES = {"h": "hours", "min": "minutes", "s": "seconds", "days": "days"}
 
 
 def joined(words: Sequence[str]) -> list[str]:
@@ -21,47 +17,3 @@ def joined(words: Sequence[str]) -> list[str]:
         else:
             found.append(word)
     return found
-
-
-def typed(flag: str, words: Sequence[str]) -> str | None:
-    """The value of a flag as it was typed; None if it was not given. Given twice, the last one counts."""
-    found = None
-    for word, after in zip(words, [*words[1:], ""], strict=True):
-        name, sign, value = word.partition("=")
-        if name == flag:
-            found = value if sign else after
-    return found
-
-
-def blame(error: Unreasonable, flag: str, words: Sequence[str]) -> str:
-    """What cannot be: the flag, its value as it was typed, and what that must be."""
-    text = typed(flag, words)
-    if not error.why:  # it names flags itself
-        return str(error)
-    if text is not None:
-        return f"{flag} {text or repr(text)}: {error.why}"
-    return f"{flag} {error.value} (the default): {error.why}" if error.value else str(error)
-
-
-# ---------------------------------------------------------------- numbers, as argparse wants them
-
-
-def whole(text: str) -> int:
-    """Raises `argparse.ArgumentTypeError`."""
-    try:
-        return int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
-
-
-def amount(unit: str) -> Callable[[str], float]:
-    """Reads a number of this unit; that raises `argparse.ArgumentTypeError`."""
-
-    def read(text: str) -> float:
-        try:
-            return float(text)
-        except ValueError:
-            how = f": give {TIMES[unit]}, as in 1.5" if unit in TIMES else ""
-            raise argparse.ArgumentTypeError(f"{text!r} is no number{how}") from None
-
-    return read

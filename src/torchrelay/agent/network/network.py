@@ -37,10 +37,10 @@ from torchrelay.agent.network.paths import Link, LinkState
 from torchrelay.agent.network.ports import SYSFS, PortMemory, Ports, read_ports
 from torchrelay.agent.network.probing import reaches
 from torchrelay.agent.network.unclaimed import Said, Unclaimed
-from torchrelay.agent.workers.children import ProcessGone, read_stat
 from torchrelay.protocol.messages.events import Event
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.files.launch import PathLimits
+from torchrelay.wire.files.procfs import ProcessGone, read_stat
 from torchrelay.wire.messages.codec import WireError
 from torchrelay.wire.messages.netreport import (
     MAX_REPORT,

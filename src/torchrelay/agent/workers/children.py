@@ -18,10 +18,10 @@ from dataclasses import dataclass, field
 from torchrelay.agent.workers.forks import Child, Ended
 from torchrelay.agent.workers.oom import OomCounters
 from torchrelay.protocol.messages.ids import WorkerId
+from torchrelay.wire.files.procfs import all_processes, children_of, read_proc
 
 PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
-PAGE = 4096
 CANNOT_START = 94  # what a worker that could not be started has ended with
 TELLING = frozenset({signal.SIGUSR1, signal.SIGUSR2})  # signals that are not meant to end a process
 
@@ -223,59 +223,6 @@ def signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-class ProcessGone(LookupError):
-    """There is no such process any more."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stat:
-    """A line of /proc/<pid>/stat, as far as we need it."""
-
-    state: str  # R, S, D, T, t, Z, ...
-    parent: int
-    session: int
-    cpu_ticks: int  # user and system, waited-for children included
-    started: int  # ticks since boot; with the pid it names a process for ever
-
-
-def read_proc(path: str) -> str | None:
-    """What the kernel tells in a small file of a process; None if it has gone, or is hidden as another user's.
-
-    Done several times a second for each worker, so with four calls of the kernel, where a file object makes nine.
-    """
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return b"".join(iter(lambda: os.read(descriptor, PAGE), b"")).decode(errors="replace")
-        finally:
-            os.close(descriptor)
-    except (FileNotFoundError, ProcessLookupError, PermissionError):
-        return None
-
-
-def read_stat(pid: int, *, main_thread: bool = False) -> Stat:
-    """Of a process, or of its main thread alone. Raises `ProcessGone`."""
-    text = read_proc(f"/proc/{pid}/task/{pid}/stat" if main_thread else f"/proc/{pid}/stat")
-    if text is None:
-        raise ProcessGone(pid)
-    rest = text[text.rindex(")") + 2 :].split()  # the name before may hold blanks and brackets
-    ticks = sum(int(part) for part in rest[11:15])
-    return Stat(rest[0], int(rest[1]), int(rest[3]), ticks, int(rest[19]))
-
-
-def all_processes() -> Iterator[tuple[int, Stat]]:
-    for name in os.listdir("/proc"):
-        if name.isdigit():
-            try:
-                yield int(name), read_stat(int(name))
-            except ProcessGone:
-                continue
-
-
-def children_of(parent: int) -> Iterator[int]:
-    return (pid for pid, stat in all_processes() if stat.parent == parent)
 
 
 def kill_sessions(sessions: Iterable[int]) -> list[int]:

@@ -13,7 +13,7 @@ from asyncio.subprocess import Process as Subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from torchrelay.agent.workers.children import ProcessGone, read_stat, send_group, send_signal
+from torchrelay.agent.workers.children import send_group, send_signal
 from torchrelay.agent.workers.forks import (
     Bide,
     Child,
@@ -29,6 +29,7 @@ from torchrelay.agent.workers.forks import (
 )
 from torchrelay.protocol.messages.ids import WorkerId
 from torchrelay.schedulers.tether import signal_child
+from torchrelay.wire.files.procfs import ProcessGone, read_stat
 from torchrelay.wire.messages.codec import WireError, encode
 from torchrelay.wire.messages.framing import Closed, frame, read_frame
 

@@ -15,11 +15,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchrelay.agent.workers.children import ProcessGone, read_proc, read_stat
 from torchrelay.protocol.health.failure_detector import Sample
 from torchrelay.protocol.messages.events import PrivateRecord
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.wire.files.page import BadPage, Groups, Page, Status
+from torchrelay.wire.files.procfs import ProcessGone, read_proc, read_stat
 
 logger = logging.getLogger(__name__)
 

@@ -6,19 +6,24 @@ use one TCP connection each: for them there are the network's own means, see doc
 
 from __future__ import annotations
 
+import socket
+import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
-
-import psutil
 
 from torchrelay.cli.diagnose.doctor import Check, State
 
 SETTINGS = Path("/proc/sys/net")
+INTERFACES = Path("/sys/class/net")
 RECIPE = "see docs/network.md, control traffic"
 # Interfaces that seldom lead to another machine.
 SELDOM = ("lo", "docker", "virbr", "br-", "cni", "flannel", "cali")
 LONGEST_RTO_MS = 1000
 LEAST_RETRIES = 255
+NETLINK_ROUTE, RTM_NEWADDR, RTM_GETADDR = 0, 20, 22
+NLM_F_REQUEST, NLM_F_DUMP = 0x1, 0x300
+IFF_UP = 0x1
 
 
 def network_checks(settings: Path = SETTINGS) -> Iterator[Check]:
@@ -33,17 +38,38 @@ def network_checks(settings: Path = SETTINGS) -> Iterator[Check]:
         yield from (check for check in (ecmp, mptcp) if check.state is State.WELL)
 
 
-def usable_interfaces() -> list[str]:
+def usable_interfaces(folder: Path = INTERFACES) -> list[str]:
     """Interfaces that are up, have an address, and may lead to other machines."""
-    states = psutil.net_if_stats()
-    return [
-        name
-        for name, addresses in psutil.net_if_addrs().items()
-        if not name.startswith(SELDOM)
-        and name in states
-        and states[name].isup
-        and any(address.family.name in ("AF_INET", "AF_INET6") for address in addresses)
-    ]
+    addressed = with_addresses()
+    names = [name for _, name in socket.if_nameindex() if not name.startswith(SELDOM) and name in addressed]
+    return [name for name in names if is_up(folder / name)]
+
+
+def is_up(interface: Path) -> bool:
+    """Whether it is switched on and has a carrier, as far as the kernel can tell."""
+    try:
+        flags, state = int((interface / "flags").read_text(), 16), (interface / "operstate").read_text().strip()
+    except OSError:
+        return False  # it was removed
+    return bool(flags & IFF_UP) and state in ("up", "unknown")
+
+
+def with_addresses() -> set[str]:
+    """The interfaces that have an IP address, by rtnetlink(7). Raises OSError."""
+    found = set[str]()
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, NETLINK_ROUTE) as kernel:
+        kernel.sendall(struct.pack("=IHHIIB3x", 20, RTM_GETADDR, NLM_F_REQUEST | NLM_F_DUMP, 1, 0, socket.AF_UNSPEC))
+        while True:
+            data = kernel.recv(1 << 16)
+            while data:
+                length, kind = struct.unpack_from("=IH", data)
+                if kind != RTM_NEWADDR:
+                    return found  # the end, or an error
+                family, index = struct.unpack_from("=B3xI", data, 16)
+                if family in (socket.AF_INET, socket.AF_INET6):
+                    with suppress(OSError):  # it was removed
+                        found.add(socket.if_indextoname(index))
+                data = data[(length + 3) & ~3 :]
 
 
 def check_paths(names: Sequence[str]) -> Check:

@@ -10,6 +10,7 @@ import msgspec
 from torchrelay.cli.forecasts.cost_inputs import Used
 from torchrelay.cli.forecasts.cost_pages import advice_page, answer_page, assumptions_page, claims_page, list_page
 from torchrelay.cli.forecasts.cost_words import default_text, given_by, parser
+from torchrelay.cli.forecasts.numbers import blame
 from torchrelay.client.client import Client
 from torchrelay.client.runs import NotPossible, look
 from torchrelay.economics.advice import advice_line, advise
@@ -20,7 +21,7 @@ from torchrelay.economics.measured import Measured, counted, measure
 from torchrelay.economics.published.published import all_claims, claim
 from torchrelay.goodput.ledger import Line
 from torchrelay.terminal.show import Output, remark, show_json
-from torchrelay.terminal.typed import blame, joined
+from torchrelay.terminal.typed import joined
 
 BAD = 2
 

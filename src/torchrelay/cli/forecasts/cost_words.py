@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from torchrelay.cli.forecasts.numbers import amount, whole
 from torchrelay.economics.assumptions import ASSUMPTIONS, Assumption, Inputs
 from torchrelay.economics.formulas.rates import Counting
 from torchrelay.economics.published.field import RATES, published_rate
 from torchrelay.economics.published.published import nearest
 from torchrelay.terminal.show import Output
-from torchrelay.terminal.typed import amount, whole
 
 ABOUT = """What failures cost, what migration saves, and what that depends on.
 

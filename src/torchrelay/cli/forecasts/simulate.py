@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 from msgspec import Struct
 
+from torchrelay.cli.forecasts.numbers import blame
 from torchrelay.cli.forecasts.simulate_benchmark import Benchmark
 from torchrelay.cli.forecasts.simulate_pages import (
     benchmark_page,
@@ -31,8 +29,9 @@ from torchrelay.forecast.play.engine import Stuck
 from torchrelay.forecast.presets import Cell, Row, benchmark_64, cells, llama3, rows
 from torchrelay.forecast.results import Forecast, Mean, forecast
 from torchrelay.forecast.sweep import sweep
+from torchrelay.terminal.progress import progress
 from torchrelay.terminal.show import Output, show_json
-from torchrelay.terminal.typed import blame, joined
+from torchrelay.terminal.typed import joined
 
 BAD = 2
 RUNS = 5
@@ -153,7 +152,7 @@ def asked(given: argparse.Namespace) -> tuple[Any, str]:
     runs = given.runs or (1 if given.trace else RUNS)
     if given.sweep is not None:
         name, values = sweep_of(given.sweep)
-        with progress() as told:
+        with progress("runs") as told:
             swept = sweep(name, values, ways, runs, given.seed, told)
         return swept, "\n\n".join([sweep_page(swept), *rate_remark(given)])
     forecasts = run_all(ways, runs, given.seed)
@@ -202,24 +201,8 @@ def preset(given: argparse.Namespace) -> tuple[Any, str]:
 
 def run_all(ways: list[Settings], runs: int, seed: int) -> tuple[Forecast, ...]:
     """All ways, with progress on a terminal."""
-    with progress() as told:
+    with progress("runs") as told:
         every, found = runs * len(ways), []
         for number, settings in enumerate(ways):
             found.append(forecast(settings, runs, seed, lambda done, first=number * runs: told(first + done, every)))  # type: ignore[misc]
         return tuple(found)
-
-
-@contextmanager
-def progress(what: str = "runs") -> Iterator[Callable[[int, int], None]]:
-    """Says how many runs are done, on a terminal only."""
-    if not sys.stderr.isatty():
-        yield lambda _, __: None
-        return
-
-    def told(done: int, every: int) -> None:
-        print(f"\r{done} of {every} {what}", end="", file=sys.stderr, flush=True)
-
-    try:
-        yield told
-    finally:
-        print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchrelay.cli.forecasts.cost_words import rate
+from torchrelay.cli.forecasts.numbers import amount, whole
 from torchrelay.client.runs import NotPossible
 from torchrelay.economics.formulas.rates import Counting, Unreasonable, impossible
 from torchrelay.economics.published.field import META_RATE, RATES, VENDOR_GPUS, VENDOR_MTTF_H
@@ -18,7 +19,6 @@ from torchrelay.forecast.inputs.settings import DEFAULT_POLICY, Costs, Settings,
 from torchrelay.forecast.inputs.trace import Trace, read_trace
 from torchrelay.forecast.sweep import SWEEPS
 from torchrelay.terminal.show import Output
-from torchrelay.terminal.typed import amount, whole
 
 PRESETS = ("ettr-table", "benchmark-64", "llama3")
 HOURS = {"s": 1 / 3600, "m": 1 / 60, "h": 1.0, "d": 24.0}

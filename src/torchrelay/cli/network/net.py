@@ -7,11 +7,12 @@ import shlex
 
 from torchrelay.cli.launch.net_flags import for_ports
 from torchrelay.cli.network.net_status import add_net_status, show_net_status
+from torchrelay.cli.registry import VERBS
 from torchrelay.client.runs import NotPossible
 from torchrelay.netpath.native import environment
 from torchrelay.netpath.native.library import NotBuilt, find
 from torchrelay.terminal.show import Output, show_json
-from torchrelay.terminal.words import VERBS, add_output
+from torchrelay.terminal.words import add_output
 
 EXAMPLES = """
 eval "$(torchrelay net env)"          NCCL and RCCL take the plugin; torchrelay run --net-failover does it for its ranks
@@ -39,7 +40,7 @@ def net(words: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The words after `torchrelay net`."""
     parser = argparse.ArgumentParser(
-        prog="torchrelay net", description=f"{VERBS['net'].capitalize()}.", epilog=EXAMPLES, allow_abbrev=False,
+        prog="torchrelay net", description=f"{VERBS['net'].help.capitalize()}.", epilog=EXAMPLES, allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )  # fmt: skip
     whats = parser.add_subparsers(dest="what", metavar="WHAT", required=True)

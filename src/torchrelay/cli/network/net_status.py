@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable
 from pathlib import Path
+from typing import NamedTuple
 
 from torchrelay.api.shown import NetworkView, NodeNetwork, size_text, span
+from torchrelay.cli.listing import Column, View
 from torchrelay.client.client import Away, Client
 from torchrelay.client.runs import NotPossible, find_run
-from torchrelay.terminal.show import Output, milliseconds, remark, show, show_json, table
+from torchrelay.terminal.show import Output, milliseconds, remark
 from torchrelay.terminal.words import add_output
 from torchrelay.wire.messages.pathnews import LinkNews, PathNews
 
-HEADS = (
-    "node", "path", "local", "peer", "state", "for", "sent/s", "received/s", "round trip", "flaps", "again", "corrupt",
-    "taint",
-)  # fmt: skip
 OLD_S = 15.0  # agents tell more often than this
 
 
@@ -34,18 +32,17 @@ def add_net_status(parser: argparse.ArgumentParser) -> None:
 
 def show_net_status(given: argparse.Namespace) -> int:
     """Print the paths. Returns 0; raises `NotPossible` if there is nobody to tell of them."""
-
-    def page() -> str:
-        if given.local is None:
-            view = of_run(given.run_dir)
-        else:
-            from torchrelay.cli.network.net_pages import of_pages  # needs what else only agents load
-
-            view = of_pages(given.local)
-        return show_json(view) if given.output is Output.JSON else network_page(view)
-
-    show(page, watch=given.watch)
+    LINKS.show(given)
     return 0
+
+
+def paths_of(given: argparse.Namespace) -> NetworkView:
+    """The paths of a run, or those of this machine's processes. Raises `NotPossible`."""
+    if given.local is None:
+        return of_run(given.run_dir)
+    from torchrelay.cli.network.net_pages import of_pages  # needs what else only agents load
+
+    return of_pages(given.local)
 
 
 def of_run(run_dir: Path | None) -> NetworkView:
@@ -67,31 +64,31 @@ def of_run(run_dir: Path | None) -> NetworkView:
 # ---------------------------------------------------------------- for people
 
 
+class Link(NamedTuple):
+    """A row: a link of a path of a node."""
+
+    node: NodeNetwork
+    path: PathNews
+    news: LinkNews
+
+
+def links_of(view: NetworkView) -> list[Link]:
+    return [Link(node, path, link) for node in view.nodes for path in node.news.paths for link in path.links]
+
+
+def state_text(one: Link) -> str:
+    down = one.news.reason and one.news.state == "down"
+    return f"{one.news.state} ({one.news.reason})" if down else one.news.state
+
+
+def taint_text(one: Link) -> str:
+    finding = one.path.finding
+    return "" if finding is None else finding.taint or f"none ({finding.where})"
+
+
 def network_page(view: NetworkView) -> str:
     """A line for each link, then what is wrong."""
-    rows = [row_of(node, path, link) for node in view.nodes for path in node.news.paths for link in path.links]
-    if not rows:
-        return "no process has used the network core yet"
-    return "\n".join([table(HEADS, rows), *remarks(view.nodes)])
-
-
-def row_of(node: NodeNetwork, path: PathNews, link: LinkNews) -> tuple[object, ...]:
-    finding = path.finding
-    return (
-        node.node,
-        f"{path.path} {path.interface}".strip(),
-        path.local,
-        link.remote,
-        f"{link.state} ({link.reason})" if link.reason and link.state == "down" else link.state,
-        span(link.state_s) if link.state_s else None,
-        size_text(round(link.sent_rate)),
-        size_text(round(link.received_rate)),
-        milliseconds(link.round_trip_us / 1000) if link.round_trip_us else None,
-        link.flaps,
-        link.sent_again,
-        link.corrupt,
-        "" if finding is None else finding.taint or f"none ({finding.where})",
-    )
+    return LINKS.page(view)
 
 
 def remarks(nodes: Iterable[NodeNetwork]) -> list[str]:
@@ -110,3 +107,29 @@ def remarks(nodes: Iterable[NodeNetwork]) -> list[str]:
         if news.left_out:
             lines.append(f"{node.node}: words on {news.left_out} links too many were dropped")
     return ["", *lines] if lines else []
+
+
+LINKS: View[NetworkView, Link] = View(
+    "net status",
+    fetch=paths_of,
+    rows=links_of,
+    columns=(
+        Column("node", lambda one: one.node.node),
+        Column("path", lambda one: f"{one.path.path} {one.path.interface}".strip()),
+        Column("local", lambda one: one.path.local),
+        Column("peer", lambda one: one.news.remote),
+        Column("state", state_text),
+        Column("for", lambda one: span(one.news.state_s) if one.news.state_s else None),
+        Column("sent/s", lambda one: size_text(round(one.news.sent_rate))),
+        Column("received/s", lambda one: size_text(round(one.news.received_rate))),
+        Column(
+            "round trip", lambda one: milliseconds(one.news.round_trip_us / 1000) if one.news.round_trip_us else None
+        ),
+        Column("flaps", lambda one: one.news.flaps),
+        Column("again", lambda one: one.news.sent_again),
+        Column("corrupt", lambda one: one.news.corrupt),
+        Column("taint", taint_text),
+    ),
+    empty=lambda _: "no process has used the network core yet",
+    below=lambda view: remarks(view.nodes),
+)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator
 
 from torchrelay.api.shown import IncidentView, WhyView, size_text
 from torchrelay.client.runs import NotPossible, Source, find_incident, look
@@ -14,17 +14,17 @@ from torchrelay.terminal.show import Output, milliseconds, remark, show_json
 INCIDENT = re.compile(r"(I-)?\d+", re.IGNORECASE)
 
 
-def show_explanation(words: Sequence[str], run_dir: Path | None, job: str | None, output: Output) -> None:
+def show_explanation(given: argparse.Namespace) -> None:
     """Print one incident, or why something is as it is. Raises `NotPossible`, `Denied`."""
-    about = " ".join(words)
-    source, note = look(run_dir)
+    about = " ".join(given.about)
+    source, note = look(given.run_dir)
     remark(note)
     if INCIDENT.fullmatch(about):
-        found = known_incident(source, about, job)
-        print(show_json(found) if output is Output.JSON else "\n".join(explain(found)))
+        found = known_incident(source, about, given.job)
+        print(show_json(found) if given.output is Output.JSON else "\n".join(explain(found)))
         return
-    why = source.view_why(about, job)
-    print(show_json(why) if output is Output.JSON else "\n".join(tell_why(why)))
+    why = source.view_why(about, given.job)
+    print(show_json(why) if given.output is Output.JSON else "\n".join(tell_why(why)))
 
 
 def known_incident(source: Source, name: str, job: str | None) -> IncidentView:

@@ -14,7 +14,6 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.api.shown import Exclusion
-from torchrelay.cli.view.report import share_text
 from torchrelay.client.client import Client
 from torchrelay.client.ledger_file import FILE, ledger
 from torchrelay.client.runs import NotPossible, look, time_in
@@ -267,6 +266,13 @@ def exclude(entries: Sequence[Entry], declared: Sequence[Sequence[str]]) -> list
 
 
 # ---------------------------------------------------------------- the page
+
+
+def share_text(ratio: Interval | None) -> str:
+    """A share and its interval: 97.1 % (85.4 % to 99.5 %)."""
+    if ratio is None:
+        return "-"
+    return f"{proven(ratio.share)} ({proven(ratio.low)} to {proven(ratio.high, up=True)})"
 
 
 def guarantee_page(found: Guarantee) -> str:

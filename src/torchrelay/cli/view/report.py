@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
 from msgspec import Struct
 
+from torchrelay.cli.listing import Column, View
+from torchrelay.cli.view.guarantee import share_text, show_guarantee
 from torchrelay.client.client import Client
 from torchrelay.client.ledger_file import jsonl, ledger, write_ledger
 from torchrelay.client.runs import NotPossible, find_run, look
-from torchrelay.economics.published.claims import proven
-from torchrelay.goodput.ledger import Interval, Line, Totals, total
-from torchrelay.terminal.show import Output, clip, milliseconds, remark, show_json, table
+from torchrelay.goodput.ledger import Line, Totals, total
+from torchrelay.terminal.show import Output, clip, milliseconds, remark
 
 OF_GUARANTEE = ("since", "ledger", "target", "check", "exclude")
-HEADS = ("id", "kind", "ranks", "cause", "verdict", "source", "lost", "pause", "phases", "resolution")
 
 
 class Report(Struct, frozen=True):
@@ -26,19 +25,16 @@ class Report(Struct, frozen=True):
     totals: Totals
 
 
-def show_report(run_dir: Path | None, job: str | None, output: Output, *, write: bool) -> None:
-    """Print the ledger; with `write` also keep it in the run's folder."""
-    source, note = look(run_dir)
-    remark(note)
-    lines = ledger(source.view_incidents(job))
-    if write:
-        remark(f"written to {write_ledger(find_run(run_dir), lines)}")
-    if output is Output.JSONL:
-        print(jsonl(lines), end="")
-    elif output is Output.JSON:
-        print(show_json(Report(lines, total(lines, live=isinstance(source, Client)))))
+def show_report(given: argparse.Namespace) -> int:
+    """Print the ledger, or its guarantee. Returns the exit code."""
+    if given.guarantee:
+        return show_guarantee(given)
+    refuse_flags(given)
+    if given.output is Output.JSONL:
+        print(jsonl(report_of(given).lines), end="")
     else:
-        print(report_page(lines, live=isinstance(source, Client)))
+        LEDGER.show(given)
+    return 0
 
 
 def refuse_flags(given: argparse.Namespace) -> None:
@@ -48,35 +44,50 @@ def refuse_flags(given: argparse.Namespace) -> None:
             raise NotPossible(f"--{name} means nothing without --guarantee", 2)
 
 
+def report_of(given: argparse.Namespace) -> Report:
+    """The ledger of a run; with `--write` it is also kept in the run's folder."""
+    source, note = look(given.run_dir)
+    remark(note)
+    lines = ledger(source.view_incidents(given.job))
+    if given.write:
+        remark(f"written to {write_ledger(find_run(given.run_dir), lines)}")
+    return Report(lines, total(lines, live=isinstance(source, Client)))
+
+
 def report_page(lines: Sequence[Line], *, live: bool = True) -> str:
     """The lines as a table, and the totals."""
-    if not lines:
-        return "no incident: nothing to report"
-    return f"{table(HEADS, [row_of(line) for line in lines])}\n\n{totals_text(total(lines, live=live))}"
+    return LEDGER.page(Report(tuple(lines), total(lines, live=live)))
 
 
-def row_of(line: Line) -> tuple[object, ...]:
-    phases = " ".join(f"{phase}={span}" for phase, span in line.phases.items())
-    more = f" (+{len(line.tried)} on the way)" if line.tried else ""
-    return (
-        line.id,
-        f"{line.kind} ({line.move})" if line.move else line.kind,
-        ",".join(map(str, line.ranks)) or None,
-        clip(line.cause) + more,
-        line.verdict or None,
-        line.source or None,
-        "?" if line.steps_lost is None else str(line.steps_lost),
-        milliseconds(line.pause_ms),
-        phases or None,
-        line.resolution if line.eligible else f"{line.resolution} (not counted: {line.excluded})",
-    )
+def cause_text(line: Line) -> str:
+    return clip(line.cause) + (f" (+{len(line.tried)} on the way)" if line.tried else "")
 
 
-def share_text(ratio: Interval | None) -> str:
-    """A share and its interval: 97.1 % (85.4 % to 99.5 %)."""
-    if ratio is None:
-        return "-"
-    return f"{proven(ratio.share)} ({proven(ratio.low)} to {proven(ratio.high, up=True)})"
+def phases_text(line: Line) -> str | None:
+    return " ".join(f"{phase}={span}" for phase, span in line.phases.items()) or None
+
+
+LEDGER: View[Report, Line] = View(
+    "report",
+    fetch=report_of,
+    rows=lambda found: found.lines,
+    columns=(
+        Column("id", lambda line: line.id),
+        Column("kind", lambda line: f"{line.kind} ({line.move})" if line.move else line.kind),
+        Column("ranks", lambda line: ",".join(map(str, line.ranks)) or None),
+        Column("cause", cause_text),
+        Column("verdict", lambda line: line.verdict or None),
+        Column("source", lambda line: line.source or None),
+        Column("lost", lambda line: "?" if line.steps_lost is None else str(line.steps_lost)),
+        Column("pause", lambda line: milliseconds(line.pause_ms)),
+        Column("phases", phases_text),
+        Column(
+            "resolution", lambda line: line.resolution + ("" if line.eligible else f" (not counted: {line.excluded})")
+        ),
+    ),
+    empty=lambda _: "no incident: nothing to report",
+    below=lambda found: ("", totals_text(found.totals)),
+)
 
 
 def totals_text(found: Totals) -> str:

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+import argparse
 
 from torchrelay.api.shown import JobStatus
 from torchrelay.client.runs import look
 from torchrelay.terminal.show import Output, milliseconds, remark, show, show_json
 
 
-def show_status(run_dir: Path | None, job: str | None, output: Output, *, watch: bool) -> None:
+def show_status(given: argparse.Namespace) -> None:
     """Print a job's status."""
 
     def page() -> str:
-        source, note = look(run_dir)
+        source, note = look(given.run_dir)
         remark(note)
-        found = source.job(job)
-        return show_json(found) if output is Output.JSON else status_page(found)
+        found = source.job(given.job)
+        return show_json(found) if given.output is Output.JSON else status_page(found)
 
-    show(page, watch=watch)
+    show(page, watch=given.watch)
 
 
 def status_page(job: JobStatus) -> str:

@@ -27,6 +27,7 @@ from importlib.metadata import version
 
 import msgspec
 from aiohttp import web
+from msgspec import Struct
 
 from torchrelay.api.shown import Status
 from torchrelay.orchestrator.core.agents import serve_agent
@@ -38,6 +39,7 @@ from torchrelay.orchestrator.http.networks import get_metrics, get_network
 from torchrelay.orchestrator.store.journal import JournalUnavailable
 from torchrelay.orchestrator.views.places import view_moves, view_nodes_in_full, view_spares
 from torchrelay.orchestrator.views.plans import PlanRefused
+from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.story import Moment
 from torchrelay.orchestrator.views.views import (
     view_audit,
@@ -48,6 +50,7 @@ from torchrelay.orchestrator.views.views import (
     view_ranks,
 )
 from torchrelay.orchestrator.views.why import why
+from torchrelay.protocol.model.job import Job
 from torchrelay.wire.messages.channel import AGENT_PATH
 from torchrelay.wire.trust.trust import bearer_matches
 
@@ -60,6 +63,10 @@ KNOWN = web.RequestKey("known", bool)  # whether the request has brought the tok
 NOTHING_DECIDED = "nothing is decided at the moment; with the token of the run, `torchrelay status` says why"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+# What is listed of a job, by its path under /v1/jobs/{job}/.
+OF_JOB: dict[str, Callable[[Scene, Job], Struct]] = {
+    "ranks": view_ranks, "spares": view_spares, "moves": view_moves, "incidents": view_incidents,
+}  # fmt: skip
 
 
 def make_app(service: Orchestrator, token: str, strangers: Strangers | None = None) -> web.Application:
@@ -84,11 +91,8 @@ def make_app(service: Orchestrator, token: str, strangers: Strangers | None = No
             web.get("/healthz", get_health),
             web.get("/v1/status", get_status),
             web.get("/v1/nodes", get_nodes),
-            web.get("/v1/jobs/{job}/ranks", get_ranks),
-            web.get("/v1/jobs/{job}/spares", get_spares),
-            web.get("/v1/jobs/{job}/moves", get_moves),
+            *(web.get(f"/v1/jobs/{{job}}/{name}", of_job(view)) for name, view in OF_JOB.items()),
             web.get("/v1/jobs/{job}/why", get_why),
-            web.get("/v1/jobs/{job}/incidents", get_incidents),
             web.get("/v1/incidents/{name}", get_incident),
             web.get("/v1/events", get_events),
             web.get("/v1/audit", get_audit),
@@ -128,20 +132,17 @@ async def get_status(request: web.Request) -> web.Response:
     return answer(status_of(request.app[SERVICE]))
 
 
-async def get_ranks(request: web.Request) -> web.Response:
-    return answer(view_ranks(request.app[SERVICE].scene(), job_of(request)))
+def of_job(view: Callable[[Scene, Job], Struct]) -> Handler:
+    """Answers with this view of the job that the path names."""
+
+    async def get(request: web.Request) -> web.Response:
+        return answer(view(request.app[SERVICE].scene(), job_of(request)))
+
+    return get
 
 
 async def get_nodes(request: web.Request) -> web.Response:
     return answer(view_nodes_in_full(request.app[SERVICE].scene()))
-
-
-async def get_spares(request: web.Request) -> web.Response:
-    return answer(view_spares(request.app[SERVICE].scene(), job_of(request)))
-
-
-async def get_moves(request: web.Request) -> web.Response:
-    return answer(view_moves(request.app[SERVICE].scene(), job_of(request)))
 
 
 async def get_why(request: web.Request) -> web.Response:
@@ -156,10 +157,6 @@ async def get_audit(request: web.Request) -> web.Response:
         return answer(view_audit(request.app[SERVICE].journal.calls()))
     except JournalUnavailable as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
-
-
-async def get_incidents(request: web.Request) -> web.Response:
-    return answer(view_incidents(request.app[SERVICE].scene(), job_of(request)))
 
 
 async def get_incident(request: web.Request) -> web.Response:

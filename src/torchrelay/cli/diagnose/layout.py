@@ -16,6 +16,7 @@ from msgspec import Struct
 
 from torchrelay.api.shown import RankStatus
 from torchrelay.client.runs import NotPossible, look
+from torchrelay.terminal.progress import progress
 from torchrelay.terminal.show import Output, remark, show_json, table
 
 RESTART = "none: from the checkpoint that the script loads, with --max-restarts; without it the job ends with 91"
@@ -110,7 +111,10 @@ def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder], Intervals]:
     words = [sys.executable, "-P", "-m", "torchrelay.worker.bootstrap.foresee"]
     words += [str(given.nodes), str(given.nproc_per_node), *script]
     holders, every = [], Intervals()
-    with subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as asked:
+    with (
+        progress("ranks have come to protect()") as shown,
+        subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as asked,
+    ):
         assert asked.stdout is not None, "it is a pipe"
         for line in asked.stdout:
             told = json.loads(line)
@@ -118,9 +122,7 @@ def foreseen(given: argparse.Namespace) -> tuple[str, list[Holder], Intervals]:
                 raise NotPossible(told["error"], 93 if told["error"].startswith("refused") else 1)
             every = Intervals(told["alone"], told["replicated"], told["buddies"])
             holders.append(Holder(told["rank"], f"node-{told['node']}", told["shard"]))
-            if sys.stderr.isatty():
-                end = "\n" if len(holders) == world else ""
-                print(f"\r{len(holders)} of {world} ranks have come to protect()", end=end, file=sys.stderr)
+            shown(len(holders), world)
     if len(holders) < world:
         raise NotPossible(f"only {len(holders)} of {world} ranks came to protect(): see the message above", 1)
     return Path(given.script[0]).name, holders, every
