@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from tests.telling import Story, private, raised, running
-from torchrelay.agent.workers.aborts import cause_of, mismatch
+from torchrelay.agent.agent import cause_of, mismatch
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.api.shown import Exclusion
 from torchrelay.orchestrator.views.excluding import exclusion
