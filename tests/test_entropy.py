@@ -12,7 +12,7 @@ from msgspec import structs
 
 from torchrelay.agent.workers.processes import base_environment
 from torchrelay.wire.files.launch import Launch
-from torchrelay.worker.bootstrap.entropy import Entropy
+from torchrelay.worker.bootstrap.main import Entropy
 
 
 @pytest.fixture(autouse=True)
