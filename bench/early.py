@@ -29,7 +29,7 @@ def measure(rank: int, port: int, millions: int, rounds: int, out: Path) -> None
     import torch.distributed as dist
 
     from torchrelay.protocol.messages.ids import Point
-    from torchrelay.worker.agreement.early import Early
+    from torchrelay.worker.agreement.comparing import Early
     from torchrelay.worker.state.state import State
 
     torch.set_num_threads(1)

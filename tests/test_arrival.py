@@ -10,7 +10,7 @@ from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, R
 from torchrelay.protocol.messages.orders import Replay
 from torchrelay.wire.files.page import Page
 from torchrelay.worker.control.standing import Report, Standing
-from torchrelay.worker.replacement import arrival
+from torchrelay.worker.replacement import taking_over
 
 
 class Enough(Exception):
@@ -36,7 +36,7 @@ def test_an_interrupt_right_after_the_order_hears_where_the_script_is_going(tmp_
         identity=SimpleNamespace(take_over_output=take_over_output),
     )  # fmt: skip
     try:
-        arrival.await_place(session, cursor=None)  # type: ignore[arg-type]
+        taking_over.await_place(session, cursor=None)  # type: ignore[arg-type]
     except Enough:
         pass
     (report,) = reports

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker.scheduling import autogroup
-from torchrelay.worker.scheduling.autogroup import SessionPriority, read_priority
-from torchrelay.worker.scheduling.niceness import SESSION_STEPS
+from torchrelay.worker.scheduling import niceness
+from torchrelay.worker.scheduling.niceness import SESSION_STEPS, SessionPriority, read_priority
 
 DEADLINE_S = 20.0
 ON = Path("/proc/sys/kernel/sched_autogroup_enabled")
 STORY = """
-from torchrelay.worker.scheduling.autogroup import FILE, read_priority
+from torchrelay.worker.scheduling.niceness import FILE, read_priority
 from torchrelay.worker.scheduling.niceness import Niceness
 niceness, seen = Niceness(), [read_priority()]
 for act in (niceness.give_way, niceness.give_way, niceness.take_turn, niceness.give_way):
@@ -67,13 +66,13 @@ def test_the_session_of_a_spare_steps_back_and_comes_forward_again() -> None:
 
 @pytest.mark.skipif(not grouped(), reason="this kernel does not group tasks by session")
 def test_a_session_that_is_shared_with_others_is_left_alone() -> None:
-    ours = autogroup.FILE.read_text().split()[-1:]  # nothing, where no session was begun since the start
+    ours = niceness.FILE.read_text().split()[-1:]  # nothing, where no session was begun since the start
     assert run_alone(STORY, alone=False) == ["None"] * 5 + ours
 
 
 def test_without_such_groups_there_is_nothing_to_read(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(os, "getsid", lambda _: os.getpid())
-    monkeypatch.setattr(autogroup, "FILE", tmp_path / "absent")
+    monkeypatch.setattr(niceness, "FILE", tmp_path / "absent")
     assert read_priority() is None
     (tmp_path / "absent").write_text("/autogroup-12 nice -3\n")
     assert read_priority() == -3
@@ -111,7 +110,7 @@ def test_what_is_not_allowed_is_said_and_not_tried_again(caplog: pytest.LogCaptu
 def test_a_kernel_that_never_takes_it_is_given_up(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(autogroup, "LIMIT_S", 0.0)
+    monkeypatch.setattr(niceness, "LIMIT_S", 0.0)
     kernel = Kernel(refusals=10**6)
     SessionPriority(kernel.write, again_s=0.0).want(10)
     until = time.monotonic() + DEADLINE_S

@@ -6,7 +6,7 @@ import pytest
 import torch.distributed as dist
 
 from torchrelay.worker.process_groups.abandon import Abandoned
-from torchrelay.worker.process_groups.collective_errors import is_collective_error
+from torchrelay.worker.process_groups.groups import is_collective_error
 
 
 @pytest.mark.parametrize(

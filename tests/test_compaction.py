@@ -26,7 +26,7 @@ from torchrelay.protocol.messages.events import AnyEvent, Tick
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance, orders
 from torchrelay.simulation.machine.shell import Shell
-from torchrelay.simulation.run import run_seed
+from torchrelay.simulation.world import run_seed
 
 Told = list[tuple[AnyEvent, int]]
 

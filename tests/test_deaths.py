@@ -9,10 +9,10 @@ import pytest
 from msgspec.structs import replace
 
 from tests.telling import Story, private, raised, running
-from torchrelay.agent.workers.aborts import cause_of, mismatch
+from torchrelay.agent.agent import cause_of, mismatch
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.api.shown import Exclusion
-from torchrelay.orchestrator.views.excluding import exclusion
+from torchrelay.orchestrator.views.views import exclusion
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Point, WorkerId

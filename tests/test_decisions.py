@@ -23,7 +23,7 @@ from torchrelay.protocol.placement.policy import (
     judge_report,
     slot_order,
 )
-from torchrelay.protocol.recovery.acquiring import incoming_for_of
+from torchrelay.protocol.recovery.placing import incoming_for_of
 from torchrelay.protocol.rules.migration import AWAY_MS, Wish, fit, wishes
 
 HERE, NEXT = Point(7), Point(8)

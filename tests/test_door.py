@@ -15,8 +15,7 @@ from aiohttp import web
 
 from tests.brain import until
 from torchrelay.orchestrator.http import door as doors
-from torchrelay.orchestrator.http.brief import LONGEST, MOST, WITHIN_S, Brief
-from torchrelay.orchestrator.http.door import STRANGERS, Door, Strangers
+from torchrelay.orchestrator.http.door import LONGEST, MOST, STRANGERS, WITHIN_S, Brief, Door, Strangers
 
 
 @asynccontextmanager

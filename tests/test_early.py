@@ -14,7 +14,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from torchrelay.protocol.messages.ids import Point
-from torchrelay.worker.agreement.early import Early
+from torchrelay.worker.agreement.comparing import Early
 from torchrelay.worker.state import layout
 from torchrelay.worker.state.state import State
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from msgspec import structs
 
-from torchrelay.agent.workers.environment import base_environment
+from torchrelay.agent.workers.processes import base_environment
 from torchrelay.wire.files.launch import Launch
-from torchrelay.worker.bootstrap.entropy import Entropy
+from torchrelay.worker.bootstrap.main import Entropy
 
 
 @pytest.fixture(autouse=True)

@@ -9,9 +9,8 @@ from tests.telling import JOB, Story, raised, running
 from torchrelay.api.shown import Exclusion, IncidentTally, IncidentView
 from torchrelay.cli.view.explain import explain
 from torchrelay.goodput.ledger import Line, line_of
-from torchrelay.orchestrator.views.excluding import Excluded, exclusion, is_storage
 from torchrelay.orchestrator.views.scene import Scene
-from torchrelay.orchestrator.views.views import tally, view_incident
+from torchrelay.orchestrator.views.views import Excluded, exclusion, is_storage, tally, view_incident
 from torchrelay.protocol.health.failure_detector import FailureDetector
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, Point

@@ -20,7 +20,7 @@ from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.roster import Life, Worker
 from torchrelay.protocol.placement.boundary import UNDER_WAY
 from torchrelay.protocol.rules.cluster import Cluster, advance, orders
-from torchrelay.simulation.judge.together import check_together
+from torchrelay.simulation.judge.checks import check_together
 
 (
     STARTING, RUNNING, QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, RECONFIGURING, RESUMING, FINISHING, ENDING,

@@ -18,7 +18,7 @@ DROPPED = """
 import gc, os, signal, sys
 import torch.distributed as dist
 from torch._C._distributed_c10d import ProcessGroupGloo
-from torchrelay.worker.bootstrap.forked import leave_garbage_alone
+from torchrelay.worker.bootstrap.main import leave_garbage_alone
 if {alone}:
     leave_garbage_alone()
 gc.disable()
@@ -38,7 +38,7 @@ EARLY = """
 import gc, os, weakref
 kept = []
 os.register_at_fork(after_in_child=lambda: kept.extend([] for _ in range(5000)))
-from torchrelay.worker.bootstrap.forked import leave_garbage_alone
+from torchrelay.worker.bootstrap.main import leave_garbage_alone
 leave_garbage_alone()
 class Thing: pass
 gc.collect()

@@ -16,8 +16,7 @@ from tests.brain import serving
 from torchrelay.api.endpoint import FREEZE, JOURNAL, LIFTED, TOKEN
 from torchrelay.cli.operate import freeze as verb
 from torchrelay.client.runs import NotPossible
-from torchrelay.orchestrator.http import freezing
-from torchrelay.orchestrator.http.freezing import read_freezes
+from torchrelay.orchestrator.http.changes import DROPPED, lifted_by, look_for_freezes, read_freezes
 from torchrelay.terminal.show import Output
 from torchrelay.wire.files import owned
 from torchrelay.wire.trust.trust import new_token, write_token
@@ -120,32 +119,32 @@ class TestReading:
         token = write_token(run_dir / TOKEN, "not-one-of-ours-0123456789").read_text().strip()
         for secret in (token, new_token()):
             (run_dir / FREEZE).write_text(f"why\nann {secret}\n")
-            assert list(read_freezes(run_dir).values()) == [(freezing.DROPPED, f"uid {os.getuid()}")]
+            assert list(read_freezes(run_dir).values()) == [(DROPPED, f"uid {os.getuid()}")]
 
 
 class TestWhoLifted:
     def test_the_note_names_who(self, run_dir: Path) -> None:
         (run_dir / LIFTED).write_text("ann@desk\n")
-        assert freezing.lifted_by(run_dir / FREEZE) == "ann@desk"
+        assert lifted_by(run_dir / FREEZE) == "ann@desk"
 
     def test_no_note_an_empty_one_an_old_one_or_a_link_name_nobody(self, run_dir: Path) -> None:
         note = run_dir / LIFTED
         nobody = "whoever removed the file"
-        assert freezing.lifted_by(run_dir / FREEZE) == nobody
+        assert lifted_by(run_dir / FREEZE) == nobody
         note.touch()
-        assert freezing.lifted_by(run_dir / FREEZE) == nobody
+        assert lifted_by(run_dir / FREEZE) == nobody
         note.write_text("ann@desk\n")
         os.utime(note, (1, 1))
-        assert freezing.lifted_by(run_dir / FREEZE) == nobody
+        assert lifted_by(run_dir / FREEZE) == nobody
         note.unlink()
         (run_dir / "diary").write_text("dear diary\n")
         note.symlink_to(run_dir / "diary")
-        assert freezing.lifted_by(run_dir / FREEZE) == nobody
+        assert lifted_by(run_dir / FREEZE) == nobody
 
     def test_a_strangers_note_is_not_read(self, run_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (run_dir / LIFTED).write_text("root@heaven\n")
         give_away(run_dir / LIFTED, monkeypatch)
-        assert freezing.lifted_by(run_dir / FREEZE) == "whoever removed the file"
+        assert lifted_by(run_dir / FREEZE) == "whoever removed the file"
 
 
 def words(run_dir: Path, **changes: object) -> Namespace:
@@ -197,7 +196,7 @@ def test_a_start_is_not_held_up_by_a_pipe(tmp_path: Path) -> None:
     async def story() -> None:
         async with serving(tmp_path) as service:
             os.mkfifo(tmp_path / FREEZE)
-            freezing.look_for_freezes(service, tmp_path)
+            look_for_freezes(service, tmp_path)
             assert not service.cluster.freezes
 
     asyncio.run(asyncio.wait_for(story(), 10))

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from torchrelay.agent.network.findings import Finding, Kind, Where
-from torchrelay.agent.network.held import Register
+from torchrelay.agent.network.findings import Finding, Kind, Register, Where
 from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.messages.pathnews import SOURCE

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Assign
-from torchrelay.worker.control import devices
+from torchrelay.worker.control import identity
 from torchrelay.worker.control.identity import Identity, environment_of
 
 
@@ -227,30 +227,30 @@ def test_the_local_rank_is_the_ranks_own_whatever_slot_it_has_moved_to(slot: int
 class TestDevices:
     def test_the_slots_device_is_found_under_the_local_rank(self) -> None:
         env = {"CUDA_VISIBLE_DEVICES": "GPU-a, GPU-b,GPU-c"}
-        found = devices.arrange(env, 2, 0)
+        found = identity.arrange(env, 2, 0)
         assert found == {"CUDA_VISIBLE_DEVICES": "GPU-c,GPU-b,GPU-a"}
 
     @pytest.mark.parametrize("listed", [None, "4,5,6,7"])
     def test_no_two_ranks_of_a_node_find_the_same_device(
         self, monkeypatch: pytest.MonkeyPatch, listed: str | None
     ) -> None:
-        monkeypatch.setattr(devices, "count", lambda: ["4", "5", "6", "7"])
+        monkeypatch.setattr(identity, "count", lambda: ["4", "5", "6", "7"])
         env = {} if listed is None else {"CUDA_VISIBLE_DEVICES": listed}
         for slots in ([0, 1], [2, 1], [2, 3], [1, 0], [3, 0]):  # of local ranks 0 and 1, wherever they have gone
-            orders = [env | devices.arrange(env, slot, rank) for rank, slot in enumerate(slots)]
+            orders = [env | identity.arrange(env, slot, rank) for rank, slot in enumerate(slots)]
             seen = [order.get("CUDA_VISIBLE_DEVICES", "4,5,6,7").split(",") for order in orders]
             assert [seen[rank][rank] for rank in (0, 1)] == [str(4 + slot) for slot in slots]
             assert all(sorted(one) == ["4", "5", "6", "7"] for one in seen), "all stay visible"
 
     def test_without_devices_or_away_from_them_nothing_is_arranged(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(devices, "count", list)
-        assert devices.arrange({}, 2, 0) == {}
-        assert devices.arrange({"CUDA_VISIBLE_DEVICES": ""}, 2, 0) == {}
-        assert devices.arrange({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, 0) == {}
-        assert devices.arrange({"CUDA_VISIBLE_DEVICES": "0,1"}, 1, 1) == {}
+        monkeypatch.setattr(identity, "count", list)
+        assert identity.arrange({}, 2, 0) == {}
+        assert identity.arrange({"CUDA_VISIBLE_DEVICES": ""}, 2, 0) == {}
+        assert identity.arrange({"CUDA_VISIBLE_DEVICES": "0,1"}, 2, 0) == {}
+        assert identity.arrange({"CUDA_VISIBLE_DEVICES": "0,1"}, 1, 1) == {}
 
     def test_cuda_that_was_used_too_early_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
         with pytest.raises(RefusedError, match=r"slot 2.*Read RANK"):
-            devices.arrange({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 2, 0)
-        assert devices.arrange({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 1, 1) == {}
+            identity.arrange({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 2, 0)
+        assert identity.arrange({"CUDA_VISIBLE_DEVICES": "0,1,2"}, 1, 1) == {}

@@ -13,8 +13,8 @@ from tests.brain import JOB, NODE, RecordingLink, serving, train
 from tests.test_service import FakeTime, run
 from torchrelay.agent.uplink import Kept
 from torchrelay.orchestrator.core import service as shell
+from torchrelay.orchestrator.core.agents import SPAN_MS, Lateness
 from torchrelay.orchestrator.core.clock import COUNTED_NS, Clock
-from torchrelay.orchestrator.core.lateness import SPAN_MS, Lateness
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import Journal, JournalUnavailable, read_history
 from torchrelay.orchestrator.views.views import view_incidents

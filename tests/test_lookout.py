@@ -12,9 +12,9 @@ import pytest
 from torchrelay.protocol.health.ways import Spot
 from torchrelay.protocol.messages.ids import Generation, Point, WorkerPhase
 from torchrelay.wire.files.page import Page
+from torchrelay.worker.control import link
+from torchrelay.worker.control.link import Lookout, communication, line_in
 from torchrelay.worker.control.standing import Standing
-from torchrelay.worker.peers import lookout
-from torchrelay.worker.peers.lookout import Lookout, communication, line_in
 
 
 def frames_in(name: str, file: str, caller: str = "/home/user/train.py") -> list[FrameType]:
@@ -49,14 +49,14 @@ def test_what_communicates_is_told_by_the_stack(name: str, file: str, expected: 
 
 
 def test_the_line_is_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lookout, "is_library", lambda name: name == C10D)
+    monkeypatch.setattr(link, "is_library", lambda name: name == C10D)
     assert line_in(frames_in("barrier", C10D)) == "train.py:3"
     assert line_in([]) == ""
 
 
 def test_the_stack_is_that_of_the_main_thread() -> None:
     seen: list[str] = []
-    thread = threading.Thread(target=lambda: seen.extend(frame.f_code.co_name for frame in lookout.stack()))
+    thread = threading.Thread(target=lambda: seen.extend(frame.f_code.co_name for frame in link.stack()))
     thread.start()
     thread.join()
     assert "test_the_stack_is_that_of_the_main_thread" in seen

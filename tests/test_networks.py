@@ -23,7 +23,7 @@ from torchrelay.cli.network import net_pages
 from torchrelay.cli.network.net_status import add_net_status, network_page, show_net_status
 from torchrelay.client.runs import NotPossible
 from torchrelay.netpath.native import library
-from torchrelay.orchestrator.http import networks
+from torchrelay.orchestrator.http import api
 from torchrelay.protocol.messages.events import Effect, TaintSet
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.files.launch import PathLimits, read_launch, write_launch
@@ -136,7 +136,7 @@ def samples(text: str) -> dict[tuple[str, str], float]:
 
 
 def test_figures_are_in_prometheus_format() -> None:
-    text = networks.metrics(VIEW)
+    text = api.metrics(VIEW)
     assert text.endswith("\n")
     found = samples(text)
     link = 'node="node-0",path="1",interface="eth1",local="10.0.1.1",remote="10.0.1.2"'
@@ -154,15 +154,15 @@ def test_figures_are_in_prometheus_format() -> None:
 
 def test_a_node_that_is_gone_raises_no_alarm_for_ever() -> None:
     gone = NetworkView(nodes=tuple(msgspec.structs.replace(one, alive=False) for one in VIEW.nodes))
-    assert {name for name, _ in samples(networks.metrics(gone))} == {"torchrelay_network_news_age_seconds"}
+    assert {name for name, _ in samples(api.metrics(gone))} == {"torchrelay_network_news_age_seconds"}
 
 
 def test_labels_may_hold_anything() -> None:
     odd = 'eth"1\\\n'
     path = msgspec.structs.replace(NEWS.paths[1], interface=odd)
     node = msgspec.structs.replace(VIEW.nodes[0], news=msgspec.structs.replace(NEWS, paths=(path,)))
-    assert 'interface="eth\\"1\\\\\\n"' in networks.metrics(NetworkView(nodes=(node,)))
-    samples(networks.metrics(NetworkView(nodes=(node,))))
+    assert 'interface="eth\\"1\\\\\\n"' in api.metrics(NetworkView(nodes=(node,)))
+    samples(api.metrics(NetworkView(nodes=(node,))))
 
 
 # ---------------------------------------------------------------- the verb

@@ -20,8 +20,8 @@ from tests.brain import JOB, Node, RecordingLink, serving, spec, until
 from torchrelay.api.endpoint import TOKEN, Endpoint, write_endpoint
 from torchrelay.cli import main as command
 from torchrelay.orchestrator.core.service import Orchestrator
-from torchrelay.orchestrator.http import freezing
 from torchrelay.orchestrator.http.api import make_app
+from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
 from torchrelay.orchestrator.store.journal import read_history
 from torchrelay.protocol.messages.events import (
     Effect,
@@ -80,7 +80,7 @@ async def at_a_desk(folder: Path, **changes: object) -> AsyncIterator[Desk]:
         await server.start_server()
         url = str(server.make_url("")).rstrip("/")
         write_endpoint(run_dir, Endpoint(url=url, pid=1))
-        watching = asyncio.create_task(freezing.watch_freezes(service, run_dir))
+        watching = asyncio.create_task(watch_freezes(service, run_dir))
         try:
             await train(service, **changes)
             yield Desk(run_dir, service, url, token)
@@ -412,11 +412,11 @@ class TestFreezing:
         async def story() -> None:
             (tmp_path / "FREEZE").write_text("while we look\x1b[2J\nann@desk\n")
             async with serving(tmp_path) as service:
-                freezing.look_for_freezes(service, tmp_path)
+                look_for_freezes(service, tmp_path)
                 (event,) = [entry.event for entry in service.journal.entries()]
                 assert event == FreezeSet(source=f"file {tmp_path / 'FREEZE'}", reason="while we look[2J")
                 assert service.journal.calls()[0].who == "ann@desk"
-                freezing.look_for_freezes(service, tmp_path)
+                look_for_freezes(service, tmp_path)
                 assert service.journal.last_seq == 1
 
         asyncio.run(story())

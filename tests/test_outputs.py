@@ -22,10 +22,9 @@ from tests.jobs import SCRIPTS
 from tests.mounts import kept_full, needs_mounts, seen_by, within
 from tests.test_cli_local_run import TWO, LocalRun
 from tests.test_forkserver import Server, serving
-from torchrelay.agent.output.bounded import TAIL, BoundedLog, Bounds
-from torchrelay.agent.output.outputs import Outputs
-from torchrelay.agent.output.scribe import beginning_of
+from torchrelay.agent.output.scribe import TAIL, BoundedLog, Bounds, beginning_of
 from torchrelay.agent.workers.forks import Child, Ended
+from torchrelay.agent.workers.forkserver import Outputs
 from torchrelay.launcher.logs import LogTail
 from torchrelay.protocol.messages.ids import WorkerId
 from torchrelay.wire.files import output
@@ -72,9 +71,9 @@ class TestBounds:
         def full(*_: object) -> int:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-        monkeypatch.setattr("torchrelay.agent.output.bounded.AGAIN_S", 0.0)
+        monkeypatch.setattr("torchrelay.agent.output.scribe.WRITE_AGAIN_S", 0.0)
         with monkeypatch.context() as there:
-            there.setattr("torchrelay.agent.output.bounded.os.write", full)
+            there.setattr("torchrelay.agent.output.scribe.os.write", full)
             for _ in range(10_000):
                 log.write(LINE)
             assert log.waits

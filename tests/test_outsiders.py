@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.lr_scheduler import ConstantLR, LRScheduler, SequentialLR
 
 from torchrelay.errors import RefusedError
-from torchrelay.worker.hidden_state import outsiders
+from torchrelay.worker.hidden_state import around
 from torchrelay.worker.hidden_state.hidden import Hidden
 
 
@@ -107,5 +107,5 @@ def test_a_list_that_grows_costs_no_more_than_a_short_one() -> None:
             asked.append(self)
             return super().values()
 
-    assert not outsiders._may_hold([Entry(loss=1.0) for _ in range(10_000)], 2)
-    assert len(asked) <= outsiders.SAMPLED
+    assert not around._may_hold([Entry(loss=1.0) for _ in range(10_000)], 2)
+    assert len(asked) <= around.SAMPLED

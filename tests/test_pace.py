@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker.scheduling import pace
-from torchrelay.worker.scheduling.pace import LIMIT_S, SHARE, Pace, idle_and_all
+from torchrelay.worker.scheduling import niceness
+from torchrelay.worker.scheduling.niceness import REST_LIMIT_S, SHARE, Pace, idle_and_all
 
 REST = 1 / SHARE - 1  # seconds for each second of work
 
@@ -22,8 +22,8 @@ class Worker:
         self.rests: list[float] = []
         self.ticks = [0, 0]  # busy, idle
         self.pass_ticks(busy=1, idle=0)
-        monkeypatch.setattr(pace, "_STAT", self.stat)
-        monkeypatch.setattr("torchrelay.worker.scheduling.pace.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr(niceness, "_STAT", self.stat)
+        monkeypatch.setattr("torchrelay.worker.scheduling.niceness.time.monotonic", lambda: self.now_s)
 
     def pace(self, since_s: float | None = None) -> Pace:
         return Pace(self.rest, since_s, cpu_s=lambda: self.cpu_s)
@@ -71,7 +71,7 @@ def test_all_rests_together_have_an_end(worker: Worker) -> None:
     for _ in range(10):
         worker.cpu_s += 0.1
         step()
-    assert sum(worker.rests) == pytest.approx(LIMIT_S)
+    assert sum(worker.rests) == pytest.approx(REST_LIMIT_S)
 
 
 def test_a_rest_that_was_cut_short_is_not_held_against_it(worker: Worker) -> None:

@@ -9,8 +9,7 @@ import pytest
 from tests import network_world
 from tests.network_world import A, B, World, local_of, one_peer, two_peers
 from torchrelay.agent.network import paths as module
-from torchrelay.agent.network.findings import Judge
-from torchrelay.agent.network.news import tell_paths
+from torchrelay.agent.network.findings import Judge, tell_paths
 from torchrelay.agent.network.paths import SAME_FLAP_S, STALE_S, LinkState
 from torchrelay.wire.messages.channel import NetworkFrame
 from torchrelay.wire.messages.codec import encode

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from torchrelay.agent.network.network import carries
-from torchrelay.agent.network.probing import reaches
+from torchrelay.agent.network.paths import reaches
 
 NEAR, FAR = "127.0.93.1", "127.0.93.2"
 

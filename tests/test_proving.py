@@ -12,8 +12,7 @@ from torchrelay.errors import UnprovedError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.agreement import agreement
 from torchrelay.worker.hidden_state.arguments import digest
-from torchrelay.worker.replacement.given import Doubt
-from torchrelay.worker.replacement.proving import MOST, Proving, Told, is_open, unproved
+from torchrelay.worker.replacement.given import MOST, Doubt, Proving, Told, is_open, unproved
 
 
 def told(text: str) -> Told:

@@ -17,8 +17,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from tests.carrying import carry
 from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.parallel import fsdp, shards
-from torchrelay.worker.retry.carried import CarriedGradients
-from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.retry.redo import CarriedGradients, Redo
 from torchrelay.worker.state import layout
 from torchrelay.worker.state.layout import replicas, shard_name
 from torchrelay.worker.state.state import State, put_gradients

@@ -22,14 +22,14 @@ from torchrelay.protocol.placement import boundary, policy
 from torchrelay.protocol.recovery import recovery
 from torchrelay.protocol.rules import speech
 from torchrelay.simulation import __main__ as command
+from torchrelay.simulation.__main__ import ENOUGH, missing
 from torchrelay.simulation.machine.shell import Shell
-from torchrelay.simulation.model.coverage import ENOUGH, missing
 from torchrelay.simulation.model.plans import FaultKind, Lack, On, Plan, Strike, draw
 from torchrelay.simulation.model.script import RankState
-from torchrelay.simulation.run import Result, run_plan, run_seed
 from torchrelay.simulation.worker.processes import Process
 from torchrelay.simulation.worker.training import Training
 from torchrelay.simulation.worker.wiring import Wiring
+from torchrelay.simulation.world import Result, run_plan, run_seed
 
 STORIES = "import sys; from tests.test_simulation import fingerprint; sys.stdout.write(fingerprint(range(25)))"
 

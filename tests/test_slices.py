@@ -15,7 +15,7 @@ from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.digest import Digest
 from torchrelay.worker.tensors.slices import Body, SlicedDigest
-from torchrelay.worker.transfer.division import Division
+from torchrelay.worker.transfer.gathering import Division
 
 KINDS = ("dense", "turned", "gaps", "rows with gaps", "expanded", "flags", "empty")
 

@@ -8,17 +8,19 @@ from typing import Any
 import pytest
 
 from torchrelay.errors import RefusedError
-from torchrelay.worker.peers import snapshot_interval
-from torchrelay.worker.peers.snapshot_interval import (
+from torchrelay.worker.peers import snapshots
+from torchrelay.worker.peers.snapshots import (
+    AUTO,
+    EVERY,
     FACTOR,
     FIRST,
     MOST_S,
     RANK_MTBF_S,
     SnapshotInterval,
     best_interval,
+    interval,
     mtbf_s,
 )
-from torchrelay.worker.peers.snapshots import AUTO, EVERY, interval
 
 HOUR_S = 3600.0
 
@@ -43,7 +45,7 @@ def test_the_interval_is_youngs() -> None:
 
 
 def test_what_costs_nothing_is_still_not_taken_all_the_time_and_what_costs_much_not_never() -> None:
-    assert best_interval(0.0, 1.0, 3 * HOUR_S) == best_interval(snapshot_interval.LEAST_COST_S, 1.0, 3 * HOUR_S) == 1
+    assert best_interval(0.0, 1.0, 3 * HOUR_S) == best_interval(snapshots.LEAST_COST_S, 1.0, 3 * HOUR_S) == 1
     assert best_interval(5.0, 1.0, 1e9) == MOST_S
     assert best_interval(0.1, 1_000.0, 3 * HOUR_S) == 1
     assert best_interval(0.1, 0.0, 3 * HOUR_S) > 0

@@ -8,7 +8,7 @@ import pytest
 
 from tests.redone import SaverScript, Script, digests
 from torchrelay.worker.retry import redo
-from torchrelay.worker.retry.probe import Probe
+from torchrelay.worker.retry.marks import Probe
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.record import Learned
 from torchrelay.worker.tensors import memory

@@ -13,7 +13,6 @@ import torch
 import torch.distributed as dist
 import torch.distributed.tensor._random as tensors
 
-from torchrelay.worker.parallel import tracker
 from torchrelay.worker.state import random_state
 
 OURS = 3  # our device, of eight
@@ -82,7 +81,7 @@ def test_one_that_a_redone_step_or_a_rehearsal_has_made_is_gone(broadcasts: list
     make_as_torch_does()
     assert random_state.capture() != entry
     random_state.restore(entry)
-    assert not tracker.is_there()
+    assert not random_state.tracker_is_there()
     assert broadcasts == [0]
 
 

@@ -10,9 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from torchrelay.agent.network.network import Network
+from torchrelay.agent.network.network import MOST, Network
 from torchrelay.agent.network.paths import LinkState
-from torchrelay.agent.network.unclaimed import MOST
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.files.launch import PathLimits
 from torchrelay.wire.messages.netreport import NetPage, encode_page

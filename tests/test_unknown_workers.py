@@ -8,7 +8,7 @@ from tests.telling import JOB, running
 from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.rules.strangers import gone, meet, recount
+from torchrelay.protocol.rules.cluster import gone, meet, recount
 
 ONE, TWO, THREE = WorkerId("one"), WorkerId("two"), WorkerId("three")
 NODE, OTHER = NodeId("node-0"), NodeId("node-1")

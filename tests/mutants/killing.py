@@ -158,7 +158,7 @@ def simulate_more() -> None:
 
 
 def simulate(first: int, last: int) -> None:
-    from torchrelay.simulation.run import run_seed
+    from torchrelay.simulation.world import run_seed
 
     for seed in range(first, last):
         result = run_seed(seed)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 PROTOCOL = Path(__file__).parent.parent.parent / "src" / "torchrelay" / "protocol"
 MODULES = (
-    "acquiring", "answers", "boundary", "buddies", "cluster", "differing", "ending", "incident", "job", "migration",
+    "answers", "boundary", "buddies", "cluster", "differing", "ending", "incident", "job", "migration",
     "moves", "placing", "policy", "recovery", "requests", "rollback", "roster", "sharing", "silence", "speech", "state",
-    "strangers", "table", "taints", "failure_detector", "wait_for_graph",
+    "table", "taints", "failure_detector", "wait_for_graph",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -94,28 +94,28 @@ PROOFS = (
         ("tests/test_arguments.py",),
     ),
     Mutant(
-        "proving: a doubt proves itself", "worker/replacement/proving.py",
+        "proving: a doubt proves itself", "worker/replacement/given.py",
         "if entry in other.doubts.get(function, ()) or", "if", ("tests/test_proving.py",),
     ),
     Mutant(
-        "proving: nobody compares numbers", "worker/replacement/proving.py",
+        "proving: nobody compares numbers", "worker/replacement/given.py",
         "        return _cut(other.now, entry) == _cut(one.now, entry)\n", "        return True\n",
         ("tests/test_proving.py",),
     ),
     Mutant(
-        "proving: only the next step counts", "worker/replacement/proving.py",
+        "proving: only the next step counts", "worker/replacement/given.py",
         "self.settled = not is_open(told) or steps >= MOST", "self.settled = True", ("tests/test_proving.py",),
     ),
     Mutant(
-        "tail: what is read is not brought", "worker/replacement/tail.py",
+        "tail: what is read is not brought", "worker/replacement/taking_over.py",
         "        if self._tail.reads(func, args, given):\n", "        if False:\n", (TAIL,),
     ),
     Mutant(
-        "tail: an optimizer's state is not brought", "worker/replacement/tail.py",
+        "tail: an optimizer's state is not brought", "worker/replacement/taking_over.py",
         "register_state_dict_pre_hook(lambda _: self.bring())", "register_state_dict_pre_hook(lambda _: None)", (TAIL,),
     ),
     Mutant(
-        "tail: what nobody has is given away", "worker/replacement/tail.py",
+        "tail: what nobody has is given away", "worker/replacement/taking_over.py",
         "        self._tail.check(func, args, given)\n", "", (TAIL,),
     ),
     Mutant(

@@ -19,7 +19,7 @@ from torch.distributed import distributed_c10d
 from torch.distributed.device_mesh import init_device_mesh
 
 from tests.scripts.groups_ranks import Actions, until
-from torchrelay.worker.process_groups import abandon, groups, restless, sockets
+from torchrelay.worker.process_groups import abandon, groups, sockets
 
 
 def world() -> dist.ProcessGroup:
@@ -96,7 +96,7 @@ def receive_while_silenced(_actions: Actions) -> bool:
 
 def restless_loops(_actions: Actions, looks: int = 20) -> int:
     """How many of Gloo's loops have something to do at every look, though nobody communicates: they spin."""
-    busy = set(restless.epolls())
+    busy = set(sockets.epolls())
     for _ in range(looks):
         busy = {epoll for epoll in busy if select.select([epoll], [], [], 0)[0]}
         time.sleep(0.005)

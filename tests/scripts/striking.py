@@ -114,7 +114,7 @@ def place_hooks(striker):
     from torchrelay.protocol.messages.orders import Decide
     from torchrelay.worker.control.standing import Standing
     from torchrelay.worker.process_groups import groups
-    from torchrelay.worker.replacement import arrival
+    from torchrelay.worker.replacement import taking_over
     from torchrelay.worker.step.calls import Calls
     from torchrelay.worker.step.safepoint import Safepoint
     from torchrelay.worker.transfer import transfer
@@ -135,7 +135,7 @@ def place_hooks(striker):
         Safepoint, "_become_ready", "standing",
         lambda safepoint, order: isinstance(order, Decide) and safepoint._standing.halted == order.generation,
     )  # fmt: skip
-    hook(arrival, "decode_record", "catching up")
+    hook(taking_over, "decode_record", "catching up")
     hook(groups, "reconfigure", "reconfigure")
     hook(transfer, "fetch_state", "restore")
     hook(Safepoint, "_say_resumed", "resume")

@@ -16,20 +16,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
-from torchrelay.agent.allegiance import Allegiance
+from torchrelay.agent.allegiance import Allegiance, all_of, write_while_alone
 from torchrelay.agent.links import Links
 from torchrelay.agent.network.network import Network
-from torchrelay.agent.solitude import all_of, write_while_alone
 from torchrelay.agent.uplink import Rejected, Uplink
-from torchrelay.agent.workers.aborts import cause_of
-from torchrelay.agent.workers.environment import base_environment, worker_environment
 from torchrelay.agent.workers.forks import Child, Ended, Fork
-from torchrelay.agent.workers.processes import CannotFork, Processes
+from torchrelay.agent.workers.processes import CannotFork, Processes, base_environment, worker_environment
 from torchrelay.agent.workers.samples import Sampler
 from torchrelay.protocol.health.failure_detector import Beat, Sample
 from torchrelay.protocol.messages.events import Event, WorkerExited, WorkerSeen
 from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder
+from torchrelay.protocol.model.deaths import MISMATCH
 from torchrelay.wire.files.alone import Alone
 from torchrelay.wire.files.launch import Launch
 from torchrelay.wire.files.snapshot_store import snapshot_store_in
@@ -349,3 +347,55 @@ class Agent:
             secret=terms.secret, patience_s=terms.patience_s, logs=str(self.site.logs),
             world_size=terms.spec.world_size, nproc_per_node=terms.spec.nproc_per_node,
         )  # fmt: skip
+
+
+# ---------------------------------------------------------------- what Gloo said before it ended a process
+
+# Gloo aborts in a thread of its own when data of another size comes than it waits for: two ranks make collectives that
+# do not match. Its words, and the stack that `faulthandler` prints behind them, are the last of the rank's log.
+
+LAST = 64 << 10  # bytes of a log that are looked at
+_SIZES = re.compile(r"op\.preamble\.length <= op\.nbytes\. (\d+) vs (\d+)")
+_ABORT = "gloo::EnforceNotMet"
+_FRAME = re.compile(r'File "([^"]+)", line (\d+) in \w+')
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/torchrelay/", "<")
+SIGABRT = 6
+
+
+def cause_of(ended: Ended, logs: list[Path]) -> str:
+    """How a worker ended, in words; with Gloo's reason if that stands in one of these logs."""
+    if ended.signal != SIGABRT:
+        return ended.cause
+    for log in logs:
+        found = mismatch(last_of(log))
+        if found:
+            return f"{ended.cause}: {found}"
+    return ended.cause
+
+
+def last_of(log: Path) -> str:
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - LAST))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def mismatch(text: str) -> str:
+    """What the last abort in a log says of collectives that do not match; empty if it says nothing of that."""
+    _, abort, last = text.rpartition(_ABORT)
+    sizes = _SIZES.search(last) if abort else None
+    if sizes is None:
+        return ""
+    told = f"{MISMATCH}: Gloo ended the process as {sizes[1]} bytes came where it waited for {sizes[2]}"
+    line = line_in(last)
+    return f"{told} ({line})" if line else told
+
+
+def line_in(text: str) -> str:
+    """The innermost line of the script, in the stacks that `faulthandler` has printed."""
+    for name, line in _FRAME.findall(text):
+        if not any(part in name for part in _LIBRARIES):
+            return f"{Path(name).name}:{line}"
+    return ""

@@ -355,7 +355,7 @@ class Ranks(Struct, frozen=True, kw_only=True):
 
 
 class Exclusion(StrEnum):
-    """Why an incident is listed and not counted in the clean ratio. See `orchestrator.views.excluding`."""
+    """Why an incident is listed and not counted in the clean ratio. See `orchestrator.views.views`."""
 
     USER_BUG = "user bug"  # the same exception at the same point, on two workers
     REFUSED = "script refused"  # it does what cannot be protected, and was told so

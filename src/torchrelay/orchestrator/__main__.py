@@ -18,15 +18,17 @@ from pathlib import Path
 from aiohttp import web
 
 from torchrelay.api.endpoint import JOURNAL, LOGS, TOKEN, Endpoint, read_endpoint, write_endpoint
-from torchrelay.orchestrator.core.publishing import publish_rosters
 from torchrelay.orchestrator.core.rules import other_rules
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
-from torchrelay.orchestrator.http.brief import be_brief
-from torchrelay.orchestrator.http.door import Door, Strangers
-from torchrelay.orchestrator.http.freezing import look_for_freezes, watch_freezes
+from torchrelay.orchestrator.http.changes import look_for_freezes, watch_freezes
+from torchrelay.orchestrator.http.door import Door, Strangers, be_brief
 from torchrelay.orchestrator.store.journal import Journal, JournalRefused, JournalUnavailable, Superseded
+from torchrelay.protocol.messages.ids import JobId
+from torchrelay.protocol.model.job import Job
+from torchrelay.protocol.model.state import Cluster
 from torchrelay.schedulers.local import LocalScheduler
+from torchrelay.schedulers.port import Place, Roster, Scheduler, SchedulerError
 from torchrelay.wire.files.descriptors import allow_many
 from torchrelay.wire.files.ownlog import OwnLog
 from torchrelay.wire.trust.trust import TrustError, new_token, read_token, write_token
@@ -175,6 +177,40 @@ async def serve(service: Orchestrator, scheduler: LocalScheduler, run_dir: Path)
         await service.serve()
         for task in beside:
             task.cancel()
+
+
+# ---------------------------------------------------------------- rosters for the scheduler
+
+# Each new roster is written into the scheduler's own record, apart from the path of a recovery.
+
+RETRY_S = 5.0
+
+
+def roster_of(cluster: Cluster, job: Job) -> Roster:
+    """Who holds which rank of a job now."""
+    places = []
+    for rank, seat in sorted(job.seats.items()):
+        worker = None if seat.worker is None else cluster.workers.get(seat.worker)
+        places.append(Place(rank=rank, worker=seat.worker, node=None if worker is None else worker.node))
+    return Roster(job=job.spec.job, generation=job.generation, places=tuple(places))
+
+
+async def publish_rosters(service: Orchestrator, scheduler: Scheduler) -> None:
+    """Publish whatever is new, for ever. A scheduler that cannot take it is asked again: nothing waits for it."""
+    published: dict[JobId, Roster] = {}
+    while True:
+        news = service.news
+        try:
+            for name, job in service.cluster.jobs.items():
+                roster = roster_of(service.cluster, job)
+                if published.get(name) != roster:
+                    await scheduler.publish(roster)
+                    published[name] = roster
+        except (SchedulerError, OSError) as error:
+            log.warning("the roster could not be published: %s", error)
+            await asyncio.sleep(RETRY_S)
+        else:
+            await news.wait()
 
 
 if __name__ == "__main__":

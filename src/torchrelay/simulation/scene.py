@@ -1,4 +1,4 @@
-"""Scene: the whole world, for who strikes it (`faults`) and who judges it (`invariants`, `dating`, `proofs`)."""
+"""Scene: the whole world, for who strikes it (`faults`) and who judges it (`invariants`, `checks`)."""
 
 from __future__ import annotations
 

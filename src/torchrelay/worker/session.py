@@ -15,12 +15,11 @@ from torchrelay.wire.files.page import Page
 from torchrelay.wire.files.snapshot_store import SnapshotStore, snapshot_store_in
 from torchrelay.wire.messages.link import Welcome
 from torchrelay.worker.control.identity import Identity
-from torchrelay.worker.control.link import Link, Reach
+from torchrelay.worker.control.link import Link, Lookout, Reach
 from torchrelay.worker.control.standing import Standing
 from torchrelay.worker.peers import snapshot_upload
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.lanes import Lanes
-from torchrelay.worker.peers.lookout import Lookout
 from torchrelay.worker.peers.rounds import Rounds
 from torchrelay.worker.peers.snapshots import Snapshots
 from torchrelay.worker.process_groups import groups

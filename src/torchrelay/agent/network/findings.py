@@ -1,4 +1,6 @@
-"""Findings: which of a node's paths are at fault, whose fault it is, and when it is over. Pure: times are given.
+"""Findings: which of a node's paths are at fault, whose fault it is, when it is over, and what is told of it.
+
+Pure: times are given. A finding becomes a taint that is asked for (`Register`), and news for people and figures.
 
 A path is found at fault when it is lost for longer than `down_s`, was lost `flaps` times within `window_s`, or has
 carried less than `slow_share` of what it usually does for `slow_s`. Where the fault is:
@@ -18,14 +20,20 @@ was slow, or has flapped, is not taken back before `window_s` is over.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict
 from enum import StrEnum
 from ipaddress import ip_address
 
 from msgspec import Struct, structs
 
 from torchrelay.agent.network.paths import FORMER, IN_USE, LOCAL, Flap, Link, LinkId, LinkState, Paths
+from torchrelay.protocol.messages.events import Event, TaintCleared, TaintSet
+from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.files.launch import PathLimits
+from torchrelay.wire.messages.pathnews import SOURCE, FindingNews, LinkNews, NetworkNews, PathNews
 
 
 class Kind(StrEnum):
@@ -286,3 +294,150 @@ def span(seconds: float) -> str:
     if seconds == 3600:
         return "an hour"
     return f"{seconds / 60:.0f} min" if seconds >= 120 and seconds % 60 == 0 else f"{seconds:g} s"
+
+
+# ---------------------------------------------------------------- what people are told of it
+
+
+def tell_paths(judge: Judge, now: float, taint_of: Callable[[str], str]) -> NetworkNews:
+    """All paths, links and findings. `taint_of`: the key of the taint that lies for a path, by its local address."""
+    by_path: dict[str, list[Link]] = {}
+    for link in judge.paths.links.values():
+        by_path.setdefault(link.local, []).append(link)
+    numbers = {local: min(link.path for link in links) for local, links in by_path.items()}  # processes may differ
+    found = tuple(
+        PathNews(
+            path=numbers[local], interface=next((link.interface for link in links if link.interface), ""), local=local,
+            links=tuple(tell_link(judge, link, now) for link in sorted(links, key=lambda one: one.remote)),
+            finding=tell_finding(judge, local, now, taint_of(local)),
+        )
+        for local, links in sorted(by_path.items(), key=lambda one: (numbers[one[0]], one[0]))
+    )  # fmt: skip
+    return NetworkNews(paths=found, processes=len(judge.paths.processes), left_out=judge.paths.left_out)
+
+
+def tell_link(judge: Judge, link: Link, now: float) -> LinkNews:
+    sent, received = judge.paths.link_rates.last(link.id)
+    words = link.words.values()
+    return LinkNews(
+        remote=link.remote, state=str(link.state), state_s=max(0.0, now - link.since), reason=link.reason,
+        live=sum(word.live for word in words), round_trip_us=max((word.round_trip_us for word in words), default=0),
+        flaps=len(link.flaps), sent_rate=sent, received_rate=received, **asdict(link.totals),
+    )  # fmt: skip
+
+
+def tell_finding(judge: Judge, local: str, now: float, taint: str) -> FindingNews | None:
+    finding = judge.findings.get(local)
+    if finding is None:
+        return None
+    return FindingNews(
+        kind=str(finding.kind), where=str(finding.where), evidence=finding.evidence, for_s=now - finding.since,
+        taint=taint,
+    )  # fmt: skip
+
+
+# ---------------------------------------------------------------- which taints are asked for
+
+# A taint is asked for with the finding that it follows from, and lifted when there is none any more. One that somebody
+# else has set on the same place under the same key is left alone, by the protocol (`yields`).
+
+logger = logging.getLogger(__name__)
+
+KEY = "network/"  # the path's name follows
+_UNSAFE = re.compile(r"[^A-Za-z0-9._-]")
+
+
+class Held(Struct, frozen=True, kw_only=True):
+    """A taint that we have asked for. `told`: the last word on it is in the journal; `over`: that word is its end."""
+
+    local: str  # the path, as its local address
+    slot: int | None  # None: the whole node
+    key: str
+    value: str
+    reason: str
+    told: bool = False
+    over: bool = False
+
+
+class Register:
+    """All taints that a node's agent has asked for, and that are not over.
+
+    `places_of`: the slots that a finding concerns, or None for the whole node. `tell` is called with each event.
+    """
+
+    def __init__(
+        self, node: NodeId, *, places_of: Callable[[Finding], tuple[int | None, ...]], tell: Callable[[Event], None]
+    ) -> None:
+        self.held: tuple[Held, ...] = ()
+        self._node = node
+        self._places_of = places_of
+        self._tell = tell
+
+    def follow(self, findings: Iterable[Finding], names: dict[str, str]) -> None:
+        """Ask for what follows from the findings, and lift what follows from none. `names`: of the paths."""
+        ours = {finding.local: finding for finding in findings if finding.ours}
+        for held in [held for held in self.held if not held.over]:
+            finding = ours.get(held.local)
+            if finding is None:
+                self._put(structs.replace(held, told=False, over=True))
+            elif finding.kind != held.value:
+                self._put(structs.replace(held, value=str(finding.kind), reason=finding.evidence, told=False))
+        known = {held.local for held in self.held if not held.over}
+        for local in sorted(ours.keys() - known):
+            finding = ours[local]
+            key = KEY + _UNSAFE.sub("-", names[local])
+            if any(held.key == key and not held.over for held in self.held):  # another path of that name
+                key = KEY + _UNSAFE.sub("-", local)
+            for slot in self._places_of(finding):
+                reason = finding.evidence
+                self._put(Held(local=local, slot=slot, key=key, value=str(finding.kind), reason=reason))
+
+    def go_on(self, held: Iterable[Held]) -> None:
+        """Those that an agent before this one has asked for; what may not have been heard is said again."""
+        self.held = tuple(held)
+        for each in self.held:
+            if not each.told:
+                self._say(each)
+
+    def compare(self, lying: Iterable[tuple[int | None, str]]) -> None:
+        """Lift those of the taints that lie on our node, by slot and key, of which nothing is known here.
+
+        The agent that asked for them has left no memory: its machine was started anew, or its folder is gone. Whoever
+        finds the path at fault again says so again.
+        """
+        known = {(held.slot, held.key) for held in self.held}
+        for slot, key in lying:
+            if (slot, key) not in known:
+                logger.warning("%s was set by an agent before this one, and nothing is known of it any more", key)
+                self._put(Held(local="", slot=slot, key=key, value="", reason="", over=True))
+
+    def acked(self, event: Event) -> None:
+        """An event of ours is in the journal. What is over, and told, is forgotten."""
+        if isinstance(event, TaintSet | TaintCleared):
+            over = isinstance(event, TaintCleared)
+            meant = [held for held in self.held if (held.slot, held.key, held.over) == (event.slot, event.key, over)]
+            rest = tuple(held for held in self.held if held not in meant)
+            self.held = rest if over else rest + tuple(structs.replace(held, told=True) for held in meant)
+
+    def key_of(self, local: str) -> str:
+        """The key of the taint that lies for a path; empty if none does."""
+        return next((held.key for held in self.held if held.local == local and not held.over), "")
+
+    def _put(self, after: Held) -> None:
+        """In place of what was said of the same taint before."""
+        rest = tuple(held for held in self.held if (held.slot, held.key) != (after.slot, after.key))
+        self.held = (*rest, after)
+        self._say(after)
+
+    def _say(self, held: Held) -> None:
+        if held.over:
+            logger.warning("%s is lifted", held.key)
+            self._tell(TaintCleared(node=self._node, slot=held.slot, key=held.key, source=SOURCE, yields=True))
+            return
+        logger.warning("%s is %s: %s", held.key, held.value, held.reason)
+        self._tell(
+            TaintSet(
+                node=self._node, slot=held.slot, key=held.key, value=held.value, reason=held.reason, source=SOURCE,
+                yields=True,
+            )
+        )  # fmt: skip

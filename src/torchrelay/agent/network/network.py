@@ -2,7 +2,7 @@
 
 Reports arrive on a datagram socket, pages of figures lie in a folder; both are in the node's folder, which is open to
 nobody else. Only processes that our forkserver has started, or their children, are heard: the kernel says who sent a
-report. Everything else is dropped and counted, once it is certain that it is none of theirs (`unclaimed`). The kernel
+report. Everything else is dropped and counted, once it is certain that it is none of theirs (`Unclaimed`). The kernel
 keeps but a few datagrams (ten, if nobody has changed it) for us, so of many reports at once some get lost: what they
 tell the pages tell, too, half a second later.
 
@@ -25,18 +25,15 @@ import stat
 import struct
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
 from msgspec import Struct, structs
 
-from torchrelay.agent.network.findings import Finding, Judge, Memory
-from torchrelay.agent.network.held import Held, Register
-from torchrelay.agent.network.news import tell_paths
-from torchrelay.agent.network.paths import Link, LinkState
+from torchrelay.agent.network.findings import Finding, Held, Judge, Memory, Register, tell_paths
+from torchrelay.agent.network.paths import Link, LinkState, reaches
 from torchrelay.agent.network.ports import SYSFS, PortMemory, Ports, read_ports
-from torchrelay.agent.network.probing import reaches
-from torchrelay.agent.network.unclaimed import Said, Unclaimed
 from torchrelay.protocol.messages.events import Event
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.files.launch import PathLimits
@@ -417,3 +414,65 @@ def complain(times: int, what: str) -> None:
     """Say it when it has happened 1, 2, 4, 8, ... times: whoever does it may do it for ever."""
     if times & (times - 1) == 0:
         logger.warning("dropped: %s%s", what, f" ({times} so far)" if times > 1 else "")
+
+
+# ---------------------------------------------------------------- what is said before we are told whose it is
+
+# A worker runs as soon as it is forked. That it was forked is told to the agent on another socket, and an agent that
+# had to wait for a processor may read the two in either order. So what nobody knows is not dropped before it has lain
+# here from one look to the next but one; what a process has said is taken in the order in which it was said.
+
+MOST = 64  # reports that are kept: strangers must not fill our memory
+
+
+@dataclass(frozen=True)
+class Said:
+    """One datagram.
+
+    pid, user   who has sent it, as the kernel says
+    cut         it was longer than what is read of it
+    at          when it came, in seconds of this machine's monotonic clock
+    """
+
+    data: bytes
+    pid: int
+    user: int
+    cut: bool
+    at: float
+
+
+class Unclaimed:
+    """Reports, and process ids of pages, that have not been claimed yet."""
+
+    def __init__(self) -> None:
+        self._before: list[Said] = []  # here since before the last look
+        self._since: list[Said] = []
+        self._pages: set[int] = set()
+
+    def keep(self, said: Said) -> bool:
+        """Whether there was room for it."""
+        if len(self._before) + len(self._since) >= MOST:
+            return False
+        self._since.append(said)
+        return True
+
+    def claim(self, pid: int) -> list[Said]:
+        """Those of a process that is known by now, in their order."""
+        mine = [said for said in (*self._before, *self._since) if said.pid == pid]
+        if mine:
+            self._before = [said for said in self._before if said.pid != pid]
+            self._since = [said for said in self._since if said.pid != pid]
+        return mine
+
+    def look(self, known: Callable[[int], bool]) -> tuple[list[Said], list[Said]]:
+        """Of a look at all: the reports of processes that are known by now, and those that were kept long enough."""
+        pids = dict.fromkeys(said.pid for said in (*self._before, *self._since))
+        claimed = [said for pid in pids if known(pid) for said in self.claim(pid)]
+        overdue, self._before, self._since = self._before, self._since, []
+        return claimed, overdue
+
+    def pages(self, unknown: set[int]) -> set[int]:
+        """Of the process ids of unknown pages in this look: those that were unknown in the last one, too."""
+        overdue = unknown & self._pages
+        self._pages = unknown
+        return overdue

@@ -1,4 +1,4 @@
-"""Paths: what the processes of a node say of its network paths, put together. Pure: no socket, clock or thread.
+"""Paths: what the processes of a node say of its network paths, put together. Pure but for `reaches`.
 
 A path is one of the node's addresses; a link is a path and an address of a peer. Of a link each process that uses it
 has a word: by its reports, which come at once and may get lost, and by its page, which is read now and then. The newer
@@ -13,9 +13,12 @@ All times are seconds of one clock that never goes back.
 
 from __future__ import annotations
 
+import asyncio
+import socket
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from ipaddress import ip_address
 
 from torchrelay.agent.network.rates import Rates
 from torchrelay.wire.messages.netreport import MOST_COUNTED, NetPage, Report, Row, RowState
@@ -419,3 +422,42 @@ class Paths:
 def us_of(report: Report) -> int:
     """When a report was made, in us since 1970."""
     return int(report.ts * 1e6)
+
+
+# ---------------------------------------------------------------- whether an address can be reached
+
+# A TCP connection is tried, from the path's own address and through its interface. Whatever comes back shows that the
+# way is there in both directions: also that nobody listens. Nothing back, or no such address here, shows that it is
+# not.
+
+PROBE_S = 1.0  # how long an answer may take
+
+
+async def reaches(local: str, remote: str, port: int, interface: str = "", within_s: float = PROBE_S) -> bool:
+    """Whether anything at `remote` answers what comes from `local`. Never raises for what an address may be."""
+    try:
+        family = socket.AF_INET6 if ip_address(local).version == 6 else socket.AF_INET
+        ip_address(remote)  # a name would be looked up
+    except ValueError:
+        return False
+    with socket.socket(family, socket.SOCK_STREAM) as probe:
+        probe.setblocking(False)
+        try:
+            through(probe, interface)
+            probe.bind((local, 0))
+            async with asyncio.timeout(within_s):
+                await asyncio.get_running_loop().sock_connect(probe, (remote, port))
+        except (ConnectionRefusedError, ConnectionResetError):
+            return True
+        except (OSError, TimeoutError):
+            return False
+        return True
+
+
+def through(probe: socket.socket, interface: str) -> None:
+    """Leave by this interface only, not by whichever has a route, where the kernel lets us (Linux 5.7 lets anybody)."""
+    if interface:
+        try:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, interface.encode() + b"\0")
+        except PermissionError:
+            pass  # the own address has to do

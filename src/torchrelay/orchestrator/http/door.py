@@ -1,4 +1,6 @@
-"""Door: the TCP port of the orchestrator. Whoever connects is a stranger until a request has brought the token.
+"""Door: the TCP port of the orchestrator, and what is logged of those who come to it.
+
+Whoever connects is a stranger until a request has brought the token.
 
 Anybody on the machine can connect. Strangers are few at a time, the oldest makes room for the next, and none stays
 longer than a moment: no crowd of them takes the descriptors that agents and operators need, or fills the log.
@@ -10,6 +12,7 @@ import asyncio
 import errno
 import logging
 import socket
+import time
 from collections.abc import Callable
 
 log = logging.getLogger("torchrelay.orchestrator")
@@ -127,3 +130,60 @@ class Door:
             return
         log.warning("%s: %d were closed so far", what, self.strangers.shown_out)
         self._complained_s = now_s
+
+
+# ---------------------------------------------------------------- what libraries log of it
+
+# What libraries log of single requests costs a short line each, and so many lines in a minute at most.
+#
+# A peer without a token can make them log as often as it likes: with a traceback, and with all that it has sent.
+
+SOURCES = ("aiohttp.server", "aiohttp.web", "aiohttp.websocket", "aiohttp.internal", "asyncio")
+LONGEST = 200  # characters of a line
+TRACE = 4_000  # characters of the trace of an error that is our own, from its end
+MOST, WITHIN_S = 20, 60.0
+
+
+class Brief(logging.Filter):
+    """For the loggers of libraries. `clock` in seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        super().__init__()
+        self._clock = clock
+        self._begun_s = -WITHIN_S
+        self._said = 0
+        self._left_out = 0
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        now_s = self._clock()
+        if now_s - self._begun_s >= WITHIN_S:
+            self._begun_s, self._said = now_s, 0
+        if self._said >= MOST:
+            self._left_out += 1
+            return False
+        self._said += 1
+        text = one_line(record)
+        if self._left_out:
+            text += f" ({self._left_out} lines like this were left out before)"
+            self._left_out = 0
+        record.msg, record.args, record.exc_info, record.exc_text = text, None, None, None
+        return True
+
+
+def one_line(record: logging.LogRecord) -> str:
+    """What it says, and the error that it tells of; of an error of ours its trace, too."""
+    error = record.exc_info[1] if isinstance(record.exc_info, tuple) else None
+    text = ascii(record.getMessage())[1:-1]
+    if error is not None:
+        text += f": {type(error).__name__}: {ascii(str(error))[1:-1]}"
+    text = text[:LONGEST]
+    if error is not None and record.exc_info and not type(error).__module__.startswith("aiohttp"):
+        text += "\n" + logging.Formatter().formatException(record.exc_info)[-TRACE:]
+    return text
+
+
+def be_brief() -> None:
+    """From now on, in this process."""
+    brief = Brief()
+    for name in SOURCES:
+        logging.getLogger(name).addFilter(brief)

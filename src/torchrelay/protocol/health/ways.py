@@ -10,7 +10,7 @@ So it is certain that nobody gets on any more if, after the same point,
     two wait in the collective of the same number in one group, and one calls it barrier, the other all_reduce
 
 None of that is judged before both have stood for a while: then both places are known, too. A worker tells of its place
-when it stands (`lookout`): its line, and which collective it is in, as Python's stack shows it. What goes from
+when it stands (`Lookout`): its line, and which collective it is in, as Python's stack shows it. What goes from
 one rank to another (send, recv) proves nothing of third ones, and is left out.
 """
 

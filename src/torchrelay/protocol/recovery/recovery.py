@@ -23,8 +23,8 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.boundary import finish_move, halting, quiescing, release_outgoing_workers, releasing
 from torchrelay.protocol.placement.policy import DYING_MS, choose_sources, choose_target, judge_report
-from torchrelay.protocol.recovery.acquiring import acquire
 from torchrelay.protocol.recovery.ending import fall_back, interrupt, lose, start_again
+from torchrelay.protocol.recovery.placing import acquire
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
     keepers_of,

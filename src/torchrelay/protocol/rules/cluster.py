@@ -6,13 +6,13 @@ generation, and only once; whoever repeats an answer changes nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
 from torchrelay.protocol.health.ways import MATCHING
 from torchrelay.protocol.messages import events as ev
-from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
+from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Order
 from torchrelay.protocol.model.deaths import MISMATCH, death_of, remembered, twice
 from torchrelay.protocol.model.incident import Fault, Mark
@@ -46,11 +46,10 @@ from torchrelay.protocol.recovery.recovery import progress
 from torchrelay.protocol.recovery.requests import move_asked, move_withdrawn
 from torchrelay.protocol.recovery.rollback import forget_kept, note_kept
 from torchrelay.protocol.recovery.sharing import is_shared, note_cramped, out_of_memory
-from torchrelay.protocol.rules import answers, passing_time, stopping
+from torchrelay.protocol.rules import answers, stopping
 from torchrelay.protocol.rules.differing import replicas_differ
 from torchrelay.protocol.rules.migration import migrate, worker_prepared
 from torchrelay.protocol.rules.speech import standing_orders
-from torchrelay.protocol.rules.strangers import gone, meet, recount
 
 EMPTY = Cluster()
 OWN_ERROR = "the script's own error"
@@ -330,6 +329,54 @@ def once_recorded(cluster: Cluster, event: ev.OnceRecorded) -> Cluster:
     return cluster.with_job(replace(job, once=job.once.put(key, event.value)))
 
 
+# ---------------------------------------------------------------- time that went by, or was left out
+
+
+def tick(cluster: Cluster, event: ev.Tick) -> Cluster:
+    """Only time passed: what is due is done by `settle`."""
+    del event
+    return cluster
+
+
+def time_left_out(cluster: Cluster, event: ev.TimeLeftOut) -> Cluster:
+    """For the ledger only. No deadline hears of it."""
+    jobs = cluster.jobs.items()
+    later = Table((name, replace(job, left_out_ms=job.left_out_ms + event.ms)) for name, job in jobs)
+    return replace(cluster, jobs=later)
+
+
+# ---------------------------------------------------------------- workers that are not known here
+
+# Strays are fenced; foreign ones are let be.
+#
+# A stray is of a known job: its node was lost and came back, or its job is over. A foreign one is of a job that nobody
+# here has heard of: the journal that knows it was lost, or is another orchestrator's. It is never fenced.
+
+
+def meet(cluster: Cluster, worker: WorkerId, job: JobId | None, place: tuple[NodeId, int]) -> Cluster:
+    """An unknown worker runs there."""
+    if worker in cluster.strays:
+        return cluster
+    if job in cluster.jobs:
+        foreign = cluster.foreign.drop(worker)
+        return replace(cluster, strays=cluster.strays.put(worker, place), foreign=foreign)
+    return replace(cluster, foreign=cluster.foreign.put(worker, place))
+
+
+def recount(cluster: Cluster, node: NodeId, alive: Collection[WorkerId]) -> Cluster:
+    """An agent has told who lives on its node: strangers that it does not name are gone."""
+    strays, foreign = (
+        Table((name, place) for name, place in known.items() if place[0] != node or name in alive)
+        for known in (cluster.strays, cluster.foreign)
+    )
+    return replace(cluster, strays=strays, foreign=foreign)
+
+
+def gone(cluster: Cluster, worker: WorkerId) -> Cluster:
+    """A stranger has ended."""
+    return replace(cluster, strays=cluster.strays.drop(worker), foreign=cluster.foreign.drop(worker))
+
+
 # ---------------------------------------------------------------- the table and the door
 
 RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
@@ -355,8 +402,8 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
     ev.WorkerHung: worker_hung,
     ev.PointCommitted: point_committed,
     ev.OnceRecorded: once_recorded,
-    ev.Tick: passing_time.tick,
-    ev.TimeLeftOut: passing_time.time_left_out,
+    ev.Tick: tick,
+    ev.TimeLeftOut: time_left_out,
     ev.WorkerReported: answers.worker_reported,
     ev.WorkerReady: answers.worker_ready,
     ev.RecordKept: answers.record_kept,

@@ -21,8 +21,7 @@ from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, R
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import Move, MoveState, Request
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.simulation.judge.together import check_together
-from torchrelay.simulation.judge.violation import Violation
+from torchrelay.simulation.judge.checks import Violation, check_together
 from torchrelay.simulation.machine.machines import Machine
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.causes import Cause

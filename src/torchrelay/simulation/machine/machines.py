@@ -166,7 +166,7 @@ class Agent:
             self.connection.up(self._deliver, self.connection, seq, *self.kept[seq])
 
     def _deliver(self, connection: Connection, seq: int, event: ev.Event, at_ms: int) -> None:
-        """It is read. How old it is by then, the two ends find out: see `orchestrator.core.lateness`."""
+        """It is read. How old it is by then, the two ends find out: see `orchestrator.core.agents`."""
         if self.shell.hear_agent(connection, ev.aged(event, self.world.now - at_ms)):
             connection.down(self.hear_ack, seq)
 

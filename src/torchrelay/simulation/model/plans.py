@@ -15,7 +15,19 @@ from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.protocol.messages.ids import JobId, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.simulation.model.script import Script, ScriptError
-from torchrelay.simulation.model.weather import Weather
+
+
+@dataclass(frozen=True)
+class Weather:
+    """How messages travel. Times in ms, chances from 0 to 1."""
+
+    latency_ms: tuple[int, int] = (1, 3)
+    late: float = 0.0  # chance that a message takes up to late_ms
+    late_ms: int = 600
+    lost: float = 0.0
+    doubled: float = 0.0
+    reordered: bool = False
+
 
 JOB = JobId("job")
 STEP, SECTION = WorkerPhase.COMPUTING, WorkerPhase.SECTION

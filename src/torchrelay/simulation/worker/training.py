@@ -14,10 +14,9 @@ from torchrelay.protocol.messages.ids import START, Generation, Point, Rank, Wor
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.life import Exit, Main, Wait
 from torchrelay.simulation.ports import Kind, Members, Peers, Worker
-from torchrelay.simulation.worker.replicas import Differing, Replicas
 from torchrelay.simulation.worker.safepoint import PASSED, Safepoint
 from torchrelay.simulation.worker.shots import Shots
-from torchrelay.simulation.worker.wiring import Broken
+from torchrelay.simulation.worker.wiring import Broken, Differing, Replicas
 
 
 class ScriptFailed(Exception):

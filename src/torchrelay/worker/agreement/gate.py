@@ -1,5 +1,7 @@
 """Gate: the commit. All ranks tell one another that they have come, just before the update of a step.
 
+An `Attempt` comes to it, and what follows it is looked at by `Afterwards`.
+
 Its completion on any rank means that every rank had entered it, so that every rank holds final gradients. On the CPU it
 goes over lanes (`rounds`); on a GPU it is an all-reduce of four bytes, which the device does behind all its reductions.
 
@@ -12,7 +14,7 @@ With ranks on several nodes, private records go to buddies before it: see `buddi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Protocol
 
 import torch
@@ -20,10 +22,13 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from torchrelay.errors import RefusedError, StepInterrupted
+from torchrelay.protocol.health.wait_for_graph import DEFAULT
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.worker.agreement.blame import tell_failed
+from torchrelay.worker.data import cursor as places
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.session import Session
+from torchrelay.worker.state import random_state
 
 MARKS = 1 << 16
 LACKS = 1_000_003  # is added by a rank that lacks its snapshot: odd, so that how many did can be told from any sum
@@ -169,3 +174,71 @@ def how_many_lack(total: int, mark: int, size: int) -> int | None:
     """How many ranks have added `LACKS` to their mark; None if they are at different calls. int32 sums wrap around."""
     count = (total - mark * size) * _UNDONE % WORDS
     return count if count <= size else None
+
+
+# ---------------------------------------------------------------- before and behind it
+
+
+class Attempt:
+    """One run of a call's function, from its entry until it is committed or cut short."""
+
+    __slots__ = ("call", "compares", "gathered", "given", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
+
+    def __init__(self, kind: str, pending: Point, rng: random_state.Seen, given: Callable[[], bytes] = bytes) -> None:
+        self.kind = kind
+        self.given = given  # tells what the call is made with
+        self.pending = pending  # the point that it is to commit
+        self.rng = rng  # at the entry
+        self.compares = False  # replicas compare what they hold, in its gate
+        self.rng_at_gate: random_state.Seen | None = None
+        self.private = b""  # the private state at the gate, as it was kept
+        self.passed = False
+        self.call: places.Call | None = None
+        self.gathered = False  # ZeRO's parameters, behind the gate
+
+
+def do_all(steps: Sequence[Callable[[], None]]) -> None:
+    """One after the other, as all ranks do."""
+    for step in steps:
+        step()
+
+
+# ---------------------------------------------------------------- after the gate
+
+# Nothing but local work may follow the gate of a step, as it is not repeated and nobody helps with it.
+#
+# What a step has begun in its groups after its gate is compared with what it had begun there. In the default group one
+# time is enough. In other groups also the script's own threads may communicate (a checkpoint that is written in the
+# background does), at any time: there it counts if the step does it every time that it is looked at.
+
+
+class Afterwards:
+    """What this worker's steps begin after their gates."""
+
+    def __init__(self, repeatable: frozenset[int] = frozenset()) -> None:
+        """`repeatable`: keys of groups whose collectives after the gate can be repeated, and so are let be."""
+        self._repeatable = repeatable
+        self._at_gate: dict[int, int] = {}
+        self._before: frozenset[int] | None = None  # the groups in which the step that was looked at last communicated
+
+    def note(self) -> None:
+        """At the gate of a step that is to be looked at."""
+        self._at_gate = _begun()
+
+    def excuse(self, act: Callable[[], None]) -> None:
+        """What `act` begins after the gate does not count: it can be repeated, and will be if it is cut."""
+        before = _begun()
+        act()
+        for key, begun in _begun().items():
+            self._at_gate[key] = self._at_gate.get(key, 0) + begun - before.get(key, 0)
+
+    def found(self) -> bool:
+        """At the end of that step: whether it communicates after its gate."""
+        now = _begun()
+        moved = frozenset(key for key, begun in now.items() if begun != self._at_gate.get(key, 0)) - self._repeatable
+        before, self._before = self._before, moved
+        return DEFAULT in moved or bool(before and before & moved)
+
+
+def _begun() -> dict[int, int]:
+    return {DEFAULT: groups.collectives(), **dict(groups.begun_elsewhere() or ())}

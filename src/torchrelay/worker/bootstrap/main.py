@@ -1,6 +1,7 @@
 """Main: what a worker process does, from its fork to its end.
 
-link up, rehearse
+link up, rehearse        a spare has the costs of a first time behind itself
+first random state       alike in all workers, until the rank is known
 run the script           it waits for its rank where it asks for it: now a spare is warm
 end                      stand at the last safepoint, serve the state until all ranks may leave
 """
@@ -9,29 +10,43 @@ from __future__ import annotations
 
 import atexit
 import faulthandler
+import gc
+import hashlib
 import logging
 import os
+import random
 import sys
 import threading
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
+
+import numpy.random  # noqa: F401  its generator is part of the random state from the start, seeded or not
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 import torchrelay
 from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.messages.events import WorkerFinished, WorkerWarm
 from torchrelay.protocol.messages.ids import Generation, WorkerPhase
 from torchrelay.protocol.messages.orders import Leave
+from torchrelay.wire.files.launch import UNPROTECTED
 from torchrelay.worker.agreement.blame import kind_of, line_of, print_for_people, tell_failed, tell_raised
-from torchrelay.worker.bootstrap import forked, loaded, rehearsal, unprotected, wiring
-from torchrelay.worker.bootstrap.entropy import Entropy
+from torchrelay.worker.bootstrap import loaded, wiring
 from torchrelay.worker.bootstrap.run import Joining
+from torchrelay.worker.bootstrap.wiring import destroy_really
 from torchrelay.worker.control.link import EXIT_DEFECT, NotWelcome
 from torchrelay.worker.control.standing import OrdersStayedAway
 from torchrelay.worker.parallel import ddp
 from torchrelay.worker.process_groups import groups
+from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.session import Session, open_session
 from torchrelay.worker.source import program, script  # fmt: skip
+from torchrelay.worker.state import random_state
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors import values
 
 EXIT_RAISED = 1
 EXIT_AWAY = 92
@@ -49,7 +64,7 @@ def run_worker() -> None:
     """Run `sys.argv` as a worker. Called once, in a fresh child of the agent's forkserver."""
     faulthandler.enable()
     keep_logging_apart()
-    forked.leave_garbage_alone()
+    leave_garbage_alone()
     argv = list(sys.argv)
     try:
         session = open_session(os.environ)
@@ -57,10 +72,10 @@ def run_worker() -> None:
         print(f"torchrelay: {error}", file=sys.stderr, flush=True)
         os._exit(EXIT_CANNOT_START)
     session.program = program.begin(os.environ)
-    rehearsal.rehearse()
+    rehearse()
     entropy = Entropy(session.welcome.secret)
     joining = Joining(session)
-    unprotected.watch(lambda: joining.calls is not None, lambda: session.identity.known and session.rank == 0)
+    tell_unprotected(lambda: joining.calls is not None, lambda: session.identity.known and session.rank == 0)
     torchrelay._protect, torchrelay._once = joining.protect, session.once_by_call
     wiring.install(session)
     loaded.install()
@@ -212,3 +227,156 @@ def leave(code: int) -> NoReturn:
         except OSError:
             pass  # the disk under the log is full: that must not keep anybody waiting
     os._exit(code)
+
+
+# ---------------------------------------------------------------- a script that has not joined
+
+
+def tell_unprotected(joined: Callable[[], bool], speaks: Callable[[], bool]) -> None:
+    """A script that takes an optimizer step and has not joined is told so at once, and not only at its end.
+
+    `speaks`: whether this worker's rank is known, and is the one that tells."""
+    told = False
+
+    def look(*_: Any) -> None:
+        nonlocal told
+        if told or joined() or not speaks():
+            return
+        told = True
+        print(UNPROTECTED, file=sys.stderr, flush=True)
+
+    register_optimizer_step_pre_hook(look)
+
+
+# ---------------------------------------------------------------- children that the script forks
+
+# They (a DataLoader's workers) leave their parent's garbage alone.
+#
+# A child has only the thread that forked it. To destroy what other threads served, a dropped process group of Gloo for
+# one, is to wait for these threads for ever. Garbage that the parent has not collected yet would be collected by its
+# children, too: whenever they happen to.
+
+_collected: list[bool] = []  # for each fork under way: whether garbage was collected before it
+
+
+def leave_garbage_alone() -> None:
+    """From now on, children of this process never collect what was there when they were forked. Called once.
+
+    No garbage is collected around the fork, either: what others do in the child before us makes objects, too.
+    """
+    os.register_at_fork(before=_rest, after_in_parent=_go_on, after_in_child=_freeze)
+
+
+def _rest() -> None:
+    _collected.append(gc.isenabled())
+    gc.disable()
+
+
+def _go_on() -> None:
+    if _collected.pop():
+        gc.enable()
+
+
+def _freeze() -> None:
+    gc.freeze()
+    if any(_collected):  # another thread may have been about to fork: its end does not come here
+        gc.enable()
+    _collected.clear()
+
+
+# ---------------------------------------------------------------- rehearsal
+
+# A tiny training step, so that a spare has the costs of a first time behind itself.
+#
+# First uses are slow: autograd's machinery, optimizers (they import a compiler), DDP's reducer. Afterwards everything
+# is as it was: no process group, and the random state put back.
+
+
+def rehearse() -> None:
+    """Go through a step of everything once."""
+    rng = random_state.capture()
+    groups.method()  # loads the compiled extension, if there is one
+    groups.init_replacement("gloo", rank=0, world_size=2)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            _train()
+    finally:
+        destroy_really()
+        gc.collect()  # what was rehearsed with must not be taken for the script's
+        random_state.restore(rng)
+
+
+def _train() -> None:
+    model = DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.5)))
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = State(model, optimizer)
+    redo = Redo(state)
+    for _ in range(2):
+        redo.mark()
+        redo.probe_entry()
+        optimizer.zero_grad()
+        with model.no_sync():  # the pretended backend cannot reduce gradients
+            loss = model(torch.ones(2, 4)).square().mean()
+            loss.backward()
+        redo.probe_gate()
+        optimizer.step()
+        values.decode(values.encode(loss, "loss"))
+    for wrapper, layout in zip(state.ddps(), state.ddp_layouts(), strict=True):
+        ddp.renew(wrapper, layout)
+    state.receive(state.manifest()[0])
+    state.digest()
+
+
+# ---------------------------------------------------------------- the first random state
+
+# That with which an unseeded script begins belongs to the rank, not to the process.
+#
+# Whoever takes a rank over draws the same: an unseeded `random_split` gives it the data of its predecessor. Before the
+# rank is known all workers of a job begin alike. When it is known, what nobody has touched since gets a seed of the
+# rank: as under torchrun, ranks draw differently. What the script has seeded, or drawn from, stays as it is.
+
+BYTES = 8
+
+
+class Entropy:
+    """Of one worker: torch's generator for the CPU, Python's and NumPy's."""
+
+    def __init__(self, secret: bytes) -> None:
+        """Seed all three alike in all workers of a job. `secret`: the job's, so that two jobs draw differently."""
+        self._secret = secret
+        self._seed_all("a worker")
+        self._first = self._states()
+
+    def belong_to(self, rank: int) -> None:
+        """The rank is known: give it its own first state, where nothing has been drawn or seeded since."""
+        now = self._states()
+        for name, state in self._first.items():
+            if now.get(name) == state:
+                self._seed(name, f"rank {rank}")
+
+    def _seed_all(self, whose: str) -> None:
+        for name in ("torch", "python", "numpy"):
+            self._seed(name, whose)
+
+    def _seed(self, name: str, whose: str) -> None:
+        told = hashlib.sha256(self._secret + f"|first random state|{name}|{whose}".encode()).digest()
+        seed = int.from_bytes(told[:BYTES], "big")
+        numpy = sys.modules.get("numpy")
+        if name == "torch":
+            torch.default_generator.manual_seed(seed)
+        elif name == "python":
+            random.seed(seed)
+        elif numpy is not None:
+            numpy.random.seed(seed & 0xFFFFFFFF)
+
+    def _states(self) -> dict[str, Any]:
+        states: dict[str, Any] = {
+            "torch": bytes(torch.default_generator.get_state().numpy()),
+            "python": random.getstate(),
+        }
+        numpy = sys.modules.get("numpy")
+        if numpy is not None:
+            kind, keys, *rest = numpy.random.get_state()
+            states["numpy"] = (kind, bytes(keys), *rest)
+        return states

@@ -13,14 +13,14 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.messages.orders import Assign
 from torchrelay.wire.files import output
-from torchrelay.worker.control import devices
 
 # The variables that tell ranks apart, and what is known with them only.
 NAMES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "TORCHELASTIC_RESTART_COUNT")
@@ -89,7 +89,7 @@ class Identity:
         with self._telling:
             if not self._told:
                 values = environment_of(order)
-                values |= devices.arrange(os.environ, order.local_rank, int(values["LOCAL_RANK"]))
+                values |= arrange(os.environ, order.local_rank, int(values["LOCAL_RANK"]))
                 tell_environment(values)
                 self._told = True
                 self.told(order)
@@ -217,3 +217,40 @@ def _make_plain() -> None:
 
 # A child has no control thread that could bring it a rank: it sees the environment as it is.
 os.register_at_fork(after_in_child=_make_plain)
+
+
+# ---------------------------------------------------------------- its device
+
+# A rank keeps its LOCAL_RANK wherever it goes, and finds the device of its slot under it.
+#
+# Scripts say `cuda:LOCAL_RANK`, and expect it below LOCAL_WORLD_SIZE. So in the list of visible devices the one of the
+# slot changes places with the one at LOCAL_RANK, before CUDA is initialised. All devices stay visible.
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+def arrange(env: Mapping[str, str], slot: int, local_rank: int) -> dict[str, str]:
+    """What is to be set so that index `local_rank` is the device of `slot`; nothing if it is, or has no device.
+
+    Raises `RefusedError` if the script has used CUDA before it asked for its rank.
+    """
+    if slot == local_rank:
+        return {}
+    devices = [name.strip() for name in env[VISIBLE].split(",")] if VISIBLE in env else count()
+    if max(slot, local_rank) >= len(devices):
+        return {}
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_initialized():
+        raise RefusedError(
+            f"local rank {local_rank} has come to slot {slot}, and its script had used CUDA before it asked for its "
+            "rank: the slot's device cannot be arranged for it any more",
+            "read RANK or call init_process_group before CUDA is used",
+        )
+    devices[slot], devices[local_rank] = devices[local_rank], devices[slot]
+    return {VISIBLE: ",".join(devices)}
+
+
+def count() -> list[str]:
+    """The devices of this machine by their numbers. Does not initialise CUDA."""
+    torch: Any = sys.modules.get("torch")
+    return [] if torch is None else [str(index) for index in range(torch.cuda.device_count())]

@@ -7,7 +7,7 @@
                                               the item's number (docs/decisions/0003-loader-workers.md)
     DataLoader of a dataset with state_dict   its state just before the item
     anything with state_dict                  the same
-    what iterates in its own way              it is gone through again from the same random state (see `walked`)
+    what iterates in its own way              it is gone through again from the same random state (`Walked`)
     range, list, any sequence                 by index
 
 What cannot be found again is refused with the reason: generators, and iterable datasets without state_dict.
@@ -15,7 +15,8 @@ What cannot be found again is refused with the reason: generators, and iterable 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any, Protocol
 
 import msgspec
@@ -25,11 +26,44 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from torchrelay.errors import RefusedError
 from torchrelay.worker.data import loader_workers
-from torchrelay.worker.data.walked import Walked, iterates_by_itself
 from torchrelay.worker.hidden_state.hidden import Hidden, OfLoader
 from torchrelay.worker.parallel import prepared
 from torchrelay.worker.state import random_state
 from torchrelay.worker.tensors import values
+
+
+def iterates_by_itself(loader: Any) -> bool:
+    """Whether its class has an `__iter__` in Python, other than what collections give to each sequence."""
+    own = getattr(type(loader), "__iter__", None)
+    return isinstance(own, FunctionType) and own.__module__ not in ("_collections_abc", "torch.utils.data.dataloader")
+
+
+class Walked:
+    """Entered by passing over all items before."""
+
+    draws = True
+    moves = False
+
+    def __init__(
+        self, loader: Any, mark: Callable[[], bytes], go_back: Callable[[bytes], object], hidden: OfLoader | None
+    ) -> None:
+        """`mark`, `go_back`: for the random states from which it draws, and what it keeps (`hidden`)."""
+        self._loader = loader
+        self.hidden = hidden
+        self.mark = mark
+        self._go_back = go_back
+
+    def begin(self, mark: bytes) -> Iterator[Any]:
+        del mark
+        return iter(self._loader)
+
+    def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
+        self._go_back(mark)
+        items: Iterator[Any] = iter(self._loader)
+        for _ in range(skip):
+            next(items, None)
+        return items
+
 
 REMEDY = (
     "iterate over a DataLoader with a map-style dataset, over a sequence, or over something with state_dict() and "

@@ -1,5 +1,6 @@
-"""Around: what a step function uses from around it: variables of outer functions, globals, its own `self`.
+"""Around: what a step function uses from around it, and copies of a model that a script keeps there.
 
+It uses variables of outer functions, globals, its own `self`.
 Functions of the script that it calls are gone through, too, as far as they are found by their names; so are hooks of
 modules, how they compute, and what classes keep in attributes of their own. Libraries are not.
 """
@@ -8,14 +9,24 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterable, Iterator
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from torchrelay.errors import RefusedError
+from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.graph import Leaf, of_class, told_apart, variables_of
+from torchrelay.worker.hidden_state.variables import VARIABLE
+from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
+from torchrelay.worker.tensors import memory
 
 MAX_FUNCTIONS = 64
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -66,3 +77,157 @@ def of_modules(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
         if kind not in seen and is_of_the_script(kind):
             seen.add(kind)
             yield kind.forward
+
+
+# ---------------------------------------------------------------- copies of a model
+
+# protect() was not told of them:
+#
+#     average = copy.deepcopy(model)            a teacher, a target network, a moving average, the best weights so far:
+#     for batch in run.batches(loader):         it is taken from the model in each turn or now and then, and nobody
+#         step(batch)                           but the script knows
+#         update(average, model)
+#
+# A replacement would begin it anew, as it is too large to be carried with what is found by looking. So modules, and
+# lists, dicts and objects with a tensor for each that is trained, are watched where the functions under way or a step
+# can reach them, and the script is refused when one moves, or comes up; so it is for schedules and gradient scalers.
+
+LARGE = 16 << 10  # bytes of such tensors up to which they are carried (see `moving`)
+DEPTH = 3
+ENTRIES = 4096
+SAMPLED = 8  # of the entries of a container, where it is only asked whether a look is worth it
+_CLOCKS = (LRScheduler, GradScaler)
+_HOLDING = (torch.nn.Module, dict, list, tuple)
+_holders: dict[type, bool] = {}  # by class, whether it is one of these
+_Mark = tuple[tuple[int, int], ...]  # of each tensor, which it is and how often it was written to
+
+
+class Outsiders:
+    """Of one rank."""
+
+    def __init__(self, places: Callable[[], Iterable[graph.Leaf]], known: Callable[[], Iterable[Any]]) -> None:
+        """`places`: where to look. `known`: modules, tensors and other things that protect() was given."""
+        self._places = places
+        self._known = known
+        self._seen: set[_Mark] | None = None
+        self._first: list[tuple[weakref.ref[torch.Tensor], int]] = []  # one tensor of each, and its version
+        self._clocks: list[tuple[weakref.ref[Any], _Mark]] = []  # schedules and scalers
+        self._passed: set[int] = set()  # ids of what stood in variables
+        self._count = 1  # tensors that are trained
+
+    @property
+    def stirred(self) -> bool:
+        """Whether there may be something new since the last look: asked in every call."""
+        if any((live := reference()) is None or live._version != version for reference, version in self._first):
+            return True
+        if any((live := reference()) is not None and _clock(live) != mark for reference, mark in self._clocks):
+            return True
+        return self._has_come_up()
+
+    def _has_come_up(self) -> bool:
+        """Whether there is something new in a variable. In the path of every step, where most values are numbers."""
+        passed, known = self._passed, _holders
+        for frame in variables.outside():
+            for value in frame.f_locals.values():
+                kind = type(value)
+                holds = known.get(kind)
+                if holds is None:
+                    holds = known[kind] = issubclass(kind, _HOLDING)
+                if holds and id(value) not in passed and _may_hold(value, self._count):
+                    return True
+        return False
+
+    def look(self) -> None:
+        """Raises `RefusedError` if one has moved, or come up, since the last look."""
+        before, self._seen = self._seen, set()
+        self._first, self._clocks = [], []
+        for path, tensors in self._find(list(self._known())):
+            if isinstance(tensors, list):
+                mark = tuple((id(each), each._version) for each in tensors)
+                self._first.append((weakref.ref(tensors[0]), tensors[0]._version))
+            else:
+                mark = _clock(tensors)
+                self._clocks.append((weakref.ref(tensors), mark))
+            self._seen.add(mark)
+            if before is not None and mark not in before:
+                raise RefusedError(
+                    f"{path.removeprefix(VARIABLE)} changes in the course of the training, and protect() was not given "
+                    "it: a worker that takes over a rank would not have it",
+                    "pass it in protect(state={...}): a module, a dict of tensors that is filled in place, or an "
+                    "object with state_dict()",
+                )
+        self._passed = {id(value) for value in variables.contents() if _may_hold(value, self._count)}
+
+    def _find(self, known: list[Any]) -> Iterator[tuple[str, Any]]:
+        """Paths, with the tensors of each; or with itself, if it is a schedule or a scaler."""
+        ours = [each for each in known if isinstance(each, torch.Tensor)]
+        for each in known:
+            ours += [one for one in each.values() if isinstance(one, torch.Tensor)] if isinstance(each, dict) else []
+        trained = Counter(each.shape for each in {id(each): each for each in ours}.values() if each.requires_grad)
+        if not trained or any(map(is_shard, ours)):
+            return  # FSDP2 puts other tensors in the place of its parameters while it computes
+        self._count = trained.total()
+        places = set(map(memory.place, ours))
+        seen = {id(one) for each in known for one in (each, *_parts(each))}
+        # With each, whether it is carried if it is small: not what a variable holds in no object of the script.
+        waiting = [(leaf.path, leaf.value, 0, not leaf.path.startswith(VARIABLE)) for leaf in self._places()]
+        while waiting and len(seen) < ENTRIES:
+            path, value, depth, small = waiting.pop()
+            if id(value) in seen or value is graph.MISSING:
+                continue
+            seen.add(id(value))
+            if isinstance(value, _CLOCKS):
+                yield path, value
+            elif isinstance(value, torch.nn.Module):
+                tensors = [*value.parameters(), *value.buffers()]
+                if tensors and places.isdisjoint(map(memory.place, tensors)):
+                    yield path, tensors
+            elif depth < DEPTH:
+                inner = _inside(value)
+                held = [one for _, one in inner if isinstance(one, torch.Tensor) and memory.place(one) not in places]
+                small = is_of_the_script(type(value)) or (small and type(value) in (dict, list))
+                carried = small and sum(each.nbytes for each in held) <= LARGE
+                if held and not carried and trained <= Counter(each.shape for each in held):
+                    yield path, held
+                others = [(at, one) for at, one in inner if not isinstance(one, torch.Tensor)]
+                waiting += [(f"{path}{at}", one, depth + 1, small) for at, one in others]
+
+
+def _clock(value: Any) -> _Mark:
+    """What tells that a schedule or a scaler has moved."""
+    if isinstance(value, GradScaler):
+        found = (value._scale, value._growth_tracker)
+        return tuple((id(value), -1 if each is None else each._version) for each in found)
+    return ((id(value), value.last_epoch), (id(value), getattr(value, "_step_count", 0)))
+
+
+def _parts(given: Any) -> Iterator[Any]:
+    """What something that protect() was given holds: a chain of schedules, say."""
+    if isinstance(given, (torch.Tensor, torch.nn.Module)):
+        return
+    for value in list((graph.attributes(given) or {}).values()):
+        yield value
+        if type(value) in (list, tuple):
+            yield from value
+
+
+def _may_hold(value: Any, count: int, depth: int = 0) -> bool:
+    """Whether there may be so many tensors in it, by its first entries; a batch has fewer. Asked in every call."""
+    if isinstance(value, torch.nn.Module):
+        return True
+    if not isinstance(value, (dict, list, tuple)) or not value or depth == DEPTH:
+        return False
+    some = list(islice(value.values() if isinstance(value, dict) else value, SAMPLED))
+    if len(value) >= count and any(isinstance(one, torch.Tensor) for one in some):
+        return True
+    return any(_may_hold(one, count, depth + 1) for one in some)
+
+
+def _inside(value: Any) -> list[tuple[str, Any]]:
+    if isinstance(value, dict):
+        return [(f"[{key!r}]", one) for key, one in list(islice(value.items(), ENTRIES))]
+    if type(value) in (list, tuple):
+        return [(f"[{at}]", one) for at, one in enumerate(value[:ENTRIES])]
+    if is_of_the_script(type(value)):
+        return [(f".{name}", one) for name, one in list((graph.attributes(value) or {}).items())]
+    return []

@@ -22,9 +22,8 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from torchrelay.errors import UndeclaredError
 from torchrelay.worker.hidden_state import graph, moving, variables
-from torchrelay.worker.hidden_state.around import around, of_modules
+from torchrelay.worker.hidden_state.around import Outsiders, around, of_modules
 from torchrelay.worker.hidden_state.moving import Moving
-from torchrelay.worker.hidden_state.outsiders import Outsiders
 
 FIRST = 12  # looks that are made in any case
 SHARE = 500  # a further one only if so many times as long has passed as it takes

@@ -10,10 +10,12 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
+import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,11 +26,10 @@ from torch._C._distributed_c10d import Backend, HashStore, PrefixStore, Store, T
 from torch.distributed import distributed_c10d as c10d
 
 from torchrelay.errors import RefusedError
-from torchrelay.worker.process_groups import abandon, foreign, stores, swap
+from torchrelay.worker.process_groups import abandon, foreign, swap
 from torchrelay.worker.process_groups.abandon import Abandoned, await_unless_broken
 from torchrelay.worker.process_groups.backends import Backends, Wiring
-from torchrelay.worker.process_groups.collective_errors import is_collective_error
-from torchrelay.worker.process_groups.sockets import Address, Ours
+from torchrelay.worker.process_groups.sockets import Address, Ours, plain_address
 from torchrelay.worker.process_groups.swap import Swap, build_extension
 
 __all__ = [
@@ -101,19 +102,66 @@ def method() -> str:
 
 # ---------------------------------------------------------------- stores
 
+# Workers find each other at a store: one hosts it, all connect.
+
+START_S = 60.0
+BACKLOG = 1024  # connections that wait for the store's thread: as many as there are ranks may come at once
+
 
 def host_store(host: str) -> tuple[TCPStore, str]:
     """Serve a store on this host name or address, and on no other interface; returns it and its 'host:port'."""
     _process.cover_forks()
-    return stores.host(_process.ours, host)
+    return _serve_store(_process.ours, host)
 
 
 def connect_store(address: str, timeout_s: float) -> TCPStore:
     """A client of the store at 'host:port'. Raises `ReconfigureError`; `break_connections` ends the waiting."""
     try:
-        return stores.connect(_process.ours, address, timeout_s)
+        return _reach_store(_process.ours, address, timeout_s)
     except (Abandoned, OSError, ValueError, dist.DistError) as error:
         raise ReconfigureError(f"no store at {address}: {error}") from error
+
+
+def _serve_store(ours: Ours, host_name: str) -> tuple[TCPStore, str]:
+    """Serve a store on `host_name` alone; returns it and its address, host:port.
+
+    torch would bind its server to every interface; it is handed a socket that is bound already.
+    """
+    family, _, _, _, place = socket.getaddrinfo(host_name, 0, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.bind(place)
+        listener.listen(BACKLOG)
+        ip, port = listener.getsockname()[:2]
+        ours.hosted |= {(ip, port)}
+        store = await_unless_broken(
+            lambda: TCPStore(ip, port, is_master=True, wait_for_workers=False, master_listen_fd=listener.fileno()),
+            START_S,
+            "starting the store",
+        )
+    except BaseException:
+        listener.close()
+        raise
+    listener.detach()  # the store's own from here on
+    return store, f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}"
+
+
+def _reach_store(ours: Ours, address: str, timeout_s: float) -> TCPStore:
+    """A client of the store at `address` (host:port).
+
+    Raises `OSError` if nobody listens there, `torch.distributed.DistNetworkError` if it does not answer, `Abandoned`
+    if it was broken or took too long.
+    """
+    name, _, port = address.rpartition(":")
+    name = name.strip("[]")
+    # torch tries again and again until the timeout, even if the host is gone: ask once ourselves.
+    with socket.create_connection((name, int(port)), timeout=timeout_s) as probe:
+        ours.store = plain_address(probe.getpeername())
+    ip = ours.store[0]
+    timeout = timedelta(seconds=timeout_s)
+    return await_unless_broken(
+        lambda: TCPStore(ip, int(port), is_master=False, timeout=timeout), timeout_s, "connecting to the store"
+    )
 
 
 # ---------------------------------------------------------------- a replacement, alone
@@ -327,6 +375,46 @@ def key_of(group: dist.ProcessGroup) -> int | None:
 def count_aside(number: int) -> None:
     """So many of what the default group counts shall not be; less than 0: so many more. By the main thread alone."""
     _process.backends.counts.set_aside(number)
+
+
+# ---------------------------------------------------------------- errors of broken communication
+
+# torch has exception classes for its stores and for NCCL, but what Gloo raises is a plain RuntimeError, whether it
+# comes out of a collective, out of `work.wait()` or out of `backward()`. Its text names Gloo's source, or says one of
+# the few things below. Each of them was seen, with torch 2.13:
+#
+#     a peer was killed, or its connection shut down      [.../gloo/transport/tcp/pair.cc:553] Connection closed by peer
+#     ours was shut down by `break_connections`           the same
+#     nobody answered within the group's timeout          [.../gloo/transport/tcp/unbound_buffer.cc:78] Timed out
+#     monitored_barrier                                   Rank 1 successfully reached monitoredBarrier, but ...
+#     the store's client was shut down                    DistNetworkError: Failed to recv, got 0 bytes; Broken pipe
+#     the store did not have a key in time                DistStoreError: wait timeout after 1000ms, keys: ...
+#     a group whose reconfigure has failed                     No backend type associated with device type cpu
+#     a new group was being connected                     Abandoned: connecting a new group was interrupted
+
+_TEXT = re.compile(r"/gloo/(transport|rendezvous)/|monitoredBarrier, but|No backend type associated with device type")
+_CHAIN = 16  # exceptions raised while others were handled, looked at; a cycle ends there, too
+
+
+def is_collective_error(error: BaseException) -> bool:
+    """Whether this exception, or one that it was raised from or while handling, says that communication broke."""
+    return any(_says_so(one) for one in _chain(error))
+
+
+def _says_so(error: BaseException) -> bool:
+    if isinstance(error, dist.DistError | Abandoned):
+        return True
+    return isinstance(error, RuntimeError) and _TEXT.search(str(error)) is not None
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    current: BaseException | None = error
+    for _ in range(_CHAIN):
+        if current is None:
+            return
+        yield current
+        # Also what `raise ... from None` hides from people: the step is to be redone all the same.
+        current = current.__cause__ if current.__cause__ is not None else current.__context__
 
 
 # -------------------------------------------------------- python -m torchrelay.worker.process_groups.groups build

@@ -24,7 +24,7 @@ from torchrelay.worker.parallel import ddp, fsdp
 from torchrelay.worker.replacement import examples
 from torchrelay.worker.replacement.examples import Example, NotRehearsable, Told
 from torchrelay.worker.retry.redo import Redo
-from torchrelay.worker.scheduling.pace import Pace
+from torchrelay.worker.scheduling.niceness import Pace
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.state import State, put_gradients

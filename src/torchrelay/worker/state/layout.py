@@ -5,7 +5,7 @@
     of a pipeline      this rank alone if the pipeline spans all ranks; else it must be in DDP, or a DTensor
     of ZeRO            this rank alone, whatever else it holds: its optimizer's part is on no other
     any other          all ranks: they must hold equal values at protect(), or it is refused there; and after the first
-                       steps, see `early`
+                       steps, see `Early`
 
 A rank's replicas are those that this is true of for all of its tensors. It is found out without asking anybody, as a
 replacement must come to the same alone; `agreement` asks the others once whether they see it alike.

@@ -4,7 +4,7 @@ It is taken at every gate, so it must cost microseconds. Python and NumPy need 1
 step rarely draws from them; so we look at the generator's own memory first and ask only if that has changed. Whether
 this memory tells the truth is checked once on a generator made for it; if not, we ask every time.
 
-With it goes whether DTensor's `tracker` is there, for which ranks must agree.
+With it goes whether DTensor's tracker is there, for which ranks must agree.
 
     head (below), torch's CPU state, Python's 625 words, NumPy's 624 words, then length and state of each CUDA device
 """
@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from torchrelay.errors import RefusedError
-from torchrelay.worker.parallel import tracker
 
 # Else there is nothing of it to look at, at every gate.
 _CUDA = torch.backends.cuda.is_built()  # type: ignore[no-untyped-call]
@@ -62,7 +61,7 @@ def look() -> Seen:
         watch = _numpy_watch(numpy_random)
     numpy_state = None if watch is None else watch.state()
     devices = _cuda_states() if _CUDA else []
-    return torch.default_generator.get_state(), _python.state(), numpy_state, devices, tracker.is_there()
+    return torch.default_generator.get_state(), _python.state(), numpy_state, devices, tracker_is_there()
 
 
 def pack(seen: Seen) -> bytes:
@@ -100,7 +99,7 @@ def restore(data: bytes) -> None:
         numpy.random.set_state(("MT19937", numpy.frombuffer(key, numpy.uint32), position, int(has_gauss), gauss))
     for generator, state in zip(generators, devices, strict=False):
         generator.set_state(_as_tensor(state))
-    tracker.put(bool(tracked))
+    put_tracker(bool(tracked))
 
 
 def of_torch(data: bytes) -> bytes:
@@ -278,3 +277,44 @@ def _numpy_watch(numpy_random: ModuleType) -> _NumpyWatch:
     if _numpy is None or _numpy.generator is not numpy_random._rand:
         _numpy = _NumpyWatch(numpy_random._rand)
     return _numpy
+
+
+# ---------------------------------------------------------------- DTensor's tracker
+
+# It tracks random numbers, and all ranks make together or none.
+#
+# torch makes it at the first random operation on a DTensor (dropout in a sharded region) on CUDA, and then sends the
+# random state of rank 0 to all: a broadcast over the default group, in the middle of a step. A replacement that made it
+# alone would wait for ever, or take the gate's all-reduce of the others for its broadcast. A step that is redone must
+# find it as it was at the entry: whoever had it already would not take part in the broadcast of the others.
+#
+# It holds no numbers of its own: these are in the generators of the devices, which `random_state` carries. What must be
+# carried besides is whether it is there. So that is a part of the random state. Nothing of it exists on CPU.
+
+_MODULE = "torch.distributed.tensor._random"
+
+
+def tracker_is_there() -> bool:
+    """Whether this process has it."""
+    module = sys.modules.get(_MODULE)
+    return getattr(module, "_rng_tracker", None) is not None
+
+
+def put_tracker(there: bool) -> None:
+    """Make it, by ourselves and without a word to others, or take it away; one that is there already stays."""
+    if there == tracker_is_there():
+        return
+    import torch.distributed.tensor._random as module
+
+    tracker: Any = module
+    tracker._rng_tracker = tracker.OffsetBasedRNGTracker(_Here(), run_state_sync=False) if there else None
+
+
+class _Here:
+    """All that the tracker asks of a mesh: it finds our device by these."""
+
+    device_type = "cuda"
+
+    def get_rank(self) -> int:
+        """Torch takes the device of this number, modulo how many there are. After a move it is not that of our rank."""
+        return torch.cuda.current_device()

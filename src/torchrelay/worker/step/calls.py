@@ -22,10 +22,9 @@ from torch.optim import Optimizer
 from torchrelay.errors import RefusedError, StepInterrupted, TorchrelayError, UndeclaredError, a
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
 from torchrelay.wire.files.page import PageFull
-from torchrelay.worker.agreement import early
 from torchrelay.worker.agreement.blame import tell_raised
-from torchrelay.worker.agreement.comparing import Comparison, Differing
-from torchrelay.worker.agreement.gate import Gate, exchange_of, largest
+from torchrelay.worker.agreement.comparing import EARLY_LAST, Comparison, Differing, Early, Proof
+from torchrelay.worker.agreement.gate import Afterwards, Attempt, Gate, do_all, exchange_of, largest
 from torchrelay.worker.data import cursor as places
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.own_loops import Places
@@ -34,8 +33,7 @@ from torchrelay.worker.peers.snapshots import Snapshots
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.replacement import dry_run
 from torchrelay.worker.replacement.examples import Examples
-from torchrelay.worker.replacement.given import STEP, Function, Functions
-from torchrelay.worker.replacement.proving import NobodyPasses, Proving
+from torchrelay.worker.replacement.given import STEP, Function, Functions, NobodyPasses, Proving
 from torchrelay.worker.replacement.taking_over import TakingOver
 from torchrelay.worker.retry import late
 from torchrelay.worker.retry.redo import Redo
@@ -46,9 +44,6 @@ from torchrelay.worker.state.private import too_large
 from torchrelay.worker.state.record import AtGate, AtReturn, Private, Told, encode_gate, encode_return
 from torchrelay.worker.state.state import State
 from torchrelay.worker.step import between
-from torchrelay.worker.step.afterwards import Afterwards
-from torchrelay.worker.step.attempt import Attempt, do_all
-from torchrelay.worker.step.proof import Proof
 from torchrelay.worker.step.safepoint import Safepoint
 from torchrelay.worker.tensors import values
 from torchrelay.worker.tensors.reserve import pieces
@@ -91,7 +86,7 @@ class Calls:
         self._returned = Returned(state)
         self._safepoint = Safepoint(session, state, self._tell, self._returned.encoded)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
-        self._early = early.Early(state, shard)
+        self._early = Early(state, shard)
         self._comparison = Comparison(session, state, shard)
         self._afterwards = Afterwards()
         self._between = between.of(session)
@@ -315,7 +310,7 @@ class Calls:
 
     def _also(self, attempt: Attempt, pending: Point, proofs: Callable[[], None] | None) -> Callable[[], None] | None:
         """What all ranks do together in this gate, if anything: in few."""
-        early_look = self._early.look(pending) if pending.step <= early.LAST and attempt.kind == STEP else None
+        early_look = self._early.look(pending) if pending.step <= EARLY_LAST and attempt.kind == STEP else None
         since = self._safepoint.renewed_after
         compares = partial(self._comparison.exchange, pending, since) if attempt.compares else None
         agrees = None if self._snapshots.idle else self._snapshots.agree()
