@@ -46,6 +46,7 @@ JOB, NODE = JobId("staged"), NodeId("node-0")
 REPEAT_S = 0.5
 E = TypeVar("E", bound=Event)
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # it counts when torch is imported, which the forkserver does
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(list(PRELOAD))
 
@@ -61,7 +62,8 @@ def become_worker(env: Mapping[str, str], argv: Sequence[str], log: str) -> None
     os.environ.update(env)
     multiprocessing.set_start_method(None, force=True)  # its parent's would be inherited
     sys.argv = list(argv)
-    sys.path.insert(0, os.getcwd())
+    path = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [os.getcwd(), *(folder for folder in path if folder and folder not in sys.path)]
     reseed()
     from torchrelay.worker.bootstrap.main import run_worker
 
