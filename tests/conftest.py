@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -27,6 +28,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # Nearly all that is made while tests are collected stays to the end: to search it again and again, then and in each
 # test that collects garbage, would be a good part of the time.
 gc.disable()
+
+# A run of the tests starts thousands of processes, and each would compile all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Who starts the tests in the background of a shell has SIGINT ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
