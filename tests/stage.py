@@ -10,6 +10,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -238,9 +239,7 @@ class Stage:
             if actor.link is not None:
                 actor.link.close()
         self._listener.close()
-        for path in self._sockets.iterdir():
-            path.unlink()
-        self._sockets.rmdir()
+        shutil.rmtree(self._sockets)  # pages and snapshots of those that were killed
 
     # ------------------------------------------------------------ the world
 
