@@ -72,8 +72,8 @@ def test_ranks_that_hold_parts_of_the_model_go_on_from_its_checkpoint(layout: st
 
 
 def test_the_demonstration_holds(tmp_path: Path) -> None:
-    (tmp_path / "story.txt").write_text("kill rank=1 step>=5 spares>=1\nstop rank=0 step>=15 spares>=1\n")
-    words = [sys.executable, "-m", "examples.demo", "--epochs", "2", "--epoch-steps", "25", "--out", str(tmp_path)]
+    (tmp_path / "story.txt").write_text("kill rank=1 step>=10 spares>=1\nstop rank=0 step>=30 spares>=1\n")
+    words = [sys.executable, "-m", "examples.demo", "--epochs", "2", "--epoch-steps", "60", "--out", str(tmp_path)]
     words += ["--runs", str(tmp_path / "runs"), "--story", str(tmp_path / "story.txt")]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=220)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -82,5 +82,5 @@ def test_the_demonstration_holds(tmp_path: Path) -> None:
     assert report["steps_lost"] == 0
     assert report["causes"] == ["kill", "stop"]
     assert [one["resolution"] for one in report["incidents"]] == ["clean"] * len(report["incidents"])
-    assert report["compared"]["digests"] >= 4 * 50
+    assert report["compared"]["digests"] >= 4 * 120
     assert (tmp_path / "demo-report.png").stat().st_size > 10_000
