@@ -128,9 +128,7 @@ def main() -> int:
         found = guarantee([entry for chapter in chapters for entry in chapter.entries], options.target)
         soaked_s = time.monotonic() - begin
         progress("the undisturbed twins")
-        twins = {layout: Twin(work / f"twin-{layout}", layout) for layout in options.layout}
-        for twin in twins.values():
-            twin.work.mkdir()
+        twins = {layout: Twin(layout) for layout in options.layout}
         differ = compare(chapters, twins)
         keep_ledgers(chapters, options.out)
         print(f"\n{guarantee_page(found)}\n")

@@ -6,6 +6,7 @@ import fcntl
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,18 @@ from tests.more_of_the_same import MORE
 # A machine that is busy takes a second for what takes a millisecond: no time of one example says anything.
 settings.register_profile("ours", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("ours")
+
+# It counts when torch is imported: here, and in the forkservers that tests start. For tiny tensors more threads only
+# wait for one another, and on a busy machine for long.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Nearly all that is made while tests are collected stays to the end: to search it again and again, then and in each
+# test that collects garbage, would be a good part of the time.
+gc.disable()
+
+# A run of the tests starts thousands of processes, and each would compile all that it imports.
+sys.dont_write_bytecode = False
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 # Who starts the tests in the background of a shell has SIGINT ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -65,6 +78,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: Iterable[pytest.
         for part in parts:
             if stem in names and not any(part in name for name in names[stem]):
                 raise pytest.UsageError(f"tests/more_of_the_same.py: no test of {stem} has {part!r} in its name")
+
+
+def pytest_collection_finish() -> None:
+    gc.freeze()
+    gc.enable()
 
 
 @contextmanager

@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from torchrelay.client.client import Away, Client, Denied
+from torchrelay.client.ledger_file import jsonl, ledger
+from torchrelay.client.runs import NotPossible, look
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
@@ -29,8 +31,11 @@ class Finished:
 
     def incidents(self) -> list[dict[str, Any]]:
         """The ledger's lines, from the journal, after the end."""
-        told = torchrelay("report", "--run-dir", str(self.run_dir), "-o", "jsonl")
-        return [json.loads(line) for line in told.stdout.splitlines() if line.startswith("{")]
+        try:
+            source, _ = look(self.run_dir)
+        except NotPossible:
+            return []  # there is no journal any more
+        return [json.loads(line) for line in jsonl(ledger(source.view_incidents(None))).splitlines()]
 
 
 def torchrelay(*words: str, timeout_s: float = 60, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:

@@ -15,7 +15,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from tests.jobs import SCRIPTS, Finished, end_job, run_job, start_job, torchrelay, wait_until
+from tests.jobs import SCRIPTS, Finished, end_job, start_job, torchrelay, wait_until
+from tests.twins import undisturbed
 from torchrelay.api.shown import JobStatus, MoveView, Nodes, Ranks, RankStatus, Status, TaintView
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.client.client import Away, Client, Denied
@@ -272,8 +273,7 @@ class Live:
 class Twin:
     """The same training, undisturbed: as long as the longest that was compared with it, and kept."""
 
-    def __init__(self, work: Path, layout: str = "ddp") -> None:
-        self.work = work
+    def __init__(self, layout: str = "ddp") -> None:
         self.layout = layout
         self.steps = 0
         self.calm: Finished | None = None
@@ -283,9 +283,7 @@ class Twin:
         if self.calm is None or self.steps < steps:
             self.steps = -(-steps // 100) * 100
             script = [str(SCRIPTS / "faulty.py"), "--layout", self.layout, "--steps", str(self.steps)]
-            at = self.work / f"calm-{self.steps}"
-            self.calm = run_job(at, script, ["--nproc-per-node", str(RANKS)], timeout_s=300 + self.steps)
-            assert self.calm.code == 0, self.calm.output[-2000:]
+            self.calm = undisturbed(script, world=RANKS, timeout_s=300 + self.steps)
         return self.calm
 
     def differences(self, done: Finished) -> list[str]:

@@ -31,6 +31,7 @@ from tests.acts import EVERY, IMPOSSIBLE, MOVES, OUTER, POSSIBLE, WHENS, WHOS, A
 from tests.cells import ALL, HOWS, PHASES, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
 from tests.live import RANKS, Live, Twin, doubled
+from tests.twins import undisturbed
 
 STRIDE = 7  # steps between two faults: epochs are 25 steps, so every safepoint is met
 FLAGS = ["--probation", "3s"]
@@ -78,11 +79,10 @@ def run_cells(
     return done
 
 
-def run_undisturbed(work: Path, name: str, cells: list[Cell], seed: int, *, layout: str = "ddp") -> Finished:
-    """The same job without faults, in processes of its own."""
+def run_undisturbed(cells: list[Cell], seed: int, *, layout: str = "ddp") -> Finished:
+    """The same without faults."""
     _, steps = plan_of(cells, random.Random(seed))
-    script = [str(SCRIPTS / "faulty.py"), "--layout", layout, "--steps", str(steps)]
-    return run_job(work / name, script, ["--nproc-per-node", str(RANKS)])
+    return undisturbed([str(SCRIPTS / "faulty.py"), "--layout", layout, "--steps", str(steps)], world=RANKS)
 
 
 def verdict(done: Finished, calm: Finished) -> list[str]:
@@ -258,15 +258,14 @@ def main() -> int:
     if options.silent is not None:
         return silent.main(options.silent)
     tally = Tally()
-    with tempfile.TemporaryDirectory(prefix="torchrelay-twin-") as folder:
-        twin = Twin(Path(folder), options.layout)
-        try:
-            for seed, acts, words in jobs(options, tally):
-                again = f"python -m tests.matrix {words} --per-job {options.per_job} --layout {options.layout}"
-                home = goes_home(seed) and not (options.all or options.inside)
-                go_through(acts, seed, twin, tally, again, home=home)
-        except KeyboardInterrupt:
-            tally.bad.append("cut short by a signal")
+    twin = Twin(options.layout)
+    try:
+        for seed, acts, words in jobs(options, tally):
+            again = f"python -m tests.matrix {words} --per-job {options.per_job} --layout {options.layout}"
+            home = goes_home(seed) and not (options.all or options.inside)
+            go_through(acts, seed, twin, tally, again, home=home)
+    except KeyboardInterrupt:
+        tally.bad.append("cut short by a signal")
     print_cover(tally)
     return 1 if tally.bad else 0
 

@@ -16,10 +16,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.cases.running import CASES, Case, Driver, Fate, Ran, Verdict, disturbed, drain_of, migrate, run_case
+from tests.cases import running
+from tests.cases.running import CASES, Case, Driver, Fate, Verdict, disturbed, drain_of, migrate, run_calm
 
-# Each rank on a node of its own, so that one can be drained; the spare is on a third.
-FLAGS = ("--nodes", "2", "--nproc-per-node", "1", "--spare-nodes", "1")
+# To be drained, each rank is on a node of its own; the spare is on a third.
+FLAGS = {"drain": ("--nodes", "2", "--nproc-per-node", "1", "--spare-nodes", "1")}
 AT = 14  # in the second epoch
 ACTS: dict[str, Driver | None] = {"kill": None, "move": migrate(1, at=AT), "drain": drain_of(1, at=AT)}
 RULES = (
@@ -33,29 +34,25 @@ FILES = {"edited-script": "train.py", "edited-module": "factors.py", "edited-lat
 BAD = (Fate.SILENT, Fate.HANG, Fate.FAILED)
 
 
-def run_calm(work: Path, rule: str) -> Ran:
-    """The undisturbed run of a script."""
-    return run_case(work / "calm", words(work, rule, "calm"), mode=rule, flags=FLAGS)
-
-
-def run_cell(work: Path, rule: str, act: str, calm: Ran | None = None) -> Verdict:
+def run_cell(work: Path, rule: str, act: str) -> Verdict:
     """Run a script, and do this to it."""
     driver = ACTS[act]
+    calm = run_calm(work / "calm", "edited" if rule in EDITED else "rules", mode=rule)
     given = words(work, rule, act)
     if rule in EDITED:
         driver = editing(work / act / "project" / FILES[rule], driver)
     return disturbed(
-        work / act, given, mode=rule, flags=FLAGS, drive=driver, strike=f"grad:{AT + 6}:1" if act == "kill" else "",
-        env={"SLOW": str(AT + 1)} if driver else {}, calm=run_calm(work, rule) if calm is None else calm,
+        work / act, given, mode=rule, flags=FLAGS.get(act, running.FLAGS), drive=driver,
+        strike=f"grad:{AT + 6}:1" if act == "kill" else "", env={"SLOW": str(AT + 1)} if driver else {}, calm=calm,
     )  # fmt: skip
 
 
-def attempt(work: Path, rule: str, act: str, calm: Ran) -> Verdict:
+def attempt(work: Path, rule: str, act: str) -> Verdict:
     """A cell; one whose act did not come about on a machine that was busy is tried again, once."""
     try:
-        return run_cell(work, rule, act, calm)
+        return run_cell(work, rule, act)
     except AssertionError:
-        return run_cell(work / "again", rule, act, calm)
+        return run_cell(work / "again", rule, act)
 
 
 def words(work: Path, rule: str, act: str) -> list[str]:
@@ -90,8 +87,7 @@ def main(rules: Sequence[str]) -> int:
         for rule in rules or ALL:
             begin = time.monotonic()
             work = Path(folder, rule)
-            calm = run_calm(work, rule)
-            rows[rule] = {act: attempt(work, rule, act, calm) for act in ACTS}
+            rows[rule] = {act: attempt(work, rule, act) for act in ACTS}
             told = ", ".join(f"{act}: {verdict.fate}" for act, verdict in rows[rule].items())
             print(f"{rule:20} {told} ({time.monotonic() - begin:.0f} s)", flush=True)
             shutil.rmtree(work, ignore_errors=True)

@@ -10,6 +10,7 @@ import multiprocessing
 import multiprocessing.connection
 import os
 import secrets
+import shutil
 import signal
 import socket
 import struct
@@ -46,6 +47,7 @@ JOB, NODE = JobId("staged"), NodeId("node-0")
 REPEAT_S = 0.5
 E = TypeVar("E", bound=Event)
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # it counts when torch is imported, which the forkserver does
 forks = multiprocessing.get_context("forkserver")
 forks.set_forkserver_preload(list(PRELOAD))
 
@@ -61,7 +63,8 @@ def become_worker(env: Mapping[str, str], argv: Sequence[str], log: str) -> None
     os.environ.update(env)
     multiprocessing.set_start_method(None, force=True)  # its parent's would be inherited
     sys.argv = list(argv)
-    sys.path.insert(0, os.getcwd())
+    path = env.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [os.getcwd(), *(folder for folder in path if folder and folder not in sys.path)]
     reseed()
     from torchrelay.worker.bootstrap.main import run_worker
 
@@ -236,9 +239,7 @@ class Stage:
             if actor.link is not None:
                 actor.link.close()
         self._listener.close()
-        for path in self._sockets.iterdir():
-            path.unlink()
-        self._sockets.rmdir()
+        shutil.rmtree(self._sockets)  # pages and snapshots of those that were killed
 
     # ------------------------------------------------------------ the world
 

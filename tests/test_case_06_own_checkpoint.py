@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases.running import Fate, disturbed, run_case
+from tests.cases.running import Fate, disturbed, run_calm, run_case
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(300)]
 
@@ -29,7 +29,7 @@ def test_with_once_it_goes_on(tmp_path: Path, mode: str) -> None:
 
 
 def test_after_a_restart_from_the_checkpoint_it_is_loaded_again(tmp_path: Path) -> None:
-    calm = run_case(tmp_path / "calm", SCRIPT, mode="skip-once")
+    calm = run_calm(tmp_path / "calm", SCRIPT, mode="skip-once")
     # The second kill leaves no spare state to go on from: both ranks at once.
     ran = run_case(
         tmp_path / "ran", SCRIPT, mode="skip-once", strike="after:13:0,after:13:1",

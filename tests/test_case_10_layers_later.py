@@ -27,5 +27,5 @@ def test_a_move_after_the_change_comes_to_the_same_bits(tmp_path: Path) -> None:
 def test_what_ddp_does_not_average_is_refused_at_once(tmp_path: Path) -> None:
     verdict = disturbed(tmp_path, SCRIPT, mode="wrapped", strike="grad:12:1")
     assert verdict.fate is Fate.REFUSED, verdict
-    assert verdict.calm.steps == 8
+    assert verdict.ran.steps == 8
     assert "backbone.weight is trained, but it was frozen when DDP was made" in verdict.reason, verdict

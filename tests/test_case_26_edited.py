@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases.running import CASES, FLAGS, Case, Fate, Ran, Verdict, disturbed, migrate, run_case
+from tests.cases.running import CASES, FLAGS, Case, Fate, Ran, Verdict, disturbed, migrate, run_calm
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(300)]
 
@@ -19,8 +19,8 @@ ANEW = (*COLD, "--max-restarts", "1")
 
 @pytest.fixture(scope="module")
 def calm(tmp_path_factory: pytest.TempPathFactory) -> Ran:
-    """An undisturbed run."""
-    ran = run_case(tmp_path_factory.mktemp("calm"), "edited", flags=COLD)
+    """A plain run."""
+    ran = run_calm(tmp_path_factory.mktemp("calm"), "edited", flags=COLD)
     assert ran.code == 0, ran.output[-3000:]
     return ran
 

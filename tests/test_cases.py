@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cases.running import Fate, Ran, disturbed, judge, migrate, read_lines, run_case
+from tests.cases.running import Fate, Ran, disturbed, judge, migrate, read_lines
 
 CALM = Ran(0, "", {(0, "1", "loss"): '"0x1p0"', (0, "end", "model"): '"ab"'}, frozenset(), Path())
 HALF = {(0, "1", "loss"): '"0x1p0"'}
@@ -49,10 +49,8 @@ def test_the_last_line_of_a_step_counts_and_half_a_line_does_not(tmp_path: Path)
 @pytest.mark.jobs
 @pytest.mark.timeout(240)
 def test_the_control_is_equal_after_a_kill_and_a_move(tmp_path: Path) -> None:
-    calm = run_case(tmp_path / "calm", "control")
-    assert calm.code == 0, calm.output[-3000:]
-    assert len(calm.lines) == 2 * (40 * 2 + 1), sorted(calm.lines)
-    killed = disturbed(tmp_path / "kill", "control", strike="grad:9:1,after:20:0", calm=calm)
+    killed = disturbed(tmp_path / "kill", "control", strike="grad:9:1,after:20:0")
     assert killed.fate is Fate.EQUAL, killed
-    moved = disturbed(tmp_path / "move", "control", drive=migrate(1), calm=calm)
+    assert len(killed.calm.lines) == 2 * (40 * 2 + 1), sorted(killed.calm.lines)
+    moved = disturbed(tmp_path / "move", "control", drive=migrate(1))
     assert moved.fate is Fate.EQUAL, moved

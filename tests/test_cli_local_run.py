@@ -214,7 +214,7 @@ class TestFaults:
         assert "no spare for rank 0: waiting for one" in err
 
     def test_a_killed_orchestrator_comes_back_and_training_does_not_notice(self, run: LocalRun) -> None:
-        run.start(*TWO, "400", "0.02")
+        run.start(*TWO, "250", "0.02")
         run.until_step(3)
         run.until_spare()
         run.orchestrator().kill()
@@ -225,7 +225,7 @@ class TestFaults:
         assert "1 incident, resolved clean" in err
 
     def test_an_orchestrator_that_is_killed_in_the_middle_of_a_recovery_finishes_it(self, run: LocalRun) -> None:
-        run.start(*TWO, "400", "0.02")
+        run.start(*TWO, "250", "0.02")
         run.until_step(3)
         run.until_spare()
         orchestrator, victim = run.orchestrator(), run.rank(1)
@@ -236,7 +236,7 @@ class TestFaults:
         assert "1 incident, resolved clean" in err
 
     def test_a_killed_agent_comes_back_and_adopts_its_workers(self, run: LocalRun) -> None:
-        run.start("--nodes", "2", "--nproc-per-node", "1", "--spares", "2", "train.py", "400", "0.02")
+        run.start("--nodes", "2", "--nproc-per-node", "1", "--spares", "2", "train.py", "250", "0.02")
         run.until_step(3)
         run.agent("node-1").kill()
         code, _, err = run.end()
@@ -316,7 +316,7 @@ class TestStops:
 
 class TestRefusals:
     def test_a_second_run_on_the_same_folder_is_refused_and_the_first_goes_on(self, run: LocalRun) -> None:
-        first = run.start(*TWO, "600", "0.02")
+        first = run.start(*TWO, "5000", "0.02")
         run.until_step(2)
         run.start(*TWO, "5", "0.01")
         assert run.process is not None
@@ -324,7 +324,9 @@ class TestRefusals:
         assert run.process.returncode == 94
         assert "holds a run that is under way" in err
         run.process = first
-        assert run.end()[0] == 0
+        run.until_step(run.status()["step"] + 2)
+        run.stop_twice()
+        assert run.end()[0] == 130
 
     def test_a_port_in_use_is_refused(self, run: LocalRun) -> None:
         import socket

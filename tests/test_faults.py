@@ -10,6 +10,7 @@ import pytest
 from tests.cells import ALL, SECONDS, Cell
 from tests.jobs import SCRIPTS, Finished, differences, run_job
 from tests.matrix import lost_in, run_cells, run_undisturbed, unclean, verdict
+from tests.twins import undisturbed
 from torchrelay.orchestrator.store.journal import read_history
 from torchrelay.protocol.messages.events import WorkerExited
 from torchrelay.worker.state.record import decode_private
@@ -44,7 +45,7 @@ def planned(work: Path, *faults: dict[str, object]) -> list[str]:
     "cells", [pytest.param(FIRST, id="first"), pytest.param(SECOND, id="second", marks=pytest.mark.soak)]
 )
 def test_faults_leave_no_trace_in_the_bits(tmp_path: Path, cells: list[Cell]) -> None:
-    calm = run_undisturbed(tmp_path, "calm", cells, seed=5)
+    calm = run_undisturbed(cells, seed=5)
     done = run_cells(tmp_path, "disturbed", cells, seed=5)
     assert verdict(done, calm) == []
     assert lost_in(done) >= len(cells)
@@ -58,7 +59,7 @@ def test_the_covering_subset_meets_every_way_and_every_phase() -> None:
 
 
 def test_two_ranks_lost_at_once_are_one_incident(tmp_path: Path) -> None:
-    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    calm = undisturbed(faulty("--steps", "12"))
     both = {"id": "two", "ranks": [1, 3], "step": 6, "phase": "forward", "how": "kill", "together": True}
     plan = planned(tmp_path, both)
     flags = ["--nproc-per-node", "4", "--spares", "2"]
@@ -68,7 +69,7 @@ def test_two_ranks_lost_at_once_are_one_incident(tmp_path: Path) -> None:
 
 
 def test_the_first_calls_of_a_replacement_are_cut_short_and_redone(tmp_path: Path) -> None:
-    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    calm = undisturbed(faulty("--steps", "12"))
     faults = [
         {"id": f"fault {step}", "ranks": [rank], "step": step, "phase": "backward", "how": "kill"}
         for step, rank in ((6, 1), (7, 2), (8, 3), (9, 1))
@@ -94,7 +95,7 @@ def calls_of(record: bytes) -> int:
 
 @pytest.mark.soak
 def test_a_survivor_that_does_not_come_out_of_its_collective_is_replaced_too(tmp_path: Path) -> None:
-    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    calm = undisturbed(faulty("--steps", "12"))
     killed = {"id": "killed", "ranks": [1], "step": 6, "phase": "backward", "how": "kill"}
     stuck = {"id": "stuck", "ranks": [2], "step": 6, "phase": "cut", "how": "stick"}
     flags = ["--nproc-per-node", "4", "--spares", "2"]
@@ -109,7 +110,7 @@ def test_a_survivor_that_does_not_come_out_of_its_collective_is_replaced_too(tmp
 @pytest.mark.parametrize("forgotten", [pytest.param("rng", marks=pytest.mark.soak), "cursor"])
 def test_leaving_a_part_of_the_state_out_is_noticed(tmp_path: Path, forgotten: str) -> None:
     script = faulty("--steps", "20", "--forget", forgotten)
-    calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])
+    calm = undisturbed(script)
     plan = planned(tmp_path, {"id": "one", "ranks": [2], "step": 8, "phase": "backward", "how": "kill"})
     done = run_job(tmp_path / "run", [*script, *plan], ["--nproc-per-node", "4", "--spares", "1"])
     assert differences(done, calm) != []
@@ -147,7 +148,7 @@ def test_without_a_spare_the_job_waits_and_says_so(tmp_path: Path) -> None:
 
 
 def test_without_a_spare_the_slot_of_the_dead_is_used_again(tmp_path: Path) -> None:
-    calm = run_job(tmp_path / "calm", faulty("--steps", "12"), ["--nproc-per-node", "4"])
+    calm = undisturbed(faulty("--steps", "12"))
     plan = planned(tmp_path, {"id": "one", "ranks": [1], "step": 5, "phase": "backward", "how": "kill"})
     done = run_job(tmp_path / "run", faulty("--steps", "12", *plan), ["--nproc-per-node", "4"])
     assert verdict(done, calm) == []

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from tests import matrix
@@ -37,10 +35,10 @@ def test_all_cells_are_possible_or_it_is_said_why_not() -> None:
 
 
 @pytest.mark.soak
-def test_faults_and_orders_inside_moves_cost_not_a_bit(tmp_path: Path) -> None:
+def test_faults_and_orders_inside_moves_cost_not_a_bit() -> None:
     acts: list[Act] = [*FIRST]
     tally = Tally()
-    assert go_through(acts, 7, Twin(tmp_path), tally) == []
+    assert go_through(acts, 7, Twin(), tally) == []
     assert tally.done == len(FIRST)
     assert tally.moves["done"] >= len(FIRST) - 2
 

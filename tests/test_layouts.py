@@ -45,38 +45,38 @@ DRAIN = MOVES[1:]
     ],
 )  # fmt: skip
 def test_faults_leave_no_trace_in_the_bits(layout: str, faults: list[Cell], tmp_path: Path) -> None:
-    calm = run_undisturbed(tmp_path, "calm", faults, seed=5, layout=layout)
+    calm = run_undisturbed(faults, seed=5, layout=layout)
     done = run_cells(tmp_path, "disturbed", faults, seed=5, layout=layout)
     assert verdict(done, calm) == []
     assert lost_in(done) >= len(faults)
 
 
 @pytest.mark.soak
-def test_moves_in_hsdp_and_faults_inside_them_leave_no_trace(tmp_path: Path) -> None:
+def test_moves_in_hsdp_and_faults_inside_them_leave_no_trace() -> None:
     tally = Tally()
-    assert go_through(ACTS, 3, Twin(tmp_path, "hsdp"), tally) == []
+    assert go_through(ACTS, 3, Twin("hsdp"), tally) == []
     assert tally.done == len(ACTS)
 
 
 @pytest.mark.soak
-def test_stages_of_a_pipeline_move_and_leave_no_trace(tmp_path: Path) -> None:
+def test_stages_of_a_pipeline_move_and_leave_no_trace() -> None:
     tally = Tally()
-    assert go_through(DRAIN, 4, Twin(tmp_path, "pp"), tally) == []
+    assert go_through(DRAIN, 4, Twin("pp"), tally) == []
     assert tally.done == len(DRAIN)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize(("layout", "moves"), [("zero", DRAIN), ("fsdp", DRAIN)])
-def test_ranks_without_a_replica_move_and_leave_no_trace(layout: str, moves: list[Act], tmp_path: Path) -> None:
+def test_ranks_without_a_replica_move_and_leave_no_trace(layout: str, moves: list[Act]) -> None:
     tally = Tally()
-    assert go_through(moves, 4, Twin(tmp_path, layout), tally) == []
+    assert go_through(moves, 4, Twin(layout), tally) == []
     assert tally.done == len(moves)
 
 
 @pytest.mark.soak
 def test_a_gather_that_is_cut_is_made_again(tmp_path: Path) -> None:
     """Who breaks its connections goes on with the others; who is killed comes back from its snapshot, as all do."""
-    calm = run_undisturbed(tmp_path, "calm", GATHERS, seed=5, layout="zero")
+    calm = run_undisturbed(GATHERS, seed=5, layout="zero")
     done = run_cells(tmp_path, "disturbed", GATHERS, seed=5, layout="zero")
     assert done.code == 0, done.output
     assert differences(done, calm) == []

@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import SCRIPTS, Finished, ask_until, differences, end_job, run_job, start_job, wait_until
+from tests.jobs import SCRIPTS, Finished, ask_until, differences, end_job, start_job, wait_until
+from tests.twins import undisturbed
 from torchrelay.api.endpoint import read_endpoint
 from torchrelay.client.client import Client
 
@@ -28,12 +29,11 @@ def script(go: Path) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+def calm(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+    """What the script computes without any fault."""
     folder = tmp_path_factory.mktemp("undisturbed")
     (folder / "go").touch()
-    done = run_job(folder / "run", script(folder / "go"), FLAGS)
-    assert done.code == 0
-    return done
+    return undisturbed(script(folder / "go"), world=RANKS)
 
 
 def bereaved(
@@ -100,11 +100,11 @@ def flip(run_dir: Path) -> None:
 
 @pytest.mark.parametrize("deed", [remove, remove_wal, remove_all_traces, zero, flip])
 def test_the_job_trains_to_its_end_with_the_same_bits(
-    tmp_path: Path, undisturbed: Finished, deed: Callable[[Path], None]
+    tmp_path: Path, calm: Finished, deed: Callable[[Path], None]
 ) -> None:
     done = bereaved(tmp_path, deed)
     assert done.code == 0, done.output
-    assert differences(done, undisturbed) == []
+    assert differences(done, calm) == []
     assert "without an orchestrator" in done.output
     assert "journal.db is" in done.output, "the reason"
     assert done.output.count("left in order") == RANKS
@@ -115,7 +115,7 @@ def test_the_job_trains_to_its_end_with_the_same_bits(
 
 
 def test_a_rank_that_is_lost_meanwhile_is_said_and_replaced_when_the_journal_is_put_back(
-    tmp_path: Path, undisturbed: Finished
+    tmp_path: Path, calm: Finished
 ) -> None:
     away = tmp_path / "away"
 
@@ -136,5 +136,5 @@ def test_a_rank_that_is_lost_meanwhile_is_said_and_replaced_when_the_journal_is_
 
     done = bereaved(tmp_path, move_away, and_then=lose_a_rank_and_put_it_back)
     assert done.code == 0, done.output
-    assert differences(done, undisturbed) == []
+    assert differences(done, calm) == []
     assert "1 incident, resolved clean" in done.output

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import SCRIPTS, Finished, differences, end_job, run_job, start_job, wait_until
+from tests.jobs import SCRIPTS, Finished, differences, end_job, start_job, wait_until
 from tests.processes import exists
+from tests.twins import undisturbed
 from torchrelay.chaos.deeds import plan_deed
 from torchrelay.chaos.whereabouts import Whereabouts
 from torchrelay.chaos.wishes import Deed, Facts, How, Wish, draw
@@ -39,14 +40,14 @@ with socket.socket() as probe:
 MARGIN_S = 5.0
 
 
-def script(pace_s: float = PACE_S) -> list[str]:
+def script(pace_s: float) -> list[str]:
     return [str(SCRIPTS / "faulty.py"), "--steps", str(STEPS), "--pace", str(pace_s)]
 
 
-@pytest.fixture(scope="module")
-def calm(tmp_path_factory: pytest.TempPathFactory) -> Finished:
+@pytest.fixture
+def calm() -> Finished:
     """The same training, undisturbed."""
-    return run_job(tmp_path_factory.mktemp("calm") / "run", script(0.0), FLAGS)
+    return undisturbed(script(0.0))
 
 
 @dataclass
@@ -58,8 +59,8 @@ class Training:
     chance: random.Random = field(default_factory=lambda: random.Random(1))
 
     @classmethod
-    def begin(cls, folder: Path, *flags: str) -> Training:
-        made = cls(folder / "run", start_job(folder / "run", script(), [*FLAGS, *flags]))
+    def begin(cls, folder: Path, *flags: str, pace_s: float = PACE_S) -> Training:
+        made = cls(folder / "run", start_job(folder / "run", script(pace_s), [*FLAGS, *flags]))
         wait_until("ten steps, or its end", lambda: made.over() or made.step() >= 10, deadline_s=60)
         assert not made.over(), (folder / "run.out").read_text()[-3000:]
         wait_until("warm spares", lambda: len(made.facts().warm()) == 2, deadline_s=60)
@@ -136,7 +137,7 @@ def test_an_agent_that_is_killed_adopts_its_workers_and_nothing_stops(tmp_path: 
 
 
 def test_a_node_whose_processes_all_die_at_once_costs_not_a_bit(tmp_path: Path, calm: Finished) -> None:
-    training = Training.begin(tmp_path)
+    training = Training.begin(tmp_path, pace_s=PACE_S / 2)
     training.strike(Wish(deed=Deed.NODE, node=training.node_of(2)))
     done = training.end()
     assert len(done.incidents()) == 1

@@ -18,8 +18,9 @@ from typing import Any
 import pytest
 
 from tests.fake_core import wish
-from tests.jobs import SCRIPTS, Finished, ask_until, end_job, run_job, torchrelay
+from tests.jobs import SCRIPTS, Finished, ask_until, end_job, torchrelay
 from tests.test_probing import deaf, free_port
+from tests.twins import undisturbed
 from torchrelay.api.shown import NetworkView, TaintView
 from torchrelay.cli.network.net_status import network_page
 from torchrelay.client.client import Client
@@ -139,11 +140,11 @@ def number(point: str) -> tuple[int, int]:
     return int(step), int(section or 0)
 
 
-def differing(done: Finished, folder: Path) -> list[tuple[int, str]]:
+def differing(done: Finished) -> list[tuple[int, str]]:
     """Where it differs from an undisturbed run, up to the point at which it was told to end."""
     last = max(number(point) for _, point in done.digests)
     script = [str(SCRIPTS / "faulty.py"), "--steps", str(last[0])]
-    calm = run_job(folder / "calm", script, ["--nproc-per-node", "2"], timeout_s=300)
+    calm = undisturbed(script, world=2)
     points = {key: digests for key, digests in calm.digests.items() if number(key[1]) < last}
     assert len(points) > 100
     return [key for key, digests in points.items() if done.digests.get(key) != digests]
@@ -180,7 +181,7 @@ def test_a_lost_path_empties_its_node_and_a_healed_one_is_forgiven(
     assert (node, PROBATION) in job.taints(Client.of(job.run_dir))
 
     done = finished(job)
-    assert differing(done, tmp_path) == []
+    assert differing(done) == []
     assert [(row["kind"], row["resolution"], row["steps_lost"]) for row in done.incidents()] == [
         ("pre-emptive", "clean", 0)
     ]
@@ -226,5 +227,5 @@ def test_with_the_real_core_a_path_that_is_cut_empties_a_node(tmp_path: Path) ->
     # The process whose core had cut the path is gone: whoever knocks is answered.
     job.until("forgiven", lambda c: (node, "network/path1") not in job.taints(c))
     done = finished(job)
-    assert differing(done, tmp_path) == []
+    assert differing(done) == []
     assert [row["resolution"] for row in done.incidents()] == ["clean"]

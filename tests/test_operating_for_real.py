@@ -24,9 +24,13 @@ DEADLINE_S = 120.0
 class RealRun:
     """`torchrelay run` of the script with everything that makes resuming hard, on two nodes of one rank each."""
 
-    def __init__(self, folder: Path, steps: int) -> None:
+    def __init__(self, folder: Path) -> None:
         self.run_dir = folder / "run"
-        script = [str(ROOT / "tests" / "scripts" / "faulty.py"), "--steps", str(steps), "--pace", "0.05"]
+        self.live = folder / "live"
+        self.live.mkdir()
+        (self.live / "plan.json").write_text("[]")
+        script = [str(ROOT / "tests" / "scripts" / "faulty.py"), "--live", str(self.live)]
+        script += ["--steps", "100000", "--pace", "0.05"]
         words = ["--run-dir", str(self.run_dir), "--nodes", "2", "--nproc-per-node", "1", "--spares", "2", *script]
         command = [sys.executable, "-m", "torchrelay.cli.main", "run", *words]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
@@ -56,7 +60,7 @@ class RealRun:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Iterator[RealRun]:
-    run = RealRun(tmp_path, steps=600)
+    run = RealRun(tmp_path)
     yield run
     if run.process.poll() is None:
         run.process.terminate()
@@ -100,6 +104,7 @@ def test_drained_restarted_and_back_again_it_trains_to_its_end(run: RealRun) -> 
     run.until("the way back", is_done("M-2"))
     assert node_of(Client.of(run.run_dir), 1) == "node-1"
 
+    (run.live / "stop").touch()
     told = run.process.communicate(timeout=150)[1]
     assert run.process.returncode == 0, told
     found = run.torchrelay("report")

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.jobs import SCRIPTS, differences, end_job, run_job, start_job, torchrelay, wait_until
+from tests.jobs import SCRIPTS, differences, end_job, start_job, torchrelay, wait_until
+from tests.twins import undisturbed
 from torchrelay.api.shown import JobStatus, RankStatus
 from torchrelay.client.client import Away, Client, Denied
 
@@ -23,7 +24,7 @@ class Job:
 
     def __init__(self, folder: Path, layout: str, steps: int) -> None:
         script = [str(SCRIPTS / "faulty.py"), "--layout", layout, "--steps", str(steps)]
-        self.calm = run_job(folder / "calm", script, ["--nproc-per-node", "4"])
+        self.calm = undisturbed(script)
         self.run_dir = folder / "run"
         self.process: subprocess.Popen[str] = start_job(self.run_dir, [*script, "--pace", "0.1"], FLAGS)
 

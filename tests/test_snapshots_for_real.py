@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tests.cells import Cell
-from tests.jobs import SCRIPTS, Finished, differences, end_job, run_job, start_job, torchrelay, wait_until
+from tests.jobs import SCRIPTS, Finished, differences, end_job, start_job, torchrelay, wait_until
 from tests.matrix import run_cells, run_undisturbed
+from tests.twins import undisturbed
 from torchrelay.client.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(600)]
@@ -22,7 +23,7 @@ FAULTS += [Cell("stop", "backward"), Cell("kill", "backward", "restore")]
 
 
 def test_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
-    calm = run_undisturbed(tmp_path, "calm", FAULTS, seed=5, layout="fsdp")
+    calm = run_undisturbed(FAULTS, seed=5, layout="fsdp")
     done = run_cells(tmp_path, "disturbed", FAULTS, seed=5, layout="fsdp")
     assert done.code == 0, done.output[-3000:]
     assert differences(done, calm) == []
@@ -36,7 +37,7 @@ def test_faults_leave_no_trace_in_the_bits(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_the_interval_is_found_out_and_what_is_lost_since_is_made_again(tmp_path: Path) -> None:
     script = [str(SCRIPTS / "faulty.py"), "--layout", "fsdp", "--steps", "60"]
-    calm = run_job(tmp_path / "calm", script, ["--nproc-per-node", "4"])
+    calm = undisturbed(script)
     run_dir = tmp_path / "run"
     words = [*script, "--pace", "0.05", "--snapshots", "auto"]
     process = start_job(run_dir, words, ["--nproc-per-node", "4", "--spares", "1"])
@@ -79,7 +80,7 @@ def lose_nodes(run_dir: Path, flags: list[str], words: list[str], *ranks: int) -
 @pytest.mark.soak
 def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
     """Two of four shards are gone, and the copies of the other two: who is left goes back by its own copies."""
-    calm = run_job(tmp_path / "calm", STEPS, ["--nproc-per-node", "4"])
+    calm = undisturbed(STEPS)
     flags = ["--nodes", "2", "--nproc-per-node", "2", "--spare-nodes", "1"]
     done = lose_nodes(tmp_path / "run", flags, [], 2)
     assert done.code == 0, done.output[-3000:]
@@ -92,7 +93,7 @@ def test_a_node_is_lost_with_its_memory(tmp_path: Path) -> None:
 @pytest.mark.soak
 def test_two_nodes_are_lost_at_once_and_a_second_buddy_has_the_copies(tmp_path: Path) -> None:
     """Of rank 1's shard there is a copy on the node of rank 2 and on that of rank 3; only the last is left."""
-    calm = run_job(tmp_path / "calm", STEPS, ["--nproc-per-node", "4"])
+    calm = undisturbed(STEPS)
     flags = ["--nodes", "4", "--nproc-per-node", "1", "--spare-nodes", "2"]
     done = lose_nodes(tmp_path / "run", flags, ["--buddies", "2"], 1, 2)
     assert done.code == 0, done.output[-3000:]

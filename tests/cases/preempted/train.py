@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import torchrelay
 from casework import MODE, OUT, Pairs, net, note, note_end, pace, strike
 
-SAVE_S = float(os.environ.get("SAVE_S", "2"))
+SAVE_S = float(os.environ.get("SAVE_S", "0.5"))
 
 
 def write(name):
