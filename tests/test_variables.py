@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import enum
 import itertools
 import sys
-from collections import deque
-from collections.abc import Iterator
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 
+from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import variables
 from torchrelay.worker.hidden_state.around import around
 from torchrelay.worker.hidden_state.hidden import Hidden
@@ -69,16 +72,21 @@ class Stream:
         return next(self.inner)
 
 
+def going_on(items: Items, make: Callable[[], Any]) -> int:
+    numbers, number = make(), 0
+    for _ in items:
+        number = next(numbers)
+    return number
+
+
 @pytest.mark.parametrize(
     "make", [lambda: (at for at in range(99)), lambda: iter(range(99)), lambda: itertools.cycle([1, 2]), Stream]
 )
-def test_nothing_is_told_of_a_function_that_goes_on_with_an_iterator(make: Any) -> None:
-    numbers, number = make(), 0
-    items = Items(0, 5)
-    for _ in items:
-        number = next(numbers)
-    assert number
-    assert b"number" not in items.told
+def test_a_function_that_goes_on_with_an_iterator_is_not_entered_in_the_middle(make: Callable[[], Any]) -> None:
+    first = Items(0, 5)
+    assert going_on(first, make)
+    with pytest.raises(UnprovedError, match=r"numbers of going_on\(\) changes .* cannot be carried"):
+        going_on(Items(4, 6, first.told), make)
 
 
 def test_an_iterator_that_nobody_goes_on_with_is_no_matter() -> None:
@@ -251,7 +259,8 @@ def test_a_flag_is_the_processs_own() -> None:
     items = Items(0, 3)
     for item in items:
         number += item
-        ready = True
+        if not ready:
+            ready = True
     assert ready
     assert b"number" in items.told
     assert b"ready" not in items.told
@@ -284,3 +293,112 @@ def test_functions_that_are_made_anew_in_each_step_do_not_fill_the_memory() -> N
         exec(compile("def step():\n    outside()", f"/script/{at}.py", "exec"), made)
         made["step"]()
     assert len(variables._names_of) < variables._MOST_CODES
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    MAIN = 2
+
+
+class Progress(NamedTuple):
+    seen: int = 0
+    best: float = 1e9
+
+
+@dataclass(frozen=True)
+class Plan:
+    left: int = 9
+
+
+class Declaring:
+    def add(self) -> None:
+        global declared
+        declared += 1
+
+
+def of_all_kinds(items: Items) -> dict[str, Any]:
+    phase, progress, plan, late, meter = Phase.WARM, Progress(), Plan(), False, Declaring()
+    sums, counts, order = defaultdict[str, float](float), Counter[str](), OrderedDict[str, int]()
+    window, history, outputs, bad = deque([0] * 70, maxlen=100), list[float](), list[torch.Tensor](), 0
+
+    def spoil() -> None:
+        nonlocal bad
+        bad += 1
+
+    for item in items:
+        phase = Phase.MAIN if item >= 3 else phase
+        late = late or item == 2
+        progress = progress._replace(seen=progress.seen + 1)
+        plan = Plan(plan.left - 1)
+        sums["loss"] += item
+        counts["seen"] += 1
+        order[f"at {item}"] = item
+        window.append(item)
+        history += [0.5 * item] * 100
+        outputs.append(torch.full((2,), float(item)))
+        spoil()
+        meter.add()
+    return {
+        "phase": phase, "progress": progress, "plan": plan, "late": late, "sums": sums, "counts": counts, "bad": bad,
+        "order": order, "window": list(window), "history": history, "outputs": torch.stack(outputs).tolist(),
+        "declared": declared,
+    }  # fmt: skip
+
+
+def test_values_of_all_kinds_go_on_in_a_function_that_enters_in_the_middle() -> None:
+    global declared
+    declared = 0
+    whole = of_all_kinds(Items(0, 8))
+    declared = 0
+    first = Items(0, 5)
+    of_all_kinds(first)
+    declared = 0
+    assert of_all_kinds(Items(4, 8, first.told)) == whole
+
+
+def averaging(items: Items, *, dead: bool) -> torch.Tensor:
+    average = torch.zeros(5_000)
+    for item in items:
+        if dead:
+            average = torch.zeros(5_000)
+        average = 0.9 * average + item
+    return average
+
+
+def test_what_is_large_and_may_still_be_read_is_refused_and_what_is_made_anew_is_no_matter() -> None:
+    first = Items(0, 5)
+    averaging(first, dead=False)
+    with pytest.raises(UnprovedError, match=r"average of averaging\(\)"):
+        averaging(Items(4, 6, first.told), dead=False)
+
+    def made_anew(items: Items) -> float:
+        best = 0.0
+        for item in items:
+            large = torch.full((5_000,), float(item))
+            best = max(best, float(large.sum()))
+        return best
+
+    first = Items(0, 5)
+    made_anew(first)
+    assert made_anew(Items(4, 6, first.told)) == made_anew(Items(0, 6))
+
+
+def test_a_class_that_a_function_has_made_is_found_by_what_stands_in_its_place() -> None:
+    def local(items: Items) -> Any:
+        class Stage(enum.Enum):
+            ONE = 1
+            TWO = 2
+
+        stage, none = Stage.ONE, None
+        for item in items:
+            stage = Stage.TWO if item == 1 else stage
+            none = Stage.ONE if item == 1 and items.last == 9 else none
+        return stage.name, none
+
+    first = Items(0, 3)
+    local(first)
+    assert local(Items(2, 4, first.told)) == ("TWO", None)
+    lost = Items(0, 9)
+    local(lost)
+    with pytest.raises(UnprovedError, match=r"none of .*local\(\)"):
+        local(Items(8, 9, lost.told))

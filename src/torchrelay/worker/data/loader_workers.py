@@ -19,7 +19,7 @@ import xxhash
 from torch.utils.data import DataLoader
 from torch.utils.data._utils import fetch
 
-from torchrelay.worker.hidden_state import graph, moving
+from torchrelay.worker.hidden_state import generators, graph
 
 # How often each loader was begun: with persistent workers and a sampler that draws nothing, nothing else would tell
 # one epoch from the next.
@@ -93,7 +93,7 @@ class _SeededFetch:
         if self._own[0] is not fetcher:
             self._own = fetcher, _generators_of(fetcher)
         for at, generator in enumerate(self._own[1]):
-            moving.reseed(generator, (numbered.seed + 1 + at) & _64_BITS)
+            generators.reseed(generator, (numbered.seed + 1 + at) & _64_BITS)
         return self._fetch_plainly(fetcher, numbered.index)
 
 

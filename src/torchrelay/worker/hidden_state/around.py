@@ -22,13 +22,14 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import graph, variables
-from torchrelay.worker.hidden_state.graph import Leaf, of_class, told_apart, variables_of
+from torchrelay.worker.hidden_state.graph import Leaf, of_class, of_function, of_module, told_apart, variables_of
 from torchrelay.worker.hidden_state.variables import VARIABLE
 from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
+from torchrelay.worker.source.names import functions_in
 from torchrelay.worker.tensors import memory
 
-MAX_FUNCTIONS = 64
+MAX_FUNCTIONS = 128
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at in another way, or not at all
@@ -38,6 +39,8 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
     """The variables, each once; a variable that has no value yet has `MISSING`."""
     waiting = list(functions)
     known: set[tuple[int, ...]] = set()
+    classes: set[type] = set()
+    selves: dict[str, list[int]] = {}
     named: dict[str, list[tuple[int, Any]]] = {}
     while waiting and len(known) < MAX_FUNCTIONS:
         one = waiting.pop(0)
@@ -46,19 +49,30 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
             waiting.append(one.func)
             continue
         if isinstance(one, types.MethodType):
-            yield Leaf(f"self of {one.__func__.__qualname__}", None, None, one.__self__)
+            path = f"self of {one.__func__.__qualname__}"
+            others = selves.setdefault(path, [])
+            others += [] if id(one.__self__) in others else [id(one.__self__)]
+            number = others.index(id(one.__self__))
+            yield Leaf(f"{path} ({number + 1})" if number else path, None, None, one.__self__)
             one = one.__func__
+        if isinstance(one, type):
+            if one not in classes and is_of_the_script(one):
+                classes.add(one)
+                yield from of_class(one)
+                waiting += functions_in(one)
+            continue
         if not isinstance(one, types.FunctionType) or is_library(one.__code__.co_filename):
             continue
         which = (id(one.__code__), *map(id, one.__closure__ or ()))
         if which in known:
             continue
         known.add(which)
+        yield from of_function(one)
         for leaf in variables_of(one):
-            if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial)):
+            if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
                 waiting.append(leaf.value)
-            elif isinstance(leaf.value, type):
-                yield from of_class(leaf.value)
+            elif isinstance(leaf.value, types.ModuleType):
+                yield from of_module(leaf.value)
             elif not issubclass(type(leaf.value), _ELSEWHERE):
                 yield told_apart(leaf, named)
 

@@ -8,11 +8,13 @@ comes to the same paths in every process that has built the same.
 from __future__ import annotations
 
 import builtins
+import contextvars
 import dis
 import functools
 import itertools
 import operator
 import random
+import threading
 import types
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
@@ -21,18 +23,22 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchrelay.worker.hidden_state import made
+from torchrelay.worker.hidden_state.made import CONTAINERS as CONTAINERS
+from torchrelay.worker.hidden_state.made import MISSING as MISSING
+from torchrelay.worker.hidden_state.made import NESTED as NESTED
+from torchrelay.worker.hidden_state.made import PLAIN as PLAIN
+from torchrelay.worker.hidden_state.made import WIDTH as WIDTH
+from torchrelay.worker.hidden_state.made import first_of
+from torchrelay.worker.hidden_state.made import is_plain as is_plain
 from torchrelay.worker.source.lines import is_library, is_of_the_script
 
+_WHOLE = (itertools.count, *made.DICTS)
 MAX_LEAVES = 4096
 MAX_DEPTH = 8
 VISITS = 4  # objects that are visited for each leaf that there may be
-WIDTH = 64  # entries of a container that are looked into
-NESTED = 3  # containers within one another that are one value
 
-PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-CONTAINERS = (list, tuple, dict, set, frozenset, deque)
-MISSING = object()
 _COUNTED: tuple[Any, ...] = (iter([]), iter(()), iter(range(0)), iter({}), iter(""), reversed([]), iter(deque()))
 ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED)})  # of which we can see the place
 
@@ -94,6 +100,8 @@ class Leaf:
             return holder.get(self.name, MISSING)
         if type(holder) is list:
             return holder[self.name] if self.name < len(holder) else MISSING
+        if type(holder) is contextvars.ContextVar:
+            return holder.get(MISSING)
         return self.value if holder is None else _slot(holder, self.name)
 
     def put(self, value: Any) -> bool:
@@ -102,6 +110,8 @@ class Leaf:
             self.holder[self.name] = value
         elif self.holder is None:
             return False
+        elif type(self.holder) is contextvars.ContextVar:
+            self.holder.set(value)
         elif isinstance(self.holder, type):
             setattr(self.holder, self.name, value)
         else:
@@ -143,14 +153,14 @@ class Walk:
         kind = type(value)
         if value is MISSING:
             return
-        if kind in PLAIN:
+        if kind in PLAIN or (made.is_made(value) and kind not in made.DICTS):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         if id(value) in self._seen:
             return
         if not issubclass(kind, CONTAINERS):
             self._seen.add(id(value))
-        if kind is itertools.count or is_generator(value) or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
+        if kind in _WHOLE or is_generator(value) or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
             self.leaves[path] = Leaf(path, holder, name, value)
         elif kind in CONTAINERS:
             self._container(path, holder, name, value, depth)
@@ -165,6 +175,8 @@ class Walk:
             self._function(value.__func__)
         elif issubclass(kind, types.FunctionType):
             self._function(value)
+        elif kind is contextvars.ContextVar:
+            self._later([(path, value, "value", value.get(MISSING), depth + 1)])
         else:
             self._object(path, holder, name, value, depth)
 
@@ -183,9 +195,9 @@ class Walk:
             self.parents[id(inner)] = holder, name
         pairs: Iterator[tuple[Any, Any]] = iter(())
         if type(value) is dict:
-            pairs = _first(value.items())
+            pairs = first_of(value.items())
         elif type(value) not in (set, frozenset):
-            pairs = enumerate(_first(value))
+            pairs = enumerate(first_of(value))
         self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
 
     def _function(self, function: Any) -> None:
@@ -203,6 +215,8 @@ class Walk:
                 continue
             elif issubclass(kind, type):
                 self.leaves.update((one.path, one) for one in of_class(value))
+            elif issubclass(kind, types.ModuleType):
+                self.leaves.update((one.path, one) for one in of_module(value))
             elif (kind in PLAIN and leaf.path.split(" of ")[0] in assigned) or _is_filled(value):
                 told_apart(leaf, self._named)
                 self.leaves[leaf.path] = leaf
@@ -261,6 +275,8 @@ def is_generator(value: Any) -> bool:
 def _is_filled(value: Any) -> bool:
     """Whether it is something that a function may go on with in its next call."""
     kind = type(value)
+    if kind in made.DICTS:
+        return bool(value) and made.tell(value, WIDTH) is not None
     return kind is itertools.count or (kind in (list, dict, set, deque) and bool(value) and is_plain(value))
 
 
@@ -269,18 +285,6 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
     """Variables of others that a function assigns."""
     stores = ("STORE_GLOBAL", "STORE_DEREF")
     return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in stores)
-
-
-def is_plain(value: Any, depth: int = 0) -> bool:
-    """Whether it is a value through and through: a number, a text, or a container of such."""
-    kind = type(value)
-    if kind in PLAIN:
-        return True
-    if kind not in CONTAINERS or depth >= NESTED:
-        return False
-    if kind is dict:
-        return all(type(key) in PLAIN and is_plain(entry, depth + 1) for key, entry in _first(value.items()))
-    return all(is_plain(entry, depth + 1) for entry in _first(value))
 
 
 def place_of(iterator: Any) -> str:
@@ -334,8 +338,27 @@ def of_class(kind: type) -> Iterator[Leaf]:
         if not is_of_the_script(each):
             continue
         for name, value in vars(each).items():
-            if not name.startswith("__") and (is_plain(value) or is_generator(value)):
+            if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
                 yield Leaf(f"{each.__qualname__}.{name}", each, name, value)
+
+
+def of_module(module: types.ModuleType) -> Iterator[Leaf]:
+    """What a module of the script has of values, as another one may set them."""
+    file = getattr(module, "__file__", None)
+    if file is None or is_library(file):
+        return
+    here = vars(module)
+    for name, value in list(here.items()):
+        if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
+            yield Leaf(f"{name} of {module.__name__}", here, name, value)
+
+
+def of_function(function: types.FunctionType) -> Iterator[Leaf]:
+    """What a function keeps in attributes of its own."""
+    here = vars(function)
+    for name, value in list(here.items()):
+        if not name.startswith(("__", "_torchrelay")):
+            yield Leaf(f"{name} of {function.__qualname__}()", here, name, value)
 
 
 def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:
@@ -355,14 +378,9 @@ def names_used(code: types.CodeType) -> list[str]:
     return [*code.co_names, *(name for each in inner for name in names_used(each))]
 
 
-def _first(entries: Iterable[Any]) -> Iterator[Any]:
-    for at, entry in enumerate(list(entries) if not hasattr(entries, "__len__") else entries):
-        if at == WIDTH:
-            return
-        yield entry
-
-
 def is_closed(kind: type) -> bool:
+    if kind is threading.local:
+        return False  # what the main thread has in it
     if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException)):
         return True
     if issubclass(kind, torch.optim.Optimizer):

@@ -142,7 +142,7 @@ def _together(told: list[tuple[str, bytes]]) -> bytes:
 
 
 class _Called:
-    """Functions of the script that are called in a step."""
+    """Functions of the script that are called in a step, and between steps."""
 
     def __init__(self, roots: list[tuple[str, Any]], steps: list[Any]) -> None:
         self._roots = roots
@@ -150,7 +150,7 @@ class _Called:
 
     def __iter__(self) -> Iterator[Any]:
         modules = [inner for _, root in self._roots if isinstance(root, torch.nn.Module) for inner in root.modules()]
-        return itertools.chain(list(self._steps), of_modules(modules))
+        return itertools.chain(list(self._steps), of_modules(modules), variables.called())
 
 
 class Hidden:

@@ -5,7 +5,7 @@ from then on: `record` tells it, `put` makes it so in another process that has b
 
     numbers, texts, small containers, small tensors and arrays    kept
     generators of random numbers, itertools.count                 kept
-    what only grows                                               left alone: a cache, a history
+    what only grows                                               left alone: a cache, a data set's history
     what is large                                                 refused if an order of data comes from it, else said
     attributes beside one that cannot be kept                     kept if they move again and again: else they may tell
                                                                   of the other one, such as "the file is open"
@@ -16,9 +16,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import random
 import sys
-from array import array
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -29,7 +27,7 @@ import torch
 import xxhash
 
 from torchrelay.errors import RefusedError, StateMismatchError
-from torchrelay.worker.hidden_state import arguments, graph, variables
+from torchrelay.worker.hidden_state import arguments, generators, graph, made, variables
 from torchrelay.worker.hidden_state.around import around
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf, Walk
 from torchrelay.worker.hidden_state.variables import VARIABLE
@@ -40,6 +38,7 @@ LIMIT = 48 << 10  # bytes of all that is kept of one object
 EACH = 16 << 10  # and of one attribute
 SAMPLES = 256  # entries of a large container that are looked at
 SMALL = 64  # entries up to which all of them are
+LARGEST = 1024  # entries of a Counter and its like that are carried
 
 _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded, whether it was seen to move
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
@@ -122,8 +121,8 @@ class Moving:
         self._walk.holders.clear()
         self._walk.parents.clear()
         self._walk.absent.clear()
-        for leaf in self._walk.leaves.values():
-            if not _is_small(leaf.value):
+        for path, leaf in self._walk.leaves.items():
+            if not _is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None
 
     def begin(self) -> None:
@@ -147,13 +146,13 @@ class Moving:
     def _judge(self, path: str, before: Any, tied: dict[int, bool]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
         leaf = self._walk.leaves[path]
-        if self._seen[path][0] == "object" or path in self.kept or _only_grew(before, self._seen[path]):
+        if self._seen[path][0] == "object" or path in self.kept:
+            return False
+        if _only_grew(before, self._seen[path]) and (self._functions is None or type(leaf.value) not in (list, deque)):
             return False
         none_yet = before is MISSING or before == ("value", None)
         if none_yet and (path.endswith("]") or self._seen[path][0] == "tensor"):
             return False  # an entry of a cache
-        if type(leaf.value) is bool and path.startswith(VARIABLE):
-            return False  # see `variables`: something was set up in this process
         if self._is_large(path):
             if before is not MISSING:
                 self._too_large(path, _size(leaf.value))
@@ -302,17 +301,18 @@ def _is_small(value: Any) -> bool:
         return _is_held(value) and value.nbytes <= EACH
     if kind in graph.CONTAINERS:
         return len(value) <= SMALL and graph.is_plain(value)
-    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value)
+    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or made.is_made(value)
 
 
 def _copied(value: Any) -> Any:
     if graph.is_generator(value):
-        return [_kind_of(value), _state_of(value)]
+        return [generators.kind_of(value), generators.state_of(value)]
     if type(value) is itertools.count:
         return [_COUNT, _place_of(value)]
     if type(value) is torch.Tensor:
         return [value.clone()]
-    return [copy.deepcopy(value)] if type(value) in graph.CONTAINERS else value
+    copied = type(value) in graph.CONTAINERS or type(value) in made.DICTS
+    return [copy.deepcopy(value)] if copied else value
 
 
 # ---------------------------------------------------------------- what a leaf was
@@ -326,7 +326,10 @@ def signature(value: Any) -> tuple[str, Any]:
     if kind is itertools.count:
         return "count", repr(value)
     if graph.is_generator(value):
-        return "generator", xxhash.xxh3_64_digest(_bytes_of(value))
+        return "generator", xxhash.xxh3_64_digest(generators.bytes_of(value))
+    if made.is_made(value):
+        told = made.tell(value, LARGEST)
+        return ("object", (kind, id(value))) if told is None else ("made", repr(told))
     if kind in graph.CONTAINERS and graph.is_plain(value):
         return "container", (kind, len(value), _shown(value))
     if kind is torch.Tensor and _is_held(value):
@@ -390,51 +393,13 @@ def _size(value: Any) -> int:
 # ---------------------------------------------------------------- the values
 
 
-def _bytes_of(generator: Any) -> bytes:
-    kind = arguments.GENERATORS.get(type(generator))
-    if kind is not None:
-        return kind(generator)
-    return repr(_state_of(generator)).encode()
-
-
-def _state_of(generator: Any) -> Any:
-    """The state of a generator, as values."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state().numpy().tobytes()
-    if isinstance(generator, np.random.Generator):
-        return generator.bit_generator.state
-    if isinstance(generator, np.random.RandomState):
-        return generator.get_state(legacy=False)
-    if isinstance(generator, np.random.BitGenerator):
-        return generator.state
-    version, words, gauss = generator.getstate()
-    return [version, array("I", words).tobytes(), gauss]
-
-
-def _put_state(generator: Any, state: Any) -> None:
-    if isinstance(generator, torch.Generator):
-        generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = state
-    elif isinstance(generator, np.random.RandomState):
-        generator.set_state(state)
-    elif isinstance(generator, np.random.BitGenerator):
-        generator.state = state
-    else:
-        generator.setstate((state[0], tuple(array("I", state[1])), state[2]))
-
-
-def _kind_of(generator: Any) -> str:
-    inner = generator.bit_generator if isinstance(generator, np.random.Generator) else generator
-    return f"{type(generator).__name__} {type(inner).__name__}"
-
-
 def _told(path: str, value: Any) -> bytes:
     generator = graph.is_generator(value)
     if type(value) is itertools.count:
         return values.encode([_COUNT, _place_of(value)], path)
     try:
-        return values.encode([_kind_of(value), _state_of(value)] if generator else [value], path)
+        found = made.tell(value, LARGEST) if made.is_made(value) else value
+        return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
     except TypeError as error:
         raise RefusedError(
             str(error), "keep numbers, texts, tensors, and lists or dicts of them in attributes"
@@ -447,9 +412,9 @@ def _take(leaf: Leaf, told: Any) -> bool:
     if type(told) is list and len(told) == 2 and told[0] == _COUNT:
         return type(live) is itertools.count and _count_on(leaf, live, *told[1])
     if type(told) is list and len(told) == 2:
-        if not graph.is_generator(live) or _kind_of(live) != told[0]:
+        if not graph.is_generator(live) or generators.kind_of(live) != told[0]:
             return False
-        _put_state(live, told[1])
+        generators.put_state(live, told[1])
         return True
     value = told[0] if type(told) is list else told
     if isinstance(value, torch.Tensor) and type(live) is torch.Tensor and live.shape == value.shape:
@@ -458,6 +423,14 @@ def _take(leaf: Leaf, told: Any) -> bool:
         return True
     if isinstance(value, np.ndarray) and type(live) is np.ndarray and live.shape == value.shape:
         np.copyto(live, value)
+        return True
+    if made.is_told(value):
+        value = made.make(value, live)
+        return value is not MISSING and (value is live or leaf.put(value))
+    if type(live) is type(value) and type(value) in made.DICTS:
+        live.clear()
+        for key, entry in value.items():
+            live[key] = entry
         return True
     if type(live) is type(value) and type(value) in (list, dict, set, deque):
         # In place: it may be known elsewhere, too.
@@ -481,17 +454,3 @@ def _count_on(leaf: Leaf, live: itertools.count[Any], number: Any, step: Any) ->
         deque(itertools.islice(live, ahead), maxlen=0)
         return True
     return leaf.put(itertools.count(number, step))
-
-
-def reseed(generator: Any, number: int) -> None:
-    """Seed a generator anew with 64 bits."""
-    if isinstance(generator, torch.Generator):
-        generator.manual_seed(number)
-    elif isinstance(generator, np.random.Generator):
-        generator.bit_generator.state = type(generator.bit_generator)(number).state
-    elif isinstance(generator, np.random.RandomState):
-        generator.seed([number & 0xFFFFFFFF, number >> 32])
-    elif isinstance(generator, np.random.BitGenerator):
-        generator.state = type(generator)(number).state
-    elif isinstance(generator, random.Random):
-        generator.seed(number)

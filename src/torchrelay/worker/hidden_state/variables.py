@@ -10,15 +10,15 @@ replacement gets them where it enters, and what the script does with the item ch
 that functions of the same module declare and assign count, too. Objects of the script's classes are looked at instead,
 see `hidden`. Nothing is told of a function that goes on with an iterator of its own.
 
-Numbers, texts, small containers of such, and tensors of a few numbers; whatever else there is, is left alone. A flag is
-each process's own: mostly it says that something was set up here (a thread, a hook, a writer), which a replacement has
-still to do. One that decides about numbers is found out as other decisions are.
+Numbers, texts, containers of such, tensors of a few numbers, and values of classes (see `made`). A flag that a function
+sets where it has just been found not to be set is each process's own: it says that something was set up here (a thread,
+a hook, a writer), which a replacement has still to do. What changes, may still be read, and cannot be told is named in
+the record, and a replacement is refused for it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import dis
 import itertools
 import operator
 import re
@@ -26,6 +26,8 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum
+from functools import partial
+from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
@@ -34,17 +36,19 @@ import numpy as np
 import torch
 from msgspec import Struct
 
-from torchrelay.worker.hidden_state import graph
+from torchrelay.errors import UnprovedError
+from torchrelay.worker.hidden_state import graph, made
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
+from torchrelay.worker.source.names import Names, functions_in, inner, stored
 from torchrelay.worker.tensors import values
 
-LIMIT = 16 << 10  # bytes of all variables of all functions
-TEXT = 512  # characters or bytes of one that is carried
-ENTRIES = 64  # of a container, and numbers in a tensor
+LIMIT = 32 << 10  # bytes of all variables of all functions
+TEXT = 4096  # characters or bytes of one that is carried
+ENTRIES = 1024  # of a container, and numbers in a tensor
+SHOWN = 64  # of them that are looked at to see whether it has changed
 _DIRECT = frozenset({int, float, bool, type(None), str, bytes})
 _FLAT = (list, dict, deque)
 _FILLED = (list, dict, set, deque)  # what is filled in place, as others may hold it, too
-_STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
 _NO_OBJECTS: tuple[type, ...] = (
     int, float, complex, str, bytes, type(None), type, FunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray,
     np.generic, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler,
@@ -65,13 +69,21 @@ class _Told(Struct, array_like=True):
     plain: dict[str, Any] = {}
     flat: dict[str, Any] = {}  # lists, and dicts by texts, of such; a deque is told as a list
     packed: dict[str, bytes] = {}
+    lacking: list[str] = []  # what changes, may still be read, and is not told
 
 
 _decode = msgspec.msgpack.Decoder(list[_Told]).decode
+_encode = msgspec.msgpack.encode
+_LACKING = (
+    "{0} of {1}() changes in the course of the training, may decide what comes next, and cannot be carried: a worker "
+    "that takes over this rank would go on with another one. Keep it in numbers, texts or small tensors, or give it to "
+    "protect(state=...); an iterator of your own: begin it anew from the step's number"
+)
+_walking: dict[int, CodeType] = {}  # generators in which tracked loops lie, by the id of their code
 # Of each function by the id of its code, which is held so that no other one gets it: what it assigns in loops; None: a
 # library's. By ids, as to hash a code is to hash all of its constants, for each frame of each step; and codes of
 # different files may be equal.
-_names_of: dict[int, tuple[CodeType, frozenset[str] | None]] = {}
+_names_of: dict[int, tuple[CodeType, Names | None]] = {}
 _MOST_CODES = 4096  # a script that makes functions anew in each step does not fill the memory
 _first: dict[tuple[Place, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
 _may_go: dict[type, _Goes] = {}  # by class
@@ -81,13 +93,34 @@ _declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a modul
 def told(frame: FrameType | None) -> bytes:
     """The variables of all functions of the script from this frame outwards; empty if there are none."""
     found = [_tell(each, names) for each, names in _of_script(frame)][::-1]
-    if not any(one.plain or one.flat or one.packed for one in found):
+    if not any(one.plain or one.flat or one.packed or one.lacking for one in found):
         return b""
     try:
-        data = msgspec.msgpack.encode(found)
+        data = _encode(found)
     except OverflowError:  # a number that is too long for it, in a container
         data = b""
-    return data if 0 < len(data) <= LIMIT else msgspec.msgpack.encode([_Told(one.name, one.plain) for one in found])
+    return data if 0 < len(data) <= LIMIT else _encode(_shortened(found))
+
+
+def _shortened(found: list[_Told]) -> list[_Told]:
+    """Without the largest, as far as there is no room for them: they are named instead."""
+    sizes = []
+    for one in found:
+        for kind in (one.flat, one.packed):
+            for name in kind:
+                try:
+                    sizes.append((len(_encode(kind[name])), name, one, kind))
+                except OverflowError:
+                    sizes.append((LIMIT + 1, name, one, kind))
+    sizes.sort(key=operator.itemgetter(0), reverse=True)
+    total = sum(size for size, *_ in sizes)
+    for size, name, one, kind in sizes:
+        if total <= LIMIT // 2:
+            break
+        total -= size
+        del kind[name]
+        one.lacking.append(name)
+    return found
 
 
 def put(frame: FrameType | None, data: bytes) -> None:
@@ -98,14 +131,38 @@ def put(frame: FrameType | None, data: bytes) -> None:
     for each, one in zip(frames, _decode(data), strict=False):
         if each.f_code.co_qualname != one.name:
             return
+        if one.lacking:
+            raise UnprovedError(_LACKING.format(one.lacking[0].strip(), one.name))
         packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
         _first.update(dict.fromkeys(((place_of(each.f_code), name) for name in (*one.flat, *packed)), MOVED))
         _fill(each, one.plain | one.flat | packed)
 
 
 def objects() -> Iterator[graph.Leaf]:
-    """Objects in variables of functions of the script that are under way, outside of the call that is."""
-    return (leaf for leaf in held() if type(leaf.value) not in graph.CONTAINERS)
+    """Objects in variables of functions of the script that are under way, outside of the call that is, and in globals
+    and modules that they use."""
+    yield from (leaf for leaf in held() if type(leaf.value) not in graph.CONTAINERS)
+    for each in outside():
+        around = each.f_globals
+        for name in _names(each.f_code)[0].co_names:
+            value = around.get(name)
+            if isinstance(value, ModuleType):
+                yield from graph.of_module(value)
+            elif each.f_locals is not around and not issubclass(type(value), _NO_OBJECTS):
+                yield graph.Leaf(f"{name} of {around.get('__name__')}", around, name, value)
+
+
+def called() -> Iterator[Any]:
+    """Functions and classes of the script that functions under way use, outside of the call that is."""
+    for each in outside():
+        code, local, around = each.f_code, each.f_locals, each.f_globals
+        for value in [*local.values(), *(around.get(name) for name in code.co_names)]:
+            if isinstance(value, (FunctionType, MethodType, partial)):
+                yield value
+            elif not isinstance(value, _NO_OBJECTS) or isinstance(value, type):
+                kind = value if isinstance(value, type) else type(value)
+                if is_of_the_script(kind):
+                    yield kind
 
 
 def held() -> Iterator[graph.Leaf]:
@@ -164,16 +221,16 @@ _lengths: dict[int, int] = {}  # of iterators, by id, how much was to come when 
 _MOST_LENGTHS = 4096
 
 
-def _names(code: CodeType) -> tuple[CodeType, frozenset[str] | None]:
-    """What a function of the script assigns in loops, with its code; None for those of libraries."""
+def _names(code: CodeType) -> tuple[CodeType, Names | None]:
+    """What there is to know of the names of a function of the script, with its code; None for those of libraries."""
     if len(_names_of) >= _MOST_CODES:
         _names_of.clear()
-    found = code, None if is_library(code.co_filename) else frozenset(_assigned_in_loops(code))
+    found = code, None if is_library(code.co_filename) else Names(code)
     _names_of[id(code)] = found
     return found
 
 
-def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, frozenset[str]]]:
+def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, Names]]:
     known = _names_of
     while frame is not None:
         code = frame.f_code
@@ -183,54 +240,74 @@ def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, frozenset[s
         frame = frame.f_back
 
 
-def _assigned_in_loops(code: CodeType) -> Iterator[str]:
-    instructions = list(dis.get_instructions(code))
-    loops = [(int(one.argval), one.offset) for one in instructions if "JUMP_BACKWARD" in one.opname]
-    for one in instructions:
-        if one.opname in _STORES and any(begin <= one.offset <= end for begin, end in loops):
-            yield one.argval
-
-
 def _declared(around: dict[str, Any]) -> frozenset[str]:
     """Globals that functions of this module declare and assign."""
     known = _declared_in.get(id(around))
     if known is None or known[0] != len(around):
-        functions = [value for value in list(around.values()) if type(value) is FunctionType]
+        functions = [each for value in list(around.values()) for each in functions_in(value)]
         own = [each.__code__ for each in functions if each.__globals__ is around]
-        found = (one.argval for code in own for one in dis.get_instructions(code) if one.opname == "STORE_GLOBAL")
+        found = (name for code in own for each in (code, *inner(code)) for name in stored(each, "STORE_GLOBAL"))
         known = _declared_in[id(around)] = len(around), frozenset(found)
     return known[1]
 
 
-def _tell(frame: FrameType, names: frozenset[str]) -> _Told:
-    one = _Told(frame.f_code.co_qualname)
+def _tell(frame: FrameType, names: Names) -> _Told:
+    one = _Told(frame.f_code.co_qualname, {}, {}, {}, [])
     local, around = frame.f_locals, frame.f_globals
-    if _goes_on(local.values()):
-        return one
-    if local is not around and _goes_on([around.get(name) for name in frame.f_code.co_names]):
-        return one
+    if frame.f_code.co_flags & CO_GENERATOR:
+        _walking[id(frame.f_code)] = frame.f_code
+    living: frozenset[str] | None = None
     for name, value in list(local.items()):
-        if name in names or (type(value) in _FILLED and _has_moved(frame.f_code, name, value)):
-            _keep(one, name, value)
+        kind = type(value)
+        if name in names.assigned:
+            told = (kind is bool and name in names.flags) or _keep(one, name, value)
+        elif kind in _FILLED or kind in made.DICTS:
+            told = not _has_moved(frame.f_code, name, value) or _keep(one, name, value)
+        else:
+            told = not _goes_on([value])
+        if not told:
+            living = names.living(frame.f_lasti) if living is None else living
+            if name in living and (name not in names.assigned or _has_moved(frame.f_code, name, value)):
+                one.lacking.append(name)
+    if local is not around:
+        one.lacking.extend(name for name in frame.f_code.co_names if _goes_on([around.get(name)]))
     for name in _declared(around):
-        if name in around:
-            _keep(one, name + _DECLARED, around[name])
+        value = around.get(name)
+        if name in around and not _keep(one, name + _DECLARED, value) and _has_moved(frame.f_code, name, value):
+            one.lacking.append(name)
     return one
 
 
 def _has_moved(code: CodeType, name: str, value: Any) -> bool:
-    """Whether a container has changed since the first item: one that stays may tell of this process, such as paths."""
+    """Whether a value has changed since the first item: one that stays may tell of this process, such as paths."""
     place = place_of(code), name
     first = _first.get(place)
     if first == MOVED:
         return True
-    now = repr(value) if len(value) <= ENTRIES and graph.is_plain(value) else None
+    now = _glance(value)
     if first is None:
         _first[place] = now
     elif first != now:
         _first[place] = MOVED
         return True
     return False
+
+
+def _glance(value: Any) -> str:
+    """What tells whether a value is another one, in next to no time."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        return f"{id(value)} {value._version}"
+    if issubclass(kind, (np.ndarray, np.generic)):
+        return f"{id(value)} {value.flat[0] if value.size else None} {value.flat[-1] if value.size else None}"
+    if kind in graph.CONTAINERS or kind in made.DICTS:
+        entries = [*itertools.islice(value, SHOWN)]
+        if isinstance(value, dict):
+            entries += [value[key] for key in entries]
+        elif kind in (list, tuple, deque) and len(value) > SHOWN:
+            entries += [value[-1], value[-2]]
+        return repr((len(value), [entry if graph.is_plain(entry) else id(entry) for entry in entries]))
+    return repr(value) if kind in graph.PLAIN else repr(made.tell(value, ENTRIES)) if made.is_made(value) else ""
 
 
 def _goes_on(found: Iterable[Any]) -> bool:
@@ -277,6 +354,8 @@ def _is_under_way(iterator: Any) -> bool:
     Of those that do not show where they are it is taken for granted, as long as they have not come to their end.
     """
     if type(iterator) is GeneratorType:
+        if id(iterator.gi_code) in _walking:
+            return False  # a tracked loop lies in it: a replacement comes to its place
         return iterator.gi_frame is not None and not iterator.gi_running
     left = operator.length_hint(iterator, -1)
     if left < 0:
@@ -286,20 +365,21 @@ def _is_under_way(iterator: Any) -> bool:
     return 0 < left != _lengths.setdefault(id(iterator), left)
 
 
-def _keep(one: _Told, name: str, value: Any) -> None:
+def _keep(one: _Told, name: str, value: Any) -> bool:
+    """Tell it. False if it is a value that cannot be told; what is no value is nothing to tell."""
     kind = type(value)
-    if kind is bool:
-        return  # see above
     if kind not in _DIRECT:
         if kind in _FLAT and _is_flat(value):
             one.flat[name] = list(value) if kind is deque else value
         elif packed := _packed(name, value):
             one.packed[name] = packed
-    elif kind is int:
-        if -_MAX_INT <= value < _MAX_INT:
-            one.plain[name] = value
-    elif kind not in (str, bytes) or len(value) <= TEXT:
-        one.plain[name] = value
+        else:
+            return not (_is_values(value) or _goes_on([value]))
+        return True
+    if (kind is int and not -_MAX_INT <= value < _MAX_INT) or (kind in (str, bytes) and len(value) > TEXT):
+        return False
+    one.plain[name] = value
+    return True
 
 
 def _is_flat(value: Any) -> bool:
@@ -310,21 +390,41 @@ def _is_flat(value: Any) -> bool:
     return _DIRECT.issuperset(map(type, value))
 
 
+def _is_values(value: Any, depth: int = 0) -> bool:
+    """Whether it is made of values alone: objects are looked at elsewhere, or are each process's own."""
+    kind = type(value)
+    if kind in graph.PLAIN or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)) or made.is_made(value):
+        return True
+    if kind not in graph.CONTAINERS or depth >= graph.NESTED:
+        return False
+    entries = value.values() if kind is dict else value
+    return all(_is_values(entry, depth + 1) for entry in itertools.islice(entries, SHOWN))
+
+
+def _numbers_in(value: Any, depth: int = 0) -> int:
+    """How many numbers and texts a value holds; more than may be told if there is something else in it."""
+    kind = type(value)
+    if kind in _DIRECT:
+        return 1
+    if kind is torch.Tensor:
+        fits = not value.requires_grad and value.layout is torch.strided and not value.is_inference()
+        return value.numel() if fits else ENTRIES + 1
+    if kind is np.ndarray or issubclass(kind, np.generic):
+        return ENTRIES + 1 if value.dtype.hasobject else int(value.size)
+    if kind not in graph.CONTAINERS or len(value) > ENTRIES or depth > graph.NESTED:
+        return ENTRIES + 1
+    if kind is dict and not all(type(key) in graph.PLAIN for key in value):
+        return ENTRIES + 1
+    return sum(_numbers_in(entry, depth + 1) for entry in (value.values() if kind is dict else value))
+
+
 def _packed(name: str, value: Any) -> bytes:
     """A value that is no plain number or text; empty if it is not carried."""
-    kind = type(value)
-    if kind in graph.CONTAINERS:
-        fits = len(value) <= ENTRIES and graph.is_plain(value)
-    elif kind is torch.Tensor:
-        fits = value.is_cpu and not value.requires_grad and value.numel() <= ENTRIES and value.layout is torch.strided
-    elif kind is np.ndarray:
-        fits = value.size <= ENTRIES and not value.dtype.hasobject
-    else:
-        fits = isinstance(value, np.generic)
-    if not fits:
+    told = made.tell(value, ENTRIES) if made.is_made(value) else value
+    if told is None or (told is value and _numbers_in(value) > ENTRIES):
         return b""
     try:
-        return values.encode([value], name)
+        return values.encode([told], name)
     except (TypeError, ValueError, RuntimeError):
         return b""
 
@@ -334,6 +434,10 @@ def _fill(frame: FrameType, known: dict[str, Any]) -> None:
     for name, value in known.items():
         holder, key = (around, name[:-1]) if name.endswith(_DECLARED) else (local, name)
         live: Any = holder.get(key)
+        if made.is_told(value):
+            value = made.make(value, live)
+            if value is graph.MISSING:
+                raise UnprovedError(_LACKING.format(key, frame.f_code.co_qualname))
         if type(live) in _FILLED and type(value) in (type(live), list):
             live.clear()
             (live.extend if type(value) in (list, deque) else live.update)(value)

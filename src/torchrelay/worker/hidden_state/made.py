@@ -1,0 +1,122 @@
+"""Made: what is a value through and through; and such values of classes, told by their class and what is in them.
+
+Numbers, texts and containers of them are plain. Members of enumerations, named tuples, frozen dataclasses, and dicts of
+other classes (Counter, OrderedDict, defaultdict) are as good: a script puts another one in place of the last, or fills
+it; a replacement makes it anew. No code of the script is run for that, and no module imported.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import enum
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+WIDTH = 64  # entries of a container that are looked into
+NESTED = 3  # containers within one another that are one value
+MISSING = object()
+DICTS = (collections.Counter, collections.OrderedDict, collections.defaultdict)
+_MARK = "torchrelay made"
+
+
+def is_made(value: Any) -> bool:
+    """Whether it is of one of these classes, whatever is in it."""
+    kind = type(value)
+    if kind in PLAIN or kind in CONTAINERS:
+        return False
+    return issubclass(kind, enum.Enum) or kind in DICTS or _is_named_tuple(kind) or _is_frozen(kind)
+
+
+def tell(value: Any, most: int) -> list[Any] | None:
+    """What it takes to make it again, as plain values; None if there is something else in it, or more than `most`."""
+    kind = type(value)
+    if issubclass(kind, enum.Enum):
+        inner: Any = value.value if value.name is None else value.name
+        how = "value" if value.name is None else "name"
+    elif kind in DICTS:
+        how, inner = "dict", [list(pair) for pair in value.items()]
+    elif _is_named_tuple(kind):
+        how, inner = "tuple", list(value)
+    else:
+        how, inner = "fields", [[one.name, getattr(value, one.name, None)] for one in dataclasses.fields(value)]
+    if isinstance(inner, list) and (len(inner) > most or not all(is_plain(entry) for entry in inner)):
+        return None
+    return [_MARK, how, kind.__module__, kind.__qualname__, inner]
+
+
+def is_told(told: Any) -> bool:
+    """Whether `tell` has said it."""
+    return type(told) is list and len(told) == 5 and told[0] == _MARK
+
+
+def make(told: list[Any], live: Any) -> Any:
+    """The value; `MISSING` if its class is not to be found here. A dict that is there, `live`, is filled anew."""
+    _, how, module, name, inner = told
+    kind = _find(module, name, live)
+    if kind is None:
+        return MISSING
+    if how in ("name", "value"):
+        return kind[inner] if how == "name" else kind(inner)
+    if how == "dict":
+        return _filled(kind, inner, live)
+    if how == "tuple":
+        return tuple.__new__(kind, inner)
+    found = object.__new__(kind)
+    for field, value in inner:
+        object.__setattr__(found, field, value)
+    return found
+
+
+def _filled(kind: Any, pairs: list[list[Any]], live: Any) -> Any:
+    if type(live) is not kind:
+        if kind is collections.defaultdict:
+            return MISSING  # what it makes of a key that it does not have nobody has told
+        live = kind()
+    live.clear()
+    for key, value in pairs:
+        live[key] = value
+    return live
+
+
+def _find(module: str, name: str, live: Any) -> Any:
+    """A class by its name; one that a function has made is known by what stands in its place."""
+    kind = type(live)
+    if (kind.__module__, kind.__qualname__) == (module, name):
+        return kind
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, "__dict__", {}).get(part)
+    return found if isinstance(found, type) and found.__qualname__ == name else None
+
+
+def _is_named_tuple(kind: type) -> bool:
+    return issubclass(kind, tuple) and kind.__bases__ == (tuple,) and "_fields" in vars(kind)
+
+
+def _is_frozen(kind: type) -> bool:
+    settings = vars(kind).get("__dataclass_params__")
+    return settings is not None and bool(settings.frozen)
+
+
+def is_plain(value: Any, depth: int = 0) -> bool:
+    """Whether it is a value through and through: a number, a text, or a container of such."""
+    kind = type(value)
+    if kind in PLAIN:
+        return True
+    if kind not in CONTAINERS or depth >= NESTED:
+        return False
+    if kind is dict:
+        return all(type(key) in PLAIN and is_plain(entry, depth + 1) for key, entry in first_of(value.items()))
+    return all(is_plain(entry, depth + 1) for entry in first_of(value))
+
+
+def first_of(entries: Iterable[Any]) -> Iterator[Any]:
+    for at, entry in enumerate(list(entries) if not hasattr(entries, "__len__") else entries):
+        if at == WIDTH:
+            return
+        yield entry

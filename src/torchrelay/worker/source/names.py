@@ -1,0 +1,150 @@
+"""Names: what a function does with its names: which it assigns in loops, and which may still be read as they are.
+
+A loss that is assigned before it is read in each turn is dead at the loop's head: whatever is in it there is no matter
+to a replacement. Found by going backwards through the instructions, exceptions included. What inner functions use
+lives always, as they may be called at any time.
+"""
+
+from __future__ import annotations
+
+import bisect
+import dis
+import re
+from collections.abc import Iterable, Iterator
+from types import CodeType, FunctionType
+from typing import Any
+
+_PART = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|GLOBAL|CLOSURE)")
+_ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
+MOST = 20_000  # instructions of a function that is gone through; of a longer one all variables live
+
+
+_STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
+
+
+class Names:
+    """Of a function: what it assigns in loops, or what functions do that it makes; which of it are flags of its own."""
+
+    def __init__(self, code: CodeType) -> None:
+        instructions = list(dis.get_instructions(code))
+        assigned = set(_assigned_in_loops(instructions))
+        within = {name for each in inner(code) for name in stored(each, "STORE_DEREF")}
+        self.assigned = frozenset(assigned | (within & set(code.co_cellvars)))
+        self.flags = frozenset(name for name in assigned if _is_set_up(name, instructions))
+        self._code = code
+        self._living: Living | None = None
+
+    def living(self, lasti: int) -> frozenset[str]:
+        """What may still be read, from this instruction on."""
+        if self._living is None:
+            self._living = Living(self._code)
+        return self._living.at(lasti)
+
+
+def _assigned_in_loops(instructions: list[dis.Instruction]) -> Iterator[str]:
+    loops = [(int(one.argval), one.offset) for one in instructions if "JUMP_BACKWARD" in one.opname]
+    for one in instructions:
+        if one.opname in _STORES and any(begin <= one.offset <= end for begin, end in loops):
+            yield from one.argval if isinstance(one.argval, tuple) else (one.argval,)
+
+
+def inner(code: CodeType) -> Iterator[CodeType]:
+    """Functions that a function makes, and those that they make."""
+    for each in code.co_consts:
+        if type(each) is CodeType:
+            yield each
+            yield from inner(each)
+
+
+def stored(code: CodeType, how: str) -> Iterator[str]:
+    return (one.argval for one in dis.get_instructions(code) if one.opname == how)
+
+
+def _is_set_up(name: str, instructions: list[dis.Instruction]) -> bool:
+    """Whether a function sets this only to True or False, and only in what an `if` on the same name begins."""
+    guards: list[tuple[int, int]] = []
+    for at, one in enumerate(instructions[:-2]):
+        if one.argval == name and one.opname.startswith("LOAD"):
+            jump = (
+                instructions[at + 2]
+                if instructions[at + 1].opname in ("UNARY_NOT", "TO_BOOL")
+                else instructions[at + 1]
+            )
+            if "JUMP" in jump.opname and "IF" in jump.opname:
+                guards.append((jump.offset, jump.argval))
+    stores = [at for at, one in enumerate(instructions) if one.argval == name and one.opname in _STORES]
+    guarded = [at for at in stores if any(begin < instructions[at].offset < end for begin, end in guards)]
+    constants = all(type(instructions[at - 1].argval) is bool for at in stores)
+    return bool(guarded) and constants and len(stores) - len(guarded) <= 1  # the other one is its beginning
+
+
+def functions_in(value: Any) -> Iterator[FunctionType]:
+    """A function, or the methods of a class."""
+    if type(value) is FunctionType:
+        yield value
+    elif isinstance(value, type):
+        for each in list(vars(value).values()):
+            inner = each.__func__ if isinstance(each, (classmethod, staticmethod)) else each
+            if type(inner) is FunctionType:
+                yield inner
+
+
+class Living:
+    """Of one function."""
+
+    def __init__(self, code: CodeType) -> None:
+        self._always = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
+        self._all = self._always | frozenset(code.co_varnames) | frozenset(code.co_names)
+        self._offsets: list[int] = []
+        self._after: list[frozenset[str]] = []
+        instructions = list(dis.get_instructions(code))
+        if len(instructions) <= MOST:
+            self._find(code, instructions)
+
+    def at(self, lasti: int) -> frozenset[str]:
+        """What lives when the instruction at this place has done its work: of a loop, when it has given an item."""
+        if not self._offsets or lasti < 0:
+            return self._all
+        return self._after[bisect.bisect_right(self._offsets, lasti) - 1] | self._always
+
+    def _find(self, code: CodeType, instructions: list[dis.Instruction]) -> None:
+        index = {one.offset: at for at, one in enumerate(instructions)}
+        follows = [_successors(one, at, index) for at, one in enumerate(instructions)]
+        for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
+            handler = index.get(entry.target)
+            for at, one in enumerate(instructions):
+                if handler is not None and entry.start <= one.offset < entry.end:
+                    follows[at].append(handler)
+        uses = [_uses(one) for one in instructions]
+        before: list[frozenset[str]] = [frozenset()] * (len(instructions) + 1)
+        changed = True
+        while changed:
+            changed = False
+            for at in reversed(range(len(instructions))):
+                after = frozenset[str]().union(*(before[to] for to in follows[at]))
+                read, written = uses[at]
+                found = (after - written) | read
+                if found != before[at]:
+                    before[at], changed = found, True
+        self._offsets = [one.offset for one in instructions]
+        for at, one in enumerate(instructions):
+            nexts = [at + 1] if one.opname == "FOR_ITER" else follows[at]
+            self._after.append(frozenset[str]().union(*(before[to] for to in nexts)))
+
+
+def _successors(one: dis.Instruction, at: int, index: dict[int, int]) -> list[int]:
+    jumps = "JUMP" in one.opname or one.opname in ("FOR_ITER", "SEND")
+    found = [index[one.argval]] if jumps and one.argval in index else []
+    conditional = "IF" in one.opname or one.opname in ("FOR_ITER", "SEND")
+    if conditional or not one.opname.startswith(_ENDS):
+        found.append(at + 1)
+    return found
+
+
+def _uses(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
+    """What an instruction reads, and what it writes; some do two at once."""
+    parts = _PART.findall(one.opname) or re.findall(r"(LOAD|STORE)_FAST", one.opname)
+    names: Iterable[str] = one.argval if isinstance(one.argval, tuple) else [one.argval]
+    pairs = list(zip(parts, names, strict=False))
+    read = frozenset(name for how, name in pairs if how == "LOAD")
+    return read, frozenset(name for how, name in pairs if how != "LOAD")
