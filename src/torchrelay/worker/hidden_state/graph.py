@@ -13,6 +13,7 @@ import dis
 import functools
 import itertools
 import operator
+import os
 import random
 import threading
 import types
@@ -50,6 +51,12 @@ _CLOSED_MODULES = """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
+ENVIRONMENT = "os.environ"
+# What we, launchers, and communication libraries tell a process by variables.
+_OF_PROCESSES = (
+    "TORCH", "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "PET_", "CUDA_", "NCCL_", "GLOO_", "OMP_",
+    "MKL_", "KMP_", "SLURM_", "PYTHON", "PYTEST_", "PATH", "HOSTNAME", "PWD", "OLDPWD", "TMPDIR",
+)  # fmt: skip
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
@@ -102,11 +109,13 @@ class Leaf:
             return holder[self.name] if self.name < len(holder) else MISSING
         if type(holder) is contextvars.ContextVar:
             return holder.get(MISSING)
+        if holder is os.environ:
+            return holder.get(self.name, MISSING)
         return self.value if holder is None else _slot(holder, self.name)
 
     def put(self, value: Any) -> bool:
         """Set it; returns whether that is possible here."""
-        if type(self.holder) in (dict, list):
+        if type(self.holder) in (dict, list) or self.holder is os.environ:
             self.holder[self.name] = value
         elif self.holder is None:
             return False
@@ -143,6 +152,8 @@ class Walk:
         for leaf in variables:
             if leaf.value is MISSING:
                 self.absent[leaf.path] = leaf
+            if leaf.holder is os.environ:
+                self.holders[ENVIRONMENT] = os.environ
             self._waiting.append((leaf.path, leaf.holder, leaf.name, leaf.value, 1))
         visits = 0
         while self._waiting and len(self.leaves) < limit and visits < VISITS * limit:
@@ -351,6 +362,13 @@ def of_module(module: types.ModuleType) -> Iterator[Leaf]:
     for name, value in list(here.items()):
         if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
             yield Leaf(f"{name} of {module.__name__}", here, name, value)
+
+
+def of_environment() -> Iterator[Leaf]:
+    """Variables of the environment that are not a process's own."""
+    for name, value in list(os.environ.items()):
+        if not name.startswith(_OF_PROCESSES):
+            yield Leaf(f"{ENVIRONMENT}.{name}", os.environ, name, value)
 
 
 def of_function(function: types.FunctionType) -> Iterator[Leaf]:

@@ -20,7 +20,7 @@ import torch
 from msgspec import Struct
 from torch.utils.data import BatchSampler, DataLoader
 
-from torchrelay.errors import UndeclaredError
+from torchrelay.errors import UndeclaredError, UnprovedError
 from torchrelay.worker.hidden_state import graph, moving, variables
 from torchrelay.worker.hidden_state.around import Outsiders, around, of_modules
 from torchrelay.worker.hidden_state.moving import Moving
@@ -37,6 +37,7 @@ class Record(Struct, array_like=True):
     state: bytes
     resting: list[tuple[str, bytes]]  # objects of loaders through which no loop goes
     late: list[str]  # what was seen to change after the gate of a call
+    lacking: list[str] = []  # what changes, and is too large to be told
 
 
 _decode = msgspec.msgpack.Decoder(Record).decode
@@ -197,7 +198,10 @@ class Hidden:
     @property
     def empty(self) -> bool:
         """Whether there is nothing to tell: asked twice in every call."""
-        return not (self.state.kept or self._waiting or any(one.moving.kept for _, one in list(self._seen.values())))
+        state = self.state
+        return not (
+            state.kept or state.lacking or self._waiting or any(one.moving.kept for _, one in list(self._seen.values()))
+        )
 
     def carries(self, holder: Any, name: str, value: Any) -> bool:
         """Whether a replacement gets what stands here under this name, or what this value holds."""
@@ -308,7 +312,8 @@ class Hidden:
         return False
 
     def rewind(self) -> None:
-        """Put back all as it was at the entry of the call. May be done twice."""
+        """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
+        _refuse(self.state.lacking)
         moving.recall(self._remembered)
         self.state.put(self._before)
         for part, told in self._touched:
@@ -326,7 +331,8 @@ class Hidden:
                 resting.append((one.name, one.moving.record()))
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
-        return msgspec.msgpack.encode(Record(self.state.record(), [*resting, *self._waiting], list(self._late)))
+        told = Record(self.state.record(), [*resting, *self._waiting], list(self._late), list(self.state.lacking))
+        return msgspec.msgpack.encode(told)
 
     def load(self, data: bytes) -> None:
         """Take that of this rank's last holder. Raises `StateMismatchError`."""
@@ -334,6 +340,7 @@ class Hidden:
         if not data:
             return
         told = _decode(data)
+        _refuse(told.lacking)
         self.state.put(told.state)
         self._late = dict.fromkeys(told.late)
         self._waiting = list(told.resting)
@@ -365,6 +372,15 @@ class Hidden:
                 )
             one.moving.put(told.pop())
             self._waiting = [(name, data) for name, data in self._waiting if name != one.name]
+
+
+def _refuse(lacking: Iterable[str]) -> None:
+    name = min(lacking, default="")
+    if name:
+        raise UnprovedError(
+            f"{name} changes in the course of the training, and is too large to be carried, or to be put back for a "
+            "step that is made again. Keep it in a buffer of a module, or give it to protect(state=...)"
+        )
 
 
 def _objects_of(loader: Any) -> list[tuple[str, Any]]:

@@ -16,7 +16,9 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import operator
 import sys
+import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -44,6 +46,7 @@ _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 _COUNT = "itertools.count"
+_NO_VALUES = ("object", "iterator")
 _QUICK = frozenset({float, str, bool, type(None)})
 
 
@@ -73,6 +76,8 @@ class Moving:
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
+        self.lacking: dict[str, None] = {}  # what is large, and changes where it lies
+        self._large: dict[str, int] = {}  # by path, the id of what was there
         self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
 
     def look(self) -> list[str]:
@@ -86,10 +91,11 @@ class Moving:
         tied: dict[int, bool] = {}  # holders of what changes and is not carried, and whether that is large
         for path in changed:
             leaf, large = self._walk.leaves[path], self._is_large(path)
-            if leaf.holder is not None and (large or now[path][0] == "object"):
+            if leaf.holder is not None and (large or now[path][0] in _NO_VALUES):
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
+        self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if self._is_large(path)}
         self._let_go()
         return found
 
@@ -146,7 +152,8 @@ class Moving:
     def _judge(self, path: str, before: Any, tied: dict[int, bool]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
         leaf = self._walk.leaves[path]
-        if self._seen[path][0] == "object" or path in self.kept:
+        if self._seen[path][0] in _NO_VALUES or path in self.kept:
+            self._check_iterator(path, before)
             return False
         if _only_grew(before, self._seen[path]) and (self._functions is None or type(leaf.value) not in (list, deque)):
             return False
@@ -166,6 +173,18 @@ class Moving:
         self.kept[path] = leaf
         return True
 
+    def _check_iterator(self, path: str, before: Any) -> None:
+        """Raises `RefusedError` for one that steps go on with."""
+        leaf, now = self._walk.leaves[path], self._seen[path]
+        if self._functions is None or now[0] != "iterator" or before is MISSING or before[0] != "iterator":
+            return
+        if before[1][0] == now[1][0] and not path.startswith(VARIABLE) and not variables.is_walked(leaf.value):
+            raise RefusedError(
+                f"{path} is an iterator that is gone on with from step to step: where it is cannot be carried to a "
+                "replacement, or put back for a step that is made again",
+                "take what you need of it by the number of the step, or count with itertools.count()",
+            )
+
     def _is_large(self, path: str) -> bool:
         return _size(self._walk.leaves[path].value) > EACH
 
@@ -177,10 +196,13 @@ class Moving:
                 "draw a new order at the beginning of each epoch, from a generator that is seeded with the epoch "
                 "(set_epoch), rather than to shuffle the last one again",
             )
+        if self._large.get(path) == id(self._walk.leaves[path].value) and self._seen[path][0] == "tensor":
+            self.lacking[path] = None
         self._warn(
             path,
             f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
-            "If results depend on it, keep it in a buffer, or give it to protect(state=...)",
+            "If results depend on it, keep it in a buffer, or give it to protect(state=...). If it changes in place, a "
+            "fault ends the job",
         )
 
     def _warn(self, about: str, message: str) -> None:
@@ -338,7 +360,21 @@ def signature(value: Any) -> tuple[str, Any]:
         return "tensor", (value.shape, arguments.digest(value))
     if issubclass(kind, np.generic) and not value.dtype.hasobject:
         return "number", (kind, value.tobytes())
+    if kind in graph.ITERATORS or kind is itertools.cycle:
+        return "iterator", (id(value), _where(value))
     return "object", (kind, id(value))
+
+
+def _where(iterator: Any) -> str:
+    """Where an iterator is, without moving it."""
+    if type(iterator) is not itertools.cycle:
+        return graph.place_of(iterator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # it is on its way out of Python
+        try:
+            return str([operator.length_hint(one, 0) for one in iterator.__reduce__()[1]])
+        except (TypeError, AttributeError):
+            return ""
 
 
 def _is_held(value: torch.Tensor) -> bool:

@@ -142,6 +142,7 @@ def objects() -> Iterator[graph.Leaf]:
     """Objects in variables of functions of the script that are under way, outside of the call that is, and in globals
     and modules that they use."""
     yield from (leaf for leaf in held() if type(leaf.value) not in graph.CONTAINERS)
+    yield from graph.of_environment()
     for each in outside():
         around = each.f_globals
         for name in _names(each.f_code)[0].co_names:
@@ -348,15 +349,18 @@ def _goes(value: Any, way: _Goes) -> bool:
     return any(type(each) in _STEPPING and _is_under_way(each) for each in inner)
 
 
+def is_walked(iterator: Any) -> bool:
+    """Whether it is a generator in which a tracked loop lies: a replacement comes to its place."""
+    return type(iterator) is GeneratorType and id(iterator.gi_code) in _walking
+
+
 def _is_under_way(iterator: Any) -> bool:
     """Whether it is gone on with. What is running is what a tracked loop lies in, such as a progress bar.
 
     Of those that do not show where they are it is taken for granted, as long as they have not come to their end.
     """
     if type(iterator) is GeneratorType:
-        if id(iterator.gi_code) in _walking:
-            return False  # a tracked loop lies in it: a replacement comes to its place
-        return iterator.gi_frame is not None and not iterator.gi_running
+        return not is_walked(iterator) and iterator.gi_frame is not None and not iterator.gi_running
     left = operator.length_hint(iterator, -1)
     if left < 0:
         return True

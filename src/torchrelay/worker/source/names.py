@@ -11,7 +11,8 @@ import bisect
 import dis
 import re
 from collections.abc import Iterable, Iterator
-from types import CodeType, FunctionType
+from inspect import CO_GENERATOR
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 _PART = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|GLOBAL|CLOSURE)")
@@ -148,3 +149,33 @@ def _uses(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
     pairs = list(zip(parts, names, strict=False))
     read = frozenset(name for how, name in pairs if how == "LOAD")
     return read, frozenset(name for how, name in pairs if how != "LOAD")
+
+
+def collects(frame: FrameType | None) -> bool:
+    """Whether what goes through a loop here is a comprehension, or an expression in the hands of sum() or its like.
+
+    What that has collected so far lies on Python's stack, where nobody can look, or put anything.
+    """
+    expression = False
+    while frame is not None and frame.f_code.co_flags & CO_GENERATOR:
+        expression = frame.f_code.co_name == "<genexpr>"
+        frame = frame.f_back
+    if frame is None:
+        return False
+    instructions = list(dis.get_instructions(frame.f_code))
+    here = bisect.bisect_right([one.offset for one in instructions], frame.f_lasti) - 1
+    if here < 0 or instructions[here].opname != "FOR_ITER":
+        return expression
+    return _appends(instructions, instructions[here])
+
+
+def _appends(instructions: list[dis.Instruction], loop: dis.Instruction) -> bool:
+    """Whether this loop is one of those of a comprehension: each entry is appended so deep below the stack's top."""
+    loops = [one for one in instructions if one.opname == "FOR_ITER"]
+    for one in instructions:
+        if one.opname in ("LIST_APPEND", "SET_ADD", "MAP_ADD") and loop.offset < one.offset < loop.argval:
+            around = [each for each in loops if each.offset < one.offset < each.argval]
+            deep = one.arg or 0
+            if loop in around[::-1][: deep - 1]:
+                return True
+    return False
