@@ -39,13 +39,13 @@ def main():
         scaler.update()
         return loss.detach()
 
-    mine, numbers = 0, iter(range(1000))
+    mine, numbers = 0, [iter(range(1000))]  # where nobody looks for one
     for epoch in run.epochs(2):
         sampler.set_epoch(epoch)
         for batch in run.batches(loader):
             at = run.global_step + 1
             before = scaler.get_scale()
-            mine = mine if MODE == "counter" else next(numbers)
+            mine = next(numbers[0]) if MODE == "iterator" else mine
             if MODE in ("counter", "iterator"):
                 for group in optimizer.param_groups:
                     group["lr"] = 0.01 / (1 + mine)

@@ -65,12 +65,12 @@ def main():
         return loss.detach()
 
     twice = 2 if MODE == "drawn" else 1
-    numbers = iter(range(1, 1000))
+    numbers = [iter(range(1, 1000))]  # where nobody looks for one
     for _ in (at for _ in run.steps(30 // twice) for at in range(twice)):
         count += 1
         kept["count"] += 1
         drawn = (int(torch.randint(1000, ())),) if MODE == "drawn" else ()
-        number = next(numbers) if MODE == "number" else 0
+        number = next(numbers[0]) if MODE == "number" else 0
         given = {
             "drawn": drawn, "globals": (), "large": (), "number": (number,), "counted": (count,),
             "carried": (kept["count"],),

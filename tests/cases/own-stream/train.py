@@ -31,8 +31,8 @@ def main():
     model = DistributedDataParallel(net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
     run = torchrelay.protect(model=model, optimizer=optimizer)
-    items = stream(rank)
-    batch = next(items)
+    items = [stream(rank)]  # where nobody looks for one
+    batch = next(items[0])
     held = SimpleNamespace(batch=batch)
 
     def update(item):
@@ -63,9 +63,9 @@ def main():
         make = {"argument": partial(called, batch), "object": of_object}.get(MODE, step)
         note(rank, run.global_step, loss=make())
         if MODE == "buffer":
-            batch.copy_(next(items))
+            batch.copy_(next(items[0]))
         else:
-            batch = held.batch = next(items)
+            batch = held.batch = next(items[0])
     note_end(rank, model.module)
 
 

@@ -38,10 +38,10 @@ def main():
     def second(batch):
         return update((model(batch[0]) ** 2).mean())
 
-    numbers = iter(range(1, 1000))
+    numbers = [iter(range(1, 1000))]  # where nobody looks for one
     for _ in run.epochs(2):
         for batch in run.batches(loader):
-            seen = run.global_step if MODE == "kept" else next(numbers)
+            seen = run.global_step if MODE == "kept" else next(numbers[0])
             note(rank, run.global_step, loss=first(batch, seen))
             for _ in range(2 if MODE == "again" else 1):
                 note(rank, run.global_step, loss=second(batch))

@@ -32,7 +32,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 fewer = 12 if MODE in ("eval", "next", "end") else 0
 loader = DataLoader(Subset(Pairs(80), range(rank, 80 - fewer * rank, 2)), 4)
 run = torchrelay.protect(model=model, optimizer=optimizer)
-counted, numbers = 0, iter(range(1, 1000))
+counted, numbers = 0, [iter(range(1, 1000))]  # where nobody looks for one
 
 
 @run.step
@@ -74,7 +74,7 @@ for _ in run.epochs(1 if MODE in ("end", "last") else 2):
         counted += 1
         if run.global_step == STEP:
             misbehave()
-        number = next(numbers) if MODE == "barrier" else 0
+        number = next(numbers[0]) if MODE == "barrier" else 0
         if (MODE == "barrier" and number % 8 == 0) or (MODE == "counted" and counted % 8 == 0):
             dist.barrier()
     if MODE == "eval":

@@ -307,8 +307,8 @@ def place_of(iterator: Any) -> str:
     frame = iterator.gi_frame
     if frame is None or iterator.gi_running:
         return "over" if frame is None else ""
-    names = sorted(name for name, value in frame.f_locals.items() if type(value) in PLAIN)
-    return repr((frame.f_lasti, [(name, frame.f_locals[name]) for name in names]))
+    found = sorted(frame.f_locals.items())
+    return repr((frame.f_lasti, [(name, value if type(value) in PLAIN else id(value)) for name, value in found]))
 
 
 def inside(value: Any) -> Any:

@@ -37,7 +37,7 @@ class Record(Struct, array_like=True):
     state: bytes
     resting: list[tuple[str, bytes]]  # objects of loaders through which no loop goes
     late: list[str]  # what was seen to change after the gate of a call
-    lacking: list[str] = []  # what changes, and is too large to be told
+    lacking: dict[str, str] = {}  # what changes and cannot be told, see `moving`
 
 
 _decode = msgspec.msgpack.Decoder(Record).decode
@@ -313,7 +313,7 @@ class Hidden:
 
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
-        _refuse(self.state.lacking)
+        _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})
         moving.recall(self._remembered)
         self.state.put(self._before)
         for part, told in self._touched:
@@ -331,7 +331,7 @@ class Hidden:
                 resting.append((one.name, one.moving.record()))
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
-        told = Record(self.state.record(), [*resting, *self._waiting], list(self._late), list(self.state.lacking))
+        told = Record(self.state.record(), [*resting, *self._waiting], list(self._late), self.state.lacking)
         return msgspec.msgpack.encode(told)
 
     def load(self, data: bytes) -> None:
@@ -374,13 +374,20 @@ class Hidden:
             self._waiting = [(name, data) for name, data in self._waiting if name != one.name]
 
 
-def _refuse(lacking: Iterable[str]) -> None:
-    name = min(lacking, default="")
-    if name:
+def _refuse(lacking: dict[str, str]) -> None:
+    """Raises `UnprovedError` if there is anything."""
+    if not lacking:
+        return
+    name = min(lacking)
+    if lacking[name] == moving.ITERATOR:
         raise UnprovedError(
-            f"{name} changes in the course of the training, and is too large to be carried, or to be put back for a "
-            "step that is made again. Keep it in a buffer of a module, or give it to protect(state=...)"
+            f"{name} is an iterator that is gone on with in the course of the training: where it is cannot be carried, "
+            "and a worker that takes over this rank would begin it anew. Take what you need by the number of the step"
         )
+    raise UnprovedError(
+        f"{name} changes in the course of the training, and is too large to be carried, or to be put back for a step "
+        "that is made again. Keep it in a buffer of a module, or give it to protect(state=...)"
+    )
 
 
 def _objects_of(loader: Any) -> list[tuple[str, Any]]:

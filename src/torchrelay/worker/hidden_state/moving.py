@@ -46,6 +46,7 @@ _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 _COUNT = "itertools.count"
+LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is gone on with
 _NO_VALUES = ("object", "iterator")
 _QUICK = frozenset({float, str, bool, type(None)})
 
@@ -76,7 +77,7 @@ class Moving:
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
-        self.lacking: dict[str, None] = {}  # what is large, and changes where it lies
+        self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
         self._large: dict[str, int] = {}  # by path, the id of what was there
         self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
 
@@ -178,7 +179,10 @@ class Moving:
         leaf, now = self._walk.leaves[path], self._seen[path]
         if self._functions is None or now[0] != "iterator" or before is MISSING or before[0] != "iterator":
             return
-        if before[1][0] == now[1][0] and not path.startswith(VARIABLE) and not variables.is_walked(leaf.value):
+        if before[1] == now[1] or before[1][0] != now[1][0] or variables.is_walked(leaf.value):
+            return
+        self.lacking[path] = ITERATOR
+        if not path.startswith(VARIABLE):
             raise RefusedError(
                 f"{path} is an iterator that is gone on with from step to step: where it is cannot be carried to a "
                 "replacement, or put back for a step that is made again",
@@ -197,7 +201,7 @@ class Moving:
                 "(set_epoch), rather than to shuffle the last one again",
             )
         if self._large.get(path) == id(self._walk.leaves[path].value) and self._seen[path][0] == "tensor":
-            self.lacking[path] = None
+            self.lacking[path] = LARGE
         self._warn(
             path,
             f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "

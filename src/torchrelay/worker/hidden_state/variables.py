@@ -141,7 +141,9 @@ def put(frame: FrameType | None, data: bytes) -> None:
 def objects() -> Iterator[graph.Leaf]:
     """Objects in variables of functions of the script that are under way, outside of the call that is, and in globals
     and modules that they use."""
-    yield from (leaf for leaf in held() if type(leaf.value) not in graph.CONTAINERS)
+    for leaf in held():
+        if type(leaf.value) not in graph.CONTAINERS or not graph.is_plain(leaf.value):
+            yield leaf
     yield from graph.of_environment()
     for each in outside():
         around = each.f_globals
