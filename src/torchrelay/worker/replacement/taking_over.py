@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from torchrelay.protocol.messages.ids import Point
-from torchrelay.worker.data import numbering
+from torchrelay.worker.data import alongside
 from torchrelay.worker.data.cursor import Call
 from torchrelay.worker.hidden_state.arguments import SIZE
 from torchrelay.worker.replacement.bringing import Bringing
@@ -81,7 +81,7 @@ class TakingOver:
         if self._tail is not None:
             self._tail.end()
             self._tail = None
-        numbering.remove()
+        alongside.remove()
         gate, back = self._inherited
         self._session.page.keep(point, *gate)
         self._session.page.supplement(back)
