@@ -39,6 +39,7 @@ from torchrelay.worker.bootstrap.run import Joining
 from torchrelay.worker.bootstrap.wiring import destroy_really
 from torchrelay.worker.control.link import EXIT_DEFECT, NotWelcome
 from torchrelay.worker.control.standing import OrdersStayedAway
+from torchrelay.worker.data import alongside
 from torchrelay.worker.parallel import ddp
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.retry.redo import Redo
@@ -79,6 +80,7 @@ def run_worker() -> None:
     torchrelay._protect, torchrelay._once = joining.protect, session.once_by_call
     wiring.install(session)
     loaded.install()
+    alongside.prepare()
     ddp.install()
     # A spare is warm when its script has come to the question which rank it is: imports are behind it by then.
     session.identity.asked = lambda: session.link.say(WorkerWarm(worker=session.worker))

@@ -22,7 +22,7 @@ from torchrelay.protocol.messages.ids import START, WorkerPhase
 from torchrelay.worker.agreement import comparing
 from torchrelay.worker.agreement.agreement import check_agreement
 from torchrelay.worker.bootstrap import loaded
-from torchrelay.worker.data import beside, numbering
+from torchrelay.worker.data import alongside, beside
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.data.loops import Loop
@@ -187,7 +187,7 @@ class Joining:
         checkpoints = loaded.loaded.over(module for _, module in state.modules())
         if session.replacement:
             state.expect()
-            numbering.install()
+            alongside.install()
             return Calls(session, state, cursor, partial(_arrive, session, cursor, checkpoints), shard, rehearse)
         loaded.tell(session, checkpoints)
         calls = Calls(session, state, cursor, None, shard)

@@ -75,6 +75,7 @@ class Frame(Struct, array_like=True, tag="loop"):
     length: int = -1  # how many items there are in all; less than 0: it does not say
     kept: bytes = b""  # variables of the script when the item was fetched, see `variables`
     holds: bytes = b""  # digests of the data that the loop's objects hold, see `holdings`
+    along: list[tuple[str, int]] = []  # where enumerate() and the like were that go along with it, see `alongside`
 
 
 class Record(Struct, array_like=True):
@@ -316,16 +317,6 @@ class Cursor:
             return self._push(_copy(followed.inner[0]))
         raise self._diverged(f"begins a loop of {kind}", entry)
 
-    def coming(self, kind: str) -> int:
-        """How many items a loop of this kind that begins now has yielded, with the one at which it is entered."""
-        if not self.replaying:
-            return 0
-        followed = self._followed[-1]
-        entry = followed.next()
-        if entry is None and followed.inner:
-            entry = followed.inner[0]
-        return entry.count if isinstance(entry, Frame) and entry.kind == kind else 0
-
     def _push(self, frame: Frame) -> Opened:
         self._stack.append(frame)
         self._open.add(id(frame))
@@ -337,15 +328,16 @@ class Cursor:
         self.point = frame.begun
 
     def next_item(
-        self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"", kept: bytes = b""
-    ) -> None:
+        self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"", kept: bytes = b"",
+        along: list[tuple[str, int]] | None = None,
+    ) -> None:  # fmt: skip
         """The loop yields its next item. Raises `RefusedError` if it had been left, and `Diverged`."""
         self._climb_to(frame)
         if self.replaying:
             raise self._diverged(f"goes on with a loop of {frame.kind}", self._followed[-1].next())
         frame.count += 1
         frame.begun, frame.mark, frame.drawn, frame.trace = self.point, mark, drawn, []
-        frame.moved, frame.item, frame.kept = moved, item, kept
+        frame.moved, frame.item, frame.kept, frame.along = moved, item, kept, along or []
         self._rhythms.pop(id(frame), None)
 
     def close(self, frame: Frame) -> None:
@@ -412,4 +404,5 @@ class Opened(Struct):
 def _copy(frame: Frame) -> Frame:
     """The frame as it was when its item was yielded: the trace is lived through again."""
     began = frame.begun, frame.mark, frame.drawn
-    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length, frame.kept, frame.holds)
+    kept = frame.kept, frame.holds, frame.along
+    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length, *kept)

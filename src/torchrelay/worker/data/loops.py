@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
 from torchrelay.errors import UndeclaredError
+from torchrelay.worker.data.ahead import Around, Entered, Watch
 from torchrelay.worker.data.beside import tracked
 from torchrelay.worker.data.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.data.loaders import Source
@@ -50,14 +52,12 @@ class Loop(Generic[T_co]):
 
     def __iter__(self) -> Iterator[T_co]:
         # A call is repeated as a whole: loops inside it have no place of their own.
-        return self._plain() if self._inside_call() else self._walk()
-
-    def passed_over(self) -> int:
-        """How many items a replacement's loop will pass over, if it is begun now."""
         if self._inside_call():
-            return 0
-        self._arrive()
-        return max(self._cursor.coming(self._kind) - 1, 0)
+            return self._plain()
+        itself: list[weakref.ref[Any]] = []
+        walk = self._walk(itself)
+        itself.append(weakref.ref(walk))
+        return walk
 
     def _plain(self) -> Iterator[T_co]:
         self._arrive()
@@ -69,7 +69,7 @@ class Loop(Generic[T_co]):
         while (taken := self._take(items)) is not None:
             yield taken[0]
 
-    def _walk(self) -> Iterator[T_co]:
+    def _walk(self, itself: list[weakref.ref[Any]]) -> Iterator[T_co]:
         self._arrive()
         cursor, source, hidden = self._cursor, self._source, self._source.hidden
         if cursor.looks:
@@ -83,6 +83,7 @@ class Loop(Generic[T_co]):
                 if frame.count == 0:
                     return
                 items, item = self._enter(frame)
+                around: Around = Entered(frame)
                 cursor.enter_item(frame)
                 if cursor.on_way is not None:
                     cursor.on_way(bool(frame.drawn))
@@ -90,6 +91,7 @@ class Loop(Generic[T_co]):
                 yield item
                 mark = frame.mark
             else:
+                around = Watch(itself[0], cursor)
                 mark = source.mark()
                 with tracked():
                     items = source.begin(mark)
@@ -105,7 +107,8 @@ class Loop(Generic[T_co]):
                     return
                 digest = arguments.digest(taken[0]) if source.moves else b""
                 kept = variables.told(sys._getframe(1)) if self._keeps else b""
-                cursor.next_item(frame, mark, drawn, moved, digest, kept)
+                along = around.fetch(sys._getframe(1), frame.count, bool(frame.trace))
+                cursor.next_item(frame, mark, drawn, moved, digest, kept, along)
                 yield taken[0]
         finally:
             if hidden is not None:

@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrelay.errors import UndeclaredError
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.protocol.messages.orders import Replay
-from torchrelay.worker.data import numbering
+from torchrelay.worker.data import alongside
 from torchrelay.worker.data.cursor import Call, Cursor, Record, decode_call, decode_record
 from torchrelay.worker.hidden_state.arguments import SIZE
 from torchrelay.worker.parallel import shards
@@ -104,7 +104,7 @@ class TakingOver:
         if self._tail is not None:
             self._tail.end()
             self._tail = None
-        numbering.remove()
+        alongside.remove()
         gate, back = self._inherited
         self._session.page.keep(point, *gate)
         self._session.page.supplement(back)
