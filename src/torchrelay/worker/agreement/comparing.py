@@ -37,7 +37,8 @@ from torchrelay.worker.tensors.digest import Digest
 EVERY = 100  # steps
 AFTER = (1, 2, 4, 8, 16, 32, 64)  # steps after the start, and after ranks have changed hands
 RECENT = 8  # so many steps after that a difference is a replacement's way, and no fault of a machine
-TENSORS, VALUES = "tensors", "values"
+TENSORS, SETTINGS, VALUES = "tensors", "settings", "values"
+_SETTINGS = ".param_groups["  # of optimizers: where these differ, parameters soon will
 SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
 NEVER_ALIKE = (
     "torchrelay: ranks that hold the shard {} hold different parameters or optimizer state, and have since the first "
@@ -78,7 +79,9 @@ class Comparison:
 
         `renewed`: after which ranks have changed hands last, or the start.
         """
-        every, done = self._state.compare_every, pending.step - 1
+        every, done = self._state.compare_every, _done(pending)
+        if pending.section:  # what is saved or measured at the end comes from replicas that are alike
+            return bool(every) and pending.section == 1 and renewed > START and done > renewed.step
         return bool(every) and done > 0 and (done % every == 0 or done - renewed.step in AFTER)
 
     def begin(self) -> None:
@@ -91,7 +94,8 @@ class Comparison:
         lines, values = self._sums.lines(), self._sums.values
         self._sums = None
         self._compare(pending, renewed, lines, TENSORS)
-        self._compare(pending, renewed, values, VALUES)
+        self._compare(pending, renewed, [line for line in values if _SETTINGS in line], SETTINGS)
+        self._compare(pending, renewed, [line for line in values if _SETTINGS not in line], VALUES)
 
     def _compare(self, pending: Point, renewed: Point, lines: list[str], what: str) -> None:
         """Of the ranks that hold a shard all must tell the same, once they have."""
@@ -120,7 +124,7 @@ class Comparison:
         return self._session.rank == next((rank for rank in ranks if rank not in blamed), 0)
 
     def _event(self, pending: Point, renewed: Point, verdict: Verdict, everyone: list[list[str]]) -> ReplicasDiffer:
-        after = pending.step - 1
+        after = _done(pending)
         named = verdict.doubtful or verdict.differing
         who = f"rank{'s' * (len(named) > 1)} {', '.join(map(str, named))}"
         first = everyone[named[0]]
@@ -138,9 +142,14 @@ class Comparison:
         )  # fmt: skip
 
 
+def _done(pending: Point) -> int:
+    """Steps that are committed before this point is."""
+    return pending.step if pending.section else pending.step - 1
+
+
 def _is_recent(pending: Point, renewed: Point) -> bool:
     """Whether ranks have changed hands a few steps ago."""
-    return renewed > START and pending.step - 1 - renewed.step <= RECENT
+    return renewed > START and _done(pending) - renewed.step <= RECENT
 
 
 def _difference(expected: list[str], found: list[str]) -> str:

@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, Generic, TypeVar
 
-from torchrelay.errors import UndeclaredError
+from torchrelay.errors import UndeclaredError, UnprovedError
 from torchrelay.worker.data.ahead import Around, Entered, Watch
 from torchrelay.worker.data.beside import tracked
 from torchrelay.worker.data.cursor import Cursor, Diverged, Frame
@@ -15,8 +15,13 @@ from torchrelay.worker.data.loaders import Source
 from torchrelay.worker.data.own_loops import Place, Places
 from torchrelay.worker.hidden_state import arguments, variables
 from torchrelay.worker.hidden_state.holdings import Holdings
+from torchrelay.worker.source.names import collects
 from torchrelay.worker.state import random_state
 
+_COLLECTS = (
+    "a comprehension, or sum() or its like, goes through a loop of {}: what it had collected in the lost worker "
+    "nobody can tell. Write `for` over the loop, and collect in a variable"
+)
 T_co = TypeVar("T_co", covariant=True)
 
 
@@ -82,6 +87,8 @@ class Loop(Generic[T_co]):
             if opened.recorded:
                 if frame.count == 0:
                     return
+                if frame.count > 1 and collects(sys._getframe(1)):
+                    raise UnprovedError(_COLLECTS.format(frame.kind))
                 items, item = self._enter(frame)
                 around: Around = Entered(frame)
                 cursor.enter_item(frame)

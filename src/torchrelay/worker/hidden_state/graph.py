@@ -51,6 +51,7 @@ _CLOSED_MODULES = """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
+HOLDER = ""  # the name of a leaf that stands for all attributes of something, those that are not there yet as well
 ENVIRONMENT = "os.environ"
 # What we, launchers, and communication libraries tell a process by variables.
 _OF_PROCESSES = (
@@ -150,10 +151,11 @@ class Walk:
             (path, None, None, value, 0) for path, value in roots
         )
         for leaf in variables:
+            if leaf.value is MISSING and leaf.name is HOLDER:
+                self.holders[leaf.path] = leaf.holder
+                continue
             if leaf.value is MISSING:
                 self.absent[leaf.path] = leaf
-            if leaf.holder is os.environ:
-                self.holders[ENVIRONMENT] = os.environ
             self._waiting.append((leaf.path, leaf.holder, leaf.name, leaf.value, 1))
         visits = 0
         while self._waiting and len(self.leaves) < limit and visits < VISITS * limit:
@@ -225,9 +227,9 @@ class Walk:
             elif is_library(function.__code__.co_filename):
                 continue
             elif issubclass(kind, type):
-                self.leaves.update((one.path, one) for one in of_class(value))
+                self.leaves.update((one.path, one) for one in of_class(value) if one.name is not HOLDER)
             elif issubclass(kind, types.ModuleType):
-                self.leaves.update((one.path, one) for one in of_module(value))
+                self.leaves.update((one.path, one) for one in of_module(value) if one.name is not HOLDER)
             elif (kind in PLAIN and leaf.path.split(" of ")[0] in assigned) or _is_filled(value):
                 told_apart(leaf, self._named)
                 self.leaves[leaf.path] = leaf
@@ -348,6 +350,7 @@ def of_class(kind: type) -> Iterator[Leaf]:
     for each in kind.__mro__:
         if not is_of_the_script(each):
             continue
+        yield Leaf(each.__qualname__, each, HOLDER, MISSING)
         for name, value in vars(each).items():
             if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
                 yield Leaf(f"{each.__qualname__}.{name}", each, name, value)
@@ -359,13 +362,15 @@ def of_module(module: types.ModuleType) -> Iterator[Leaf]:
     if file is None or is_library(file):
         return
     here = vars(module)
+    yield Leaf(module.__name__, here, HOLDER, MISSING)
     for name, value in list(here.items()):
         if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
-            yield Leaf(f"{name} of {module.__name__}", here, name, value)
+            yield Leaf(f"{module.__name__}.{name}", here, name, value)
 
 
 def of_environment() -> Iterator[Leaf]:
     """Variables of the environment that are not a process's own."""
+    yield Leaf(ENVIRONMENT, os.environ, HOLDER, MISSING)
     for name, value in list(os.environ.items()):
         if not name.startswith(_OF_PROCESSES):
             yield Leaf(f"{ENVIRONMENT}.{name}", os.environ, name, value)
@@ -373,10 +378,11 @@ def of_environment() -> Iterator[Leaf]:
 
 def of_function(function: types.FunctionType) -> Iterator[Leaf]:
     """What a function keeps in attributes of its own."""
-    here = vars(function)
+    here, path = vars(function), f"{function.__qualname__}()"
+    yield Leaf(path, here, HOLDER, MISSING)
     for name, value in list(here.items()):
         if not name.startswith(("__", "_torchrelay")):
-            yield Leaf(f"{name} of {function.__qualname__}()", here, name, value)
+            yield Leaf(f"{path}.{name}", here, name, value)
 
 
 def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:

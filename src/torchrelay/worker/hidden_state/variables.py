@@ -79,6 +79,7 @@ _LACKING = (
     "that takes over this rank would go on with another one. Keep it in numbers, texts or small tensors, or give it to "
     "protect(state=...); an iterator of your own: begin it anew from the step's number"
 )
+_OF_LOOPS = "torchrelay.worker.data.loops"
 _walking: dict[int, CodeType] = {}  # generators in which tracked loops lie, by the id of their code
 # Of each function by the id of its code, which is held so that no other one gets it: what it assigns in loops; None: a
 # library's. By ids, as to hash a code is to hash all of its constants, for each frame of each step; and codes of
@@ -353,7 +354,14 @@ def _goes(value: Any, way: _Goes) -> bool:
 
 def is_walked(iterator: Any) -> bool:
     """Whether it is a generator in which a tracked loop lies: a replacement comes to its place."""
-    return type(iterator) is GeneratorType and id(iterator.gi_code) in _walking
+    if type(iterator) is not GeneratorType:
+        return type(iterator).__module__ == _OF_LOOPS
+    if id(iterator.gi_code) in _walking or iterator.gi_frame is None:
+        return True
+    if iterator.gi_frame.f_globals.get("__name__") == _OF_LOOPS:
+        return True
+    # A progress bar is a generator of a library.
+    return is_library(iterator.gi_code.co_filename) and any(map(is_walked, iterator.gi_frame.f_locals.values()))
 
 
 def _is_under_way(iterator: Any) -> bool:

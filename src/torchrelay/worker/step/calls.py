@@ -215,7 +215,7 @@ class Calls:
         if not self._standing.begin_call(phase, pending):
             return None
         self._snapshots.entry(self._cursor.point)
-        compares = kind == STEP and self._comparison.due(pending, self._safepoint.renewed_after)
+        compares = self._comparison.due(pending, self._safepoint.renewed_after)
         if compares:
             self._comparison.begin()
         redo = self._redo[kind]
