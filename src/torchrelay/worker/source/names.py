@@ -15,6 +15,8 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from torchrelay.worker.source.lines import is_library
+
 _PART = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|GLOBAL|CLOSURE)")
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 MOST = 20_000  # instructions of a function that is gone through; of a longer one all variables live
@@ -157,8 +159,9 @@ def collects(frame: FrameType | None) -> bool:
     What that has collected so far lies on Python's stack, where nobody can look, or put anything.
     """
     expression = False
-    while frame is not None and frame.f_code.co_flags & CO_GENERATOR:
-        expression = frame.f_code.co_name == "<genexpr>"
+    while frame is not None and (frame.f_code.co_flags & CO_GENERATOR or is_library(frame.f_code.co_filename)):
+        # Between them may be what stands in for enumerate() and its like, which is ours.
+        expression = frame.f_code.co_name == "<genexpr>" or (expression and is_library(frame.f_code.co_filename))
         frame = frame.f_back
     if frame is None:
         return False
