@@ -8,6 +8,7 @@ modules, how they compute, and what classes keep in attributes of their own. Lib
 from __future__ import annotations
 
 import functools
+import gc
 import types
 import weakref
 from collections import Counter
@@ -31,6 +32,7 @@ from torchrelay.worker.tensors import memory
 
 MAX_FUNCTIONS = 128
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_CACHED = type(functools.lru_cache(lambda: None))
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at in another way, or not at all
 
@@ -41,6 +43,7 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
     known: set[tuple[int, ...]] = set()
     classes: set[type] = set()
     selves: dict[str, list[int]] = {}
+    made = Counter[str]()  # functions of each name: a decorator makes many
     named: dict[str, list[tuple[int, Any]]] = {}
     while waiting and len(known) < MAX_FUNCTIONS:
         one = waiting.pop(0)
@@ -67,14 +70,22 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
         if which in known:
             continue
         known.add(which)
-        yield from of_function(one)
+        yield from of_function(one, made[one.__qualname__])
+        made[one.__qualname__] += 1
         for leaf in variables_of(one):
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
                 waiting.append(leaf.value)
-            elif isinstance(leaf.value, types.ModuleType):
-                yield from of_module(leaf.value)
+            elif isinstance(leaf.value, (types.ModuleType, _CACHED)):
+                yield from of_module(leaf.value) if isinstance(leaf.value, types.ModuleType) else _of_cache(leaf)
             elif not issubclass(type(leaf.value), _ELSEWHERE):
                 yield told_apart(leaf, named)
+
+
+def _of_cache(leaf: Leaf) -> Iterator[Leaf]:
+    """Generators of random numbers that `lru_cache` keeps for a function: they are made once, and gone on with."""
+    found = (each for each in gc.get_referents(leaf.value) if graph.is_generator(each))
+    for at, generator in enumerate(found):
+        yield Leaf(f"result {at} of {leaf.path}", None, None, generator)
 
 
 def of_modules(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:

@@ -152,21 +152,36 @@ def _uses(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def collects(frame: FrameType | None) -> bool:
-    """Whether what goes through a loop here is a comprehension, or an expression in the hands of sum() or its like.
+    """Whether what goes through a loop here collects it out of sight: a comprehension, or sum() or its like.
 
-    What that has collected so far lies on Python's stack, where nobody can look, or put anything.
+    What that has collected so far lies on Python's stack, where nobody can look, or put anything. It is in the middle
+    of a loop only if it calls the script for each item: by an expression, or by map().
     """
     expression = False
-    while frame is not None and frame.f_code.co_flags & CO_GENERATOR:
+    while frame is not None and _gives_items(frame.f_code):
         expression = frame.f_code.co_name == "<genexpr>"
         frame = frame.f_back
     if frame is None:
         return False
     instructions = list(dis.get_instructions(frame.f_code))
     here = bisect.bisect_right([one.offset for one in instructions], frame.f_lasti) - 1
-    if here < 0 or instructions[here].opname != "FOR_ITER":
-        return expression
-    return _appends(instructions, instructions[here])
+    if here >= 0 and instructions[here].opname == "FOR_ITER":
+        return _appends(instructions, instructions[here])
+    return expression or not _is_next(instructions, here)
+
+
+def _gives_items(code: CodeType) -> bool:
+    return bool(code.co_flags & CO_GENERATOR) or code.co_name == "__next__"
+
+
+def _is_next(instructions: list[dis.Instruction], here: int) -> bool:
+    """Whether the call at this place is one of next(): its name stands where the call begins."""
+    named = [one.positions for one in instructions[: here + 1] if one.argval in ("next", "__next__")]
+    call = instructions[here].positions
+    if call is None or call.lineno is None:
+        return bool(named)  # Python was told to keep no columns
+    begins = [(each.lineno, each.col_offset) for each in named if each is not None]
+    return (call.lineno, call.col_offset) in begins
 
 
 def _appends(instructions: list[dis.Instruction], loop: dis.Instruction) -> bool:
