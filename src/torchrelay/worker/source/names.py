@@ -75,8 +75,19 @@ def _is_set_up(name: str, instructions: list[dis.Instruction]) -> bool:
                 guards.append((jump.offset, jump.argval))
     stores = [at for at, one in enumerate(instructions) if one.argval == name and one.opname in _STORES]
     guarded = [at for at in stores if any(begin < instructions[at].offset < end for begin, end in guards)]
-    constants = all(type(instructions[at - 1].argval) is bool for at in stores)
+    constants = all(_is_yes_or_no(instructions, at) for at in stores)
     return bool(guarded) and constants and len(stores) - len(guarded) <= 1  # the other one is its beginning
+
+
+def _is_yes_or_no(instructions: list[dis.Instruction], at: int) -> bool:
+    """Whether what is stored here is True or False, by itself or among others: `count, ready = 0, False`."""
+    before = at - 1
+    while before > 0 and instructions[before].opname in _STORES:
+        before -= 1
+    if instructions[before].opname == "UNPACK_SEQUENCE":
+        found = instructions[before - 1].argval
+        return isinstance(found, tuple) and type(found[at - before - 1]) is bool
+    return before == at - 1 and type(instructions[before].argval) is bool
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
@@ -158,8 +169,8 @@ def collects(frame: FrameType | None) -> bool:
     of a loop only if it calls the script for each item: by an expression, or by map().
     """
     expression = False
-    while frame is not None and _gives_items(frame.f_code):
-        expression = frame.f_code.co_name == "<genexpr>"
+    while frame is not None and _gives_items(frame):
+        expression = frame.f_code.co_name == "<genexpr>" or (expression and _is_ours(frame))
         frame = frame.f_back
     if frame is None:
         return False
@@ -170,8 +181,14 @@ def collects(frame: FrameType | None) -> bool:
     return expression or not _is_next(instructions, here)
 
 
-def _gives_items(code: CodeType) -> bool:
-    return bool(code.co_flags & CO_GENERATOR) or code.co_name == "__next__"
+def _gives_items(frame: FrameType) -> bool:
+    """Whether it hands on items of a loop: also what stands in for enumerate() and the like."""
+    code = frame.f_code
+    return bool(code.co_flags & CO_GENERATOR) or code.co_name == "__next__" or _is_ours(frame)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("torchrelay.")
 
 
 def _is_next(instructions: list[dis.Instruction], here: int) -> bool:
