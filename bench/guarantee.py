@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).parent.parent))  # the jobs, the strikes and 
 from tests.live import Twin
 from tests.mixed import LAYOUTS, Chapter, by_kind, compare, deal, repeated, run_chapter
 from torchrelay.cli.view.guarantee import guarantee_page
-from torchrelay.goodput.guarantee import Guarantee, Standing, guarantee
+from torchrelay.goodput.ledger import Guarantee, Standing, guarantee
 
 PER_JOB = 70  # interruptions: a job of twice as many steps would need a twin of twice as many
 MOST_BROKEN = 3  # jobs that did not come to their end, after which no further one is begun

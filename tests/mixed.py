@@ -22,7 +22,7 @@ from torchrelay.chaos.whereabouts import Refusal
 from torchrelay.cli.view.guarantee import read_ledger
 from torchrelay.client.client import Away as Unheard
 from torchrelay.client.client import Denied
-from torchrelay.goodput.guarantee import Entry, Standing, find
+from torchrelay.goodput.ledger import Entry, Standing, find
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.incident import UNSETTLED
 

@@ -18,8 +18,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_26_edited": ("link_that_leads", "by_its_name", "target_of_a_move"),
     "test_case_foreign_groups": ("joined[late]", "joined[default]"),
     "test_case_iterators_beside": (
-        "[islice]", "[list]", "[count]", "[inner]", "[map]", "[progress]", "replacement_of_a", "after_a_move", "[tee",
-        "[keep", "[sums",
+        "[islice]", "[count]", "[inner]", "[map]", "[progress]", "replacement_of_a", "after_a_move", "[tee", "[keep",
+        "[sums",
     ),
     "test_case_own_stream": ("[tuple]", "[list]", "[dict]", "[argument]", "[buffer]"),
     "test_case_places": ("[migrate]",),

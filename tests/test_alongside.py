@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import builtins
 import itertools
+import queue
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -283,6 +285,20 @@ def test_what_would_begin_anew_is_refused_at_once(name: str) -> None:
     with pytest.raises(RefusedError, match=words):
         train(life, way)
     assert len(life.lives) < 4
+
+
+def test_a_thread_that_fetches_ahead_is_refused_at_the_first_step() -> None:
+    life, items = Life(), queue.Queue[Any]()
+
+    def fetch() -> None:
+        for batch in life.batches():
+            items.put(batch)
+
+    thread = threading.Thread(target=fetch)
+    thread.start()
+    with pytest.raises(RefusedError, match=r"a thread goes through a tracked loop.*DataLoader fetch ahead"):
+        life.step(items.get())
+    thread.join()
 
 
 def test_a_class_with_next_that_keeps_nothing_may_be_used() -> None:

@@ -18,7 +18,7 @@ import pytest
 from tests.jobs import SCRIPTS, end_job, start_job, torchrelay, wait_until
 from tests.processes import is_stopped
 from torchrelay.api.shown import IncidentTally, JobStatus, Ranks, RankStatus, SpareTally
-from torchrelay.chaos import leaving, memory, phases
+from torchrelay.chaos import deeds, leaving, phases
 from torchrelay.chaos.deeds import plan_deed, slow
 from torchrelay.chaos.faults import Fault, Gone, observe, strike
 from torchrelay.chaos.phases import await_phase, catch, last_phase
@@ -217,9 +217,9 @@ def test_a_process_exits_by_itself_with_the_code_it_is_given(victim: subprocess.
 
 @pytest.mark.usefixtures("kernel_kills")
 def test_the_kernel_kills_for_memory(victim: subprocess.Popen[str]) -> None:
-    if not memory.possible(victim.pid):
+    if not deeds.possible(victim.pid):
         pytest.skip("no memory cgroup can be made here")
-    assert memory.starve(observe(victim.pid)) == "the kernel killed it for memory"
+    assert deeds.starve(observe(victim.pid)) == "the kernel killed it for memory"
     assert victim.wait(10) == -signal.SIGKILL
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from torchrelay.cli.diagnose import doctor
-from torchrelay.cli.diagnose.doctor import (
+from torchrelay.cli.diagnose import consult
+from torchrelay.cli.diagnose.consult import (
     Check,
     State,
     all_checks,
@@ -33,7 +33,7 @@ WELL: dict[str, Any] = {
 @pytest.fixture(autouse=True)
 def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     """The probe costs seconds; one test has the real one."""
-    monkeypatch.setattr(doctor, "probe_torch", lambda: WELL)
+    monkeypatch.setattr(consult, "probe_torch", lambda: WELL)
 
 
 def only(checks: list[Check], name: str) -> Check:
@@ -86,13 +86,13 @@ def test_without_torch_nothing_else_is_asked_of_it() -> None:
 
 
 def test_a_torch_that_does_not_load_is_told_in_its_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PROBE", "import no_such_module_at_all")
+    monkeypatch.setattr(consult, "PROBE", "import no_such_module_at_all")
     assert probe_torch()["error"] == "ModuleNotFoundError: No module named 'no_such_module_at_all'"
 
 
 def test_a_torch_that_takes_for_ever_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "PROBE", "import time; time.sleep(60)")
-    monkeypatch.setattr(doctor, "TORCH_S", 0.1)
+    monkeypatch.setattr(consult, "PROBE", "import time; time.sleep(60)")
+    monkeypatch.setattr(consult, "TORCH_S", 0.1)
     assert "longer than 0.1 s" in probe_torch()["error"]
 
 
@@ -109,24 +109,24 @@ def test_what_cannot_be_told_is_a_remark(tmp_path: Path) -> None:
 
 def test_little_memory_is_a_remark(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_memory(tmp_path).state is State.WELL
-    monkeypatch.setattr(doctor, "LEAST_MEMORY", 1 << 60)
+    monkeypatch.setattr(consult, "LEAST_MEMORY", 1 << 60)
     assert "--shm-size" in check_memory(tmp_path).remedy
     assert list(tmp_path.iterdir()) == []
 
 
 def test_few_open_files_are_a_remark(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LEAST_FILES", 1 << 60)
+    monkeypatch.setattr(consult, "LEAST_FILES", 1 << 60)
     assert "ulimit" in check_limits().remedy
 
 
 def test_a_journal_cannot_be_kept_on_a_network_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert check_disk(tmp_path).state is State.WELL
-    monkeypatch.setattr(doctor, "file_system", lambda _: "nfs4")
+    monkeypatch.setattr(consult, "file_system", lambda _: "nfs4")
     assert check_disk(tmp_path).state is State.ILL
 
 
 def test_a_full_disk_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor, "LEAST_DISK", 1 << 60)
+    monkeypatch.setattr(consult, "LEAST_DISK", 1 << 60)
     assert check_disk(tmp_path).state is State.ILL
 
 

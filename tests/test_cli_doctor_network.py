@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.cli.diagnose import doctor_network
-from torchrelay.cli.diagnose.doctor import State
-from torchrelay.cli.diagnose.doctor_network import (
+from torchrelay.cli.diagnose import consult
+from torchrelay.cli.diagnose.consult import (
+    State,
     check_ecmp,
     check_mptcp,
     check_paths,
@@ -61,7 +61,7 @@ def test_ecmp_needs_both_settings(tmp_path: Path) -> None:
 
 
 def test_one_means_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(doctor_network, "usable_interfaces", lambda: ["eth0", "eth1"])
+    monkeypatch.setattr(consult, "usable_interfaces", lambda: ["eth0", "eth1"])
     names = [check.name for check in network_checks(kernel(tmp_path / "mptcp", GOOD))]
     assert names == ["network paths", "control traffic: MPTCP"]
     names = [check.name for check in network_checks(tmp_path / "none")]
@@ -77,11 +77,11 @@ def test_interfaces_that_lead_nowhere_do_not_count(tmp_path: Path, monkeypatch: 
         (tmp_path / name / "flags").write_text("0x1002\n" if name == "eth3" else "0x1003\n")  # eth3 is switched off
         (tmp_path / name / "operstate").write_text(f"{state}\n")
     monkeypatch.setattr(socket, "if_nameindex", lambda: list(enumerate([*states, "eth5"], 1)))  # eth5 was removed
-    monkeypatch.setattr(doctor_network, "with_addresses", lambda: {*states, "eth5"} - {"eth2"})
+    monkeypatch.setattr(consult, "with_addresses", lambda: {*states, "eth5"} - {"eth2"})
     assert usable_interfaces(tmp_path) == ["eth0", "eth4"]
 
 
 def test_the_kernel_says_which_interfaces_have_an_address() -> None:
-    found = doctor_network.with_addresses()
+    found = consult.with_addresses()
     assert found <= {name for _, name in socket.if_nameindex()}
     assert "lo" in found, "these tests use 127.0.0.1"

@@ -11,7 +11,7 @@ from torch import nn
 
 from torchrelay.protocol.messages.ids import START, Generation, Point
 from torchrelay.worker.agreement import agreement
-from torchrelay.worker.agreement.comparing import TENSORS, VALUES, Comparison, Differing, values_of
+from torchrelay.worker.agreement.comparing import SETTINGS, TENSORS, VALUES, Comparison, Differing, values_of
 from torchrelay.worker.state.state import State
 
 
@@ -33,7 +33,12 @@ class Pair:
         monkeypatch.setattr(agreement, "lines_of_all", lambda lines: [lines, self.of_other(lines)])
 
     def of_other(self, lines: list[str]) -> list[str]:
-        return self.other if self.other is not None and lines == values_of(self.state) else lines
+        """What the other rank tells: tensors alike; of settings and values, which go apart, those that are not."""
+        mine = values_of(self.state)
+        if self.other is None or not set(lines) <= set(mine):
+            return lines
+        at = [mine.index(line) for line in lines]
+        return [self.other[number] for number in at]
 
     def tell(self, shard: str, lines: list[str]) -> list[tuple[str, str]]:
         return [(shard, agreement.digest_of(lines)), (shard, agreement.digest_of(self.of_other(lines)))]
@@ -59,7 +64,7 @@ def test_it_is_due_after_the_first_steps_after_a_recovery_and_every_so_often(pai
 
 def test_values_that_were_alike_and_differ_after_a_recovery_are_a_fault_that_is_named(pair: Pair) -> None:
     pair.compare(1)
-    assert pair.state.agreed == {TENSORS, VALUES}
+    assert pair.state.agreed == {TENSORS, SETTINGS, VALUES}
     pair.other = values_of(pair.state)
     pair.other[0] += "1"
     with pytest.raises(Differing) as found:
@@ -72,12 +77,35 @@ def test_values_that_begin_to_differ_in_peace_are_a_ranks_own(pair: Pair) -> Non
     pair.compare(1)
     pair.other = [*values_of(pair.state)[:-1], "state['kept']: another count"]
     pair.compare(100)
-    assert pair.state.agreed == {TENSORS}
+    assert pair.state.agreed == {TENSORS, SETTINGS}
     pair.compare(131, Point(130))
 
 
+def test_settings_that_begin_to_differ_are_a_fault_whenever_that_is(pair: Pair) -> None:
+    pair.compare(1)
+    pair.other = values_of(pair.state)
+    pair.other[0] += "1"
+    with pytest.raises(Differing) as found:
+        pair.compare(100)
+    assert "param_groups[0]" in found.value.event.evidence
+
+
+def test_once_ranks_have_changed_hands_the_first_section_after_a_step_compares(pair: Pair) -> None:
+    due = pair.comparison.due
+    assert not due(Point(57, 1), START)
+    assert due(Point(57, 1), Point(30))
+    assert not due(Point(57, 2), Point(30)), "nothing has been trained since"
+    assert not due(Point(30, 1), Point(30)), "nor here"
+    pair.comparison.begin()
+    pair.other = [f"{line}1" for line in values_of(pair.state)]
+    pair.state.agreed |= {SETTINGS}
+    with pytest.raises(Differing) as found:
+        pair.comparison.exchange(Point(57, 1), Point(30))
+    assert found.value.event.point == Point(57)
+
+
 def test_values_that_were_never_alike_are_let_be(pair: Pair) -> None:
-    pair.other = ["others"]
+    pair.other = [f"{line}1" for line in values_of(pair.state)]
     pair.compare(1)
     pair.compare(31, Point(30))
     assert pair.state.agreed == {TENSORS}

@@ -17,8 +17,7 @@ from torchrelay.cli.view.report import report_page
 from torchrelay.client.ledger_file import jsonl
 from torchrelay.client.runs import NotPossible
 from torchrelay.economics.published.claims import proven
-from torchrelay.goodput.guarantee import Entry, Standing, Verdict, clean_ones_to_come, group_of, guarantee
-from torchrelay.goodput.ledger import Line, wilson
+from torchrelay.goodput.ledger import Entry, Line, Standing, Verdict, clean_ones_to_come, group_of, guarantee, wilson
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank
 from torchrelay.protocol.model.incident import Resolution
 

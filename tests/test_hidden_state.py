@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from torchrelay.errors import UndeclaredError
-from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.hidden_state.hidden import FIRST, Budget, Hidden
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.state import State
 
@@ -417,3 +417,32 @@ def test_what_others_carry_is_not_carried_twice(capsys: pytest.CaptureFixture[st
         hidden.state.look()
     assert hidden.record() == b""
     assert capsys.readouterr().err == ""
+
+
+def test_what_begins_to_move_late_is_noticed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Looks are made seldom by then, as each goes through all that there is."""
+    monkeypatch.setattr(Budget, "due", lambda budget, *_: budget._made < FIRST)
+    own = SimpleNamespace(steps=0)
+    others = [SimpleNamespace(number=at) for at in range(100)]
+    begun = False
+
+    def step() -> int:
+        if begun:
+            own.steps += 1
+        return int(own.steps + sum(each.number for each in others))
+
+    hidden = looked_at(step)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            hidden.mark()
+            hidden.look_entry()
+            step()
+            hidden.look_gate()
+            hidden.look_return()
+
+    calls(FIRST + 9)
+    assert b"own" not in hidden.record()
+    begun = True
+    calls(5)
+    assert b"own of" in hidden.record()

@@ -17,7 +17,7 @@ from tests.mixed import KINDS, Chapter, Kind, by_kind, compare, deal, repeated
 from tests.test_guarantee import excluded, line
 from torchrelay.api.shown import Exclusion
 from torchrelay.client.runs import NotPossible
-from torchrelay.goodput.guarantee import Entry
+from torchrelay.goodput.ledger import Entry
 
 ROOT = Path(__file__).parent.parent
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.cli.diagnose.doctor import State, check_network_part
+from torchrelay.cli.diagnose.consult import State, check_network_part
 from torchrelay.cli.main import carry_out
 from torchrelay.cli.network import net
 from torchrelay.client.runs import NotPossible
@@ -84,7 +84,7 @@ def test_without_a_compiler_the_package_is_built_without_the_library(source: Pat
         content.extractall(tmp_path / "installed")
     assert LIBRARY not in names
     assert "torchrelay/netpath/native/library.py" in names
-    words = "from torchrelay.cli.diagnose.doctor import check_network_part; print(check_network_part())"
+    words = "from torchrelay.cli.diagnose.consult import check_network_part; print(check_network_part())"
     told = subprocess.run(
         [sys.executable, "-c", words], env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")}, cwd=tmp_path,
         capture_output=True, text=True, check=True, timeout=60,

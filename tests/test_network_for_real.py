@@ -22,7 +22,7 @@ from tests.jobs import SCRIPTS, Finished, ask_until, end_job, torchrelay
 from tests.test_probing import deaf, free_port
 from tests.twins import undisturbed
 from torchrelay.api.shown import NetworkView, TaintView
-from torchrelay.cli.network.net_status import network_page
+from torchrelay.cli.network.net import network_page
 from torchrelay.client.client import Client
 from torchrelay.netpath.native.library import NotBuilt, find
 from torchrelay.wire.messages.pathnews import LinkNews

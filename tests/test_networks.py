@@ -19,8 +19,8 @@ from torchrelay.api.shown import NetworkView, NodeNetwork, TaintView
 from torchrelay.cli.launch import net_flags
 from torchrelay.cli.launch.run import parser, plan
 from torchrelay.cli.main import carry_out
-from torchrelay.cli.network import net_pages
-from torchrelay.cli.network.net_status import add_net_status, network_page, show_net_status
+from torchrelay.cli.network import net
+from torchrelay.cli.network.net import add_net_status, network_page, show_net_status
 from torchrelay.client.runs import NotPossible
 from torchrelay.netpath.native import library
 from torchrelay.orchestrator.http import api
@@ -215,7 +215,7 @@ def run_with(folder: Path, monkeypatch: pytest.MonkeyPatch, view: NetworkView) -
             return view
 
     (folder / "journal.db").touch()
-    monkeypatch.setattr("torchrelay.cli.network.net_status.Client.of", lambda _: Fake())
+    monkeypatch.setattr("torchrelay.cli.network.net.Client.of", lambda _: Fake())
     return folder
 
 
@@ -274,9 +274,9 @@ def test_pages_are_found_below_the_folder_and_put_together(
         write_page(folder, 1, a_row(sent_bytes=round(1e6 * now), live=2), a_row(remote="c", live=0))
         return pages_of(where)
 
-    pages_of = net_pages.pages_of
-    monkeypatch.setattr(net_pages, "pages_of", look)
-    monkeypatch.setattr(net_pages, "LOOK_S", 0.5)
+    pages_of = net.pages_of
+    monkeypatch.setattr(net, "pages_of", look)
+    monkeypatch.setattr(net, "LOOK_S", 0.5)
     assert show_net_status(words("--local", str(tmp_path), "-o", "json")) == 0
     said = capsys.readouterr()
     assert "not a page of the network core" in said.err
@@ -294,7 +294,7 @@ def test_a_link_is_down_if_all_who_use_it_have_lost_it() -> None:
         ([down, a_row()], "up"), ([down, unused], "down"), ([down, a_row(state=RowState.SUSPECT)], "suspect"),
         ([unused, unused], "unused"),
     ):  # fmt: skip
-        assert net_pages.link_of("b", rows, (0, 0), 10).state == state
+        assert net.link_of("b", rows, (0, 0), 10).state == state
 
 
 def test_a_folder_without_pages_is_no_such_folder(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ class Worker:
         self.rests: list[float] = []
         self.ticks = [0, 0]  # busy, idle
         self.pass_ticks(busy=1, idle=0)
-        monkeypatch.setattr(niceness, "_STAT", self.stat)
+        monkeypatch.setattr(niceness, "_PROC_STAT", self.stat)
         monkeypatch.setattr("torchrelay.worker.scheduling.niceness.time.monotonic", lambda: self.now_s)
 
     def pace(self, since_s: float | None = None) -> Pace:

@@ -6,8 +6,7 @@ import pytest
 
 from tests.telling import JOB, Story, running
 from torchrelay.api.shown import Exclusion
-from torchrelay.goodput.guarantee import Entry, Standing, guarantee
-from torchrelay.goodput.ledger import Line, line_of, total
+from torchrelay.goodput.ledger import Entry, Line, Standing, guarantee, line_of, total
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import tally, view_incident
 from torchrelay.protocol.health.failure_detector import Beat, FailureDetector, Sample, hear, judge

@@ -402,3 +402,41 @@ def test_a_class_that_a_function_has_made_is_found_by_what_stands_in_its_place()
     local(lost)
     with pytest.raises(UnprovedError, match=r"none of .*local\(\)"):
         local(Items(8, 9, lost.told))
+
+
+def test_a_long_history_that_loops_only_add_to_begins_anew_and_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    def plotted(items: Items) -> int:
+        losses = list[float]()
+        for item in items:
+            losses.append(float(item))
+        return len(losses)
+
+    def deciding(items: Items) -> float:
+        losses = list[float]()
+        for item in items:
+            losses.append(float(item))
+            if sum(losses[-5:]) < 0:
+                break
+        return losses[-1]
+
+    long = Items(0, variables.ENTRIES + 9)
+    plotted(long)
+    assert plotted(Items(0, 3, long.told)) == 3
+    assert "losses of" in capsys.readouterr().err
+    deciding(long)
+    with pytest.raises(UnprovedError, match=r"losses of .*deciding\(\)"):
+        deciding(Items(0, 3, long.told))
+
+
+def squares(items: Items) -> int:
+    square = 0
+    for item in items:
+        square = item * item
+    return square
+
+
+def test_what_is_dead_is_not_told() -> None:
+    items = Items(0, 4)
+    assert squares(items) == 9
+    told = {name for one in variables._decode(items.told) for name in one.plain} if items.told else set()
+    assert "square" not in told, "it is assigned in each turn before it is read"

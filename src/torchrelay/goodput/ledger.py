@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime
+from enum import StrEnum
 from statistics import median
 
 from msgspec import Struct
 
-from torchrelay.api.shown import Exclusion, IncidentView, causes
+from torchrelay.api.shown import SYMPTOM, Exclusion, IncidentView, causes
 from torchrelay.orchestrator.views.views import ALL_PHASES
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank
 from torchrelay.protocol.model.incident import UNSETTLED, Resolution
@@ -184,3 +186,263 @@ def total(lines: Sequence[Line], *, live: bool = True) -> Totals:
         pause_max_ms=max(pauses, default=None),
         phases_p50_ms=phases,
     )
+
+
+# ---------------------------------------------------------------- guarantee
+
+# How many of the interruptions that count were resolved clean, how sure that is, and what was left out.
+#
+# Interruption: whatever stopped training, or would have. It counts unless it has an `Exclusion`. Clean: no step that
+# was committed was lost or made again, and all ranks have committed a further point since. To redo the step that was
+# cut short is allowed, and its time is in the pause.
+
+TARGET = 0.90
+# Classes of causes by who told of the fault; what is not named here is named by its detector.
+BY_DETECTOR = {
+    "agent": "workers gone with their node's agent",
+    "heartbeat": "node lost",
+    "hang": "hang",
+    "worker: exception": "exception in the script",
+    "worker: undeclared collective": "undeclared collective",
+    "comparison of replicas": "replicas differ",
+    SYMPTOM: "broken collective",
+}
+
+
+class Verdict(StrEnum):
+    """Whether a target is met. By the lower bound it is shown; by the plain share it is missed."""
+
+    MET = "met"
+    NOT_YET = "not shown yet"  # the share is high enough, but it are too few to be sure
+    MISSED = "missed"  # the share itself is lower
+
+
+class Standing(StrEnum):
+    """What an interruption is in the clean ratio."""
+
+    CLEAN = "clean"
+    NOT_CLEAN = "not clean"
+    EXCLUDED = "excluded"
+    PENDING = "pending"  # under way in a run that lives: counted when it is over
+
+
+class Entry(Struct, frozen=True):
+    """A line of a ledger. `origin`: where it was read; `live`: its orchestrator answers, so it may come to its end."""
+
+    line: Line
+    origin: str = ""
+    live: bool = False
+
+
+class Finding(Struct, frozen=True, kw_only=True):
+    """One interruption and what it counts as. `pause_ms` None: it never went on, or only another worker did.
+
+    lost      of one that is not clean: what
+    reason    of one that is excluded: which `Exclusion`
+    why       of either: the decision, or the evidence, in the words of the ledger
+    """
+
+    standing: Standing
+    id: str
+    job: str
+    at: str
+    kind: str
+    group: str
+    cause: str
+    resolution: str
+    steps_lost: int | None
+    pause_ms: int | None
+    lost: str = ""
+    reason: str = ""
+    why: str = ""
+    origin: str = ""
+
+
+class Part(Struct, frozen=True):
+    """Those of one kind or one cause."""
+
+    name: str
+    counted: int
+    clean: int
+    ratio: Interval | None
+
+
+class Guarantee(Struct, frozen=True, kw_only=True):
+    """What it comes to. Shares from 0 to 1; intervals are Wilson's, of 95 % confidence.
+
+    more      clean ones in a row, from now on, after which the lower bound would reach the target; 0 if it does
+    worst     if each exclusion but a move that was called off, and what is missing, counted and had not been clean
+    missing   interruptions whose numbers a ledger skips, each with that ledger: somebody has taken them out
+    first     the time of the oldest interruption that was looked at, ISO 8601; empty if there is none
+    """
+
+    target: float
+    verdict: Verdict
+    counted: int
+    clean: int
+    ratio: Interval | None
+    more: int
+    worst: Interval | None
+    since: str = ""
+    first: str = ""
+    missing: tuple[str, ...] = ()
+    kinds: tuple[Part, ...] = ()
+    causes: tuple[Part, ...] = ()
+    findings: tuple[Finding, ...] = ()
+
+    def those(self, standing: Standing) -> tuple[Finding, ...]:
+        """The interruptions that are this, oldest first."""
+        return tuple(one for one in self.findings if one.standing is standing)
+
+
+def guarantee(
+    entries: Iterable[Entry], target: float = TARGET, *, since: str = "", missing: Sequence[str] = ()
+) -> Guarantee:
+    """Judge these interruptions. Raises `ValueError` for a target that is no share between 0 and 1."""
+    if not 0 < target < 1:
+        raise ValueError(f"a target of {target:g}: give a share between 0 and 1, as 0.9")
+    findings = tuple(sorted((find(entry) for entry in entries), key=lambda one: moment_of(one.at)))
+    counted = [one for one in findings if one.standing in (Standing.CLEAN, Standing.NOT_CLEAN)]
+    clean = sum(one.standing is Standing.CLEAN for one in counted)
+    doubtful = [one for one in findings if one.standing is Standing.EXCLUDED and one.reason != Exclusion.CALLED_OFF]
+    ratio = wilson(clean, len(counted))
+    return Guarantee(
+        target=target,
+        verdict=verdict(ratio, target),
+        counted=len(counted),
+        clean=clean,
+        ratio=ratio,
+        more=clean_ones_to_come(clean, len(counted), target),
+        worst=wilson(clean, len(counted) + len(doubtful) + len(missing)),
+        since=since,
+        first=next((one.at for one in findings if one.at), ""),
+        missing=tuple(missing),
+        kinds=parts(counted, lambda one: one.kind),
+        causes=parts(counted, lambda one: one.group),
+        findings=findings,
+    )
+
+
+def moment_of(at: str) -> float:
+    """A time of the ledger in seconds since 1970; 0 if it is not known."""
+    return datetime.fromisoformat(at).timestamp() if at else 0.0
+
+
+def verdict(ratio: Interval | None, target: float) -> Verdict:
+    if ratio is None:
+        return Verdict.NOT_YET
+    if ratio.low >= target:
+        return Verdict.MET
+    return Verdict.NOT_YET if ratio.share >= target else Verdict.MISSED
+
+
+def clean_ones_to_come(clean: int, counted: int, target: float) -> int:
+    """The smallest m for which (clean + m) of (counted + m) have a lower bound of `target` or more."""
+
+    def enough(more: int) -> bool:
+        ratio = wilson(clean + more, counted + more)
+        return ratio is not None and ratio.low >= target
+
+    most = 1
+    while not enough(most):  # the bound rises to 1 with each clean one
+        most *= 2
+    least = -1
+    while most - least > 1:
+        middle = (least + most) // 2
+        least, most = (least, middle) if enough(middle) else (middle, most)
+    return most
+
+
+def parts(counted: Sequence[Finding], name_of: Callable[[Finding], str]) -> tuple[Part, ...]:
+    """The counted ones by some name, most frequent first."""
+    found: dict[str, list[Finding]] = {}
+    for one in counted:
+        found.setdefault(name_of(one), []).append(one)
+    rows = []
+    for name, some in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
+        clean = sum(one.standing is Standing.CLEAN for one in some)
+        rows.append(Part(name, len(some), clean, wilson(clean, len(some))))
+    return tuple(rows)
+
+
+# ---------------------------------------------------------------- one interruption
+
+
+def find(entry: Entry) -> Finding:
+    """What one line of a ledger counts as."""
+    line = entry.line
+    standing = standing_of(entry)
+    lost = standing is Standing.NOT_CLEAN
+    excluded = standing is Standing.EXCLUDED
+    return Finding(
+        standing=standing, id=line.id, job=line.job, at=line.at, kind=line.kind, group=group_of(line), cause=line.cause,
+        resolution=line.resolution, steps_lost=line.steps_lost, pause_ms=line.pause_ms,
+        lost=what_was_lost(line) if lost else "",
+        reason=(line.excluded or Exclusion.UNTOLD) if excluded else "",
+        why=why_lost(line) if lost else (line.evidence or last_words(line)) if excluded else "",
+        origin=entry.origin,
+    )  # fmt: skip
+
+
+def standing_of(entry: Entry) -> Standing:
+    """An interruption that was never seen to end is not clean, unless its run lives and may end it yet."""
+    line = entry.line
+    if not line.eligible:
+        return Standing.EXCLUDED
+    if line.resolution in UNSETTLED and entry.live:
+        return Standing.PENDING
+    # That no step was lost follows from the resolution; a ledger that says otherwise is taken at its worst.
+    return Standing.CLEAN if line.resolution == Resolution.CLEAN and not line.steps_lost else Standing.NOT_CLEAN
+
+
+def group_of(line: Line) -> str:
+    """The class of its cause."""
+    if line.detector.startswith("move ") or not line.detector:
+        return f"{line.kind} move" if line.kind != "unplanned" else "not told"
+    if line.detector == "agent: process exit":
+        killed = line.cause.startswith(("SIG", "ended by signal"))
+        return "process killed by a signal" if killed else "process ended by itself"
+    named = BY_DETECTOR.get(line.detector)
+    if named is not None:
+        return named
+    return "too slow in a recovery" if "deadline" in line.detector else line.detector
+
+
+def what_was_lost(line: Line) -> str:
+    """In words."""
+    match Resolution(line.resolution):
+        case Resolution.ROLLED_BACK:
+            return f"{line.steps_lost} steps, made again from snapshots"
+        case Resolution.FELL_BACK:
+            return "all since the script's own checkpoint"
+        case Resolution.RESTARTED:
+            return "the start: nothing was committed yet"
+        case Resolution.ENDED:
+            return "the job ended"
+        case Resolution.OPEN:
+            return "never seen to end"
+        case Resolution.RESUMED:
+            return "never proved: nothing was committed after it"
+        case Resolution.CLEAN | Resolution.CALLED_OFF:
+            return f"{line.steps_lost} steps"
+
+
+DECISIVE = {
+    Resolution.FELL_BACK: "falls back to",
+    Resolution.RESTARTED: "all workers start again",
+    Resolution.ENDED: "ends with",
+    Resolution.ROLLED_BACK: "all go back to the snapshots",
+}
+
+
+def why_lost(line: Line) -> str:
+    """The decision by which it was lost, with its reason."""
+    begins = DECISIVE.get(Resolution(line.resolution))
+    told = [text for text in line.story if begins is not None and text.startswith(begins)]
+    return told[-1] if told else last_words(line)
+
+
+def last_words(line: Line) -> str:
+    """What was said last, but for how it was resolved."""
+    told = [text for text in line.story if not text.startswith("resolved:")]
+    return told[-1] if told else ""

@@ -18,8 +18,18 @@ from torchrelay.client.client import Client
 from torchrelay.client.ledger_file import FILE, ledger
 from torchrelay.client.runs import NotPossible, look, time_in
 from torchrelay.economics.published.claims import proven
-from torchrelay.goodput.guarantee import TARGET, Entry, Finding, Guarantee, Part, Standing, Verdict, guarantee
-from torchrelay.goodput.ledger import Interval, Line
+from torchrelay.goodput.ledger import (
+    TARGET,
+    Entry,
+    Finding,
+    Guarantee,
+    Interval,
+    Line,
+    Part,
+    Standing,
+    Verdict,
+    guarantee,
+)
 from torchrelay.protocol.model.incident import UNSETTLED as UNDER_WAY
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.terminal.show import Output, clip, milliseconds, remark, show_json, table

@@ -15,6 +15,7 @@ and whether items are fetched at several places of the script without a call bet
 from __future__ import annotations
 
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Mapping
 from types import FrameType
@@ -40,6 +41,12 @@ from torchrelay.worker.data.cursor import Cursor, Frame
 from torchrelay.worker.source import flow
 
 ITEMS = 8  # of each loop that are looked at
+_IN_A_THREAD = Unknown(
+    "a thread goes through a tracked loop, ahead of the steps: a replacement enters the loop at the item that was "
+    "fetched last, and lacks those that wait",
+    "go through the loop where the steps are called, and let the DataLoader fetch ahead (num_workers, prefetch_factor, "
+    "pin_memory)",
+)
 AGAIN = frozenset({1, 2, 4, 8, 16, 32, 64})  # after so many it is seen whether it is still the same that counts
 _DEPTH = 4
 _PLAIN = frozenset({int, float, str, bytes, bool, type(None)})
@@ -86,6 +93,10 @@ class Watch:
 
     def fetch(self, caller: FrameType | None, count: int, called: bool) -> list[Position]:
         if self.chain is LOST:
+            return LOST.positions(0)
+        if threading.current_thread() is not threading.main_thread():
+            self._cursor.refuse(RefusedError(*_IN_A_THREAD))
+            self.chain = LOST
             return LOST.positions(0)
         found = self.go_on(caller, count, called) if count else self.begin(caller)
         if found is not None:

@@ -138,7 +138,7 @@ class Cursor:
         self._stack = [Frame("script")]
         self._open = {id(self._stack[0])}
         self._followed: list[_Followed] = []
-        self._trouble: Diverged | None = None  # found where nothing can be raised
+        self._trouble: TorchrelayError | None = None  # found where nothing can be raised
         self._last: Call | None = None  # begun or replayed last; the loops may have moved on since
         self._former: Call | None = None  # the one before it, should it not be committed
         self._rhythms: dict[int, Rhythm] = {}  # for each open loop, by its id
@@ -172,6 +172,10 @@ class Cursor:
         """The call that was committed last, with its result, encoded. At a safepoint only."""
         assert self._last is not None, "whoever is asked has committed something"
         return msgspec.msgpack.encode(self._last)
+
+    def refuse(self, error: RefusedError) -> None:
+        """Found where nothing can be raised, such as in a thread: the next call raises it."""
+        self._trouble = error
 
     def counts(self) -> list[int]:
         """For each open loop, how many items it has yielded."""

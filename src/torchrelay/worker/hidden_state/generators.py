@@ -1,18 +1,21 @@
-"""Generators: the states of generators of random numbers, of torch, NumPy and Python, as values; and seeds anew.
+"""Generators: states of generators of random numbers, of torch, NumPy and Python, as values; seeds; and of counters.
 
 Their states are put into the generators that are there: others may hold them, too.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
 from array import array
+from collections import deque
 from typing import Any
 
 import numpy as np
 import torch
 
 from torchrelay.worker.hidden_state import arguments
+from torchrelay.worker.hidden_state.graph import Leaf
 
 
 def bytes_of(generator: Any) -> bytes:
@@ -67,3 +70,19 @@ def reseed(generator: Any, number: int) -> None:
         generator.state = type(generator)(number).state
     elif isinstance(generator, random.Random):
         generator.seed(number)
+
+
+def place_of_count(counter: itertools.count[Any]) -> list[Any]:
+    """The number that comes next, and the step."""
+    found = counter.__reduce__()[1]
+    return [*found, 1][:2]
+
+
+def count_on(leaf: Leaf, live: itertools.count[Any], number: Any, step: Any) -> bool:
+    """Go on to that number, as others may hold the counter, too; back it can only be put in its place."""
+    now = place_of_count(live)[0]
+    ahead = number - now
+    if step == 1 and type(ahead) is int and 0 <= ahead < 1 << 24:
+        deque(itertools.islice(live, ahead), maxlen=0)
+        return True
+    return leaf.put(itertools.count(number, step))

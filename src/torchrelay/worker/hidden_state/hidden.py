@@ -272,7 +272,7 @@ class Hidden:
         if self._calm:
             self.state.calm()
             self._look_outside()
-        elif self._looks.due():
+        elif self._looks.due() or self.state.has_stirred():
             self._looks.spend(self._look)
         else:
             return

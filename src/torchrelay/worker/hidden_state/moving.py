@@ -39,6 +39,7 @@ from torchrelay.worker.tensors import values
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 EACH = 16 << 10  # and of one attribute
 SAMPLES = 256  # entries of a large container that are looked at
+GLANCES = 64  # values that are asked in each call whether they have begun to move
 SMALL = 64  # entries up to which all of them are
 LARGEST = 1024  # entries of a Counter and its like that are carried
 
@@ -72,11 +73,14 @@ class Moving:
         self._quiet = quiet
         self._limit = limit
         self.kept: dict[str, Leaf] = {}
+        self._noted: set[str] = set()  # paths that were seen to change once
+        self._quiet_ones: list[tuple[Leaf, Any]] = []
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
+        self._asked = 0
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
         self._large: dict[str, int] = {}  # by path, the id of what was there
         self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
@@ -96,6 +100,7 @@ class Moving:
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
+        self._noted.update(changed)
         self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if self._is_large(path)}
         self._let_go()
         return found
@@ -125,12 +130,27 @@ class Moving:
         for path, leaf in self.kept.items():
             if self._walk.leaves.get(path) is leaf:
                 leaf.remember_way(self._walk.parents, variables.finder(path))
+        self._quiet_ones = [
+            (leaf, leaf.value) for path, leaf in self._walk.leaves.items()
+            if type(leaf.value) in graph.PLAIN and leaf.holder is not None and path not in self._noted
+        ]  # fmt: skip
         self._walk.holders.clear()
         self._walk.parents.clear()
         self._walk.absent.clear()
         for path, leaf in self._walk.leaves.items():
             if not _is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None
+
+    def has_stirred(self) -> bool:
+        """Whether a number, text or flag that never moved is another one now. Some are asked each time, all in turn."""
+        ones = self._quiet_ones
+        begin = self._asked if self._asked < len(ones) else 0
+        self._asked = begin + GLANCES
+        for leaf, value in ones[begin : begin + GLANCES]:
+            now = leaf.read()
+            if now is not value and now is not MISSING and not _same(("value", now), ("value", value)):
+                return True
+        return False
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
@@ -334,7 +354,7 @@ def _copied(value: Any) -> Any:
     if graph.is_generator(value):
         return [generators.kind_of(value), generators.state_of(value)]
     if type(value) is itertools.count:
-        return [_COUNT, _place_of(value)]
+        return [_COUNT, generators.place_of_count(value)]
     if type(value) is torch.Tensor:
         return [value.clone()]
     copied = type(value) in graph.CONTAINERS or type(value) in made.DICTS
@@ -436,7 +456,7 @@ def _size(value: Any) -> int:
 def _told(path: str, value: Any) -> bytes:
     generator = graph.is_generator(value)
     if type(value) is itertools.count:
-        return values.encode([_COUNT, _place_of(value)], path)
+        return values.encode([_COUNT, generators.place_of_count(value)], path)
     try:
         found = made.tell(value, LARGEST) if made.is_made(value) else value
         return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
@@ -450,7 +470,7 @@ def _take(leaf: Leaf, told: Any) -> bool:
     """Give the leaf this value; returns whether that is possible."""
     live = leaf.read()
     if type(told) is list and len(told) == 2 and told[0] == _COUNT:
-        return type(live) is itertools.count and _count_on(leaf, live, *told[1])
+        return type(live) is itertools.count and generators.count_on(leaf, live, *told[1])
     if type(told) is list and len(told) == 2:
         if not graph.is_generator(live) or generators.kind_of(live) != told[0]:
             return False
@@ -478,19 +498,3 @@ def _take(leaf: Leaf, told: Any) -> bool:
         (live.extend if type(value) in (list, deque) else live.update)(value)
         return True
     return leaf.put(value)
-
-
-def _place_of(counter: itertools.count[Any]) -> list[Any]:
-    """The number that comes next, and the step."""
-    found = counter.__reduce__()[1]
-    return [*found, 1][:2]
-
-
-def _count_on(leaf: Leaf, live: itertools.count[Any], number: Any, step: Any) -> bool:
-    """Go on to that number, as others may hold the counter, too; back it can only be put in its place."""
-    now = _place_of(live)[0]
-    ahead = number - now
-    if step == 1 and type(ahead) is int and 0 <= ahead < 1 << 24:
-        deque(itertools.islice(live, ahead), maxlen=0)
-        return True
-    return leaf.put(itertools.count(number, step))

@@ -70,6 +70,7 @@ class _Told(Struct, array_like=True):
     flat: dict[str, Any] = {}  # lists, and dicts by texts, of such; a deque is told as a list
     packed: dict[str, bytes] = {}
     lacking: list[str] = []  # what changes, may still be read, and is not told
+    histories: list[str] = []  # of it, what is only added to as long as the loop goes on
 
 
 _decode = msgspec.msgpack.Decoder(list[_Told]).decode
@@ -78,6 +79,10 @@ _LACKING = (
     "{0} of {1}() changes in the course of the training, may decide what comes next, and cannot be carried: a worker "
     "that takes over this rank would go on with another one. Keep it in numbers, texts or small tensors, or give it to "
     "protect(state=...); an iterator of your own: begin it anew from the step's number"
+)
+_HISTORY = (
+    "torchrelay: {0} of {1}() has more entries than are carried: in this replacement it begins anew. Write such a "
+    "history to a file, or keep it in state=..."
 )
 _OF_LOOPS = "torchrelay.worker.data.loops"
 _walking: dict[int, CodeType] = {}  # generators in which tracked loops lie, by the id of their code
@@ -89,12 +94,13 @@ _MOST_CODES = 4096  # a script that makes functions anew in each step does not f
 _first: dict[tuple[Place, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
 _may_go: dict[type, _Goes] = {}  # by class
 _declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a module's globals, with their number
+_used_in: dict[int, tuple[int, frozenset[str]]] = {}  # the same
 
 
 def told(frame: FrameType | None) -> bytes:
     """The variables of all functions of the script from this frame outwards; empty if there are none."""
     found = [_tell(each, names) for each, names in _of_script(frame)][::-1]
-    if not any(one.plain or one.flat or one.packed or one.lacking for one in found):
+    if not any(one.plain or one.flat or one.packed or one.lacking or one.histories for one in found):
         return b""
     try:
         data = _encode(found)
@@ -134,6 +140,8 @@ def put(frame: FrameType | None, data: bytes) -> None:
             return
         if one.lacking:
             raise UnprovedError(_LACKING.format(one.lacking[0].strip(), one.name))
+        for name in one.histories:
+            print(_HISTORY.format(name, one.name), file=sys.stderr, flush=True)
         packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
         _first.update(dict.fromkeys(((place_of(each.f_code), name) for name in (*one.flat, *packed)), MOVED))
         _fill(each, one.plain | one.flat | packed)
@@ -143,7 +151,7 @@ def objects() -> Iterator[graph.Leaf]:
     """Objects in variables of functions of the script that are under way, outside of the call that is, and in globals
     and modules that they use."""
     for leaf in held():
-        if type(leaf.value) not in graph.CONTAINERS or not graph.is_plain(leaf.value):
+        if type(leaf.value) not in graph.CONTAINERS or _holds_objects(leaf.value):
             yield leaf
     yield from graph.of_environment()
     for each in outside():
@@ -154,6 +162,15 @@ def objects() -> Iterator[graph.Leaf]:
                 yield from graph.of_module(value)
             elif each.f_locals is not around and not issubclass(type(value), _NO_OBJECTS):
                 yield graph.Leaf(f"{name} of {around.get('__name__')}", around, name, value)
+
+
+def _holds_objects(value: Any) -> bool:
+    """Whether there is more in a container than values, which are told with each item: iterators, or objects."""
+    entries = itertools.islice(value.values() if type(value) is dict else value, SHOWN)
+    try:
+        return any(type(each) in _STEPPING or is_of_the_script(type(each)) for each in entries)
+    except RuntimeError:
+        return False  # another thread is filling it
 
 
 def called() -> Iterator[Any]:
@@ -255,24 +272,35 @@ def _declared(around: dict[str, Any]) -> frozenset[str]:
     return known[1]
 
 
+def _used_by_functions(around: dict[str, Any]) -> frozenset[str]:
+    """Names that functions of this module look up: what stands at its top level may be read by them."""
+    known = _used_in.get(id(around))
+    if known is None or known[0] != len(around):
+        functions = [each for value in list(around.values()) for each in functions_in(value)]
+        own = [each.__code__ for each in functions if each.__globals__ is around]
+        known = _used_in[id(around)] = len(around), frozenset(name for code in own for name in graph.names_used(code))
+    return known[1]
+
+
 def _tell(frame: FrameType, names: Names) -> _Told:
-    one = _Told(frame.f_code.co_qualname, {}, {}, {}, [])
+    one = _Told(frame.f_code.co_qualname, {}, {}, {}, [], [])
     local, around = frame.f_locals, frame.f_globals
     if frame.f_code.co_flags & CO_GENERATOR:
         _walking[id(frame.f_code)] = frame.f_code
-    living: frozenset[str] | None = None
+    living = names.living(frame.f_lasti)
+    used = _used_by_functions(around) if local is around else frozenset[str]()
     for name, value in list(local.items()):
-        kind = type(value)
+        kind, lives = type(value), name in living or name in used
         if name in names.assigned:
-            told = (kind is bool and name in names.flags) or _keep(one, name, value)
+            if not lives or (kind is bool and name in names.flags) or _keep(one, name, value):
+                continue
         elif kind in _FILLED or kind in made.DICTS:
-            told = not _has_moved(frame.f_code, name, value) or _keep(one, name, value)
-        else:
-            told = not _goes_on([value])
-        if not told:
-            living = names.living(frame.f_lasti) if living is None else living
-            if name in living and (name not in names.assigned or _has_moved(frame.f_code, name, value)):
-                one.lacking.append(name)
+            if not _has_moved(frame.f_code, name, value) or _keep(one, name, value):
+                continue
+        elif not _goes_on([value]):
+            continue
+        if lives and (name not in names.assigned or _has_moved(frame.f_code, name, value)):
+            (one.histories if name in names.filled else one.lacking).append(name)
     if local is not around:
         one.lacking.extend(name for name in frame.f_code.co_names if _goes_on([around.get(name)]))
     for name in _declared(around):

@@ -15,11 +15,15 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
+from torchrelay.worker.source.lines import is_library
+
 _PART = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|GLOBAL|CLOSURE)")
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 MOST = 20_000  # instructions of a function that is gone through; of a longer one all variables live
 
 
+_ADDING = ("append", "appendleft", "extend", "add")
+_ANY_NAME = frozenset({"locals", "vars", "eval", "exec"})  # what these read the code does not say
 _STORES = ("STORE_FAST", "STORE_DEREF", "STORE_NAME")
 
 
@@ -32,6 +36,7 @@ class Names:
         within = {name for each in inner(code) for name in stored(each, "STORE_DEREF")}
         self.assigned = frozenset(assigned | (within & set(code.co_cellvars)))
         self.flags = frozenset(name for name in assigned if _is_set_up(name, instructions))
+        self.filled = frozenset(_only_filled(instructions))
         self._code = code
         self._living: Living | None = None
 
@@ -42,11 +47,27 @@ class Names:
         return self._living.at(lasti)
 
 
-def _assigned_in_loops(instructions: list[dis.Instruction]) -> Iterator[str]:
+def _in_loops(instructions: list[dis.Instruction]) -> list[bool]:
     loops = [(int(one.argval), one.offset) for one in instructions if "JUMP_BACKWARD" in one.opname]
-    for one in instructions:
-        if one.opname in _STORES and any(begin <= one.offset <= end for begin, end in loops):
+    return [any(begin <= one.offset <= end for begin, end in loops) for one in instructions]
+
+
+def _assigned_in_loops(instructions: list[dis.Instruction]) -> Iterator[str]:
+    for one, inside in zip(instructions, _in_loops(instructions), strict=True):
+        if inside and one.opname in _STORES:
             yield from one.argval if isinstance(one.argval, tuple) else (one.argval,)
+
+
+def _only_filled(instructions: list[dis.Instruction]) -> set[str]:
+    """What loops only add to, by `append()` and the like: it decides nothing as long as they go on."""
+    inside = _in_loops(instructions)
+    found, read = set[str](), set[str]()
+    for at, one in enumerate(instructions[:-1]):
+        if inside[at] and one.opname.startswith("LOAD_") and isinstance(one.argval, str):
+            follows = instructions[at + 1]
+            adds = follows.opname in ("LOAD_METHOD", "LOAD_ATTR") and follows.argval in _ADDING
+            (found if adds else read).add(one.argval)
+    return found - read
 
 
 def inner(code: CodeType) -> Iterator[CodeType]:
@@ -110,7 +131,7 @@ class Living:
         self._offsets: list[int] = []
         self._after: list[frozenset[str]] = []
         instructions = list(dis.get_instructions(code))
-        if len(instructions) <= MOST:
+        if len(instructions) <= MOST and not _ANY_NAME & set(code.co_names):
             self._find(code, instructions)
 
     def at(self, lasti: int) -> frozenset[str]:
