@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 BETWEEN = [
     "enum", "flag", "namedtuple", "frozen", "nonlocal", "defaultdict", "counter", "deque", "list", "function", "class",
     "global", "default", "contextvar", "environ", "namespace", "thread", "module", "slots",
+    "late",
 ]  # fmt: skip
 
 
@@ -25,7 +26,7 @@ def test_a_replacement_goes_on_with_what_was_kept_between_steps(tmp_path: Path, 
     assert verdict.fate is Fate.EQUAL, verdict
 
 
-INSIDE = ["counter", "defaultdict", "function", "module", "environ", "contextvar", "thread"]
+INSIDE = ["counter", "defaultdict", "function", "module", "environ", "contextvar", "thread", "lazy"]
 
 
 @pytest.mark.parametrize("mode", INSIDE)

@@ -72,7 +72,7 @@ class Center:
 center = Center()
 
 
-def number():
+def number(step):
     if MODE in ("defaultdict", "counter"):
         kept = sums if MODE == "defaultdict" else counts
         kept["n"] += 1
@@ -90,6 +90,8 @@ def number():
     if MODE == "file":
         file.write_text(str(int(file.read_text()) + 1 if file.exists() else 1))
         return int(file.read_text())
+    if MODE == "lazy":  # there is no such attribute before the sixth step
+        return calls() if step > 4 else 0
     others = {
         "function": calls, "iterator": lambda: next(numbers), "cycle": lambda: next(ring), "queue": waiting.get,
         "generator": lambda: next(grown), "cached": lambda: source().random(), "large": center.update,
@@ -108,7 +110,7 @@ def main():
     def step(at):
         optimizer.zero_grad()
         loss = ((model(data.inputs[at : at + 3]) - data.targets[at : at + 3]) ** 2).mean()
-        (loss * (1 + 0.01 * number())).backward()
+        (loss * (1 + 0.01 * number(run.global_step))).backward()
         strike("grad", run.global_step + 1, rank)
         optimizer.step()
         return loss.detach()

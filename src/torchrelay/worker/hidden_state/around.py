@@ -11,7 +11,7 @@ import functools
 import gc
 import types
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -39,14 +39,16 @@ _ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at
 
 def around(functions: Iterable[Any]) -> Iterator[Leaf]:
     """The variables, each once; a variable that has no value yet has `MISSING`."""
-    waiting = list(functions)
+    roots, waiting = deque(functions), deque[Any]()
     known: set[tuple[int, ...]] = set()
     classes: set[type] = set()
     selves: dict[str, list[int]] = {}
     made = Counter[str]()  # functions of each name: a decorator makes many
     named: dict[str, list[tuple[int, Any]]] = {}
-    while waiting and len(known) < MAX_FUNCTIONS:
-        one = waiting.pop(0)
+    while (roots or waiting) and len(known) < MAX_FUNCTIONS:
+        # All that a step calls comes before what is under way: that is not the same in every process at any time, and
+        # those of one name are numbered.
+        one = (waiting or roots).popleft()
         if isinstance(one, functools.partial):
             yield Leaf(f"arguments of {getattr(one.func, '__qualname__', '')}", None, None, [*one.args, one.keywords])
             waiting.append(one.func)
@@ -76,16 +78,20 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
                 waiting.append(leaf.value)
             elif isinstance(leaf.value, (types.ModuleType, _CACHED)):
-                yield from of_module(leaf.value) if isinstance(leaf.value, types.ModuleType) else _of_cache(leaf)
+                yield from of_module(leaf.value) if isinstance(leaf.value, types.ModuleType) else _of_cache(leaf, named)
             elif not issubclass(type(leaf.value), _ELSEWHERE):
                 yield told_apart(leaf, named)
 
 
-def _of_cache(leaf: Leaf) -> Iterator[Leaf]:
+def _of_cache(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]:
     """Generators of random numbers that `lru_cache` keeps for a function: they are made once, and gone on with."""
     found = (each for each in gc.get_referents(leaf.value) if graph.is_generator(each))
     for at, generator in enumerate(found):
-        yield Leaf(f"result {at} of {leaf.path}", None, None, generator)
+        path = f"result {at} of {leaf.path}"
+        places = named.setdefault(path, [])
+        places += [(id(generator), path)] if (id(generator), path) not in places else []
+        number = places.index((id(generator), path))
+        yield Leaf(f"{path} ({number + 1})" if number else path, None, None, generator)
 
 
 def of_modules(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:

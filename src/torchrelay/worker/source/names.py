@@ -15,8 +15,6 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from torchrelay.worker.source.lines import is_library
-
 _PART = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|GLOBAL|CLOSURE)")
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 MOST = 20_000  # instructions of a function that is gone through; of a longer one all variables live
