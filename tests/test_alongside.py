@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from torchrelay.errors import RefusedError
+from torchrelay.errors import RefusedError, UnprovedError
 from torchrelay.worker.data import alongside
 from torchrelay.worker.data.cursor import Cursor, Diverged, decode_record
 from torchrelay.worker.data.loaders import source_of
@@ -176,6 +176,19 @@ def check(script: Callable[[Life], None]) -> None:
 @pytest.mark.parametrize("name", WAYS)
 def test_it_goes_on_from_every_place(name: str) -> None:
     check(lambda life: train(life, WAYS[name]))
+
+
+@pytest.mark.parametrize("way", [list, lambda rows: sum(1 for _ in rows)])
+def test_what_collects_steps_out_of_sight_is_not_entered_in_the_middle(way: Callable[[Any], Any]) -> None:
+    def script(life: Life) -> None:
+        for _ in life.epochs():
+            way(map(life.step, life.batches()))
+
+    before = Life()
+    script(before)
+    script(Life(before.lives[0]))
+    with pytest.raises(UnprovedError, match=r"goes through a loop of batches: what it had collected"):
+        script(Life(before.lives[2]))
 
 
 def test_around_epochs_too() -> None:

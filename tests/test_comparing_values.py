@@ -62,6 +62,13 @@ def test_it_is_due_after_the_first_steps_after_a_recovery_and_every_so_often(pai
     assert not pair.comparison.due(Point(2), START), "the script has ended it"
 
 
+def test_it_is_due_at_the_first_section_after_a_step_once_ranks_have_changed_hands(pair: Pair) -> None:
+    assert pair.comparison.due(Point(60, 1), Point(24))
+    assert not pair.comparison.due(Point(60, 2), Point(24)), "nothing was trained in between"
+    assert not pair.comparison.due(Point(24, 1), Point(24)), "nor here"
+    assert not pair.comparison.due(Point(60, 1), START)
+
+
 def test_values_that_were_alike_and_differ_after_a_recovery_are_a_fault_that_is_named(pair: Pair) -> None:
     pair.compare(1)
     assert pair.state.agreed == {TENSORS, SETTINGS, VALUES}

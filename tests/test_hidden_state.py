@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextvars
 import gc
+import os
 import random
 import threading
 import weakref
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -315,6 +318,50 @@ def made() -> tuple[dict[str, Callable[[], float]], list[Trainer]]:
     return functions, [trainer]
 
 
+class Total:
+    seen = 0
+
+
+def elsewhere() -> dict[str, Callable[[], float]]:
+    """More of them, that count where no object of the script's has it."""
+    Total.seen = 0
+    os.environ["SEEN"] = "0"
+    local, context = threading.local(), contextvars.ContextVar("context", default=0)
+    local.seen = 0
+    counts, sums = Counter[str](), defaultdict[str, float](float)
+
+    def of_thread() -> int:
+        local.seen += 1
+        return int(local.seen)
+
+    def of_context() -> int:
+        context.set(context.get() + 1)
+        return context.get()
+
+    def of_dicts() -> float:
+        counts["seen"] += 1
+        sums["seen"] += 0.5
+        return counts["seen"] + sums["seen"]
+
+    def of_class() -> int:
+        Total.seen += 1
+        return Total.seen
+
+    def of_environment() -> int:
+        os.environ["SEEN"] = str(int(os.environ["SEEN"]) + 1)
+        return int(os.environ["SEEN"])
+
+    def of_function() -> int:
+        own = vars(of_function)
+        own["seen"] = own.get("seen", 0) + 1
+        return int(own["seen"])
+
+    return {
+        "thread": of_thread, "context": of_context, "dicts": of_dicts, "class": of_class,
+        "environment": of_environment, "function": of_function,
+    }  # fmt: skip
+
+
 def looked_at(function: Callable[[], float]) -> Hidden:
     hidden = Hidden()
     hidden.add(function)
@@ -324,8 +371,16 @@ def looked_at(function: Callable[[], float]) -> Hidden:
 @pytest.mark.parametrize("name", ["closure", "object", "global", "generator", "method"])
 @pytest.mark.parametrize("calls", [1, 5])
 def test_what_a_step_function_counts_out_of_sight_is_carried_and_put_back(name: str, calls: int) -> None:
-    mine = made()
-    function = mine[0][name]
+    counts_on(made()[0][name], lambda: made()[0][name], calls)
+
+
+@pytest.mark.parametrize("name", ["thread", "context", "dicts", "class", "environment", "function"])
+def test_so_is_what_it_counts_in_no_object_of_the_scripts(name: str) -> None:
+    counts_on(elsewhere()[name], lambda: elsewhere()[name], 3)
+
+
+def counts_on(function: Callable[[], float], anew: Callable[[], Callable[[], float]], calls: int) -> None:
+    """A call that is redone comes to the same, and so does one in another process that has made it `anew`."""
     hidden = looked_at(function)
     for _ in range(calls):
         hidden.mark()
@@ -338,11 +393,11 @@ def test_what_a_step_function_counts_out_of_sight_is_carried_and_put_back(name: 
     first = function()
     hidden.rewind()
     assert function() == first
-    theirs = made()
-    after = looked_at(theirs[0][name])
+    theirs = anew()
+    after = looked_at(theirs)
     after.load(left)
     after.borrow(b"")
-    assert theirs[0][name]() == first
+    assert theirs() == first
 
 
 def test_what_others_carry_is_not_carried_twice(capsys: pytest.CaptureFixture[str]) -> None:

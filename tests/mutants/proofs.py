@@ -42,6 +42,8 @@ PROGRAM = "tests/test_program.py"
 LOADERS, STATE = "tests/test_hidden_loaders.py", "tests/test_hidden_state.py"
 OTHER_ITEMS = "tests/test_loaders.py::test_a_list_that_has_other_items_is_found_out"
 HOLDINGS = "tests/test_holdings.py"
+VARIABLES, NAMES, PLACES = "tests/test_variables.py", "tests/test_names.py", "tests/test_hidden_places.py"
+COMPARED, ALONGSIDE = "tests/test_comparing_values.py", "tests/test_alongside.py"
 PROOFS = (
     Mutant(
         "code: digests are not compared", "worker/source/program.py",
@@ -233,6 +235,94 @@ PROOFS = (
     Mutant(
         "looks: a call that goes through a loader is not undone", "worker/data/loops.py",
         "            self._source.hidden.within_call()\n", "            pass\n", (LOADERS,),
+    ),
+    Mutant(
+        "kept: what cannot be told is not named", "worker/hidden_state/variables.py",
+        "            (one.histories if name in names.filled else one.lacking).append(name)\n", "            pass\n",
+        (VARIABLES,),
+    ),
+    Mutant(
+        "kept: what is named is not refused", "worker/hidden_state/variables.py",
+        "        if one.lacking:\n", "        if False:\n", (VARIABLES,),
+    ),
+    Mutant(
+        "kept: enumerations are not told", "worker/hidden_state/made.py",
+        "issubclass(kind, enum.Enum) or kind in DICTS or", "kind in DICTS or", (VARIABLES,),
+    ),
+    Mutant(
+        "kept: named tuples are not told", "worker/hidden_state/made.py",
+        "or _is_named_tuple(kind) or", "or", (VARIABLES,),
+    ),
+    Mutant(
+        "kept: dicts of other classes are not put back", "worker/hidden_state/graph.py",
+        "        return bool(value) and made.tell(value, WIDTH) is not None\n", "        return False\n", (STATE,),
+    ),
+    Mutant(
+        "kept: what inner functions assign is not seen", "worker/source/names.py",
+        "frozenset(assigned | (within & set(code.co_cellvars)))", "frozenset(assigned)", (NAMES, VARIABLES),
+    ),
+    Mutant(
+        "kept: flags of a process's own are carried", "worker/source/names.py",
+        "if _is_set_up(name, instructions))", "if False)", (NAMES, VARIABLES),
+    ),
+    Mutant(
+        "kept: attributes that come up later are not", "worker/hidden_state/moving.py",
+        "if holder is not None and name.isidentifier() else None", "if False else None", (STATE,),
+    ),
+    Mutant(
+        "kept: what threads keep is not looked at", "worker/hidden_state/graph.py",
+        "threading.local if issubclass(type(value), threading.local) else object", "object", (STATE,),
+    ),
+    Mutant(
+        "kept: the environment is not looked at", "worker/hidden_state/variables.py",
+        "    yield from graph.of_environment()\n", "", (STATE,),
+    ),
+    Mutant(
+        "kept: functions of one name are taken for one", "worker/hidden_state/around.py",
+        "        made[one.__qualname__] += 1\n", "", (PLACES,),
+    ),
+    Mutant(
+        "kept: results of cached functions are not looked at", "worker/hidden_state/around.py",
+        "(each for each in gc.get_referents(leaf.value) if graph.is_generator(each))", "()", (PLACES,),
+    ),
+    Mutant(
+        "kept: iterators that steps go on with are let pass", "worker/hidden_state/moving.py",
+        "    if kind in graph.ITERATORS or kind is itertools.cycle:\n", "    if False:\n", (PLACES,),
+    ),
+    Mutant(
+        "kept: large state that changes in place is put up with", "worker/hidden_state/moving.py",
+        "            self.lacking[path] = LARGE\n", "            pass\n", (PLACES,),
+    ),
+    Mutant(
+        "kept: large state is put up with by those that live", "worker/hidden_state/hidden.py",
+        "        _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})\n", "",
+        (PLACES,),
+    ),
+    Mutant(
+        "kept: large state is put up with by a replacement", "worker/hidden_state/hidden.py",
+        "        _refuse(told.lacking)\n", "", (PLACES,),
+    ),
+    Mutant(
+        "collected: what collects is entered in the middle", "worker/data/loops.py",
+        "                if frame.count > 1 and collects(sys._getframe(1)):\n", "                if False:\n",
+        (ALONGSIDE,),
+    ),
+    Mutant(
+        "collected: comprehensions are let pass", "worker/source/names.py",
+        "        return _appends(instructions, instructions[here])\n", "        return False\n", (NAMES,),
+    ),
+    Mutant(
+        "collected: map() is let pass", "worker/source/names.py",
+        "    return expression or not _is_next(instructions, here)\n", "    return expression\n", (NAMES,),
+    ),
+    Mutant(
+        "comparing: sections are not compared", "worker/agreement/comparing.py",
+        "            return bool(every) and pending.section == 1", "            return False and pending.section == 1",
+        (COMPARED,),
+    ),
+    Mutant(
+        "comparing: settings that differ late are let pass", "worker/agreement/comparing.py",
+        "        if differs and what == VALUES and", "        if differs and what != TENSORS and", (COMPARED,),
     ),
 )  # fmt: skip
 

@@ -8,9 +8,10 @@ modules, how they compute, and what classes keep in attributes of their own. Lib
 from __future__ import annotations
 
 import functools
+import gc
 import types
 import weakref
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -31,19 +32,23 @@ from torchrelay.worker.tensors import memory
 
 MAX_FUNCTIONS = 128
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_CACHED = type(functools.lru_cache(lambda: None))
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at in another way, or not at all
 
 
 def around(functions: Iterable[Any]) -> Iterator[Leaf]:
     """The variables, each once; a variable that has no value yet has `MISSING`."""
-    waiting = list(functions)
+    roots, waiting = deque(functions), deque[Any]()
     known: set[tuple[int, ...]] = set()
     classes: set[type] = set()
     selves: dict[str, list[int]] = {}
+    made = Counter[str]()  # functions of each name: a decorator makes many
     named: dict[str, list[tuple[int, Any]]] = {}
-    while waiting and len(known) < MAX_FUNCTIONS:
-        one = waiting.pop(0)
+    while (roots or waiting) and len(known) < MAX_FUNCTIONS:
+        # All that a step calls comes before what is under way: that is not the same in every process at any time, and
+        # those of one name are numbered.
+        one = (waiting or roots).popleft()
         if isinstance(one, functools.partial):
             yield Leaf(f"arguments of {getattr(one.func, '__qualname__', '')}", None, None, [*one.args, one.keywords])
             waiting.append(one.func)
@@ -67,14 +72,26 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
         if which in known:
             continue
         known.add(which)
-        yield from of_function(one)
+        yield from of_function(one, made[one.__qualname__])
+        made[one.__qualname__] += 1
         for leaf in variables_of(one):
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
                 waiting.append(leaf.value)
-            elif isinstance(leaf.value, types.ModuleType):
-                yield from of_module(leaf.value)
+            elif isinstance(leaf.value, (types.ModuleType, _CACHED)):
+                yield from of_module(leaf.value) if isinstance(leaf.value, types.ModuleType) else _of_cache(leaf, named)
             elif not issubclass(type(leaf.value), _ELSEWHERE):
                 yield told_apart(leaf, named)
+
+
+def _of_cache(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]:
+    """Generators of random numbers that `lru_cache` keeps for a function: they are made once, and gone on with."""
+    found = (each for each in gc.get_referents(leaf.value) if graph.is_generator(each))
+    for at, generator in enumerate(found):
+        path = f"result {at} of {leaf.path}"
+        places = named.setdefault(path, [])
+        places += [(id(generator), path)] if (id(generator), path) not in places else []
+        number = places.index((id(generator), path))
+        yield Leaf(f"{path} ({number + 1})" if number else path, None, None, generator)
 
 
 def of_modules(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:

@@ -109,7 +109,7 @@ class Leaf:
         if type(holder) is list:
             return holder[self.name] if self.name < len(holder) else MISSING
         if type(holder) is contextvars.ContextVar:
-            return holder.get(MISSING)
+            return _in_context(holder)
         if holder is os.environ:
             return holder.get(self.name, MISSING)
         return self.value if holder is None else _slot(holder, self.name)
@@ -189,9 +189,15 @@ class Walk:
         elif issubclass(kind, types.FunctionType):
             self._function(value)
         elif kind is contextvars.ContextVar:
-            self._later([(path, value, "value", value.get(MISSING), depth + 1)])
+            self._context(path, value, depth)
         else:
             self._object(path, holder, name, value, depth)
+
+    def _context(self, path: str, variable: contextvars.ContextVar[Any], depth: int) -> None:
+        found = _in_context(variable)
+        if found is MISSING:
+            self.absent[path] = Leaf(path, variable, "value", MISSING)
+        self._later([(path, variable, "value", found, depth + 1)])
 
     def _later(self, entries: Iterable[tuple[str, Any, Any, Any, int]]) -> None:
         self._waiting.extend(entries)
@@ -313,6 +319,14 @@ def place_of(iterator: Any) -> str:
     return repr((frame.f_lasti, [(name, value if type(value) in PLAIN else id(value)) for name, value in found]))
 
 
+def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
+    """Its value now, or the one that it begins with."""
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
+
+
 def inside(value: Any) -> Any:
     """Where the entries or attributes of a value are; None if it has none."""
     if type(value) in (dict, list):
@@ -323,8 +337,9 @@ def inside(value: Any) -> Any:
 
 def attributes(value: Any) -> dict[str, Any] | None:
     """The `__dict__` of an object, without asking the object."""
+    asked = threading.local if issubclass(type(value), threading.local) else object  # one for each thread
     try:
-        found = object.__getattribute__(value, "__dict__")
+        found = asked.__getattribute__(value, "__dict__")
     except (AttributeError, TypeError):
         return None
     return found if type(found) is dict else None
@@ -376,9 +391,9 @@ def of_environment() -> Iterator[Leaf]:
             yield Leaf(f"{ENVIRONMENT}.{name}", os.environ, name, value)
 
 
-def of_function(function: types.FunctionType) -> Iterator[Leaf]:
-    """What a function keeps in attributes of its own."""
-    here, path = vars(function), f"{function.__qualname__}()"
+def of_function(function: types.FunctionType, number: int) -> Iterator[Leaf]:
+    """What a function keeps in attributes of its own. `number`: of those that have the same name, from 0."""
+    here, path = vars(function), f"{function.__qualname__}()" + (f" ({number + 1})" if number else "")
     yield Leaf(path, here, HOLDER, MISSING)
     for name, value in list(here.items()):
         if not name.startswith(("__", "_torchrelay")):

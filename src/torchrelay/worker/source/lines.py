@@ -5,6 +5,7 @@ from __future__ import annotations
 import site
 import sys
 import sysconfig
+import threading
 import types
 from functools import cache
 from pathlib import Path
@@ -34,9 +35,10 @@ def is_of_the_script(kind: type) -> bool:
     found = _of_the_script.get(kind)
     if found is None:
         file = getattr(sys.modules.get(str(kind.__module__)), "__file__", None)
-        found = kind is types.SimpleNamespace or (file is not None and not is_library(file))
+        found = kind in _FILLED or (file is not None and not is_library(file))
         _of_the_script[kind] = found
     return found
 
 
 _of_the_script: dict[type, bool] = {}
+_FILLED = (types.SimpleNamespace, threading.local)  # only scripts put anything into these

@@ -15,8 +15,6 @@ from inspect import CO_GENERATOR
 from types import CodeType, FrameType, FunctionType
 from typing import Any
 
-from torchrelay.worker.source.lines import is_library
-
 _PART = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|GLOBAL|CLOSURE)")
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
 MOST = 20_000  # instructions of a function that is gone through; of a longer one all variables live
@@ -96,8 +94,19 @@ def _is_set_up(name: str, instructions: list[dis.Instruction]) -> bool:
                 guards.append((jump.offset, jump.argval))
     stores = [at for at, one in enumerate(instructions) if one.argval == name and one.opname in _STORES]
     guarded = [at for at in stores if any(begin < instructions[at].offset < end for begin, end in guards)]
-    constants = all(type(instructions[at - 1].argval) is bool for at in stores)
+    constants = all(_is_yes_or_no(instructions, at) for at in stores)
     return bool(guarded) and constants and len(stores) - len(guarded) <= 1  # the other one is its beginning
+
+
+def _is_yes_or_no(instructions: list[dis.Instruction], at: int) -> bool:
+    """Whether what is stored here is True or False, by itself or among others: `count, ready = 0, False`."""
+    before = at - 1
+    while before > 0 and instructions[before].opname in _STORES:
+        before -= 1
+    if instructions[before].opname == "UNPACK_SEQUENCE":
+        found = instructions[before - 1].argval
+        return isinstance(found, tuple) and type(found[at - before - 1]) is bool
+    return before == at - 1 and type(instructions[before].argval) is bool
 
 
 def functions_in(value: Any) -> Iterator[FunctionType]:
@@ -173,22 +182,42 @@ def _uses(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
 
 
 def collects(frame: FrameType | None) -> bool:
-    """Whether what goes through a loop here is a comprehension, or an expression in the hands of sum() or its like.
+    """Whether what goes through a loop here collects it out of sight: a comprehension, or sum() or its like.
 
-    What that has collected so far lies on Python's stack, where nobody can look, or put anything.
+    What that has collected so far lies on Python's stack, where nobody can look, or put anything. It is in the middle
+    of a loop only if it calls the script for each item: by an expression, or by map().
     """
     expression = False
-    while frame is not None and (frame.f_code.co_flags & CO_GENERATOR or is_library(frame.f_code.co_filename)):
-        # Between them may be what stands in for enumerate() and its like, which is ours.
-        expression = frame.f_code.co_name == "<genexpr>" or (expression and is_library(frame.f_code.co_filename))
+    while frame is not None and _gives_items(frame):
+        expression = frame.f_code.co_name == "<genexpr>" or (expression and _is_ours(frame))
         frame = frame.f_back
     if frame is None:
         return False
     instructions = list(dis.get_instructions(frame.f_code))
     here = bisect.bisect_right([one.offset for one in instructions], frame.f_lasti) - 1
-    if here < 0 or instructions[here].opname != "FOR_ITER":
-        return expression
-    return _appends(instructions, instructions[here])
+    if here >= 0 and instructions[here].opname == "FOR_ITER":
+        return _appends(instructions, instructions[here])
+    return expression or not _is_next(instructions, here)
+
+
+def _gives_items(frame: FrameType) -> bool:
+    """Whether it hands on items of a loop: also what stands in for enumerate() and the like."""
+    code = frame.f_code
+    return bool(code.co_flags & CO_GENERATOR) or code.co_name == "__next__" or _is_ours(frame)
+
+
+def _is_ours(frame: FrameType) -> bool:
+    return str(frame.f_globals.get("__name__")).startswith("torchrelay.")
+
+
+def _is_next(instructions: list[dis.Instruction], here: int) -> bool:
+    """Whether the call at this place is one of next(): its name stands where the call begins."""
+    named = [one.positions for one in instructions[: here + 1] if one.argval in ("next", "__next__")]
+    call = instructions[here].positions
+    if call is None or call.lineno is None:
+        return bool(named)  # Python was told to keep no columns
+    begins = [(each.lineno, each.col_offset) for each in named if each is not None]
+    return (call.lineno, call.col_offset) in begins
 
 
 def _appends(instructions: list[dis.Instruction], loop: dis.Instruction) -> bool:

@@ -1,0 +1,117 @@
+"""Places where steps keep what is hard to see: iterators, large state, caches of functions, functions of one name."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from torchrelay.errors import RefusedError, StateMismatchError, UnprovedError
+from torchrelay.worker.hidden_state.hidden import Hidden
+
+
+def called(function: Callable[[], Any], times: int = 3) -> Hidden:
+    """After some calls of a step."""
+    hidden = Hidden(quiet=True)
+    hidden.add(function)
+    for _ in range(times):
+        hidden.mark()
+        hidden.look_entry()
+        function()
+        hidden.look_gate()
+        hidden.look_return()
+    return hidden
+
+
+def replaced(hidden: Hidden, function: Callable[[], Any]) -> None:
+    """Another process that has made the same step takes what was told."""
+    after = Hidden(quiet=True)
+    after.add(function)
+    after.load(hidden.record())
+
+
+def growing() -> Iterator[int]:
+    number = 1
+    while True:
+        yield number
+        number *= 3
+
+
+@pytest.mark.parametrize("make", [lambda: iter(range(99)), lambda: itertools.cycle([1, 2, 3]), growing])
+def test_an_iterator_that_steps_go_on_with_is_refused(make: Callable[[], Iterator[int]]) -> None:
+    numbers = make()
+
+    def step() -> int:
+        return next(numbers)
+
+    with pytest.raises(RefusedError, match=r"numbers of .*step is an iterator that is gone on with from step to step"):
+        called(step)
+
+
+class Center:
+    def __init__(self) -> None:
+        self.value = torch.zeros(5_000)
+
+    def update(self) -> None:
+        self.value.mul_(0.9).add_(0.1)
+
+
+def test_large_state_that_changes_where_it_lies_is_neither_put_back_nor_carried() -> None:
+    center = Center()
+    hidden = called(lambda: center.update())
+    with pytest.raises(UnprovedError, match=r"center of .*\.value changes .* too large to be carried"):
+        hidden.rewind()
+    with pytest.raises(UnprovedError, match="too large to be carried"):
+        replaced(hidden, lambda: center.update())
+
+
+def counted(function: Callable[[], int]) -> Callable[[], int]:
+    def wrapper() -> int:
+        wrapper.__dict__["calls"] = wrapper.__dict__.get("calls", 0) + 1
+        return function() * int(wrapper.__dict__["calls"])
+
+    return wrapper
+
+
+def test_what_functions_of_one_name_keep_is_told_apart() -> None:
+    def made() -> tuple[Callable[[], int], Callable[[], int], Callable[[], int]]:
+        one, other = counted(lambda: 2), counted(lambda: 5)
+        return one, other, lambda: one() + other()
+
+    one, _, step = made()
+    hidden = called(step)
+    one()
+    hidden.state.look()
+    new_one, new_other, new_step = made()
+    replaced(hidden, new_step)
+    assert [vars(new_one)["calls"], vars(new_other)["calls"]] == [4, 3]
+
+
+def test_a_generator_that_a_cached_function_has_made_is_put_back_and_carried() -> None:
+    def made(*, at_once: bool) -> Callable[[], float]:
+        @functools.lru_cache
+        def source() -> np.random.Generator:
+            return np.random.default_rng(3)
+
+        if at_once:
+            source()
+        return lambda: float(source().random())
+
+    step = made(at_once=True)
+    hidden = called(step)
+    hidden.mark()
+    first = step()
+    hidden.rewind()
+    assert step() == first
+    hidden.rewind()
+    later = made(at_once=True)
+    replaced(hidden, later)
+    assert later() == first
+    del step, later  # what other functions hold is looked at, too
+    with pytest.raises(StateMismatchError, match=r"result 0 of source of .* has changed"):
+        replaced(hidden, made(at_once=False))
