@@ -21,9 +21,20 @@ MORE: dict[str, tuple[str, ...]] = {
         "[islice]", "[count]", "[inner]", "[map]", "[progress]", "replacement_of_a", "after_a_move", "[tee", "[keep",
         "[sums",
     ),
+    "test_case_collected": (
+        "[set]", "[dict]", "[nested]", "[wrapped]", "[sum]", "[star]", "[map]", "[reduce]", "[next]", "[plain]",
+    ),
+    "test_case_kept": (
+        "[flag]", "[namedtuple]", "[frozen]", "[nonlocal]", "[deque]", "[list]", "[global]", "[default]",
+        "[contextvar]", "[environ]", "[namespace]", "[thread]", "[module]", "[slots]", "[class]", "[late]", "[cached",
+        "steps[defaultdict]", "steps[counter]", "twice[defaultdict]", "twice[function]", "the_first_to_count",
+        "[iterator", "[cycle", "[large", "each_example",
+    ),
+    "test_case_late_decision": ("[early", "without_a_section"),
     "test_case_own_stream": ("[tuple]", "[list]", "[dict]", "[argument]", "[buffer]"),
     "test_case_places": ("[migrate]",),
     "test_case_two_steps": ("[again]",),
+    "test_case_undisturbed": ("[collected]", "[hard-examples]", "[kept-between]", "[late-decision]"),
     "test_ddp": (
         "redone_to_the_same_bits[views]", "redone_to_the_same_bits[a hook]", "redone_to_the_same_bits[copied",
         "redone_to_the_same_bits[unused", "replaced_to_the_same_bits[views", "replaced_to_the_same_bits[a hook",
@@ -42,7 +53,10 @@ MORE: dict[str, tuple[str, ...]] = {
         "runs[SIGHUP]", "runs[SIGINT]", "may_go_on_to_its_own_end", "can_be_one_that_ends", "alone_is_for_its_handler",
         "nobody_listens",
     ),
-    "test_proofs": ("[hidden:", "[looks:", "[proving:", "[tail:", "[returned:", "[comparing:", "[arguments:"),
+    "test_proofs": (
+        "[hidden:", "[looks:", "[proving:", "[tail:", "[returned:", "[comparing:", "[arguments:", "[kept:",
+        "[collected:",
+    ),
     "test_run": (
         "[scaler-", "[loader_workers-", "[saved-", "[sections-forward]", "[sections-between]", "[saved_by_path-",
         "[two_optimizers-", "[stream-", "[tracker-", "[tracker_cut-",

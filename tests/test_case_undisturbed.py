@@ -15,11 +15,13 @@ from tests.stage import Stage
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(180)]
 
 CASES = [
-    ("control", ""), ("edited", ""), ("fake-dimensions", ""), ("forgetful-loader", ""), ("kept-copies", "told"),
-    ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""), ("own-checkpoint", "plain"),
-    ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"), ("own-stream", "tensor"),
-    ("own-variables", ""), ("own-while-loop", "epochs"), ("rules", "generator-torch"), ("saves-between", "full"),
-    ("second-loader", "within"), ("two-steps", "kept"), ("unchanged", ""), ("uneven", "counted"),
+    ("collected", "list"), ("control", ""), ("edited", ""), ("fake-dimensions", ""), ("forgetful-loader", ""),
+    ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
+    ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
+    ("own-checkpoint", "plain"), ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"),
+    ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("rules", "generator-torch"),
+    ("saves-between", "full"), ("second-loader", "within"), ("two-steps", "kept"), ("unchanged", ""),
+    ("uneven", "counted"),
 ]  # fmt: skip
 
 

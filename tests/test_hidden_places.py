@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,9 @@ import pytest
 import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError, UnprovedError
-from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.hidden_state.hidden import FIRST, Hidden
+from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state.state import State
 
 
 def called(function: Callable[[], Any], times: int = 3) -> Hidden:
@@ -115,3 +118,30 @@ def test_a_generator_that_a_cached_function_has_made_is_put_back_and_carried() -
     del step, later  # what other functions hold is looked at, too
     with pytest.raises(StateMismatchError, match=r"result 0 of source of .* has changed"):
         replaced(hidden, made(at_once=False))
+
+
+def test_what_begins_to_move_late_is_noticed_though_few_calls_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Redo, "_due", lambda _: False)
+    own, begun = SimpleNamespace(steps=0), False
+
+    def step() -> None:
+        own.steps += begun
+
+    model = torch.nn.Linear(2, 2)
+    state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    redo, hidden = Redo(state), state.private.hidden
+    hidden.add(step)
+
+    def calls(count: int) -> None:
+        for _ in range(count):
+            redo.mark()
+            redo.probe_entry()
+            step()
+            redo.probe_gate()
+            hidden.look_return()
+
+    calls(2 * FIRST)
+    assert b"own" not in hidden.record()
+    begun = True
+    calls(5)
+    assert b"own of" in hidden.record()

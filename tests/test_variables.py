@@ -98,6 +98,16 @@ def test_an_iterator_that_nobody_goes_on_with_is_no_matter() -> None:
     assert b"number" in items.told
 
 
+@pytest.mark.parametrize("make", [lambda: iter([1]), lambda: itertools.cycle([1, 2]), lambda: (at for at in [1])])
+def test_nor_is_one_beside_the_loop(make: Callable[[], Any]) -> None:
+    numbers, total = make(), 0
+    items = Items(0, 5)
+    for item in items:
+        total += item if item < 99 else next(numbers)
+    assert b"numbers" not in items.told
+    assert b"total" in items.told
+
+
 def test_an_iterator_that_has_come_to_its_end_is_no_matter() -> None:
     numbers, number = iter([1]), 0
     items = Items(0, 5)

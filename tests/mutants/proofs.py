@@ -207,7 +207,14 @@ PROOFS = (
         "looks: none at the entry of a call", "worker/retry/redo.py",
         "        self._hidden.look_entry()\n", "", (STATE,),
     ),
-    Mutant("looks: none at a gate", "worker/retry/redo.py", "        self._hidden.look_gate()\n", "", (STATE,)),
+    Mutant(
+        "looks: none at a gate", "worker/retry/redo.py",
+        "        self._learn(changed)\n        self._hidden.look_gate()\n", "        self._learn(changed)\n", (STATE,),
+    ),
+    Mutant(
+        "looks: what begins to move late is not looked for", "worker/retry/redo.py",
+        "            self._hidden.look_entry(only_if_stirred=True)\n", "", (PLACES,),
+    ),
     Mutant(
         "looks: none when a call has returned", "worker/hidden_state/hidden.py",
         "        if not self._looking and not self._late:\n", "        if True:\n", (STATE,),

@@ -17,6 +17,7 @@ import os
 import random
 import threading
 import types
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -307,9 +308,16 @@ def _assigned(code: types.CodeType) -> frozenset[str]:
 
 
 def place_of(iterator: Any) -> str:
-    """Where one of `ITERATORS` is, without moving it."""
+    """Where one of `ITERATORS` is, or a cycle(), without moving it; empty if it does not tell."""
     if type(iterator) is itertools.count:
         return repr(iterator)
+    if type(iterator) is itertools.cycle:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is on its way out of Python
+            try:
+                return str([operator.length_hint(one, 0) for one in iterator.__reduce__()[1]])
+            except (TypeError, AttributeError):
+                return ""
     if type(iterator) is not types.GeneratorType:
         return str(operator.length_hint(iterator))
     frame = iterator.gi_frame

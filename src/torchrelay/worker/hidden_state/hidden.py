@@ -267,12 +267,12 @@ class Hidden:
         self.state.calm()
         self._remembered = self.state.remember()
 
-    def look_entry(self) -> None:
-        """At the entry of a call that is looked at. Raises `RefusedError`."""
+    def look_entry(self, *, only_if_stirred: bool = False) -> None:
+        """At the entry of a call that is looked at, or of any other one. Raises `RefusedError`."""
         if self._calm:
             self.state.calm()
             self._look_outside()
-        elif self._looks.due() or self.state.has_stirred():
+        elif (not only_if_stirred and self._looks.due()) or self.state.has_stirred():
             self._looks.spend(self._look)
         else:
             return

@@ -16,9 +16,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
-import operator
 import sys
-import warnings
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
 from typing import Any
@@ -385,20 +383,8 @@ def signature(value: Any) -> tuple[str, Any]:
     if issubclass(kind, np.generic) and not value.dtype.hasobject:
         return "number", (kind, value.tobytes())
     if kind in graph.ITERATORS or kind is itertools.cycle:
-        return "iterator", (id(value), _where(value))
+        return "iterator", (id(value), graph.place_of(value))
     return "object", (kind, id(value))
-
-
-def _where(iterator: Any) -> str:
-    """Where an iterator is, without moving it."""
-    if type(iterator) is not itertools.cycle:
-        return graph.place_of(iterator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it is on its way out of Python
-        try:
-            return str([operator.length_hint(one, 0) for one in iterator.__reduce__()[1]])
-        except (TypeError, AttributeError):
-            return ""
 
 
 def _is_held(value: torch.Tensor) -> bool:

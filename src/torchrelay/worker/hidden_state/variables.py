@@ -238,8 +238,8 @@ def call_is(code: CodeType) -> None:
 # ---------------------------------------------------------------- frames
 
 _call: CodeType | None = None
-_lengths: dict[int, int] = {}  # of iterators, by id, how much was to come when they were seen first
-_MOST_LENGTHS = 4096
+_places: dict[int, int | str] = {}  # of iterators, by id, how much was to come when they were seen first
+_MOST_PLACES = 4096
 
 
 def _names(code: CodeType) -> tuple[CodeType, Names | None]:
@@ -393,18 +393,22 @@ def is_walked(iterator: Any) -> bool:
 
 
 def _is_under_way(iterator: Any) -> bool:
-    """Whether it is gone on with. What is running is what a tracked loop lies in, such as a progress bar.
+    """Whether it is gone on with. What runs is what a tracked loop lies in, such as a progress bar.
 
     Of those that do not show where they are it is taken for granted, as long as they have not come to their end.
     """
     if type(iterator) is GeneratorType:
-        return not is_walked(iterator) and iterator.gi_frame is not None and not iterator.gi_running
-    left = operator.length_hint(iterator, -1)
-    if left < 0:
+        return iterator.gi_suspended and not is_walked(iterator)
+    if len(_places) > _MOST_PLACES:
+        _places.clear()
+    if type(iterator) is itertools.cycle:
+        place = graph.place_of(iterator)
+        if place and place == _places.setdefault(id(iterator), place):
+            return False
+        _places[id(iterator)] = ""  # for good: it comes to the same place again
         return True
-    if len(_lengths) > _MOST_LENGTHS:
-        _lengths.clear()
-    return 0 < left != _lengths.setdefault(id(iterator), left)
+    left = operator.length_hint(iterator, -1)
+    return left < 0 or 0 < left != _places.setdefault(id(iterator), left)
 
 
 def _keep(one: _Told, name: str, value: Any) -> bool:

@@ -162,6 +162,7 @@ class Redo:
             self._before, self._tried, self._tried_buffers = {}, {}, []
         first = self._looks < self._first
         if not first and not self._look_next and (self._calls % self._every or not self._due()):
+            self._hidden.look_entry(only_if_stirred=True)
             return
         if self._moving is not None:
             still = [buffer for name, buffer in self._probe.buffers.items() if name not in self._moving]
@@ -197,6 +198,7 @@ class Redo:
         if self._carried is None:
             if self._still and list(map(_changes, self._still.values())) != self._still_versions:
                 self._look_next = True  # digests will tell
+            self._hidden.look_gate()
             return
         groups = optimizer.param_groups if optimizer is not None else []
         carried = self._carried.close(parameter for group in groups for parameter in group["params"])
