@@ -1,6 +1,7 @@
 """Scripts that misbehave in one way each: manners.py WAY --marks DIR."""
 
 import os
+import queue
 import random
 import signal
 import sys
@@ -212,13 +213,15 @@ def cut_before_join():
 
 
 def strays():
-    """Its way depends on an iterator of its own, which a replacement's script begins anew."""
+    """Its way depends on a queue of its own, where nobody looks, and which a replacement's script begins anew."""
     model, optimizer, run = joined()
     step = step_of(run, model, optimizer, lambda: kill_rank_1_at(run, 5))
-    numbers = iter(range(40))
+    numbers = queue.SimpleQueue()
+    for at in range(40):
+        numbers.put(at)
     for _ in run.steps(40):
         step()
-        if next(numbers) % 10 == 9:
+        if numbers.get() % 10 == 9:
             run.atomic(dist.barrier)
 
 
