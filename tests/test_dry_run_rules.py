@@ -145,11 +145,11 @@ def test_who_asks_for_the_place_is_cut(rehearse: bool | None, target: Target) ->
 
 
 def test_no_further_step_is_begun_when_it_has_taken_long(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    monkeypatch.setattr(dry_run, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    clock = Mock(return_value=0.0)  # as above
+    monkeypatch.setattr(dry_run, "time", SimpleNamespace(monotonic=clock))
 
     def slow(_: Any) -> None:
-        now[0] += dry_run.BEGIN_S
+        clock.return_value += dry_run.BEGIN_S
 
     target.show(slow, X)
     target.show(step, X)
