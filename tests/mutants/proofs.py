@@ -261,8 +261,8 @@ PROOFS = (
         "or _is_named_tuple(kind) or", "or", (VARIABLES,),
     ),
     Mutant(
-        "kept: dicts of other classes are not put back", "worker/hidden_state/graph.py",
-        "        return bool(value) and made.tell(value, WIDTH) is not None\n", "        return False\n", (STATE,),
+        "kept: dicts of other classes are not put back", "worker/hidden_state/made.py",
+        "        return _filled(kind, inner, live)\n", "        return MISSING\n", (VARIABLES,),
     ),
     Mutant(
         "kept: what inner functions assign is not seen", "worker/source/names.py",
