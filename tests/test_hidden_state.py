@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from torchrelay.errors import UndeclaredError
+from torchrelay.worker.hidden_state import graph
 from torchrelay.worker.hidden_state.hidden import FIRST, Budget, Hidden
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.state import State
@@ -446,3 +447,10 @@ def test_what_begins_to_move_late_is_noticed_at_once(monkeypatch: pytest.MonkeyP
     begun = True
     calls(5)
     assert b"own of" in hidden.record()
+
+
+def test_torchs_own_wrappers_are_not_the_scripts() -> None:
+    """DDP is an `abc.ABC`, too: what it keeps for itself was told of, as if the script could do anything about it."""
+    assert not graph._is_of_the_script(nn.parallel.DistributedDataParallel)
+    assert not graph._is_of_the_script(nn.Linear)
+    assert graph._is_of_the_script(Life)

@@ -329,6 +329,7 @@ class Declaring:
 def of_all_kinds(items: Items) -> dict[str, Any]:
     phase, progress, plan, late, meter = Phase.WARM, Progress(), Plan(), False, Declaring()
     sums, counts, order = defaultdict[str, float](float), Counter[str](), OrderedDict[str, int]()
+    met, shown = Counter[Phase](), {Phase.WARM: 0}
     window, history, outputs, bad = deque([0] * 70, maxlen=100), list[float](), list[torch.Tensor](), 0
 
     def spoil() -> None:
@@ -346,12 +347,14 @@ def of_all_kinds(items: Items) -> dict[str, Any]:
         window.append(item)
         history += [0.5 * item] * 100
         outputs.append(torch.full((2,), float(item)))
+        met[phase] += 1
+        shown[phase] = item
         spoil()
         meter.add()
     return {
         "phase": phase, "progress": progress, "plan": plan, "late": late, "sums": sums, "counts": counts, "bad": bad,
         "order": order, "window": list(window), "history": history, "outputs": torch.stack(outputs).tolist(),
-        "declared": declared,
+        "declared": declared, "met": met, "shown": shown,
     }  # fmt: skip
 
 

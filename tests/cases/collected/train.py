@@ -26,6 +26,36 @@ class Wrapped:
         return next(self.items)
 
 
+def ways_of(one):
+    """How the results of a loop's calls come together, by MODE."""
+
+    def plain(batches):
+        total = 0.0
+        for batch in (each for each in batches):
+            total += one(batch)
+        return total
+
+    def by_next(batches):
+        items, total = iter(batches), 0.0
+        while (batch := next(items, None)) is not None:
+            total += one(batch)
+        return total
+
+    return {
+        "list": lambda batches: sum([one(batch) for batch in batches]),
+        "set": lambda batches: sum({one(batch) for batch in batches}),
+        "dict": lambda batches: sum({batch[0].sum(): one(batch) for batch in batches}.values()),
+        "nested": lambda batches: sum([one(batch) for _ in range(1) for batch in batches]),
+        "sum": lambda batches: sum(one(batch) for batch in batches),
+        "star": lambda batches: sum([*(one(batch) for batch in batches)]),
+        "map": lambda batches: sum(map(one, batches)),
+        "reduce": lambda batches: functools.reduce(lambda total, batch: total + one(batch), batches, 0.0),
+        "wrapped": lambda batches: sum([one(batch) for batch in Wrapped(batches)]),
+        "next": by_next,
+        "plain": plain,
+    }
+
+
 def main():
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -52,35 +82,10 @@ def main():
         pace(run.global_step)
         return loss.item()
 
-    def plain(batches):
-        total = 0.0
-        for batch in (each for each in batches):
-            total += one(batch)
-        return total
-
-    def by_next(batches):
-        items, total = iter(batches), 0.0
-        while (batch := next(items, None)) is not None:
-            total += one(batch)
-        return total
-
-    ways = {
-        "list": lambda batches: sum([one(batch) for batch in batches]),
-        "set": lambda batches: sum({one(batch) for batch in batches}),
-        "dict": lambda batches: sum({batch[0].sum(): one(batch) for batch in batches}.values()),
-        "nested": lambda batches: sum([one(batch) for _ in range(1) for batch in batches]),
-        "sum": lambda batches: sum(one(batch) for batch in batches),
-        "star": lambda batches: sum([*(one(batch) for batch in batches)]),
-        "map": lambda batches: sum(map(one, batches)),
-        "reduce": lambda batches: functools.reduce(lambda total, batch: total + one(batch), batches, 0.0),
-        "wrapped": lambda batches: sum([one(batch) for batch in Wrapped(batches)]),
-        "next": by_next,
-        "plain": plain,
-    }
     weight = 1.0
     for epoch in run.epochs(5):
         sampler.set_epoch(epoch)
-        weight = 1 / (1 + ways[MODE](run.batches(loader)))
+        weight = 1 / (1 + ways_of(one)[MODE](run.batches(loader)))
     note_end(rank, model.module)
     run.atomic(dist.barrier)
 

@@ -15,6 +15,7 @@ import itertools
 import operator
 import os
 import random
+import sys
 import threading
 import types
 import warnings
@@ -440,8 +441,9 @@ def is_closed(kind: type) -> bool:
 
 
 def _is_of_the_script(kind: type) -> bool:
-    """Whether a module's class, or one that it is made from, is not torch's own."""
-    return any(not str(each.__module__).startswith("torch.") for each in kind.__mro__[:-1])
+    """Whether a module's class, or one that it is made from, is neither torch's nor Python's own, as `abc.ABC` is."""
+    tops = (str(each.__module__).partition(".")[0] for each in kind.__mro__[:-1])
+    return any(top != "torch" and (top not in sys.stdlib_module_names or top == "__main__") for top in tops)
 
 
 _slots_of: dict[type, tuple[str, ...]] = {}

@@ -27,6 +27,8 @@ _MARK = "torchrelay made"
 def is_made(value: Any) -> bool:
     """Whether it is of one of these classes, whatever is in it."""
     kind = type(value)
+    if kind is dict:  # by members of an enumeration
+        return any(isinstance(key, enum.Enum) for key in first_of(value))
     if kind in PLAIN or kind in CONTAINERS:
         return False
     return issubclass(kind, enum.Enum) or kind in DICTS or _is_named_tuple(kind) or _is_frozen(kind)
@@ -38,15 +40,25 @@ def tell(value: Any, most: int) -> list[Any] | None:
     if issubclass(kind, enum.Enum):
         inner: Any = value.value if value.name is None else value.name
         how = "value" if value.name is None else "name"
-    elif kind in DICTS:
-        how, inner = "dict", [list(pair) for pair in value.items()]
+    elif kind in DICTS or kind is dict:
+        how, inner = "dict", [[_told(each) for each in pair] for pair in value.items()]
     elif _is_named_tuple(kind):
-        how, inner = "tuple", list(value)
+        how, inner = "tuple", [_told(each) for each in value]
     else:
-        how, inner = "fields", [[one.name, getattr(value, one.name, None)] for one in dataclasses.fields(value)]
+        names = [one.name for one in dataclasses.fields(value)]
+        how, inner = "fields", [[name, _told(getattr(value, name, None))] for name in names]
     if isinstance(inner, list) and (len(inner) > most or not all(is_plain(entry) for entry in inner)):
         return None
     return [_MARK, how, kind.__module__, kind.__qualname__, inner]
+
+
+def _told(value: Any) -> Any:
+    """A value within another one: a member of an enumeration is told, all else is what it is."""
+    return tell(value, 0) if isinstance(value, enum.Enum) and type(value) not in PLAIN else value
+
+
+def _again(told: Any) -> Any:
+    return make(told, None) if is_told(told) else told
 
 
 def is_told(told: Any) -> bool:
@@ -65,10 +77,10 @@ def make(told: list[Any], live: Any) -> Any:
     if how == "dict":
         return _filled(kind, inner, live)
     if how == "tuple":
-        return tuple.__new__(kind, inner)
+        return tuple.__new__(kind, [_again(each) for each in inner])
     found = object.__new__(kind)
     for field, value in inner:
-        object.__setattr__(found, field, value)
+        object.__setattr__(found, field, _again(value))
     return found
 
 
@@ -79,7 +91,7 @@ def _filled(kind: Any, pairs: list[list[Any]], live: Any) -> Any:
         live = kind()
     live.clear()
     for key, value in pairs:
-        live[key] = value
+        live[_again(key)] = _again(value)
     return live
 
 

@@ -25,6 +25,7 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from enum import Enum
 from functools import partial
 from inspect import CO_GENERATOR
@@ -167,17 +168,15 @@ def objects() -> Iterator[graph.Leaf]:
 def _holds_objects(value: Any) -> bool:
     """Whether there is more in a container than values, which are told with each item: iterators, or objects."""
     entries = itertools.islice(value.values() if type(value) is dict else value, SHOWN)
-    try:
+    with suppress(RuntimeError):  # another thread is filling it
         return any(type(each) in _STEPPING or is_of_the_script(type(each)) for each in entries)
-    except RuntimeError:
-        return False  # another thread is filling it
+    return False
 
 
 def called() -> Iterator[Any]:
     """Functions and classes of the script that functions under way use, outside of the call that is."""
     for each in outside():
-        code, local, around = each.f_code, each.f_locals, each.f_globals
-        for value in [*local.values(), *(around.get(name) for name in code.co_names)]:
+        for value in [*each.f_locals.values(), *(each.f_globals.get(name) for name in each.f_code.co_names)]:
             if isinstance(value, (FunctionType, MethodType, partial)):
                 yield value
             elif not isinstance(value, _NO_OBJECTS) or isinstance(value, type):
@@ -484,6 +483,8 @@ def _fill(frame: FrameType, known: dict[str, Any]) -> None:
             value = made.make(value, live)
             if value is graph.MISSING:
                 raise UnprovedError(_LACKING.format(key, frame.f_code.co_qualname))
+        if value is live:  # filled anew
+            continue
         if type(live) in _FILLED and type(value) in (type(live), list):
             live.clear()
             (live.extend if type(value) in (list, deque) else live.update)(value)
