@@ -40,7 +40,8 @@ def test_so_are_those_of_a_script_that_was_not_changed(tmp_path: Path) -> None:
     assert "rank 0 waits in a backward pass (train.py:" in ran.reason, ran.output[-3000:]
 
 
-def test_a_barrier_by_an_iterator_of_the_scripts_own_is_found_after_a_fault(tmp_path: Path) -> None:
+def test_a_barrier_by_a_queue_of_the_scripts_own_is_found_after_a_fault(tmp_path: Path) -> None:
+    """Nobody looks into a queue: that the ranks wait for one another in vain is found out."""
     ran = run(tmp_path, "barrier", strike="grad:5:1")
     assert ran.code == 91, ran.output[-3000:]
     assert "waits in a collective outside of any step or section (barrier, train.py:" in ran.reason, ran.output[-3000:]

@@ -1,7 +1,7 @@
 """One rank does not do what the others do: has fewer batches, ends early, or makes other collectives.
 
 MODE   fewer batches on rank 1, and then   eval: a section follows   next: the next epoch   end: the script's end
-       barrier    a barrier every few steps by an iterator that nobody can carry; harmless until a rank is struck
+       barrier    a barrier every few steps by a queue that nobody looks into; harmless until a rank is struck
        counted    the same by a counter, which is carried
        unlike     between two steps rank 0 comes to a barrier, and rank 1 to an all-reduce
        inside     in a step rank 0 waits in a barrier, and rank 1 comes to the gate
@@ -12,6 +12,7 @@ MODE   fewer batches on rank 1, and then   eval: a section follows   next: the n
 """
 
 import os
+import queue
 import sys
 
 import torch
@@ -32,7 +33,9 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 fewer = 12 if MODE in ("eval", "next", "end") else 0
 loader = DataLoader(Subset(Pairs(80), range(rank, 80 - fewer * rank, 2)), 4)
 run = torchrelay.protect(model=model, optimizer=optimizer)
-counted, numbers = 0, [iter(range(1, 1000))]  # where nobody looks for one
+counted, numbers = 0, queue.SimpleQueue()
+for number in range(1, 1000):
+    numbers.put(number)
 
 
 @run.step
@@ -74,7 +77,7 @@ for _ in run.epochs(1 if MODE in ("end", "last") else 2):
         counted += 1
         if run.global_step == STEP:
             misbehave()
-        number = next(numbers[0]) if MODE == "barrier" else 0
+        number = numbers.get() if MODE == "barrier" else 0
         if (MODE == "barrier" and number % 8 == 0) or (MODE == "counted" and counted % 8 == 0):
             dist.barrier()
     if MODE == "eval":

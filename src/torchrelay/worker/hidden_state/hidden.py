@@ -176,6 +176,7 @@ class Hidden:
             quiet=quiet,
             limit=STATE_LEAVES,
             variables=variables.objects,
+            known=tuple if known is None else known,
         )
         self._outsiders = None if known is None or quiet else Outsiders(self._around, known)
         self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference

@@ -32,7 +32,7 @@ from torchrelay.worker.hidden_state.around import around
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf, Walk
 from torchrelay.worker.hidden_state.variables import VARIABLE
 from torchrelay.worker.source.lines import is_of_the_script
-from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors import memory, values
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 EACH = 16 << 10  # and of one attribute
@@ -57,6 +57,7 @@ class Moving:
         self, roots: Callable[[], Iterable[tuple[str, Any]]], *, passed: Callable[[], Iterable[Any]] = tuple,
         functions: Iterable[Any] | None = None, variables: Callable[[], Iterable[Leaf]] = tuple,
         orders: bool = False, quiet: bool = False, limit: int = graph.MAX_LEAVES,
+        known: Callable[[], Iterable[Any]] = tuple,
     ) -> None:  # fmt: skip
         """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
 
@@ -68,7 +69,7 @@ class Moving:
         self._functions = functions
         self._variables = variables
         self._orders = orders
-        self._quiet = quiet
+        self._quiet, self._known = quiet, known
         self._limit = limit
         self.kept: dict[str, Leaf] = {}
         self._noted: set[str] = set()  # paths that were seen to change once
@@ -218,14 +219,20 @@ class Moving:
                 "draw a new order at the beginning of each epoch, from a generator that is seeded with the epoch "
                 "(set_epoch), rather than to shuffle the last one again",
             )
-        if self._large.get(path) == id(self._walk.leaves[path].value) and self._seen[path][0] == "tensor":
+        value = self._walk.leaves[path].value
+        if isinstance(value, torch.Tensor) and memory.place(value) in self._places_known():
+            return  # a buffer, by another way
+        if self._large.get(path) == id(value) and self._seen[path][0] == "tensor":
             self.lacking[path] = LARGE
         self._warn(
             path,
             f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
-            "If results depend on it, keep it in a buffer, or give it to protect(state=...). If it changes in place, a "
-            "fault ends the job",
+            "If results depend on it, keep it in a buffer, or in state=...; changed in place, it ends the job at a fault",
         )
+
+    def _places_known(self) -> set[Any]:
+        found = [each for one in self._known() for each in (one.values() if isinstance(one, dict) else [one])]
+        return {memory.place(each) for each in found if isinstance(each, torch.Tensor)}
 
     def _warn(self, about: str, message: str) -> None:
         if about.startswith(VARIABLE):

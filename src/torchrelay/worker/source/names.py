@@ -81,7 +81,7 @@ def stored(code: CodeType, how: str) -> Iterator[str]:
 
 
 def _is_set_up(name: str, instructions: list[dis.Instruction]) -> bool:
-    """Whether a function sets this only to True or False, and only in what an `if` on the same name begins."""
+    """Whether loops set this only to True or False, and only in what an `if` on the same name begins."""
     guards: list[tuple[int, int]] = []
     for at, one in enumerate(instructions[:-2]):
         if one.argval == name and one.opname.startswith("LOAD"):
@@ -92,10 +92,10 @@ def _is_set_up(name: str, instructions: list[dis.Instruction]) -> bool:
             )
             if "JUMP" in jump.opname and "IF" in jump.opname:
                 guards.append((jump.offset, jump.argval))
-    stores = [at for at, one in enumerate(instructions) if one.argval == name and one.opname in _STORES]
+    inside = _in_loops(instructions)  # what it is at the beginning may come from anywhere
+    stores = [at for at, one in enumerate(instructions) if inside[at] and one.argval == name and one.opname in _STORES]
     guarded = [at for at in stores if any(begin < instructions[at].offset < end for begin, end in guards)]
-    constants = all(_is_yes_or_no(instructions, at) for at in stores)
-    return bool(guarded) and constants and len(stores) - len(guarded) <= 1  # the other one is its beginning
+    return stores == guarded != [] and all(_is_yes_or_no(instructions, at) for at in stores)
 
 
 def _is_yes_or_no(instructions: list[dis.Instruction], at: int) -> bool:
