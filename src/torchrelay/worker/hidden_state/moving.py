@@ -227,7 +227,7 @@ class Moving:
         self._warn(
             path,
             f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
-            "If results depend on it, keep it in a buffer, or in state=...; changed in place, it ends the job at a fault",
+            "If results depend on it, keep it in a buffer, or in state=...; changed in place, a fault ends the job",
         )
 
     def _places_known(self) -> set[Any]:
