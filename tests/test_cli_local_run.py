@@ -32,6 +32,11 @@ ROOT = Path(__file__).parent.parent
 MARK = "TORCHRELAY_TEST_RUN"  # in the environment of every process of a run, and of no other
 
 
+def heeds_sighup() -> None:
+    """As on a terminal: what is started under nohup inherits that the signal is ignored, and a run keeps to that."""
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
 class LocalRun:
     """A run as a user starts it."""
 
@@ -55,6 +60,7 @@ class LocalRun:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
+            preexec_fn=heeds_sighup,
         )
         return self.process
 
