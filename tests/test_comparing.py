@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from msgspec import structs
 
 from tests.telling import JOB, Story, running
+from torchrelay.protocol.health.replicas import DETECTOR, Verdict, judge
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.protocol.rules.differing import DETECTOR, TAINT, Verdict, judge
+from torchrelay.protocol.rules.differing import TAINT
 
 
 @pytest.mark.parametrize(
@@ -30,7 +33,8 @@ from torchrelay.protocol.rules.differing import DETECTOR, TAINT, Verdict, judge
 def test_the_majority_of_each_shard_is_believed(
     told: str, differing: tuple[int, ...], doubtful: tuple[int, ...]
 ) -> None:  # fmt: skip
-    assert judge([(word[0], word[1:]) for word in told.split()]) == Verdict(differing, doubtful)
+    known = [(rank, word[0], word[1:]) for rank, word in enumerate(told.split())]
+    assert judge(known) == Verdict(differing, doubtful)
 
 
 def differ(story: Story, *ranks: int, by: int = 0, generation: int | None = None) -> ev.ReplicasDiffer:
@@ -136,3 +140,56 @@ def test_it_is_told_twice_and_done_once(story: Story) -> None:
     before = story.cluster
     story.hear(event)
     assert story.cluster == before
+
+
+def finish(story: Story, *held: str, shards: str = "aaa", points: str = "888") -> None:
+    """Each rank's script ends, with what it holds then."""
+    for rank, what in enumerate(held):
+        seat = story.job.seats[Rank(rank)]
+        job = story.job.with_seat(Rank(rank), replace(seat, shard=shards[rank]))
+        story.cluster = story.cluster.with_job(job)
+        finished = ev.WorkerFinished(
+            job=JOB, generation=job.generation, worker=story.holder(rank), rank=Rank(rank),
+            point=Point(int(points[rank])), held=what,
+        )  # fmt: skip
+        story.hear(finished)
+
+
+@pytest.mark.parametrize(
+    ("held", "shards", "points"),
+    [
+        (("x", "x", "x"), "aaa", "888"),
+        (("x", "x", "y"), "aab", "888"),  # of another shard
+        (("x", "x", "y"), "aaa", "889"),  # it has ended elsewhere, which others see to
+        (("x", "x", ""), "aaa", "888"),  # its script has changed the model after its last step
+        (("", "", ""), "aaa", "888"),
+    ],
+)
+def test_all_end_alike(story: Story, held: tuple[str, ...], shards: str, points: str) -> None:
+    finish(story, *held, shards=shards, points=points)
+    assert story.job.phase is JobPhase.FINISHING
+
+
+@pytest.mark.parametrize(
+    ("held", "words"),
+    [
+        (("x", "y", "x"), "rank 1 holds other parameters than most of its replicas when the script ended"),
+        (("x", "y", "z"), "ranks 0, 1, 2 hold different parameters when the script ended"),
+        (("", "y", "z"), "ranks 1, 2 hold different parameters when the script ended"),
+    ],
+)
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_replicas_that_end_with_other_parameters_end_the_job(held: tuple[str, ...], words: str, restarts: int) -> None:
+    story = running(ranks=3, max_restarts=restarts)
+    finish(story, *held)
+    assert story.job.outcome is not None, "a checkpoint of its own may hold them, too: no restart"
+    assert (story.job.outcome.code, story.job.phase) == (91, JobPhase.ENDING)
+    assert story.job.outcome.reason.startswith(words)
+    assert story.job.incidents[-1].faults[-1].detector == DETECTOR
+
+
+def test_a_replacement_of_a_rank_that_had_finished_tells_its_own(story: Story) -> None:
+    finish(story, "y")
+    taken_over(story, 0)
+    finish(story, "x", "x", "x")
+    assert story.job.phase is JobPhase.FINISHING

@@ -17,7 +17,7 @@ from torch import nn
 from torchrelay.worker.hidden_state import arguments
 from torchrelay.worker.hidden_state.arguments import SIZE
 from torchrelay.worker.hidden_state.arguments import digest as arguments_digest
-from torchrelay.worker.hidden_state.reads import NOTHING, Reads, never
+from torchrelay.worker.replacement.reads import NOTHING, Reads, never
 
 COUNT = 0
 BATCH = torch.zeros(3)

@@ -44,6 +44,7 @@ OTHER_ITEMS = "tests/test_loaders.py::test_a_list_that_has_other_items_is_found_
 HOLDINGS = "tests/test_holdings.py"
 VARIABLES, NAMES, PLACES = "tests/test_variables.py", "tests/test_names.py", "tests/test_hidden_places.py"
 COMPARED, ALONGSIDE = "tests/test_comparing_values.py", "tests/test_alongside.py"
+LATE = "tests/test_case_late_decision.py"
 PROOFS = (
     Mutant(
         "code: digests are not compared", "worker/source/program.py",
@@ -84,11 +85,11 @@ PROOFS = (
         "return Doubt(tuple(entries), what)", "return NONE", (GIVEN,),
     ),
     Mutant(
-        "given: what a step has bound is left", "worker/hidden_state/reads.py",
+        "given: what a step has bound is left", "worker/replacement/reads.py",
         "            place.put(value)\n", "            pass\n", (GIVEN,),
     ),
     Mutant(
-        "reads: what is carried never counts", "worker/hidden_state/reads.py",
+        "reads: what is carried never counts", "worker/replacement/reads.py",
         "return found if place.between else NOTHING", "return NOTHING", ("tests/test_reads.py",),
     ),
     Mutant(
@@ -326,6 +327,20 @@ PROOFS = (
         "comparing: sections are not compared", "worker/agreement/comparing.py",
         "            return bool(every) and pending.section == 1", "            return False and pending.section == 1",
         (COMPARED,),
+    ),
+    Mutant(
+        "comparing: nothing is told at the end", "worker/step/calls.py",
+        "return self._comparison.at_the_end(self._safepoint.renewed_after)", 'return ""',
+        (f"{LATE}::test_it_is_found_without_a_section_at_the_end",),
+    ),
+    Mutant(
+        "comparing: what is told at the end is not compared", "protocol/recovery/recovery.py",
+        "if wrong := differing_at_the_end(job.seats.items()):", 'if wrong := "":', ("tests/test_comparing.py",),
+    ),
+    Mutant(
+        "comparing: what a script does after its last step is taken for training", "worker/agreement/comparing.py",
+        " or self._left != self._places()", "",
+        (f"{LATE}::test_what_a_rank_does_to_its_model_after_the_last_step_is_its_own",),
     ),
     Mutant(
         "comparing: settings that differ late are let pass", "worker/agreement/comparing.py",

@@ -90,13 +90,46 @@ def number(step):
     if MODE == "file":
         file.write_text(str(int(file.read_text()) + 1 if file.exists() else 1))
         return int(file.read_text())
-    if MODE == "lazy":  # there is no such attribute before the sixth step
-        return calls() if step > 4 else 0
+    if MODE.startswith("lazy") or MODE in ("begins", "grows", "fills"):
+        return first(step) if step > 4 else 0  # nothing of it moves before the sixth step
     others = {
         "function": calls, "iterator": lambda: next(numbers), "cycle": lambda: next(ring), "queue": waiting.get,
         "generator": lambda: next(grown), "cached": lambda: source().random(), "large": center.update,
     }  # fmt: skip
     return others[MODE]()
+
+
+class Kept:
+    """For what begins to move late."""
+
+    number, history, cache = 0, [7] * 100, {at: at for at in range(-100, 0)}
+
+
+kept = Kept()
+kept.history, kept.cache = list(Kept.history), dict(Kept.cache)
+
+
+def first(step):
+    if MODE == "lazy":  # there is no such attribute before
+        return calls()
+    if MODE == "lazy-class":
+        Kept.late = getattr(Kept, "late", 0) + 1
+        return Kept.late
+    if MODE == "lazy-global":
+        global late
+        late = globals().get("late", 0) + 1
+        return late
+    if MODE == "lazy-environ":
+        os.environ["LATE"] = str(int(os.environ.get("LATE", 0)) + 1)
+        return int(os.environ["LATE"])
+    if MODE == "begins":
+        kept.number = kept.number + 1 if kept.number else step
+        return kept.number
+    if MODE == "grows":
+        kept.history.append(step)
+        return len(kept.history) % 13
+    kept.cache[len(kept.cache)] = step
+    return len(kept.cache) % 13
 
 
 def main():
@@ -117,6 +150,7 @@ def main():
 
     for _ in run.steps(12):
         loss = step((run.global_step * 6 + rank * 3) % 190)
+        strike("after", run.global_step, rank)
         note(rank, run.global_step, loss=loss)
         pace(run.global_step)
     note_end(rank, model.module)

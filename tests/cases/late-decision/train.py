@@ -1,7 +1,8 @@
 """Lowers its learning rate near the end, after the last usual comparison; a replacement of the rank does not.
 
 By what they decide nobody can carry: whether this process is the first that holds its rank. MODE: "atomic" ends with a
-section, "bare" with nothing; "early" is "atomic", but decides sooner.
+section, "bare" with nothing; "early" is "atomic", but decides sooner. "own-end" decides nothing, and on rank 0 alone
+changes the model when all is done.
 """
 
 import torch
@@ -14,7 +15,7 @@ from casework import MODE, Pairs, holder, net, note, note_end, pace, strike
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-first = holder(rank) == 0
+first = holder(rank) == 0 and MODE != "own-end"
 turn = 45 if MODE == "early" else 57
 torch.manual_seed(1)
 model = DistributedDataParallel(net())
@@ -44,5 +45,7 @@ for epoch in run.epochs(3):
         note(rank, run.global_step, loss=loss)
         pace(run.global_step)
 note_end(rank, model.module)
-if MODE != "bare":
+if MODE == "own-end" and rank == 0:
+    model.module.double()
+if MODE in ("atomic", "early"):
     run.atomic(dist.barrier)

@@ -432,10 +432,12 @@ class WorkerResumed(Answer, frozen=True, tag=True, kw_only=True):
 class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
     """The script ended with 0 on this rank; the process stays and serves its state until it may leave.
 
-    `point`: the last one that it has committed; None if it never joined.
+    `point`: the last one that it has committed; None if it never joined. `held`: once ranks have changed hands, a sum
+    over the parameters as the last call has left them; empty if they are not compared, or the script has changed them.
     """
 
     point: Point | None = None
+    held: str = ""
 
 
 AnyEvent = (

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from torchrelay.protocol.health.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
@@ -23,7 +24,7 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.boundary import finish_move, halting, quiescing, release_outgoing_workers, releasing
 from torchrelay.protocol.placement.policy import DYING_MS, choose_sources, choose_target, judge_report
-from torchrelay.protocol.recovery.ending import fall_back, interrupt, lose, start_again
+from torchrelay.protocol.recovery.ending import NO_STATE, end, fall_back, interrupt, lose, start_again
 from torchrelay.protocol.recovery.placing import acquire
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
@@ -65,6 +66,9 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
     """All ranks finished: they may leave. A collective broken without a cause: connect anew, nobody is replaced."""
     now = cluster.now_ms
     if all(seat.finished for seat in job.seats.values()):
+        if wrong := differing_at_the_end(job.seats.items()):
+            job = job.suffer(Fault(wrong, DETECTOR, now), now)
+            return end(cluster, job, NO_STATE, wrong)  # its own checkpoint may hold these, too
         job = prove_at_the_end(job, now)
         return cluster.with_job(job.enter(JobPhase.FINISHING, now, "every rank has finished"))
     if job.broken is not None:

@@ -159,7 +159,7 @@ def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     job, seat = found
     if not seat.resumed:
         job = job.mark_last(Mark.RESUMED, job.moment(cluster.now_ms))
-    job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point))
+    job = job.with_seat(event.rank, replace(seat, finished=True, resumed=True, ended_at=event.point, held=event.held))
     if job.phase is JobPhase.STARTING and all(other.finished for other in job.seats.values()):
         why = "every rank has finished without being wired"
         job = job.enter(JobPhase.FINISHING, cluster.now_ms, why)

@@ -6,10 +6,7 @@ right, nobody goes on: the job ends, or begins again from the script's own check
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
-
+from torchrelay.protocol.health.replicas import DETECTOR
 from torchrelay.protocol.messages.events import Effect, ReplicasDiffer, TaintSet
 from torchrelay.protocol.model.incident import Fault
 from torchrelay.protocol.model.job import MOVING, JobPhase
@@ -17,34 +14,11 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement.taints import taint_set
 from torchrelay.protocol.recovery.ending import fall_back, lose
 
-DETECTOR = "comparison of replicas"
 TAINT = "replica-differs"
 TAKEN_OVER = (
     "ranks changed hands after {}, and a worker that took one over has gone another way. The usual cause is a decision "
     "made between two calls from what the script has read there: make it in a step or section, and return it"
 )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """Who differs from most of its replicas; and who from others, where there is no majority."""
-
-    differing: tuple[int, ...]
-    doubtful: tuple[int, ...]
-
-
-def judge(told: Sequence[tuple[str, str]]) -> Verdict:
-    """From what each rank holds, by the name of its shard and a sum over it."""
-    differing: list[int] = []
-    doubtful: list[int] = []
-    for shard in sorted({name for name, _ in told}):
-        ranks = [rank for rank, (name, _) in enumerate(told) if name == shard]
-        (most, count), *others = Counter(told[rank][1] for rank in ranks).most_common()
-        if others and 2 * count > len(ranks):
-            differing += [rank for rank in ranks if told[rank][1] != most]
-        elif others:
-            doubtful += ranks
-    return Verdict(tuple(sorted(differing)), tuple(sorted(doubtful)))
 
 
 def replicas_differ(cluster: Cluster, event: ReplicasDiffer) -> Cluster:

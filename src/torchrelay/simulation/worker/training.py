@@ -455,7 +455,8 @@ class Training(Safepoint):
             if self.interrupted:
                 yield from self.stand()
             self.process.enter(WorkerPhase.FINISHED)
-            self.standing_news = ev.WorkerFinished(**self.speaking(), point=self.committed)
+            held = str(self.state.digest())
+            self.standing_news = ev.WorkerFinished(**self.speaking(), point=self.committed, held=held)
             self.process.say(self.standing_news)
             told = self.heard
             while not self.interrupted and not (self.heard > told and not self.halted):

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
+from torchrelay.protocol.health.replicas import judge
 from torchrelay.protocol.messages.events import ReplicasDiffer
 from torchrelay.protocol.messages.ids import Generation, Rank, WorkerPhase
-from torchrelay.protocol.rules.differing import judge
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.life import Main
 from torchrelay.simulation.ports import Kind, Members, Trainee, Watched, Worker
@@ -180,7 +180,8 @@ class Replicas:
         """Before the gate: nobody goes on if replicas differ."""
         training = self._training
         held = yield from training.collective(("compare", training.pending), training.state.digest())
-        found = judge(list(zip(training.world.script.shards, map(str, held), strict=True)))
+        shards = training.world.script.shards
+        found = judge((rank, shards[rank], str(one)) for rank, one in enumerate(held))
         if found.doubtful:
             training.world.checker.doubted()
         if found.differing or found.doubtful:

@@ -16,17 +16,19 @@ import os
 import sys
 from collections.abc import Callable
 from functools import partial
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from torchrelay.errors import RefusedError
+from torchrelay.protocol.health.replicas import Verdict, judge
 from torchrelay.protocol.messages.events import ReplicasDiffer
 from torchrelay.protocol.messages.ids import START, Point, Rank
-from torchrelay.protocol.rules.differing import Verdict, judge
 from torchrelay.worker.agreement import agreement
 from torchrelay.worker.data.cursor import Cursor
+from torchrelay.worker.parallel import shards
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import layout
 from torchrelay.worker.state.parts import ContainerPart, OptimizerPart, StatefulPart
@@ -37,6 +39,7 @@ from torchrelay.worker.tensors.digest import Digest
 EVERY = 100  # steps
 AFTER = (1, 2, 4, 8, 16, 32, 64)  # steps after the start, and after ranks have changed hands
 RECENT = 8  # so many steps after that a difference is a replacement's way, and no fault of a machine
+_version = attrgetter("_version")
 TENSORS, SETTINGS, VALUES = "tensors", "settings", "values"
 _SETTINGS = ".param_groups["  # of optimizers: where these differ, parameters soon will
 SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
@@ -73,6 +76,8 @@ class Comparison:
         self._shard = shard
         self._sums: _Sums | None = None
         self._warned = False
+        self._left: list[int] = []  # by the last call: how often parameters were written, and where they are
+        self._known = -1  # optimizers when the parameters were looked for
 
     def due(self, pending: Point, renewed: Point) -> bool:
         """Whether the ranks compare before the update that is to commit this point: all come to the same answer.
@@ -101,7 +106,9 @@ class Comparison:
         """Of the ranks that hold a shard all must tell the same, once they have."""
         agreed = SEEN if what in self._state.agreed else NEVER
         told = agreement.tell(f"{agreed}{self._shard}", lines)
-        known = [(name if name.startswith(SEEN) else f"{name} {rank}", held) for rank, (name, held) in enumerate(told)]
+        known = (
+            (rank, name if name.startswith(SEEN) else f"{name} {rank}", held) for rank, (name, held) in enumerate(told)
+        )
         verdict = judge(known)
         differs = bool(verdict.differing or verdict.doubtful)
         if differs and what == VALUES and not _is_recent(pending, renewed):
@@ -116,6 +123,31 @@ class Comparison:
         elif what == TENSORS and what not in self._state.agreed and not self._warned:
             self._warned = True
             print(NEVER_ALIKE.format(self._shard), file=sys.stderr, flush=True)
+
+    def note_return(self) -> None:
+        """A call returns. In the path of every step: what the script does to parameters afterwards is its own."""
+        if self._state.compare_every:
+            self._left = self._places()
+
+    def at_the_end(self, renewed: Point) -> str:
+        """The script has ended: a sum over the parameters as the last call has left them, of what replicas hold alike.
+
+        Empty if ranks have not changed hands, replicas were never alike, or the script has changed parameters since.
+        """
+        if renewed <= START or TENSORS not in self._state.agreed or self._left != self._places():
+            return ""
+        digest = Digest()
+        for value in sums.of([tensor for _, tensor in self._state.parameters()]):
+            digest.add(value.to_bytes(8, "little"))
+        return digest.text()
+
+    def _places(self) -> list[int]:
+        if self._known != self._state.known:
+            self._known = self._state.known
+            self._parameters = [tensor for _, tensor in self._state.parameters()]
+            self._sharded = any(map(shards.is_shard, self._parameters))
+        parts = list(map(shards.local, self._parameters)) if self._sharded else self._parameters
+        return [*map(_version, parts), *map(torch.Tensor.data_ptr, parts)]
 
     def speaks(self, event: ReplicasDiffer) -> bool:
         """Whether this rank is the one to tell of it: the lowest that is not at fault."""

@@ -147,7 +147,7 @@ def finish(session: Session, joining: Joining) -> int:
         wired = standing.wired
         finished = WorkerFinished(
             job=session.job, generation=wired or standing.heard, worker=session.worker, rank=session.rank,
-            point=standing.committed,
+            point=standing.committed, held="" if calls is None else calls.held(),
         )  # fmt: skip
         link.answer(finished, Leave)
 

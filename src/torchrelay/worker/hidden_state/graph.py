@@ -142,6 +142,7 @@ class Walk:
         are looked at, beside roots and modules; None: all."""
         self.leaves: dict[str, Leaf] = {}
         self.holders: dict[str, Any] = {}
+        self.containers: list[Any] = []
         self._named: dict[str, list[tuple[int, Any]]] = {}
         self._seen = {id(thing) for thing in passed}
         self.absent: dict[str, Leaf] = {}  # variables without a value
@@ -205,6 +206,8 @@ class Walk:
         self._waiting.extend(entries)
 
     def _container(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        if type(value) in (list, dict):
+            self.containers.append(value)
         if is_plain(value):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
@@ -241,6 +244,7 @@ class Walk:
             elif (kind in PLAIN and leaf.path.split(" of ")[0] in assigned) or _is_filled(value):
                 told_apart(leaf, self._named)
                 self.leaves[leaf.path] = leaf
+                self.containers += [value] if kind in (list, dict) else []
 
     def _object(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
         kind = type(value)

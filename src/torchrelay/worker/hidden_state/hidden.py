@@ -187,6 +187,7 @@ class Hidden:
         self._calm = True  # no call has begun yet
         self._looking = False  # the call under way is looked at
         self._before = b""
+        self._still = self.state.still  # as it was found before the call under way
         self._remembered: list[Any] = []
         self._touched: list[tuple[Seen, bytes]] = []
         self._loaded = False
@@ -273,13 +274,19 @@ class Hidden:
         if self._calm:
             self.state.calm()
             self._look_outside()
-        elif (not only_if_stirred and self._looks.due()) or self.state.has_stirred():
+        elif (not only_if_stirred and self._looks.due()) or self.state.still.has_stirred():
             self._looks.spend(self._look)
         else:
+            self._enter()
             return
         self._calm, self._looking = False, True
         self._before = self.state.record() if self.state.kept else b""
         self._remembered = self.state.remember()
+        self._enter()
+
+    def _enter(self) -> None:
+        self._still = self.state.still
+        self._still.enter()
 
     def _look(self) -> None:
         self._look_outside()
@@ -291,14 +298,15 @@ class Hidden:
 
     def look_gate(self) -> None:
         """At its gate. Raises `RefusedError`."""
-        if self._looking:
+        if self._looking or self.state.still.has_stirred():
             self._looks.spend(self.state.look)
 
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
-        if not self._looking and not self._late:
+        looking = self._looking or self.state.still.has_stirred()
+        if not looking and not self._late:
             return
-        if self._looking:
+        if looking:
             changed = self._looks.spend(self.state.look)
             self._late.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
             self._looking = False
@@ -316,6 +324,7 @@ class Hidden:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
         _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})
         moving.recall(self._remembered)
+        self._still.rewind()
         self.state.put(self._before)
         for part, told in self._touched:
             part.moving.put(told)

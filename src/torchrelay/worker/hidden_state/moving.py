@@ -30,6 +30,7 @@ from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state import arguments, generators, graph, made, variables
 from torchrelay.worker.hidden_state.around import around
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf, Walk
+from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.hidden_state.variables import VARIABLE
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import memory, values
@@ -37,7 +38,6 @@ from torchrelay.worker.tensors import memory, values
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 EACH = 16 << 10  # and of one attribute
 SAMPLES = 256  # entries of a large container that are looked at
-GLANCES = 64  # values that are asked in each call whether they have begun to move
 SMALL = 64  # entries up to which all of them are
 LARGEST = 1024  # entries of a Counter and its like that are carried
 
@@ -73,19 +73,20 @@ class Moving:
         self._limit = limit
         self.kept: dict[str, Leaf] = {}
         self._noted: set[str] = set()  # paths that were seen to change once
-        self._quiet_ones: list[tuple[Leaf, Any]] = []
+        self._restless: dict[int, int] = {}
+        self.still = Still()
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
-        self._asked = 0
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
         self._large: dict[str, int] = {}  # by path, the id of what was there
         self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
 
     def look(self) -> list[str]:
         """What has changed since the last look; it is kept from now on. Raises `RefusedError` for what cannot be."""
+        self.still.note_names()
         now = self._signatures()
         if now is None:
             return []
@@ -129,27 +130,22 @@ class Moving:
         for path, leaf in self.kept.items():
             if self._walk.leaves.get(path) is leaf:
                 leaf.remember_way(self._walk.parents, variables.finder(path))
-        self._quiet_ones = [
-            (leaf, leaf.value) for path, leaf in self._walk.leaves.items()
-            if type(leaf.value) in graph.PLAIN and leaf.holder is not None and path not in self._noted
-        ]  # fmt: skip
+        if self._functions is not None:
+            self.still = Still(
+                [leaf for path, leaf in self._walk.leaves.items() if self._is_still(path, leaf)],
+                [leaf for leaf in self._walk.absent.values() if _is_global(leaf)],
+                self._walk.holders.values(), self._walk.containers, self._restless,
+            )  # fmt: skip
         self._walk.holders.clear()
         self._walk.parents.clear()
         self._walk.absent.clear()
+        self._walk.containers.clear()
         for path, leaf in self._walk.leaves.items():
             if not _is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None
 
-    def has_stirred(self) -> bool:
-        """Whether a number, text or flag that never moved is another one now. Some are asked each time, all in turn."""
-        ones = self._quiet_ones
-        begin = self._asked if self._asked < len(ones) else 0
-        self._asked = begin + GLANCES
-        for leaf, value in ones[begin : begin + GLANCES]:
-            now = leaf.read()
-            if now is not value and now is not MISSING and not _same(("value", now), ("value", value)):
-                return True
-        return False
+    def _is_still(self, path: str, leaf: Leaf) -> bool:
+        return type(leaf.value) in graph.PLAIN and leaf.holder is not None and path not in self._noted
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
@@ -353,6 +349,10 @@ def _is_small(value: Any) -> bool:
     if kind in graph.CONTAINERS:
         return len(value) <= SMALL and graph.is_plain(value)
     return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or made.is_made(value)
+
+
+def _is_global(absent: Leaf) -> bool:
+    return type(absent.holder) is dict and absent.name in variables.declared(absent.holder)
 
 
 def _copied(value: Any) -> Any:

@@ -234,8 +234,6 @@ def call_is(code: CodeType) -> None:
     _call = code
 
 
-# ---------------------------------------------------------------- frames
-
 _call: CodeType | None = None
 _places: dict[int, int | str] = {}  # of iterators, by id, how much was to come when they were seen first
 _MOST_PLACES = 4096
@@ -260,7 +258,7 @@ def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, Names]]:
         frame = frame.f_back
 
 
-def _declared(around: dict[str, Any]) -> frozenset[str]:
+def declared(around: dict[str, Any]) -> frozenset[str]:
     """Globals that functions of this module declare and assign."""
     known = _declared_in.get(id(around))
     if known is None or known[0] != len(around):
@@ -302,7 +300,7 @@ def _tell(frame: FrameType, names: Names) -> _Told:
             (one.histories if name in names.filled else one.lacking).append(name)
     if local is not around:
         one.lacking.extend(name for name in frame.f_code.co_names if _goes_on([around.get(name)]))
-    for name in _declared(around):
+    for name in declared(around):
         value = around.get(name)
         if name in around and not _keep(one, name + _DECLARED, value) and _has_moved(frame.f_code, name, value):
             one.lacking.append(name)

@@ -23,8 +23,8 @@ from torchrelay.worker.agreement import agreement
 from torchrelay.worker.hidden_state import arguments
 from torchrelay.worker.hidden_state.arguments import SIZE, is_scalar
 from torchrelay.worker.hidden_state.hidden import Hidden
-from torchrelay.worker.hidden_state.reads import NOTHING, Elsewhere, Reads, never
 from torchrelay.worker.replacement.examples import name_of
+from torchrelay.worker.replacement.reads import NOTHING, Elsewhere, Reads, never
 
 STEP = "step"
 OF_DATA = (

@@ -379,6 +379,7 @@ class Calls:
         except PageFull as error:
             raise too_large(error) from error
         self._returned.mark()
+        self._comparison.note_return()
         self._standing.enter(WorkerPhase.BETWEEN)
         self._between.leave()
 
@@ -477,6 +478,10 @@ class Calls:
         if self._cursor.replaying:
             raise places.Diverged("this worker takes over a rank, and its script ended before it came to its place")
         self.stand_still()
+
+    def held(self) -> str:
+        """For the comparison of replicas at the end of the job."""
+        return self._comparison.at_the_end(self._safepoint.renewed_after)
 
     def note_end(self) -> None:
         """For tests: the digest of everything at the script's end."""

@@ -1,0 +1,147 @@
+"""Still: what has never moved, asked in every call, so that the first time is not missed.
+
+A look takes too long to be made in every call. What it has found to stand still is asked for by loops of the
+interpreter's own: some 50 ns for each value, and for each object and container how many names or entries it has.
+
+    at the entry of a call    what it all is; whether it is time for a look
+    at its gate, its return   the same: what moves for the first time belongs into the record
+    when the call is redone   what was another one at its entry is put back, and what it has made itself is taken away
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from operator import getitem
+from typing import Any
+
+import numpy as np
+import torch
+
+from torchrelay.worker.hidden_state import graph, made
+from torchrelay.worker.hidden_state.graph import MISSING, Leaf
+
+RESTLESS = 8  # times that an object may get names before that is no reason for a look any more
+_environment: dict[Any, Any] = getattr(os.environ, "_data", {})
+_MODULE, _GLOBALS = "_parameters", "__builtins__"  # names by which attributes are a module's, in the one sense or other
+_VALUES = (*made.CONTAINERS, torch.Tensor, np.ndarray, np.generic)
+
+
+class Still:
+    """Of one rank, as the last look has found it."""
+
+    def __init__(
+        self, leaves: Iterable[Leaf] = (), absent: Iterable[Leaf] = (), holders: Iterable[Any] = (),
+        containers: Iterable[Any] = (), restless: dict[int, int] | None = None,
+    ) -> None:  # fmt: skip
+        """`leaves`: of numbers, texts and flags. `absent`: globals that are not there yet.
+
+        `holders`: of names, such as attributes. `containers`: that may grow. `restless`: by the id of a holder, in how
+        many looks it had other names than before.
+        """
+        self._absent = [(leaf.holder, leaf.name) for leaf in absent]
+        self._restless = {} if restless is None else restless
+        found = [(_place(leaf), leaf) for leaf in leaves]
+        self._leaves = [leaf for place, leaf in found if place] + [leaf for place, leaf in found if not place]
+        self._held_by = [place[0] for place, _ in found if place]
+        self._called = [place[1] for place, _ in found if place]
+        self._others = self._leaves[len(self._called) :]
+        self._values = self._now()
+        self._holders = [holder for holder in holders if _names(holder) is not None]
+        self._names = [_names(holder) for holder in self._holders]
+        self._containers = [one for one in containers if type(one) in (list, dict)]
+        calm = [self._restless.get(id(holder), 0) < RESTLESS for holder in self._holders]
+        self._watched = [names for names, is_calm in zip(self._names, calm, strict=True) if is_calm]
+        self._counts = list(map(len, self._watched))
+        self._unmade: list[tuple[Any, Any]] = []
+        self._entry, self._named, self._filled = self._values, list(map(len, self._names)), self._lengths()
+
+    def has_stirred(self) -> bool:
+        """Whether something is another one than it was at the last look."""
+        if self._now() != self._values or list(map(len, self._watched)) != self._counts:
+            return True
+        return any(name in holder for holder, name in self._absent)
+
+    def enter(self) -> None:
+        """A call begins: what is another one afterwards, that has done."""
+        self._entry, self._named, self._filled = self._now(), list(map(len, self._names)), self._lengths()
+        self._unmade = [(holder, name) for holder, name in self._absent if name not in holder]
+
+    def note_names(self) -> None:
+        """A look follows: who has other names again and again need not be looked at for it."""
+        if list(map(len, self._watched)) == self._counts:
+            return
+        before = dict(zip(map(id, self._watched), self._counts, strict=True))
+        for holder, names in zip(self._holders, self._names, strict=True):
+            if before.get(id(names), len(names)) != len(names):
+                self._restless[id(holder)] = self._restless.get(id(holder), 0) + 1
+
+    def rewind(self) -> None:
+        """Make it as it was at the entry of the call. May be done twice."""
+        for leaf, before, now in zip(self._leaves, self._entry, self._now(), strict=True):
+            if before is not MISSING and not (now is before or (type(now) is type(before) and now == before)):
+                leaf.put(os.environ.decodevalue(before) if leaf.holder is os.environ else before)
+        for holder, names, count in zip(self._holders, self._names, self._named, strict=True):
+            if len(names) > count:
+                _take_away(holder, list(names)[count:])
+        for holder, name in self._unmade:
+            holder.pop(name, None)
+        for container, length in zip(self._containers, self._filled, strict=True):
+            if len(container) > length:
+                _cut(container, length)
+
+    def _now(self) -> list[Any]:
+        try:
+            found = list(map(getitem, self._held_by, self._called))
+        except (KeyError, IndexError):  # there is no such name any more
+            found = [leaf.read() for leaf in self._leaves[: len(self._called)]]
+        if self._others:
+            found += [leaf.read() for leaf in self._others]
+        return found
+
+    def _lengths(self) -> list[int]:
+        return list(map(len, self._containers))
+
+
+def _place(leaf: Leaf) -> tuple[Any, Any] | None:
+    """Where the interpreter finds it by itself: what holds it, and its name or index there; None if that is nowhere."""
+    holder = leaf.holder
+    if type(holder) in (dict, list):
+        return holder, leaf.name
+    if holder is os.environ and _environment:
+        return _environment, os.environ.encodekey(leaf.name)
+    return (vars(holder), leaf.name) if isinstance(holder, type) and leaf.name in vars(holder) else None
+
+
+def _names(holder: Any) -> Any:
+    """All names that a holder has, now and later; None if it gets none."""
+    if type(holder) is dict:
+        return holder
+    if holder is os.environ:
+        return _environment
+    return vars(holder) if isinstance(holder, type) else None
+
+
+def _take_away(holder: Any, names: Sequence[Any]) -> None:
+    """What a call has made that is cut short. Of modules values alone: what belongs to libraries may hang on them."""
+    only_values = type(holder) is dict and (_MODULE in holder or _GLOBALS in holder)
+    for name in names:
+        if holder is os.environ:
+            os.environ.pop(os.environ.decodekey(name), None)
+        elif isinstance(holder, type):
+            with suppress(AttributeError):
+                delattr(holder, name)
+        elif str(name).startswith(("__", "_torchrelay")):
+            continue
+        elif not only_values or type(holder[name]) in graph.PLAIN or isinstance(holder[name], _VALUES):
+            del holder[name]
+
+
+def _cut(container: Any, length: int) -> None:
+    """The last entries are those that came last."""
+    if type(container) is list:
+        del container[length:]
+    else:
+        for key in list(container)[length:]:
+            del container[key]
