@@ -42,8 +42,10 @@ def test_nor_does_the_step_that_is_the_first_to_count(tmp_path: Path, mode: str)
     assert verdict.fate is Fate.EQUAL, verdict
 
 
-@pytest.mark.parametrize("mode", ["lazy", "begins"])
-@pytest.mark.parametrize("where", ["after:6:1", "grad:7:1"])
+@pytest.mark.parametrize(
+    ("mode", "where"),
+    [("lazy", "after:6:1"), ("begins", "grad:7:1"), ("lazy", "update:6:1"), ("begins", "update:6:1")],
+)
 def test_what_has_moved_for_the_first_time_is_in_the_record_at_once(tmp_path: Path, mode: str, where: str) -> None:
     verdict = disturbed(tmp_path, "kept-inside", mode=mode, strike=where)
     assert verdict.fate is Fate.EQUAL, verdict

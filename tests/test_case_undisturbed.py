@@ -19,7 +19,8 @@ CASES = [
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"),
-    ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("rules", "generator-torch"),
+    ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("returned", "all"),
+    ("rules", "generator-torch"),
     ("saves-between", "full"), ("second-loader", "within"), ("two-steps", "kept"), ("unchanged", ""),
     ("uneven", "counted"),
 ]  # fmt: skip

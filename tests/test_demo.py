@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -254,14 +256,35 @@ def test_the_demonstration_fails_for_every_reason_there_is(tmp_path: Path) -> No
     assert shortfalls(good, [incident()], told(1), (0, 0)) == []
     assert shortfalls(good, [incident()], told(2), (0, 0)) == ["2 strikes, but only 1 of them are in the ledger"]
     assert shortfalls(good, [incident()], told(1), (0, 91)) == ["a run ended with 91"]
-    unfinished = Story(told(1).strikes, told=1)
-    assert shortfalls(good, [incident()], unfinished, (0, 0)) == [
-        "the story was not told to its end: orchestrator never came"
-    ]
+    unfinished = Story(told(2).strikes, told=1)
+    assert shortfalls(good, [incident()], unfinished, (0, 0)) == [], "what has not come is in no ledger"
     assert shortfalls(good, [incident(resolution="fell back")], told(1), (0, 0)) == [
         "I-1 was not resolved clean: fell back"
     ]
     assert shortfalls(compare(Trace(), Trace()), [], told(0), (0, 0)) == ["there was nothing to compare"]
+
+
+def test_a_story_that_is_not_told_to_its_end_is_told_once_more_with_more_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    begun: list[tuple[str, int]] = []
+
+    def perform(run: demo.Run, args: argparse.Namespace, _: Console) -> tuple[int, list[IncidentLine]]:
+        begun.append((run.title, args.epochs))
+        trace_of(run.digests.parent)
+        run.story.told = 1 if args.epochs < 20 else len(run.story.strikes)
+        return 0, [incident()] * run.story.told
+
+    monkeypatch.setattr(demo, "perform", perform)
+    monkeypatch.setattr(demo, "shortfalls", lambda *_: [])
+    monkeypatch.setattr(demo, "draw", lambda *_: None)
+    folders = ["--out", str(tmp_path), "--runs", str(tmp_path / "runs")]
+    for epochs, expected, code in ((10, [10, 20], 0), (5, [5, 10], demo.UNTOLD)):
+        begun.clear()
+        monkeypatch.setattr(sys, "argv", ["demo", "--epochs", str(epochs), *folders])
+        assert demo.main() == code
+        assert [number for title, number in begun if title == "disturbed"] == expected
+    assert "once more, with 20 epochs" in capsys.readouterr().out
 
 
 def test_the_report_and_the_picture_are_written(tmp_path: Path) -> None:

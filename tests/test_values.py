@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from torchrelay.errors import RefusedError, UndeclaredError
+from torchrelay.errors import RefusedError, UnprovedError
 from torchrelay.worker.retry import late
 from torchrelay.worker.state.private import Private
 from torchrelay.worker.tensors import values
@@ -174,6 +174,6 @@ def test_what_the_update_alone_changes_is_not_private_if_that_was_not_known_yet(
 
 
 def test_who_dies_before_it_is_known_what_is_late_cannot_be_followed() -> None:
-    with pytest.raises(UndeclaredError, match="first update"):
+    with pytest.raises(UnprovedError, match="first update"):
         late.make_again(private_of(Followed()), None)
     late.make_again(private_of(torch.nn.Linear(2, 2)), None)

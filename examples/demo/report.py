@@ -154,10 +154,8 @@ def shortfalls(
         told.append("there was nothing to compare")
     told += [f"a run ended with {code}" for code in codes if code != 0]
     told += [f"{one.name} was not resolved clean: {one.resolution}" for one in incidents if one.resolution != "clean"]
-    if story.next is not None:
-        told.append(f"the story was not told to its end: {story.next} never came")
     caused = [one for one in incidents if one.fault]
-    strikes = sum(one.interrupts for one in story.strikes)
+    strikes = sum(one.interrupts for one in story.strikes[: story.told])
     if len(caused) < strikes:
         told.append(f"{strikes} strikes, but only {len(caused)} of them are in the ledger")
     return told

@@ -44,7 +44,7 @@ OTHER_ITEMS = "tests/test_loaders.py::test_a_list_that_has_other_items_is_found_
 HOLDINGS = "tests/test_holdings.py"
 VARIABLES, NAMES, PLACES = "tests/test_variables.py", "tests/test_names.py", "tests/test_hidden_places.py"
 COMPARED, ALONGSIDE = "tests/test_comparing_values.py", "tests/test_alongside.py"
-LATE = "tests/test_case_late_decision.py"
+LATE, FORESIGHT = "tests/test_case_late_decision.py", "tests/test_foresight.py"
 PROOFS = (
     Mutant(
         "code: digests are not compared", "worker/source/program.py",
@@ -327,6 +327,32 @@ PROOFS = (
         "comparing: sections are not compared", "worker/agreement/comparing.py",
         "            return bool(every) and pending.section == 1", "            return False and pending.section == 1",
         (COMPARED,),
+    ),
+    Mutant(
+        "foresight: a result by chance counts", "worker/replacement/foresight.py",
+        "(found is not _NOWHERE and not _equal(found, value))", "False", (FORESIGHT,),
+    ),
+    Mutant(
+        "foresight: a return is not compared with what was foreseen", "worker/replacement/foresight.py",
+        "            self._forget_wrong(told, leaves)\n", "            pass\n", (FORESIGHT,),
+    ),
+    Mutant(
+        "foresight: one other rank is enough", "worker/replacement/foresight.py",
+        "alike = len(found) > 1 and all", "alike = all", (FORESIGHT,),
+    ),
+    Mutant(
+        "foresight: nothing is told", "worker/step/calls.py",
+        "attempt.foresight.at_gate(_CODE) if result is None", 'b"" if result is None',
+        ("tests/test_case_returned.py",),
+    ),
+    Mutant(
+        "still: what begins to move is not put back", "worker/hidden_state/hidden.py",
+        "        self._still.rewind()\n", "", ("tests/test_case_kept.py", "-k", "first_to_count"),
+    ),
+    Mutant(
+        "still: it is in the record only after a look", "worker/hidden_state/hidden.py",
+        "if self._looking or self.state.still.has_stirred():", "if self._looking:",
+        ("tests/test_case_kept.py", "-k", "first_time"),
     ),
     Mutant(
         "comparing: nothing is told at the end", "worker/step/calls.py",

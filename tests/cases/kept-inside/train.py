@@ -39,7 +39,7 @@ file = Path(os.environ["OUT"]) / f"n-{rank}"
 
 
 def calls():
-    calls.n = getattr(calls, "n", 0) + 1
+    calls.n = getattr(calls, "n", 0) + 1 + rank
     return calls.n
 
 
@@ -123,7 +123,7 @@ def first(step):
         os.environ["LATE"] = str(int(os.environ.get("LATE", 0)) + 1)
         return int(os.environ["LATE"])
     if MODE == "begins":
-        kept.number = kept.number + 1 if kept.number else step
+        kept.number = kept.number + 1 if kept.number else step + rank
         return kept.number
     if MODE == "grows":
         kept.history.append(step)
@@ -146,6 +146,7 @@ def main():
         (loss * (1 + 0.01 * number(run.global_step))).backward()
         strike("grad", run.global_step + 1, rank)
         optimizer.step()
+        strike("update", run.global_step, rank)
         return loss.detach()
 
     for _ in run.steps(12):

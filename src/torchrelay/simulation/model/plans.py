@@ -180,6 +180,7 @@ WORKER_PHASES: dict[WorkerPhase, int] = {
 CALLED = frozenset(WORKER_PHASES) - {WorkerPhase.BOOTING, WorkerPhase.STOPPED, WorkerPhase.FINISHED}
 
 
+CALLED_OFF = 6  # moves that an operator thinks better of, where a strike waits for that
 # Where targets and outgoing workers are.
 MOVE_PHASES = (
     JobPhase.RUNNING, JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.HALTING, JobPhase.RECONFIGURING, JobPhase.RESUMING,
@@ -204,6 +205,14 @@ def draw(seed: int) -> Plan:
         strikes = (Strike(FaultKind.MOVE, On.JOB, JobPhase.RUNNING, 0, 50, chance.randrange(ranks)), *strikes)
         script = replace(script, calls=script.calls * 4)
         spec = msgspec.structs.replace(spec, slot_faults=0, moves_per_hour=-1)
+    if any(strike.on is On.JOB and strike.phase == JobPhase.RELEASING for strike in strikes):
+        # It lasts for milliseconds: several moves that may be called off, and time for them.
+        aside = Random(seed ^ 0x7E1)
+        asked = Strike(FaultKind.MOVE_AND_BACK, On.JOB, JobPhase.RUNNING)
+        delays = [aside.randint(0, 1_500) for _ in range(CALLED_OFF)]
+        strikes = (*(replace(asked, delay_ms=delay, rank=aside.randrange(ranks)) for delay in delays), *strikes)
+        script = replace(script, calls=script.calls * 3)
+        spec = msgspec.structs.replace(spec, moves_per_hour=-1)
     plan = Plan(seed, spec, script, slots, strikes, lacks, draw_weather(chance, lacks), resets=chance.random())
     if FaultKind.FLIP in menu:
         plan = replace(plan, compares=True)

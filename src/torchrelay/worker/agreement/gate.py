@@ -15,7 +15,7 @@ With ranks on several nodes, private records go to buddies before it: see `buddi
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -182,11 +182,24 @@ def how_many_lack(total: int, mark: int, size: int) -> int | None:
 class Attempt:
     """One run of a call's function, from its entry until it is committed or cut short."""
 
-    __slots__ = ("call", "compares", "gathered", "given", "kind", "passed", "pending", "private", "rng", "rng_at_gate")
+    __slots__ = (
+        "call",
+        "compares",
+        "foresight",
+        "gathered",
+        "given",
+        "kind",
+        "passed",
+        "pending",
+        "private",
+        "rng",
+        "rng_at_gate",
+    )
 
     def __init__(self, kind: str, pending: Point, rng: random_state.Seen, given: Callable[[], bytes] = bytes) -> None:
         self.kind = kind
         self.given = given  # tells what the call is made with
+        self.foresight: Any = None  # of its function, see `Foresight`
         self.pending = pending  # the point that it is to commit
         self.rng = rng  # at the entry
         self.compares = False  # replicas compare what they hold, in its gate

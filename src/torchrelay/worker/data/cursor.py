@@ -48,6 +48,7 @@ class Call(Struct, array_like=True, tag="call", kw_only=True):
     point: Point
     result: bytes | None = None  # encoded; None as long as it has not returned
     given: bytes = b""  # what it was made with, see `given`
+    foreseen: bytes = b""  # what is known of its result before it has returned, see `foresight`
 
 
 class Skip(Struct, array_like=True, tag="skip", kw_only=True):

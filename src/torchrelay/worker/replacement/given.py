@@ -24,6 +24,7 @@ from torchrelay.worker.hidden_state import arguments
 from torchrelay.worker.hidden_state.arguments import SIZE, is_scalar
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.replacement.examples import name_of
+from torchrelay.worker.replacement.foresight import Foresight
 from torchrelay.worker.replacement.reads import NOTHING, Elsewhere, Reads, never
 
 STEP = "step"
@@ -60,6 +61,7 @@ class Function:
         self.call = call
         self.kind = kind
         self.name = name_of(call)
+        self.foresight = Foresight()
         self._elsewhere = elsewhere
         self._carried = carried
         self._reads: Reads | None = None  # made at the first call, when all of its variables are there

@@ -28,6 +28,7 @@ from torchrelay.worker.data import alongside
 from torchrelay.worker.data.cursor import Call, Cursor, Record, decode_call, decode_record
 from torchrelay.worker.hidden_state.arguments import SIZE
 from torchrelay.worker.parallel import shards
+from torchrelay.worker.replacement import foresight
 from torchrelay.worker.replacement.given import Doubt, Function
 from torchrelay.worker.retry import late, returned
 from torchrelay.worker.session import Session
@@ -199,6 +200,7 @@ class Bringing:
 # step or section, or ends, is the same wherever it goes on, and is done while the others still agree where that is.
 
 RECORD_S = 60.0  # fetching a record may take
+WITNESSES = 2  # ranks that are asked for a result that a lost one could not tell
 
 
 def await_place(session: Session, cursor: Cursor) -> Private:
@@ -231,24 +233,30 @@ def await_place(session: Session, cursor: Cursor) -> Private:
 
 
 def _complete(session: Session, record: Record, order: Replay) -> bytes | None:
-    """The lost worker did not live to see its last call return: another rank's result is taken for its own.
+    """The lost worker did not live to see its last call return: what it has not foreseen comes from other ranks.
 
-    Returns what else that rank lends; None if nothing has come.
+    Returns what else another rank lends; None if nothing has come. Raises `UnprovedError` if nobody knows the result.
     """
-    cancel = session.new_transfer()
-    try:
-        data = transfer.fetch_record(
-            order.sources, session.welcome.secret, order.generation, order.point, timeout_s=RECORD_S, cancel=cancel
-        )
-    except transfer.TransferFailed as error:
-        print(f"torchrelay: the record of {order.point} did not come: {error}", file=sys.stderr, flush=True)
+    told = []
+    for source in order.sources:
+        try:
+            found = transfer.fetch_record(
+                [source], session.welcome.secret, order.generation, order.point, timeout_s=RECORD_S,
+                cancel=session.new_transfer(),
+            )  # fmt: skip
+        except transfer.TransferFailed as error:
+            print(f"torchrelay: the record of {order.point} did not come: {error}", file=sys.stderr, flush=True)
+        else:
+            told.append(decode_told(found))
+        if len(told) == WITNESSES:
+            break
+    if not told:
         return None
-    told = decode_told(data)
-    theirs, mine = decode_call(told.call), record.last
+    mine, theirs = record.last, [decode_call(one.call) for one in told]
     assert mine is not None, "records end with a call"
-    assert theirs.point == order.point, f"asked for the call of {order.point}, got that of {theirs.point}"
-    mine.result = theirs.result
-    return told.late
+    assert all(one.point == order.point for one in theirs), f"asked for the call of {order.point}"
+    mine.result = foresight.complete(mine.foreseen, [one.result for one in theirs if one.result is not None])
+    return told[0].late
 
 
 # ---------------------------------------------------------------- after the last recorded call

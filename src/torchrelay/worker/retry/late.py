@@ -14,7 +14,7 @@ from collections.abc import Collection
 import msgspec
 import torch
 
-from torchrelay.errors import RefusedError, UndeclaredError
+from torchrelay.errors import RefusedError, UnprovedError
 from torchrelay.worker.state.private import Private, Record
 
 
@@ -53,13 +53,13 @@ def look(at_gate: bytes, at_exit: bytes, unknown: Collection[str] = ()) -> tuple
 def make_again(private: Private, copies: dict[str, str] | None) -> None:
     """After a record from before the gate was loaded: the copies that its worker did not live to make.
 
-    Raises `UndeclaredError` if it is not known yet which there are.
+    Raises `UnprovedError` if it is not known yet which there are.
     """
     if copies is None:
         if _decode(private.record()).names:
-            raise UndeclaredError(
+            raise UnprovedError(
                 "a rank was lost in its first update, and has buffers of its own of which it is not known yet whether "
-                "the update changes them"
+                "the update changes them. Start the job again: nothing but its first step is lost"
             )
         return
     buffers = private.buffers()

@@ -31,7 +31,7 @@ from torchrelay.worker.data.own_loops import Places
 from torchrelay.worker.parallel import ddp, zero
 from torchrelay.worker.peers.snapshots import Snapshots
 from torchrelay.worker.process_groups import groups
-from torchrelay.worker.replacement import dry_run
+from torchrelay.worker.replacement import dry_run, foresight
 from torchrelay.worker.replacement.examples import Examples
 from torchrelay.worker.replacement.given import STEP, Function, Functions, NobodyPasses, Proving
 from torchrelay.worker.replacement.taking_over import TakingOver
@@ -49,7 +49,6 @@ from torchrelay.worker.tensors import values
 from torchrelay.worker.tensors.reserve import pieces
 
 FIRST, EVERY = 3, 64  # calls of which it is checked that nothing but local work follows their gate
-MAX_RESULT = 256 << 10  # bytes of a call's result
 
 
 class Calls:
@@ -166,7 +165,7 @@ class Calls:
             if given is None:
                 given = function.begin(args, kwargs)
                 function.mark()
-            attempt.given = given
+            attempt.given, attempt.foresight = given, function.foresight
             try:
                 value = function.call(*args, **kwargs)
                 self._finish(attempt, value)
@@ -267,8 +266,8 @@ class Calls:
         if not attempt.passed:
             self._pass_gate(attempt, optimizer)
 
-    def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None) -> None:
-        """Commit, or raise `StepInterrupted`."""
+    def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None, result: bytes | None = None) -> None:
+        """Commit, or raise `StepInterrupted`. `result`: if it is known."""
         if self._standing.poisoned:
             raise StepInterrupted  # scripts catch what unwinds them: again at every gate of the attempt
         self._redo[attempt.kind].probe_gate(optimizer)
@@ -280,6 +279,7 @@ class Calls:
         proofs = self._proofs(attempt)
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending, attempt.given())
+        attempt.call.foreseen = attempt.foresight.at_gate(_CODE) if result is None else foresight.whole(result)
         try:
             record = self._record(attempt, attempt.rng_at_gate)
             complete = self._gate.enter(pending, *record, also=self._also(attempt, pending, proofs))
@@ -363,14 +363,16 @@ class Calls:
 
     def _finish(self, attempt: Attempt, value: Any) -> None:
         """The function has returned: pass the gate if that is still to be done, and keep the result."""
+        result = values.NOTHING if value is None else foresight.encoded(attempt.kind, value)
         if not attempt.passed:
-            self._pass_gate(attempt)
+            self._pass_gate(attempt, result=result)
         if self._count < FIRST or self._count % EVERY == 0:
             self._check_local(attempt)
         self._count += 1
         self.hidden.look_return()
         assert attempt.call is not None, "a committed call is in the record"
-        result = attempt.call.result = values.NOTHING if value is None else self._encode(attempt.kind, value)
+        attempt.call.result, attempt.call.foreseen = result, b""
+        attempt.foresight.returned(value, result)
         private = self._state.private
         state = b"" if private.empty else private.record()
         since = AtReturn(result, state if state != attempt.private else None, self._late)
@@ -382,18 +384,6 @@ class Calls:
         self._comparison.note_return()
         self._standing.enter(WorkerPhase.BETWEEN)
         self._between.leave()
-
-    def _encode(self, kind: str, value: Any) -> bytes:
-        try:
-            result = values.encode(value, f"the result of a {kind}")
-        except TypeError as error:
-            raise RefusedError(str(error), "return numbers, tensors, and lists or dicts of them, or nothing") from error
-        if len(result) > MAX_RESULT:
-            raise RefusedError(
-                f"the result of a {kind} has {len(result):,} bytes; at most {MAX_RESULT:,} are kept for a replacement",
-                "return a summary, such as the loss",
-            )
-        return result
 
     def _check_local(self, attempt: Attempt) -> None:
         """Nothing but local work may follow the gate: it is not repeated, and nobody helps with it."""
@@ -487,6 +477,9 @@ class Calls:
         """For tests: the digest of everything at the script's end."""
         if self._proof is not None:
             self._proof.note(random_state.capture())
+
+
+_CODE = Calls.run.__code__
 
 
 def _named(kind: str, point: Point) -> str:
