@@ -146,7 +146,7 @@ class TestFromTheJournal:
         found = json.loads(ask("report", "-o", "json"))
         assert len(found["lines"]) == 1
         assert found["totals"]["incidents"] == 1
-        assert "1 incidents, 1 of them eligible, 0 resolved clean" in ask("report")  # open, in a run that is gone
+        assert "1 incident, 1 of them eligible, 0 resolved clean" in ask("report")  # open, in a run that is gone
 
     def test_an_interruption_that_was_never_seen_to_end_is_held_against_us(self, ask: Asked) -> None:
         told = ask("report", "--guarantee")

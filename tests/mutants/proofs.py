@@ -44,6 +44,7 @@ OTHER_ITEMS = "tests/test_loaders.py::test_a_list_that_has_other_items_is_found_
 HOLDINGS = "tests/test_holdings.py"
 VARIABLES, NAMES, PLACES = "tests/test_variables.py", "tests/test_names.py", "tests/test_hidden_places.py"
 COMPARED, ALONGSIDE = "tests/test_comparing_values.py", "tests/test_alongside.py"
+READS_BETWEEN = "tests/test_case_reads_between.py"
 LATE, FORESIGHT = "tests/test_case_late_decision.py", "tests/test_foresight.py"
 PROOFS = (
     Mutant(
@@ -327,6 +328,19 @@ PROOFS = (
         "comparing: sections are not compared", "worker/agreement/comparing.py",
         "            return bool(every) and pending.section == 1", "            return False and pending.section == 1",
         (COMPARED,),
+    ),
+    Mutant(
+        "tail: what the script has changed is overwritten when the state comes",
+        "worker/replacement/taking_over.py", 'ours = returned.now(self._state) if self._values else b""',
+        "ours = self._values", (READS_BETWEEN,),
+    ),
+    Mutant(
+        "tail: modes of modules are those of another rank", "worker/retry/returned.py",
+        "        return Flags(part.module)\n", "        return None\n", (READS_BETWEEN,),
+    ),
+    Mutant(
+        "tail: modes of modules do not count", "worker/retry/returned.py",
+        "_Told = ContainerPart | ModulePart |", "_Told = ContainerPart |", (READS_BETWEEN,),
     ),
     Mutant(
         "foresight: a result by chance counts", "worker/replacement/foresight.py",

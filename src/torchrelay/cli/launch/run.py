@@ -59,9 +59,9 @@ REFUSED_FLAGS = {
 }
 
 
-def both(name: str) -> tuple[str, str]:
-    """The two spellings that torchrun allows."""
-    return f"--{name}", f"--{name.replace('-', '_')}"
+def both(name: str) -> tuple[str, ...]:
+    """The two spellings that torchrun allows, if they differ."""
+    return tuple(dict.fromkeys((f"--{name}", f"--{name.replace('-', '_')}")))
 
 
 def parser() -> argparse.ArgumentParser:

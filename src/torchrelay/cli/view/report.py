@@ -92,7 +92,8 @@ LEDGER: View[Report, Line] = View(
 
 def totals_text(found: Totals) -> str:
     """What it came to, in a few lines; phases in ms."""
-    counted = f"{found.incidents} incidents, {found.eligible} of them eligible, {found.clean} resolved clean"
+    many = "incident" if found.incidents == 1 else "incidents"
+    counted = f"{found.incidents} {many}, {found.eligible} of them eligible, {found.clean} resolved clean"
     if found.clean_ratio is not None:
         counted += f": {share_text(found.clean_ratio)}, with 95 % confidence"
     unknown = f", and those since the script's own checkpoint in {found.steps_unknown}" if found.steps_unknown else ""

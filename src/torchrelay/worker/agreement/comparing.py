@@ -210,17 +210,17 @@ def values_of(state: State) -> list[str]:
     lines = []
     for part in state.flat():
         if isinstance(part, OptimizerPart):
-            lines += [
-                f"{part.path}.param_groups[{at}]: {_digest(group)}" for at, group in enumerate(part.hyper_parameters())
-            ]
+            groups = enumerate(part.hyper_parameters())
+            lines += [f"{part.path}.param_groups[{at}]: {_digest(group, part.path)}" for at, group in groups]
         elif isinstance(part, ContainerPart | StatefulPart):
             given = part.give()
-            lines.append(f"{part.path}: {_digest(given['plain'] if isinstance(part, ContainerPart) else given)}")
+            held = given["plain"] if isinstance(part, ContainerPart) else given
+            lines.append(f"{part.path}: {_digest(held, part.path)}")
     return lines
 
 
-def _digest(values: Any) -> str:
-    data, tensors = tree.encode(values, "values", canonical=True)
+def _digest(held: Any, path: str) -> str:
+    data, tensors = tree.encode(held, path, canonical=True)
     digest = Digest()
     digest.add(data)
     for one in sums.of(tensors):

@@ -153,10 +153,14 @@ class Bringing:
             self._fetch(self._fetch_values)
 
     def state(self) -> None:
-        """All of the state of the point that we were brought to, into the live tensors."""
+        """All of the state of the point that we were brought to, into the live tensors.
+
+        Its values are those of a rank that has gone on since; ours have gone on as far as the script has.
+        """
+        ours = returned.now(self._state) if self._values else b""
         self._fetch(self._fetch_state)
         if self._values:
-            self.moved = returned.take(self._state, self._values)
+            returned.take(self._state, ours, returned.told_of(self._values))
 
     def _fetch(self, fetch: Callable[[Replay, transfer.Cancel], None]) -> None:
         session = self._session

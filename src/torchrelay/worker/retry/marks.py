@@ -26,6 +26,7 @@ from torchrelay.worker.tensors.landing import Landing
 
 _FIELD = "training"
 _trains = attrgetter(_FIELD)
+_trained = attrgetter("requires_grad")
 
 
 class Mark(Protocol):
@@ -98,6 +99,25 @@ class Modes:
     def rewind(self) -> None:
         for module, training in zip(self._modules, self._before, strict=True):
             module.training = training
+
+
+class Flags:
+    """Whether modules train or evaluate, and which parameters are frozen."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._modes = Modes([module])
+        self._parameters = list(module.parameters())
+        self._trained: list[bool] = []
+
+    def mark(self) -> None:
+        self._modes.mark()
+        self._trained = list(map(_trained, self._parameters))
+
+    def rewind(self) -> None:
+        self._modes.rewind()
+        for parameter, trained in zip(self._parameters, self._trained, strict=True):
+            if parameter.requires_grad != trained:
+                parameter.requires_grad_(trained)
 
 
 class Schedule:

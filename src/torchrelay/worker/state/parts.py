@@ -19,7 +19,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from torchrelay.errors import RefusedError, StateMismatchError
+from torchrelay.errors import RefusedError, StateMismatchError, a
 from torchrelay.worker.parallel import fsdp, zero
 from torchrelay.worker.tensors.landing import Landing, array_fits
 from torchrelay.worker.tensors.tree import REMEDY, ArrayLeaf, Fields, Named
@@ -64,7 +64,7 @@ def part_of(value: Any, path: str) -> Part:
         return StatefulPart(path, value)
     kind = type(value)
     if value is None or isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)):
-        raise RefusedError(f"{path} is a {kind.__qualname__}, which cannot be changed in place", "put it into a dict")
+        raise RefusedError(f"{path} is {a(kind.__qualname__)}, which cannot be changed in place", "put it into a dict")
     raise RefusedError(f"{path} is a {kind.__module__}.{kind.__qualname__}, whose state is not known", REMEDY)
 
 
@@ -166,8 +166,8 @@ class ModulePart:
     def give(self) -> Tree:
         return Fields(
             tensors=Named((f"{self.path}.{name}", tensor) for name, tensor in named_tensors(self.module)),
-            training=bytes(module.training for module in self.module.modules()),
-            frozen=bytes(not parameter.requires_grad for parameter in self.module.parameters()),
+            training=self.told_values()[0],
+            frozen=self.told_values()[1],
             extra={name: module.get_extra_state() for name, module in self._with_extra_state()},
         )
 
@@ -184,14 +184,23 @@ class ModulePart:
         self._tree = tree
 
     def settle(self) -> None:
-        for module, training in zip(self.module.modules(), self._tree["training"], strict=True):
-            module.training = bool(training)
-        for parameter, frozen in zip(self.module.parameters(), self._tree["frozen"], strict=True):
-            if parameter.requires_grad == bool(frozen):  # scripts freeze layers while they train, and let go of them
-                parameter.requires_grad_(not frozen)
+        self.take_values([self._tree["training"], self._tree["frozen"]])
         for name, module in self._with_extra_state():
             module.set_extra_state(self._tree["extra"][name])
         self._tree = {}
+
+    def told_values(self) -> list[bytes]:
+        """Whether each module trains, and whether each parameter is frozen."""
+        training = bytes(module.training for module in self.module.modules())
+        return [training, bytes(not parameter.requires_grad for parameter in self.module.parameters())]
+
+    def take_values(self, told: list[bytes]) -> None:
+        """Take what `told_values` has told of another rank's."""
+        for module, training in zip(self.module.modules(), told[0], strict=True):
+            module.training = bool(training)
+        for parameter, frozen in zip(self.module.parameters(), told[1], strict=True):
+            if parameter.requires_grad == bool(frozen):  # scripts freeze layers while they train, and let go of them
+                parameter.requires_grad_(not frozen)
 
     def _with_extra_state(self) -> Iterator[tuple[str, torch.nn.Module]]:
         for name, module in self.module.named_modules():

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from msgspec import Struct
 
+from torchrelay.errors import RefusedError
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.parallel.shards import Described
 from torchrelay.worker.tensors import memory
@@ -28,6 +29,17 @@ REMEDY = (
     "give its class state_dict() and load_state_dict(), or pass its values as numbers, strings, tensors, "
     "and lists or dicts of them"
 )
+
+
+class NotCarriedError(RefusedError, TypeError):
+    """A value within the state, or within a result, is of a type that is not carried. Names the path to it."""
+
+    def __init__(self, message: str) -> None:
+        TypeError.__init__(self, message)
+        self.reason, self.remedy = message, REMEDY
+
+    def __reduce__(self) -> tuple[type[NotCarriedError], tuple[str]]:  # type: ignore[override]
+        return type(self), (self.reason,)
 
 
 class Leaf(Struct, frozen=True):
@@ -110,7 +122,7 @@ class _Encoder:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, path)
         if depth > _DEPTH:
-            raise TypeError(f"{path} is nested more than {_DEPTH} deep: does it contain itself?")
+            raise NotCarriedError(f"{path} is nested more than {_DEPTH} deep: does it contain itself?")
         if kind in _CONTAINERS:
             return _CONTAINERS[kind](self, value, path, depth)
         if kind in _VALUES:
@@ -119,14 +131,14 @@ class _Encoder:
             return self._array(value, path)
         if isinstance(value, np.generic) and not value.dtype.hasobject:
             return ["n", value.dtype.str, value.tobytes()]
-        raise TypeError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be carried: {REMEDY}")
+        raise NotCarriedError(f"{path} is a {kind.__module__}.{kind.__qualname__}, which cannot be carried: {REMEDY}")
 
     def _scalar(self, value: Any, path: str) -> Any:
         if type(value) is str and not value.isascii():
             try:
                 value.encode()
             except UnicodeEncodeError as error:
-                raise TypeError(f"{path} is no valid text: {error}") from error
+                raise NotCarriedError(f"{path} is no valid text: {error}") from error
         return value
 
     def _tensor(self, value: torch.Tensor, path: str) -> list[Any]:
@@ -135,17 +147,17 @@ class _Encoder:
             return self._shard(value, path)
         why = memory.refusal(value)
         if why is not None:
-            raise TypeError(f"{path} {why}")
+            raise NotCarriedError(f"{path} {why}")
         index = self._index(value.detach())
         dtype = str(value.dtype).removeprefix("torch.")
         return ["T", dtype, list(value.shape), list(memory.strides(value)), value.device.type, index]
 
     def _shard(self, value: torch.Tensor, path: str) -> list[Any]:
         if self._whole:
-            raise TypeError(f"{path} is a DTensor: take its full_tensor(), or its to_local()")
+            raise NotCarriedError(f"{path} is a DTensor: take its full_tensor(), or its to_local()")
         why = shards.refusal(value)
         if why is not None:
-            raise TypeError(f"{path} {why}")
+            raise NotCarriedError(f"{path} {why}")
         return ["P", msgspec.to_builtins(shards.describe(value)), self._tensor(shards.local(value), path)]
 
     def _index(self, tensor: torch.Tensor) -> int:
@@ -160,13 +172,13 @@ class _Encoder:
 
     def _array(self, value: np.ndarray[Any, Any], path: str) -> list[Any]:
         if type(value) is not np.ndarray or value.dtype.hasobject or value.dtype.fields:
-            raise TypeError(f"{path} is a NumPy array of {value.dtype}, which cannot be carried: {REMEDY}")
+            raise NotCarriedError(f"{path} is a NumPy array of {value.dtype}, which cannot be carried: {REMEDY}")
         self._check_landable(path)
         return ["N", value.dtype.str, list(value.shape), self._index(array_bytes(np.ascontiguousarray(value)))]
 
     def _check_landable(self, path: str) -> None:
         if self._without_tensors:
-            raise TypeError(f"{path} is a tensor in a set or in the key of a dict: use a list, or another key")
+            raise NotCarriedError(f"{path} is a tensor in a set or in the key of a dict: use a list, or another key")
 
     def items(self, values: Iterable[Any], path: str, depth: int) -> list[Any]:
         return [self.node(value, f"{path}[{at}]", depth + 1) for at, value in enumerate(values)]

@@ -1,0 +1,20 @@
+"""What a script changes between two steps and then reads is the same on a replacement, which comes to it in the middle.
+
+The state that it reads comes from a rank that has gone through all of that, and perhaps done more.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.cases.running import Fate, disturbed
+
+pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
+
+
+@pytest.mark.parametrize("mode", ["eval", "norm", "rate", "freeze", "told"])
+def test_it_is_read_as_it_was(tmp_path: Path, mode: str) -> None:
+    verdict = disturbed(tmp_path, "reads-between", mode=mode, strike="late:10:0,late:12:1")
+    assert verdict.fate is Fate.EQUAL, verdict
