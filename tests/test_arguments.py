@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.worker.hidden_state.arguments import MAX_ENTRIES, SIZE, WHOLE, differing, digest, digests, names_of
+from torchrelay.worker.tensors.arguments import MAX_ENTRIES, SIZE, WHOLE, differing, digest, digests, names_of
 
 Pair = namedtuple("Pair", ("x", "y"))
 
@@ -129,7 +129,7 @@ def test_what_holds_itself_or_is_deep_ends() -> None:
 
 def test_the_order_of_a_set_means_nothing_in_another_process() -> None:
     code = (
-        "from torchrelay.worker.hidden_state.arguments import digest\n"
+        "from torchrelay.worker.tensors.arguments import digest\n"
         "print(digest({'a', 'bc', 'def', (1, 'x')}).hex(), digest({'k': 1.5, 'l': 'text'}).hex())"
     )
     told = {

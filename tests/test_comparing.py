@@ -8,12 +8,11 @@ import pytest
 from msgspec import structs
 
 from tests.telling import JOB, Story, running
-from torchrelay.protocol.health.replicas import DETECTOR, Verdict, judge
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.protocol.rules.differing import TAINT
+from torchrelay.protocol.recovery.replicas import DETECTOR, TAINT, Verdict, judge
 
 
 @pytest.mark.parametrize(

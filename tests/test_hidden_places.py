@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import itertools
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -145,3 +147,79 @@ def test_what_begins_to_move_late_is_noticed_though_few_calls_are_looked_at(monk
     begun = True
     calls(5)
     assert b"own of" in hidden.record()
+
+
+class Meter:
+    """Made when its name comes up."""
+
+    def __init__(self, window: int = 3) -> None:
+        self.last: deque[float] = deque(maxlen=window)
+        self.total, self.mean = 0.0, torch.zeros(2)
+
+    def update(self, value: float) -> None:
+        self.last.append(value)
+        self.total += value
+        self.mean += value
+
+
+def content(meter: Meter) -> tuple[list[float], int | None, float, list[float]]:
+    return list(meter.last), meter.last.maxlen, meter.total, meter.mean.tolist()
+
+
+@pytest.mark.parametrize("kind", [dict, partial(defaultdict, Meter), OrderedDict])
+def test_objects_that_come_up_in_a_dict_are_made_and_filled(kind: Callable[[], dict[str, Meter]]) -> None:
+    def made(window: int) -> tuple[dict[str, Meter], Callable[[], None]]:
+        meters = kind()
+        return meters, lambda: meters.setdefault("loss", Meter(window)).update(1.5)
+
+    meters, step = made(2)
+    new, other = made(7)
+    replaced(called(step), other)
+    assert content(new["loss"]) == content(meters["loss"])
+    assert content(new["loss"])[1] == 2, "what never moves comes along"
+
+
+def test_objects_that_come_up_in_a_list_are_made_and_those_that_are_there_stay_the_same() -> None:
+    def made() -> tuple[list[Meter], Callable[[], None]]:
+        meters = [Meter()]
+
+        def step() -> None:
+            meters.append(Meter(5))
+            for meter in meters:
+                meter.update(1.0)
+
+        return meters, step
+
+    meters, step = made()
+    new, other = made()
+    first = new[0]
+    replaced(called(step), other)
+    assert [content(meter) for meter in new] == [content(meter) for meter in meters]
+    assert new[0] is first
+
+
+def test_one_that_a_call_has_made_goes_when_it_is_made_again() -> None:
+    meters: dict[str, Meter] = {}
+    number = 0
+
+    def step() -> None:
+        if number:
+            meters.setdefault(f"m{number}", Meter()).update(1.0)
+
+    hidden = called(step)
+    number = 1
+    hidden.mark()
+    hidden.look_entry(only_if_stirred=True)
+    step()
+    hidden.rewind()
+    assert meters == {}
+
+
+def test_objects_that_hold_more_than_values_are_refused_by_their_place() -> None:
+    kept: dict[str, SimpleNamespace] = {}
+
+    def step() -> None:
+        kept[f"k{len(kept)}"] = SimpleNamespace(count=1, thing=object())
+
+    with pytest.raises(UnprovedError, match=r"kept of .* entries come up"):
+        replaced(called(step), step)

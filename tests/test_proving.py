@@ -11,8 +11,8 @@ import pytest
 from torchrelay.errors import UnprovedError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.agreement import agreement
-from torchrelay.worker.hidden_state.arguments import digest
 from torchrelay.worker.replacement.given import MOST, Doubt, Proving, Told, is_open, unproved
+from torchrelay.worker.tensors.arguments import digest
 
 
 def told(text: str) -> Told:

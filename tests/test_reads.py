@@ -14,10 +14,10 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.worker.hidden_state import arguments
-from torchrelay.worker.hidden_state.arguments import SIZE
-from torchrelay.worker.hidden_state.arguments import digest as arguments_digest
 from torchrelay.worker.replacement.reads import NOTHING, Reads, never
+from torchrelay.worker.tensors import arguments
+from torchrelay.worker.tensors.arguments import SIZE
+from torchrelay.worker.tensors.arguments import digest as arguments_digest
 
 COUNT = 0
 BATCH = torch.zeros(3)

@@ -94,7 +94,7 @@ PROOFS = (
         "return found if place.between else NOTHING", "return NOTHING", ("tests/test_reads.py",),
     ),
     Mutant(
-        "arguments: of a tensor only its shape counts", "worker/hidden_state/arguments.py",
+        "arguments: of a tensor only its shape counts", "worker/tensors/arguments.py",
         "                    self._hash.update(cast(Any, flat))\n", "                    pass\n",
         ("tests/test_arguments.py",),
     ),
@@ -128,7 +128,7 @@ PROOFS = (
         "        for mark in self._marks:\n            mark.rewind()\n", "", ("tests/test_returned.py",),
     ),
     Mutant(
-        "comparing: a replacement that goes another way is replaced by another", "protocol/rules/differing.py",
+        "comparing: a replacement that goes another way is replaced by another", "protocol/recovery/replicas.py",
         "if event.since is not None and", "if False and", ("tests/test_comparing.py",),
     ),
     Mutant(

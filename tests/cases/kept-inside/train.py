@@ -58,6 +58,44 @@ def source():
     return np.random.default_rng(rank)
 
 
+class Fib(list):
+    """A list with a way to go on."""
+
+    def tick(self):
+        self.append((self[-1] + self[-2]) % 17 if len(self) > 1 else 1 + rank)
+        return self[-1]
+
+
+class Settings(dict):
+    """Entries as attributes, as in many a configuration."""
+
+    __getattr__ = dict.__getitem__
+    __setattr__ = dict.__setitem__
+
+    def clear(self):
+        raise RuntimeError("not that way")
+
+
+class Described:
+    """With a descriptor that knows of objects only."""
+
+    class Number:
+        def __get__(self, thing, kind=None):
+            return thing.n
+
+    number = Number()
+
+    def __init__(self):
+        self.n = 0
+
+    def count(self):
+        self.n += 1 + rank
+        return self.number
+
+
+fib, settings, described = Fib(), Settings(n=0), Described()
+
+
 class Center:
     """As DINO has one: 20 kB, changed where it lies."""
 
@@ -81,6 +119,9 @@ def number(step):
         kept = casework if MODE == "module" else local
         kept.n += 1
         return kept.n
+    if MODE == "own-dict":
+        settings.n += 1 + rank
+        return settings.n
     if MODE == "environ":
         os.environ["N"] = str(int(os.environ["N"]) + 1)
         return int(os.environ["N"])
@@ -95,6 +136,7 @@ def number(step):
     others = {
         "function": calls, "iterator": lambda: next(numbers), "cycle": lambda: next(ring), "queue": waiting.get,
         "generator": lambda: next(grown), "cached": lambda: source().random(), "large": center.update,
+        "own-list": fib.tick, "descriptor": described.count,
     }  # fmt: skip
     return others[MODE]()
 

@@ -67,7 +67,7 @@ def between(turn):
     return float(inner[0].weight.sum()) * told["best"] + len(told["seen"])
 
 
-for epoch in run.epochs(1):
+for _ in run.epochs(1):
     for batch in run.batches(loader):
         loss = step(batch)
         turn = run.global_step

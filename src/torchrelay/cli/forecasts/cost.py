@@ -6,11 +6,12 @@ import argparse
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
+from msgspec import Struct
 from msgspec.structs import replace
 
-from torchrelay.cli.forecasts.cost_inputs import Used
 from torchrelay.cli.forecasts.cost_words import default_text, given_by, parser
 from torchrelay.cli.forecasts.numbers import blame
 from torchrelay.client.client import Client
@@ -392,3 +393,20 @@ def option_row(option: Option) -> tuple[object, ...]:
         f"{option.rollback_mean_h:.3g} h",
         f"{option.rollback_worst_h:.3g} h",
     )
+
+
+# ---------------------------------------------------------------- what is asked for
+
+# The assumptions of `torchrelay cost` as they are shown.
+
+
+class Used(Struct, frozen=True, kw_only=True):
+    """An assumption as it is used."""
+
+    flag: str
+    value: Any
+    unit: str
+    default: str
+    given: str  # by whom
+    source: str
+    what: str

@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from torchrelay.protocol.health.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.messages.ids import START, Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.incident import Fault, Mark, Resolution
@@ -26,6 +25,7 @@ from torchrelay.protocol.placement.boundary import finish_move, halting, quiesci
 from torchrelay.protocol.placement.policy import DYING_MS, choose_sources, choose_target, judge_report
 from torchrelay.protocol.recovery.ending import NO_STATE, end, fall_back, interrupt, lose, start_again
 from torchrelay.protocol.recovery.placing import acquire
+from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
     keepers_of,

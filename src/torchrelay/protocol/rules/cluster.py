@@ -43,11 +43,11 @@ from torchrelay.protocol.recovery.ending import (
 )
 from torchrelay.protocol.recovery.placing import place
 from torchrelay.protocol.recovery.recovery import progress
+from torchrelay.protocol.recovery.replicas import replicas_differ
 from torchrelay.protocol.recovery.requests import move_asked, move_withdrawn
 from torchrelay.protocol.recovery.rollback import forget_kept, note_kept
 from torchrelay.protocol.recovery.sharing import is_shared, note_cramped, out_of_memory
 from torchrelay.protocol.rules import answers, stopping
-from torchrelay.protocol.rules.differing import replicas_differ
 from torchrelay.protocol.rules.migration import migrate, worker_prepared
 from torchrelay.protocol.rules.speech import standing_orders
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 
 from msgspec import structs
 
-from torchrelay.protocol.health.replicas import judge
 from torchrelay.protocol.messages.events import ReplicasDiffer
 from torchrelay.protocol.messages.ids import Generation, Rank, WorkerPhase
+from torchrelay.protocol.recovery.replicas import judge
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.life import Main
 from torchrelay.simulation.ports import Kind, Members, Trainee, Watched, Worker

@@ -23,9 +23,9 @@ from typing import Any
 import torch
 
 from torchrelay.errors import RefusedError
-from torchrelay.protocol.health.replicas import Verdict, judge
 from torchrelay.protocol.messages.events import ReplicasDiffer
 from torchrelay.protocol.messages.ids import START, Point, Rank
+from torchrelay.protocol.recovery.replicas import Verdict, judge
 from torchrelay.worker.agreement import agreement
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.parallel import shards

@@ -13,10 +13,11 @@ from torchrelay.worker.data.beside import tracked
 from torchrelay.worker.data.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.data.loaders import Source
 from torchrelay.worker.data.own_loops import Place, Places
-from torchrelay.worker.hidden_state import arguments, variables
+from torchrelay.worker.hidden_state import variables
 from torchrelay.worker.hidden_state.holdings import Holdings
 from torchrelay.worker.source.names import collects
 from torchrelay.worker.state import random_state
+from torchrelay.worker.tensors import arguments
 
 _COLLECTS = (
     "a comprehension, or sum() or its like, goes through a loop of {}: what it had collected in the lost worker "

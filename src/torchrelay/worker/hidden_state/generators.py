@@ -1,4 +1,4 @@
-"""Generators: states of generators of random numbers, of torch, NumPy and Python, as values; seeds; and of counters.
+"""Generators: states of generators of random numbers, of torch, NumPy and Python; seeds; places of iterators.
 
 Their states are put into the generators that are there: others may hold them, too.
 """
@@ -6,7 +6,10 @@ Their states are put into the generators that are there: others may hold them, t
 from __future__ import annotations
 
 import itertools
+import operator
 import random
+import types
+import warnings
 from array import array
 from collections import deque
 from typing import Any
@@ -14,8 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchrelay.worker.hidden_state import arguments
-from torchrelay.worker.hidden_state.graph import Leaf
+from torchrelay.worker.hidden_state.graph import PLAIN, Leaf
+from torchrelay.worker.tensors import arguments
 
 
 def bytes_of(generator: Any) -> bytes:
@@ -86,3 +89,23 @@ def count_on(leaf: Leaf, live: itertools.count[Any], number: Any, step: Any) -> 
         deque(itertools.islice(live, ahead), maxlen=0)
         return True
     return leaf.put(itertools.count(number, step))
+
+
+def place_of(iterator: Any) -> str:
+    """Where one of `ITERATORS` is, or a cycle(), without moving it; empty if it does not tell."""
+    if type(iterator) is itertools.count:
+        return repr(iterator)
+    if type(iterator) is itertools.cycle:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # it is on its way out of Python
+            try:
+                return str([operator.length_hint(one, 0) for one in iterator.__reduce__()[1]])
+            except (TypeError, AttributeError):
+                return ""
+    if type(iterator) is not types.GeneratorType:
+        return str(operator.length_hint(iterator))
+    frame = iterator.gi_frame
+    if frame is None or iterator.gi_running:
+        return "over" if frame is None else ""
+    found = sorted(frame.f_locals.items())
+    return repr((frame.f_lasti, [(name, value if type(value) in PLAIN else id(value)) for name, value in found]))

@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import builtins
 import contextvars
-import dis
 import functools
 import itertools
-import operator
 import os
 import random
 import sys
 import threading
 import types
-import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -34,9 +31,12 @@ from torchrelay.worker.hidden_state.made import PLAIN as PLAIN
 from torchrelay.worker.hidden_state.made import WIDTH as WIDTH
 from torchrelay.worker.hidden_state.made import first_of
 from torchrelay.worker.hidden_state.made import is_plain as is_plain
-from torchrelay.worker.source.lines import is_library, is_of_the_script
+from torchrelay.worker.source.lines import found_in_class, is_library, is_of_the_script
+from torchrelay.worker.source.names import assigned_outside, names_used
 
-_WHOLE = (itertools.count, *made.DICTS)
+FILLABLE = (dict, list, deque, *made.DICTS)
+VARIABLE = "variable "  # begins the path of what is found in a variable
+ENTRIES = " entries"  # ends the path of the objects in a container
 MAX_LEAVES = 4096
 MAX_DEPTH = 8
 VISITS = 4  # objects that are visited for each leaf that there may be
@@ -131,6 +131,22 @@ class Leaf:
         return True
 
 
+class Entries(Leaf):
+    """The objects that a container has; it is the container that is found at the place."""
+
+    __slots__ = ()
+
+    def find(self) -> None:
+        super().find()
+        self.value = made.Filled(self.value) if is_fillable(self.value) else self.value
+
+    def read(self) -> Any:
+        found = super().read()
+        if isinstance(found, made.Filled):
+            return found
+        return made.Filled(found) if is_fillable(found) else MISSING
+
+
 class Walk:
     """One walk: the leaves by their paths, and the attributes of each object by its path."""
 
@@ -153,16 +169,20 @@ class Walk:
         self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque(
             (path, None, None, value, 0) for path, value in roots
         )
+        loose: deque[tuple[str, Any, Any, Any, int]] = deque()
         for leaf in variables:
             if leaf.value is MISSING and leaf.name is HOLDER:
                 self.holders[leaf.path] = leaf.holder
                 continue
             if leaf.value is MISSING:
                 self.absent[leaf.path] = leaf
-            self._waiting.append((leaf.path, leaf.holder, leaf.name, leaf.value, 1))
+            # A variable of a loop is in another place before the loop has come there: what lies in a container, or in
+            # an attribute, is known by that.
+            later = leaf.path.startswith(VARIABLE) and type(leaf.value) not in FILLABLE
+            (loose if later else self._waiting).append((leaf.path, leaf.holder, leaf.name, leaf.value, 1))
         visits = 0
-        while self._waiting and len(self.leaves) < limit and visits < VISITS * limit:
-            self._visit(*self._waiting.popleft())
+        while (self._waiting or loose) and len(self.leaves) < limit and visits < VISITS * limit:
+            self._visit(*(self._waiting or loose).popleft())
             visits += 1
 
     def _visit(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
@@ -176,9 +196,9 @@ class Walk:
             return
         if not issubclass(kind, CONTAINERS):
             self._seen.add(id(value))
-        if kind in _WHOLE or is_generator(value) or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)):
+        if is_whole(value):
             self.leaves[path] = Leaf(path, holder, name, value)
-        elif kind in CONTAINERS:
+        elif kind in CONTAINERS or kind in made.DICTS:
             self._container(path, holder, name, value, depth)
         elif depth >= MAX_DEPTH or is_closed(kind):
             self.leaves[path] = Leaf(path, holder, name, value)
@@ -206,10 +226,13 @@ class Walk:
         self._waiting.extend(entries)
 
     def _container(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
-        if type(value) in (list, dict):
+        if type(value) in (list, dict, *made.DICTS):
             self.containers.append(value)
-        if is_plain(value):
-            self.leaves[path] = Leaf(path, holder, name, value)
+        is_told = type(value) in made.DICTS and not made.holds_objects(value)
+        if is_told or is_plain(value):
+            if value or holder is not None:  # an empty one in a variable may be filled with anything
+                self.leaves[path] = Leaf(path, holder, name, value)
+            self._entries(path, holder, name, value)
             return
         if id(value) in self._seen or depth >= MAX_DEPTH:
             return
@@ -217,18 +240,26 @@ class Walk:
         inner = value if type(value) in (dict, list) else None
         if inner is not None and holder is not None:
             self.parents[id(inner)] = holder, name
+        self._entries(path, holder, name, value)
         pairs: Iterator[tuple[Any, Any]] = iter(())
-        if type(value) is dict:
+        if isinstance(value, dict):
             pairs = first_of(value.items())
         elif type(value) not in (set, frozenset):
             pairs = enumerate(first_of(value))
         self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
 
+    def _entries(self, path: str, holder: Any, name: Any, value: Any) -> None:
+        """Objects that may come up in a container; of one of the script's classes all that is in it."""
+        if not is_fillable(value):
+            return
+        if is_own(value) or not value or made.holds_objects(value):
+            self.leaves[f"{path}{ENTRIES}"] = Entries(f"{path}{ENTRIES}", holder, name, made.Filled(value))
+
     def _function(self, function: Any) -> None:
         """What a function has from around it and may change: generators, what it assigns, small containers, classes."""
         if type(function) is not types.FunctionType:
             return
-        assigned = _assigned(function.__code__)
+        assigned = assigned_outside(function.__code__)
         for leaf in variables_of(function):
             value, kind = leaf.value, type(leaf.value)
             if is_generator(value):
@@ -255,10 +286,11 @@ class Walk:
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self.holders[path] = value if fields is None else fields
+        self._entries(path, holder, name, value)
         if holder is not None:
             self.parents[id(self.holders[path])] = holder, name
         for method in _CALLED:
-            function = getattr(kind, method, None)
+            function = found_in_class(kind, method)
             if type(function) is types.FunctionType and not str(function.__module__).startswith("torch."):
                 self._function(function)
         if module:
@@ -292,6 +324,22 @@ def _of_optimizers() -> frozenset[str]:
     return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
 
 
+def is_fillable(value: Any) -> bool:
+    """Whether it is a list or dict, or of a class of the script's that is made from one."""
+    return type(value) in FILLABLE or is_own(value)
+
+
+def is_own(value: Any) -> bool:
+    """Whether it is a list or dict of a class of the script's."""
+    kind = type(value)
+    return kind not in FILLABLE and issubclass(kind, (list, dict, deque)) and is_of_the_script(kind)
+
+
+def is_whole(value: Any) -> bool:
+    """Whether it is one value, in which nothing is looked at."""
+    return isinstance(value, (itertools.count, torch.Tensor, np.ndarray, np.generic)) or is_generator(value)
+
+
 def is_generator(value: Any) -> bool:
     """Whether it is a generator of random numbers whose state can be told."""
     return issubclass(type(value), GENERATORS) and not issubclass(type(value), random.SystemRandom)
@@ -303,33 +351,6 @@ def _is_filled(value: Any) -> bool:
     if kind in made.DICTS:
         return bool(value) and made.tell(value, WIDTH) is not None
     return kind is itertools.count or (kind in (list, dict, set, deque) and bool(value) and is_plain(value))
-
-
-@functools.cache
-def _assigned(code: types.CodeType) -> frozenset[str]:
-    """Variables of others that a function assigns."""
-    stores = ("STORE_GLOBAL", "STORE_DEREF")
-    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in stores)
-
-
-def place_of(iterator: Any) -> str:
-    """Where one of `ITERATORS` is, or a cycle(), without moving it; empty if it does not tell."""
-    if type(iterator) is itertools.count:
-        return repr(iterator)
-    if type(iterator) is itertools.cycle:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # it is on its way out of Python
-            try:
-                return str([operator.length_hint(one, 0) for one in iterator.__reduce__()[1]])
-            except (TypeError, AttributeError):
-                return ""
-    if type(iterator) is not types.GeneratorType:
-        return str(operator.length_hint(iterator))
-    frame = iterator.gi_frame
-    if frame is None or iterator.gi_running:
-        return "over" if frame is None else ""
-    found = sorted(frame.f_locals.items())
-    return repr((frame.f_lasti, [(name, value if type(value) in PLAIN else id(value)) for name, value in found]))
 
 
 def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
@@ -422,12 +443,6 @@ def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:
     if len(places) > 1:
         leaf.path = f"{leaf.path} ({places.index(place) + 1})"
     return leaf
-
-
-def names_used(code: types.CodeType) -> list[str]:
-    """Names that a function looks up, of globals and of attributes; also in functions that it makes."""
-    inner = (const for const in code.co_consts if type(const) is types.CodeType)
-    return [*code.co_names, *(name for each in inner for name in names_used(each))]
 
 
 def is_closed(kind: type) -> bool:

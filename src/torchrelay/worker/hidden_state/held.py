@@ -19,6 +19,7 @@ from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.around import around
 from torchrelay.worker.hidden_state.rows import CONTAINERS, DOERS, entries_of, is_table
 from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.source.names import names_used
 
 DATA = "data"  # the path of what is gone through itself
 LEAST = 8  # values in a container that is told
@@ -58,7 +59,7 @@ def of_functions() -> list[Part]:
     walk = _Walk()
     for frame in variables.outside():
         local, around_it, where = frame.f_locals, frame.f_globals, f"of {frame.f_code.co_qualname}"
-        named = {name: around_it[name] for name in graph.names_used(frame.f_code) if name in around_it} | dict(local)
+        named = {name: around_it[name] for name in names_used(frame.f_code) if name in around_it} | dict(local)
         functions = [value for value in named.values() if type(value) is types.FunctionType]
         for name, value in named.items():
             walk.take(f"{name} {where}", value)

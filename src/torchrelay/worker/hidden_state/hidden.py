@@ -24,6 +24,7 @@ from torchrelay.errors import UndeclaredError, UnprovedError
 from torchrelay.worker.hidden_state import graph, moving, variables
 from torchrelay.worker.hidden_state.around import Outsiders, around, of_modules
 from torchrelay.worker.hidden_state.moving import Moving
+from torchrelay.worker.hidden_state.still import Still
 
 FIRST = 12  # looks that are made in any case
 SHARE = 500  # a further one only if so many times as long has passed as it takes
@@ -187,7 +188,7 @@ class Hidden:
         self._calm = True  # no call has begun yet
         self._looking = False  # the call under way is looked at
         self._before = b""
-        self._still = self.state.still  # as it was found before the call under way
+        self._still: Still = self.state.still  # as it was found before the call under way
         self._remembered: list[Any] = []
         self._touched: list[tuple[Seen, bytes]] = []
         self._loaded = False
@@ -393,6 +394,12 @@ def _refuse(lacking: dict[str, str]) -> None:
         raise UnprovedError(
             f"{name} is an iterator that is gone on with in the course of the training: where it is cannot be carried, "
             "and a worker that takes over this rank would begin it anew. Take what you need by the number of the step"
+        )
+    if lacking[name] == moving.OBJECTS:
+        raise UnprovedError(
+            f"{name} come up in the course of the training, and are not made of numbers, texts and small tensors: "
+            "they cannot be carried to a worker that takes over. Make them before the first step, or keep what is "
+            "counted in protect(state=...)"
         )
     raise UnprovedError(
         f"{name} changes in the course of the training, and is too large to be carried, or to be put back for a step "

@@ -23,9 +23,10 @@ import numpy as np
 import torch
 
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.hidden_state import arguments, held, moving, rows
+from torchrelay.worker.hidden_state import held, rows, signatures
 from torchrelay.worker.hidden_state.held import DATA, Part
 from torchrelay.worker.source.lines import Place, place_of
+from torchrelay.worker.tensors import arguments
 
 MOST = 32  # that are told of one loader: the longest
 ROOM, MAPPED = 1 << 30, 64 << 20  # bytes of arrays of one loader that count as a whole: in memory, and in files
@@ -244,7 +245,7 @@ def _glance(value: Any) -> Any:
     try:
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return value.shape, arguments.digest(value)
-        return moving.signature(value)
+        return signatures.signature(value)
     except Exception:  # noqa: BLE001  as above
         return "unknown", id(value)
 

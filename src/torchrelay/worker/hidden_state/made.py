@@ -15,6 +15,11 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import torch
+from torch.utils.data import Dataset, Sampler
+
+from torchrelay.worker.source.lines import is_of_the_script
+
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 WIDTH = 64  # entries of a container that are looked into
@@ -58,6 +63,8 @@ def _told(value: Any) -> Any:
 
 
 def _again(told: Any) -> Any:
+    if isinstance(told, torch.Tensor):
+        return told.clone()
     return make(told, None) if is_told(told) else told
 
 
@@ -82,6 +89,98 @@ def make(told: list[Any], live: Any) -> Any:
     for field, value in inner:
         object.__setattr__(found, field, _again(value))
     return found
+
+
+# ---------------------------------------------------------------- objects that come up in a container
+
+# A script that keeps an AverageMeter for each name in a dict makes it when the name comes up. A replacement has none.
+
+MOST = 1024  # entries that are told
+_NO_ENTRIES: tuple[type, ...] = (torch.nn.Module, torch.Tensor, Dataset, Sampler, BaseException, type)
+
+
+class Filled:
+    """A container that has objects of the script's classes, or had none yet."""
+
+    __slots__ = ("container",)
+
+    def __init__(self, container: Any) -> None:
+        self.container = container
+
+    def tell(self) -> list[Any] | None:
+        """Its entries, by their keys; None if one of them cannot be told, or there are too many."""
+        here = self.container
+        if len(here) > MOST:
+            return None
+        found = [[key, _told_entry(entry)] for key, entry in _pairs(here)]
+        whole = all(type(key) in PLAIN and told is not MISSING for key, told in found)
+        return found if whole else None
+
+    def fill(self, told: list[Any]) -> bool:
+        """Make it so. Objects that are there stay the same ones; returns whether all classes were found."""
+        here = self.container
+        pairs = dict(_pairs(here))
+        entries = [(key, _entry(one, pairs.get(key, MISSING))) for key, one in told]
+        if any(entry is MISSING for _, entry in entries):
+            return False
+        # A class of the script's may do more than that in methods of its own.
+        kind = _base_of(here)
+        kind.clear(here)
+        if isinstance(here, dict):
+            kind.update(here, dict(entries))
+        else:
+            kind.extend(here, [entry for _, entry in entries])
+        return True
+
+
+def _base_of(container: Any) -> Any:
+    return next(each for each in (*DICTS, dict, list, deque) if isinstance(container, each))
+
+
+def _pairs(container: Any) -> Iterable[tuple[Any, Any]]:
+    kind = _base_of(container)
+    return kind.items(container) if isinstance(container, dict) else enumerate(kind.__iter__(container))
+
+
+def holds_objects(container: Any) -> bool:
+    """Whether an object of the script's classes is in it."""
+    entries = container.values() if isinstance(container, dict) else container
+    return any(_is_object(type(entry)) for entry in first_of(entries))
+
+
+def _is_object(kind: type) -> bool:
+    return kind not in PLAIN and kind not in CONTAINERS and is_of_the_script(kind) and not issubclass(kind, _NO_ENTRIES)
+
+
+def _told_entry(entry: Any) -> Any:
+    kind = type(entry)
+    if is_plain(entry) or is_made(entry):
+        return entry if not is_made(entry) else _or_missing(tell(entry, WIDTH))
+    if isinstance(entry, torch.Tensor):
+        fits = entry.numel() <= WIDTH and entry.is_cpu and not entry.requires_grad
+        return entry.detach().clone() if fits else MISSING
+    fields = getattr(entry, "__dict__", None)
+    if not _is_object(kind) or type(fields) is not dict or "<locals>" in kind.__qualname__:
+        return MISSING
+    inner = [[name, _told_entry(value)] for name, value in fields.items()]
+    return (
+        MISSING
+        if any(told is MISSING for _, told in inner)
+        else [_MARK, "object", kind.__module__, kind.__qualname__, inner]
+    )
+
+
+def _entry(told: Any, live: Any) -> Any:
+    if not is_told(told) or told[1] != "object" or (type(live).__module__, type(live).__qualname__) != tuple(told[2:4]):
+        return make(told, live) if is_told(told) else told
+    fields = {name: _entry(value, getattr(live, "__dict__", {}).get(name)) for name, value in told[4]}
+    vars(live).clear()
+    vars(live).update(fields)
+    return live
+
+
+def _or_missing(told: Any) -> Any:
+    return MISSING if told is None else told
 
 
 def _filled(kind: Any, pairs: list[list[Any]], live: Any) -> Any:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import copy
 import itertools
-import math
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -24,28 +23,27 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
-import xxhash
 
 from torchrelay.errors import RefusedError, StateMismatchError
-from torchrelay.worker.hidden_state import arguments, generators, graph, made, variables
+from torchrelay.worker.hidden_state import generators, graph, made, variables
 from torchrelay.worker.hidden_state.around import around
-from torchrelay.worker.hidden_state.graph import MISSING, Leaf, Walk
+from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, Leaf, Walk
+from torchrelay.worker.hidden_state.made import Filled, holds_objects
+from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, SMALL, is_held, only_grew, same, signature, size
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.hidden_state.variables import VARIABLE
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import memory, values
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
-EACH = 16 << 10  # and of one attribute
-SAMPLES = 256  # entries of a large container that are looked at
-SMALL = 64  # entries up to which all of them are
-LARGEST = 1024  # entries of a Counter and its like that are carried
 
 _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded, whether it was seen to move
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 _COUNT = "itertools.count"
+_ENTRIES = "torchrelay entries"
 LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is gone on with
+OBJECTS = "objects"  # come up in a container, and are not made of values
 _NO_VALUES = ("object", "iterator")
 _QUICK = frozenset({float, str, bool, type(None)})
 
@@ -92,7 +90,7 @@ class Moving:
             return []
         before, self._seen = self._seen, now
         self._check_iterators()
-        changed = [path for path, sign in now.items() if not _same(before.get(path, MISSING), sign)]
+        changed = [path for path, sign in now.items() if not same(before.get(path, MISSING), sign)]
         tied: dict[int, bool] = {}  # holders of what changes and is not carried, and whether that is large
         for path in changed:
             leaf, large = self._walk.leaves[path], self._is_large(path)
@@ -134,7 +132,9 @@ class Moving:
             self.still = Still(
                 [leaf for path, leaf in self._walk.leaves.items() if self._is_still(path, leaf)],
                 [leaf for leaf in self._walk.absent.values() if _is_global(leaf)],
-                self._walk.holders.values(), self._walk.containers, self._restless,
+                self._walk.holders.values(), self._walk.containers,
+                [leaf.value.container for leaf in self._walk.leaves.values() if isinstance(leaf.value, Filled)],
+                self._restless,
             )  # fmt: skip
         self._walk.holders.clear()
         self._walk.parents.clear()
@@ -153,7 +153,7 @@ class Moving:
 
     def _iterators(self) -> dict[str, tuple[int, str]]:
         found = ((path, leaf.read()) for path, leaf in self._walk.leaves.items())
-        return {path: (id(one), graph.place_of(one)) for path, one in found if type(one) in graph.ITERATORS}
+        return {path: (id(one), generators.place_of(one)) for path, one in found if type(one) in graph.ITERATORS}
 
     def _check_iterators(self) -> None:
         now = self._iterators() if self._standing else {}
@@ -168,17 +168,19 @@ class Moving:
     def _judge(self, path: str, before: Any, tied: dict[int, bool]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
         leaf = self._walk.leaves[path]
+        if isinstance(leaf.value, Filled):
+            return self._judge_entries(path, leaf, is_new=before is MISSING)
         if self._seen[path][0] in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
             return False
-        if _only_grew(before, self._seen[path]) and (self._functions is None or type(leaf.value) not in (list, deque)):
+        if only_grew(before, self._seen[path]) and (self._functions is None or type(leaf.value) not in (list, deque)):
             return False
         none_yet = before is MISSING or before == ("value", None)
         if none_yet and (path.endswith("]") or self._seen[path][0] == "tensor"):
             return False  # an entry of a cache
         if self._is_large(path):
             if before is not MISSING:
-                self._too_large(path, _size(leaf.value))
+                self._too_large(path, size(leaf.value))
             return False
         self._times[path] = self._times.get(path, 0) + 1
         if id(leaf.holder) in tied and not graph.is_generator(leaf.value):
@@ -188,6 +190,17 @@ class Moving:
                 return False
         self.kept[path] = leaf
         return True
+
+    def _judge_entries(self, path: str, leaf: Leaf, *, is_new: bool) -> bool:
+        """Objects have come up in a container, or it has come up itself."""
+        if path in self.kept or not leaf.value.container:
+            return False
+        if leaf.value.tell() is not None:
+            self.kept[path] = leaf
+            return True
+        if not is_new and isinstance(leaf.value.container, dict):
+            self.lacking[path] = OBJECTS
+        return False
 
     def _check_iterator(self, path: str, before: Any) -> None:
         """Raises `RefusedError` for one that steps go on with."""
@@ -205,7 +218,7 @@ class Moving:
             )
 
     def _is_large(self, path: str) -> bool:
-        return _size(self._walk.leaves[path].value) > EACH
+        return size(self._walk.leaves[path].value) > EACH
 
     def _too_large(self, path: str, size: int) -> None:
         if self._orders:
@@ -271,6 +284,11 @@ class Moving:
             if value is MISSING:
                 continue
             kind = type(value)
+            if kind is Filled and value.tell() is None:
+                self.lacking[path] = OBJECTS
+                continue
+            if kind in graph.FILLABLE and holds_objects(value):
+                continue  # it was plain before; they are told by themselves
             if kind in _QUICK or (kind is int and -(1 << 63) <= value < 1 << 63):
                 entries.append((path, value, False, path in self.kept))
             else:
@@ -308,6 +326,12 @@ class Moving:
             return set()
         entries = _decode(record)
         self._walk = self._go()
+        if any(path.endswith(ENTRIES) for path, *_ in entries):
+            entries.sort(key=lambda entry: not entry[0].endswith(ENTRIES))  # they bring attributes with them
+            for path, told, *_ in entries:
+                if path.endswith(ENTRIES) and path in self._walk.leaves:
+                    _take(self._walk.leaves[path], values.decode(told))
+            self._walk = self._go()
         for path, told, encoded, moved in entries:
             leaf = self._walk.leaves.get(path) or self._made(path)
             if leaf is None or not _take(leaf, values.decode(told) if encoded else told):
@@ -338,14 +362,14 @@ def recall(remembered: list[tuple[Leaf, Any]]) -> None:
         if type(told) is not list:
             if live is not told:
                 leaf.put(told)
-        elif len(told) == 2 or not _same(signature(live), signature(told[0])):
+        elif len(told) == 2 or not same(signature(live), signature(told[0])):
             _take(leaf, told)
 
 
 def _is_small(value: Any) -> bool:
     kind = type(value)
     if kind is torch.Tensor:
-        return _is_held(value) and value.nbytes <= EACH
+        return is_held(value) and value.nbytes <= EACH
     if kind in graph.CONTAINERS:
         return len(value) <= SMALL and graph.is_plain(value)
     return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or made.is_made(value)
@@ -366,83 +390,6 @@ def _copied(value: Any) -> Any:
     return [copy.deepcopy(value)] if copied else value
 
 
-# ---------------------------------------------------------------- what a leaf was
-
-
-def signature(value: Any) -> tuple[str, Any]:
-    """What tells whether a leaf has changed: its kind, and something to compare."""
-    kind = type(value)
-    if kind in graph.PLAIN:
-        return "value", value
-    if kind is itertools.count:
-        return "count", repr(value)
-    if graph.is_generator(value):
-        return "generator", xxhash.xxh3_64_digest(generators.bytes_of(value))
-    if made.is_made(value):
-        told = made.tell(value, LARGEST)
-        return ("object", (kind, id(value))) if told is None else ("made", repr(told))
-    if kind in graph.CONTAINERS and graph.is_plain(value):
-        return "container", (kind, len(value), _shown(value))
-    if kind is torch.Tensor and _is_held(value):
-        return "tensor", (value.shape, arguments.digest(value))
-    if kind is np.ndarray and value.flags.owndata and value.flags.writeable and not value.dtype.hasobject:
-        return "tensor", (value.shape, arguments.digest(value))
-    if issubclass(kind, np.generic) and not value.dtype.hasobject:
-        return "number", (kind, value.tobytes())
-    if kind in graph.ITERATORS or kind is itertools.cycle:
-        return "iterator", (id(value), graph.place_of(value))
-    return "object", (kind, id(value))
-
-
-def _is_held(value: torch.Tensor) -> bool:
-    """Whether it is a tensor of values, and not one of the graph of this very step, of a model, or on a device."""
-    return not value.requires_grad and value.is_cpu and value.layout == torch.strided and not value.is_inference()
-
-
-def _shown(value: Any) -> str:
-    """A small container whole; of a large one a part, from all over it."""
-    count = len(value)
-    if count <= SMALL:
-        return repr(sorted(value, key=repr) if type(value) in (set, frozenset) else value)
-    if type(value) in (list, tuple):
-        return repr([value[at * (count - 1) // (SAMPLES - 1)] for at in range(SAMPLES)])
-    if type(value) is deque:
-        return repr([value[0], value[1], value[-2], value[-1]])
-    if type(value) is dict:
-        return repr(list(itertools.islice(value.items(), SMALL)))
-    return ""
-
-
-def _same(one: Any, other: Any) -> bool:
-    if one is MISSING or one[0] != other[0]:
-        return False
-    first, second = one[1], other[1]
-    if one[0] == "value":
-        if type(first) is not type(second):
-            return False
-        return bool(first == second) or (type(first) is float and math.isnan(first) and math.isnan(second))
-    return bool(first == second)
-
-
-def _only_grew(before: Any, now: Any) -> bool:
-    """A container that has more entries than before, as caches and histories have."""
-    if before is MISSING or before[0] != "container" or now[0] != "container" or now[1][0] is not before[1][0]:
-        return False
-    return now[1][1] > before[1][1] and now[1][0] is not tuple
-
-
-def _size(value: Any) -> int:
-    """Bytes that it takes to carry it, roughly."""
-    if graph.is_generator(value):
-        return 0
-    kind = type(value)
-    if kind is torch.Tensor or kind is np.ndarray:
-        return int(value.nbytes)
-    if kind in graph.CONTAINERS:
-        return len(repr(value)) if len(value) <= 8 * SMALL else max(EACH + 1, 8 * len(value))
-    return len(value) if kind in (str, bytes) else 8
-
-
 # ---------------------------------------------------------------- the values
 
 
@@ -450,6 +397,8 @@ def _told(path: str, value: Any) -> bytes:
     generator = graph.is_generator(value)
     if type(value) is itertools.count:
         return values.encode([_COUNT, generators.place_of_count(value)], path)
+    if type(value) is Filled:
+        return values.encode([_ENTRIES, value.tell()], path)
     try:
         found = made.tell(value, LARGEST) if made.is_made(value) else value
         return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
@@ -462,6 +411,8 @@ def _told(path: str, value: Any) -> bytes:
 def _take(leaf: Leaf, told: Any) -> bool:
     """Give the leaf this value; returns whether that is possible."""
     live = leaf.read()
+    if type(told) is list and len(told) == 2 and told[0] == _ENTRIES:
+        return type(live) is Filled and live.fill(told[1])
     if type(told) is list and len(told) == 2 and told[0] == _COUNT:
         return type(live) is itertools.count and generators.count_on(leaf, live, *told[1])
     if type(told) is list and len(told) == 2:

@@ -22,7 +22,8 @@ import numpy as np
 import torch
 import xxhash
 
-from torchrelay.worker.hidden_state import arguments, graph
+from torchrelay.worker.hidden_state import graph
+from torchrelay.worker.tensors import arguments
 
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, array)
 DOERS = (torch.nn.Module, torch.optim.Optimizer, type, types.ModuleType, types.FunctionType, types.MethodType)

@@ -33,12 +33,12 @@ class Still:
 
     def __init__(
         self, leaves: Iterable[Leaf] = (), absent: Iterable[Leaf] = (), holders: Iterable[Any] = (),
-        containers: Iterable[Any] = (), restless: dict[int, int] | None = None,
+        containers: Iterable[Any] = (), filled: Iterable[Any] = (), restless: dict[int, int] | None = None,
     ) -> None:  # fmt: skip
         """`leaves`: of numbers, texts and flags. `absent`: globals that are not there yet.
 
-        `holders`: of names, such as attributes. `containers`: that may grow. `restless`: by the id of a holder, in how
-        many looks it had other names than before.
+        `holders`: of names, such as attributes. `containers`: that may grow. `filled`: those in which objects come up.
+        `restless`: by the id of a holder, in how many looks it had other names than before.
         """
         self._absent = [(leaf.holder, leaf.name) for leaf in absent]
         self._restless = {} if restless is None else restless
@@ -50,9 +50,10 @@ class Still:
         self._values = self._now()
         self._holders = [holder for holder in holders if _names(holder) is not None]
         self._names = [_names(holder) for holder in self._holders]
-        self._containers = [one for one in containers if type(one) in (list, dict)]
-        calm = [self._restless.get(id(holder), 0) < RESTLESS for holder in self._holders]
-        self._watched = [names for names, is_calm in zip(self._names, calm, strict=True) if is_calm]
+        self._containers = [one for one in containers if type(one) in (list, dict, *made.DICTS)]
+        watched = [*zip(self._holders, self._names, strict=True), *((one, one) for one in filled)]
+        self._watched = [names for holder, names in watched if self._restless.get(id(holder), 0) < RESTLESS]
+        self._watches = [holder for holder, _ in watched if self._restless.get(id(holder), 0) < RESTLESS]
         self._counts = list(map(len, self._watched))
         self._unmade: list[tuple[Any, Any]] = []
         self._entry, self._named, self._filled = self._values, list(map(len, self._names)), self._lengths()
@@ -72,9 +73,8 @@ class Still:
         """A look follows: who has other names again and again need not be looked at for it."""
         if list(map(len, self._watched)) == self._counts:
             return
-        before = dict(zip(map(id, self._watched), self._counts, strict=True))
-        for holder, names in zip(self._holders, self._names, strict=True):
-            if before.get(id(names), len(names)) != len(names):
+        for holder, names, count in zip(self._watches, self._watched, self._counts, strict=True):
+            if len(names) != count:
                 self._restless[id(holder)] = self._restless.get(id(holder), 0) + 1
 
     def rewind(self) -> None:

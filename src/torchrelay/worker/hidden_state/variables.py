@@ -38,9 +38,9 @@ import torch
 from msgspec import Struct
 
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.hidden_state import graph, made
+from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
-from torchrelay.worker.source.names import Names, functions_in, inner, stored
+from torchrelay.worker.source.names import Names, functions_in, inner, names_used, stored
 from torchrelay.worker.tensors import values
 
 LIMIT = 32 << 10  # bytes of all variables of all functions
@@ -56,7 +56,7 @@ _NO_OBJECTS: tuple[type, ...] = (
 )  # fmt: skip
 _STEPPING = graph.ITERATORS - {itertools.count} | {zip, map, filter, enumerate}
 _PLAIN_MODULES = ("builtins", "torch", "numpy")
-VARIABLE = "variable "  # begins the path of what is found in a variable
+VARIABLE = graph.VARIABLE
 _path = re.compile(rf"{VARIABLE}(\w+) of (.*?)\(\)")
 _MAX_INT = 1 << 63
 MOVED = "moved"  # no container looks like that
@@ -152,7 +152,7 @@ def objects() -> Iterator[graph.Leaf]:
     """Objects in variables of functions of the script that are under way, outside of the call that is, and in globals
     and modules that they use."""
     for leaf in held():
-        if type(leaf.value) not in graph.CONTAINERS or _holds_objects(leaf.value):
+        if type(leaf.value) not in graph.CONTAINERS or not leaf.value or _holds_objects(leaf.value):
             yield leaf
     yield from graph.of_environment()
     for each in outside():
@@ -275,7 +275,7 @@ def _used_by_functions(around: dict[str, Any]) -> frozenset[str]:
     if known is None or known[0] != len(around):
         functions = [each for value in list(around.values()) for each in functions_in(value)]
         own = [each.__code__ for each in functions if each.__globals__ is around]
-        known = _used_in[id(around)] = len(around), frozenset(name for code in own for name in graph.names_used(code))
+        known = _used_in[id(around)] = len(around), frozenset(name for code in own for name in names_used(code))
     return known[1]
 
 
@@ -399,7 +399,7 @@ def _is_under_way(iterator: Any) -> bool:
     if len(_places) > _MOST_PLACES:
         _places.clear()
     if type(iterator) is itertools.cycle:
-        place = graph.place_of(iterator)
+        place = generators.place_of(iterator)
         if place and place == _places.setdefault(id(iterator), place):
             return False
         _places[id(iterator)] = ""  # for good: it comes to the same place again
@@ -436,6 +436,8 @@ def _is_flat(value: Any) -> bool:
 def _is_values(value: Any, depth: int = 0) -> bool:
     """Whether it is made of values alone: objects are looked at elsewhere, or are each process's own."""
     kind = type(value)
+    if kind in made.DICTS and made.holds_objects(value):
+        return False
     if kind in graph.PLAIN or issubclass(kind, (torch.Tensor, np.ndarray, np.generic)) or made.is_made(value):
         return True
     if kind not in graph.CONTAINERS or depth >= graph.NESTED:

@@ -20,12 +20,12 @@ from msgspec import Struct
 from torchrelay.errors import UnprovedError
 from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.agreement import agreement
-from torchrelay.worker.hidden_state import arguments
-from torchrelay.worker.hidden_state.arguments import SIZE, is_scalar
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.replacement.examples import name_of
 from torchrelay.worker.replacement.foresight import Foresight
 from torchrelay.worker.replacement.reads import NOTHING, Elsewhere, Reads, never
+from torchrelay.worker.tensors import arguments
+from torchrelay.worker.tensors.arguments import SIZE, is_scalar
 
 STEP = "step"
 OF_DATA = (

@@ -30,8 +30,8 @@ import torch
 from msgspec import Struct
 from torch.optim import Optimizer
 
-from torchrelay.worker.hidden_state import arguments
-from torchrelay.worker.source.lines import is_library, is_of_the_script
+from torchrelay.worker.source.lines import found_in_class, is_library, is_of_the_script
+from torchrelay.worker.tensors import arguments
 
 MAX_FUNCTIONS = 64  # that a step calls, and whose reads count as its own
 MAX_NAMES = arguments.MAX_ENTRIES  # that are told apart
@@ -261,7 +261,7 @@ def _inside(place: _Place, function: FunctionType) -> Iterator[_Place]:
         return
     named = set(_attributes_in(function))
     for name in sorted(named):
-        method = getattr(kind, name, None)
+        method = found_in_class(kind, name)
         if isinstance(method, FunctionType):
             named.update(_attributes_in(method))
     for name in sorted(named & held.keys()):

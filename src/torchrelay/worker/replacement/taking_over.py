@@ -26,7 +26,6 @@ from torchrelay.protocol.messages.ids import Point
 from torchrelay.protocol.messages.orders import Replay
 from torchrelay.worker.data import alongside
 from torchrelay.worker.data.cursor import Call, Cursor, Record, decode_call, decode_record
-from torchrelay.worker.hidden_state.arguments import SIZE
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.replacement import foresight
 from torchrelay.worker.replacement.given import Doubt, Function
@@ -45,6 +44,7 @@ from torchrelay.worker.state.record import (
 )
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors.arguments import SIZE
 from torchrelay.worker.transfer import transfer
 from torchrelay.worker.transfer.serving import STATE, snapshot_of
 

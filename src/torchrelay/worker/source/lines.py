@@ -9,6 +9,7 @@ import threading
 import types
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 _OURS = str(Path(__file__).parents[2])
 Place = tuple[str, int, str]
@@ -38,6 +39,11 @@ def is_of_the_script(kind: type) -> bool:
         found = kind in _FILLED or (file is not None and not is_library(file))
         _of_the_script[kind] = found
     return found
+
+
+def found_in_class(kind: type, name: str) -> Any:
+    """What a class has under this name, as it stands there: no descriptor of the script is run. None if nothing."""
+    return next((vars(each)[name] for each in kind.__mro__ if name in vars(each)), None)
 
 
 _of_the_script: dict[type, bool] = {}

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import dis
+import functools
 import re
 from collections.abc import Iterable, Iterator
 from inspect import CO_GENERATOR
@@ -230,3 +231,16 @@ def _appends(instructions: list[dis.Instruction], loop: dis.Instruction) -> bool
             if loop in around[::-1][: deep - 1]:
                 return True
     return False
+
+
+def names_used(code: CodeType) -> list[str]:
+    """Names that a function looks up, of globals and of attributes; also in functions that it makes."""
+    inner = (const for const in code.co_consts if type(const) is CodeType)
+    return [*code.co_names, *(name for each in inner for name in names_used(each))]
+
+
+@functools.cache
+def assigned_outside(code: CodeType) -> frozenset[str]:
+    """Variables of others that a function assigns."""
+    stores = ("STORE_GLOBAL", "STORE_DEREF")
+    return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in stores)

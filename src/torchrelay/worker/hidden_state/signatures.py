@@ -1,0 +1,102 @@
+"""Signatures: what tells whether a leaf of the graph has changed since the last look, and how large it is."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import deque
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+
+from torchrelay.worker.hidden_state import generators, graph, made
+from torchrelay.worker.hidden_state.graph import MISSING
+from torchrelay.worker.hidden_state.made import Filled
+from torchrelay.worker.tensors import arguments
+
+EACH = 16 << 10  # bytes of one attribute that are carried
+SAMPLES = 256  # entries of a large container that are looked at
+SMALL = 64  # entries up to which all of them are
+LARGEST = 1024  # entries of a Counter and its like that are carried
+
+
+def signature(value: Any) -> tuple[str, Any]:
+    """What tells whether a leaf has changed: its kind, and something to compare."""
+    kind = type(value)
+    if kind in graph.PLAIN:
+        return "value", value
+    if kind is Filled:
+        here = value.container
+        if not graph.is_own(here):  # what moves in it is looked at by itself
+            keys = here if isinstance(here, dict) else ()
+            return "entries", (type(here), len(here), tuple(itertools.islice(map(repr, keys), SMALL)))
+        return "entries", (type(here), len(here), repr(value.tell()))
+    if kind is itertools.count:
+        return "count", repr(value)
+    if graph.is_generator(value):
+        return "generator", xxhash.xxh3_64_digest(generators.bytes_of(value))
+    if made.is_made(value):
+        told = made.tell(value, LARGEST)
+        return ("object", (kind, id(value))) if told is None else ("made", repr(told))
+    if kind in graph.CONTAINERS and graph.is_plain(value):
+        return "container", (kind, len(value), _shown(value))
+    if kind is torch.Tensor and is_held(value):
+        return "tensor", (value.shape, arguments.digest(value))
+    if kind is np.ndarray and value.flags.owndata and value.flags.writeable and not value.dtype.hasobject:
+        return "tensor", (value.shape, arguments.digest(value))
+    if issubclass(kind, np.generic) and not value.dtype.hasobject:
+        return "number", (kind, value.tobytes())
+    if kind in graph.ITERATORS or kind is itertools.cycle:
+        return "iterator", (id(value), generators.place_of(value))
+    return "object", (kind, id(value))
+
+
+def is_held(value: torch.Tensor) -> bool:
+    """Whether it is a tensor of values, and not one of the graph of this very step, of a model, or on a device."""
+    return not value.requires_grad and value.is_cpu and value.layout == torch.strided and not value.is_inference()
+
+
+def _shown(value: Any) -> str:
+    """A small container whole; of a large one a part, from all over it."""
+    count = len(value)
+    if count <= SMALL:
+        return repr(sorted(value, key=repr) if type(value) in (set, frozenset) else value)
+    if type(value) in (list, tuple):
+        return repr([value[at * (count - 1) // (SAMPLES - 1)] for at in range(SAMPLES)])
+    if type(value) is deque:
+        return repr([value[0], value[1], value[-2], value[-1]])
+    if type(value) is dict:
+        return repr(list(itertools.islice(value.items(), SMALL)))
+    return ""
+
+
+def same(one: Any, other: Any) -> bool:
+    if one is MISSING or one[0] != other[0]:
+        return False
+    first, second = one[1], other[1]
+    if one[0] == "value":
+        if type(first) is not type(second):
+            return False
+        return bool(first == second) or (type(first) is float and math.isnan(first) and math.isnan(second))
+    return bool(first == second)
+
+
+def only_grew(before: Any, now: Any) -> bool:
+    """A container that has more entries than before, as caches and histories have."""
+    if before is MISSING or before[0] != "container" or now[0] != "container" or now[1][0] is not before[1][0]:
+        return False
+    return now[1][1] > before[1][1] and now[1][0] is not tuple
+
+
+def size(value: Any) -> int:
+    """Bytes that it takes to carry it, roughly."""
+    if graph.is_generator(value):
+        return 0
+    kind = type(value)
+    if kind is torch.Tensor or kind is np.ndarray:
+        return int(value.nbytes)
+    if kind in graph.CONTAINERS:
+        return len(repr(value)) if len(value) <= 8 * SMALL else max(EACH + 1, 8 * len(value))
+    return len(value) if kind in (str, bytes) else 8
