@@ -14,7 +14,22 @@ from tests.cases.running import Fate, disturbed
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(240)]
 
 
-@pytest.mark.parametrize("mode", ["eval", "norm", "rate", "freeze", "told"])
+@pytest.mark.parametrize("mode", ["eval", "norm", "rate", "freeze", "told", "moments", "zeroes"])
 def test_it_is_read_as_it_was(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, "reads-between", mode=mode, strike="late:10:0,late:12:1")
     assert verdict.fate is Fate.EQUAL, verdict
+
+
+def test_gradients_are_not_there_and_are_not_taken_for_none(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "reads-between", mode="gradient", strike="late:10:0")
+    assert verdict.fate is Fate.REFUSED, verdict
+    assert verdict.ran.code == 91, verdict
+    assert "reads gradients between two steps" in verdict.reason, verdict
+
+
+def test_a_buffer_that_steps_register_is_named(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "reads-between", mode="buffer", strike="late:10:0")
+    assert verdict.fate is Fate.REFUSED, verdict
+    assert verdict.ran.code == 93, verdict
+    assert "model has model.5.seen only on the source" in verdict.reason, verdict
+    assert "make it before protect()" in verdict.reason, verdict

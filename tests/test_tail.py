@@ -17,7 +17,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 
 from torchrelay.errors import UndeclaredError
-from torchrelay.worker.replacement.taking_over import Tail
+from torchrelay.worker.replacement.tail import Tail
 from torchrelay.worker.state.state import State
 
 

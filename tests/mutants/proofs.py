@@ -112,15 +112,15 @@ PROOFS = (
         "self.settled = not is_open(told) or steps >= MOST", "self.settled = True", ("tests/test_proving.py",),
     ),
     Mutant(
-        "tail: what is read is not brought", "worker/replacement/taking_over.py",
+        "tail: what is read is not brought", "worker/replacement/tail.py",
         "        if self._tail.reads(func, args, given):\n", "        if False:\n", (TAIL,),
     ),
     Mutant(
-        "tail: an optimizer's state is not brought", "worker/replacement/taking_over.py",
+        "tail: an optimizer's state is not brought", "worker/replacement/tail.py",
         "register_state_dict_pre_hook(lambda _: self.bring())", "register_state_dict_pre_hook(lambda _: None)", (TAIL,),
     ),
     Mutant(
-        "tail: what nobody has is given away", "worker/replacement/taking_over.py",
+        "tail: what nobody has is given away", "worker/replacement/tail.py",
         "        self._tail.check(func, args, given)\n", "", (TAIL,),
     ),
     Mutant(

@@ -13,13 +13,26 @@ from torch.utils.data import DataLoader, DistributedSampler, Subset
 import torchrelay
 from casework import MODE, Pairs, note, note_end, pace, strike
 
+
+class Late(nn.Module):
+    """Registers a buffer in its first forward pass."""
+
+    def forward(self, x):
+        if not hasattr(self, "seen"):
+            self.register_buffer("seen", torch.zeros(()))
+        self.seen += 1
+        return x
+
+
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
 data = Pairs(120)
 width, out = data.inputs.shape[1], data.targets.shape[1]
 inner = nn.Sequential(nn.Linear(width, 16), nn.BatchNorm1d(16), nn.Dropout(0.3), nn.ReLU(), nn.Linear(16, out))
-model = DistributedDataParallel(inner, find_unused_parameters=MODE == "freeze")
+if MODE == "buffer":
+    inner.append(Late())
+model = DistributedDataParallel(inner, find_unused_parameters=MODE == "freeze", broadcast_buffers=MODE != "buffer")
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
 torch.manual_seed(50 + rank)
@@ -58,6 +71,16 @@ def between(turn):
     if MODE == "rate":
         schedule.step()
         return float(inner[0].weight.sum()) * optimizer.param_groups[0]["lr"]
+    if MODE == "gradient":
+        return float(inner[0].weight.grad.norm())
+    if MODE == "zeroes":
+        optimizer.zero_grad()
+        return 0.0
+    if MODE == "moments":
+        kept = next(iter(optimizer.state.values()))["momentum_buffer"]
+        return (
+            float(kept.sum()) + len(optimizer.state) + float(optimizer.state[inner[0].weight]["momentum_buffer"].sum())
+        )
     if MODE == "freeze":
         trained = inner[0].weight.requires_grad
         inner[0].weight.requires_grad_(turn % 4 != 0)

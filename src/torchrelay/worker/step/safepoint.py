@@ -277,6 +277,8 @@ class Safepoint:
         except transfer.TransferCancelled:
             return None
         except transfer.TransferFailed as error:
+            if error.misfit:
+                raise transfer.misfit(error) from error
             self._say_failed(order, error)
             return None
         if order.snapshot:

@@ -40,13 +40,23 @@ class TransferFailed(TorchrelayError):
     """A source did not deliver.
 
     mismatch   everything came, but its digest is another than the source's: do not ask this source again
+    misfit     what the source has does not fit what this script has built: no other source has anything else
     """
 
-    def __init__(self, source: Rank, reason: str, mismatch: bool = False) -> None:
+    def __init__(self, source: Rank, reason: str, mismatch: bool = False, misfit: bool = False) -> None:
         super().__init__(f"rank {source} did not deliver: {reason}")
         self.source = source
         self.reason = reason
         self.mismatch = mismatch
+        self.misfit = misfit
+
+
+def misfit(failed: TransferFailed) -> StateMismatchError:
+    """What is raised if no source can have what fits."""
+    return StateMismatchError(
+        f"{failed.reason}. What steps register or resize, such as a buffer of the first forward pass, a replacement "
+        "does not have: make it before protect()"
+    )
 
 
 class TransferCancelled(TransferFailed):
@@ -129,7 +139,9 @@ class Request:
         """What is said of a source with which this went wrong."""
         if self.cancel.cancelled:
             return TransferCancelled(source, "the transfer was cancelled")
-        return TransferFailed(source, str(error), isinstance(error, DigestDiffers))
+        return TransferFailed(
+            source, str(error), mismatch=isinstance(error, DigestDiffers), misfit=isinstance(error, StateMismatchError)
+        )
 
     def connect(self, source: Source) -> Stream:
         """Raises `StreamBroken`."""

@@ -21,7 +21,15 @@ from torchrelay.worker.tensors.digest import SIZE, Digest
 from torchrelay.worker.tensors.slices import Body, SlicedDigest
 from torchrelay.worker.transfer.gathering import Gathering
 from torchrelay.worker.transfer.neighbour import MAX_PLACES, NONCE_BYTES, PLACE_BYTES, Reader
-from torchrelay.worker.transfer.request import STALL_S, Cancel, Request, TransferCancelled, TransferFailed, compare
+from torchrelay.worker.transfer.request import (
+    STALL_S,
+    Cancel,
+    Request,
+    TransferCancelled,
+    TransferFailed,
+    compare,
+    misfit,
+)
 from torchrelay.worker.transfer.serving import EXAMPLE, LANE, RECORD, STATE, VALUES, StateServer
 from torchrelay.worker.transfer.stream import READ, SEND, TAKE, Serving, Stream, StreamBroken
 
@@ -37,6 +45,7 @@ __all__ = [
     "fetch_record",
     "fetch_state",
     "fetch_values",
+    "misfit",
     "open_lane",
 ]
 

@@ -1,0 +1,298 @@
+"""Tail: what a replacement's script does between its last recorded call and the safepoint, all by itself.
+
+It may save, log or decide there, as its predecessor did. Plain values have come before (see `returned`). Tensors of
+the state are brought when the first of them is read: mostly none is, and at the safepoint the whole state comes once
+more. What another thread or process reads nobody here would see: before one of the script's is given work all is
+brought. Gradients are not there at all.
+"""
+
+from __future__ import annotations
+
+import functools
+import multiprocessing.process
+import queue
+import sys
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from torchrelay.errors import UndeclaredError
+from torchrelay.worker.parallel import shards
+from torchrelay.worker.source.lines import is_library
+from torchrelay.worker.state.parts import StatefulPart
+from torchrelay.worker.state.state import State
+
+# What can be asked of a tensor without reading its values.
+_LOOKS = frozenset(
+    (
+        *("shape", "size", "dtype", "device", "layout", "ndim", "dim", "numel", "nelement", "stride", "storage_offset"),
+        *("element_size", "itemsize", "nbytes", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_leaf"),
+        *("is_contiguous", "is_floating_point", "is_complex", "requires_grad", "requires_grad_", "grad", "grad_fn"),
+        *("names", "_backward_hooks", "_version", "register_hook", "is_nested", "is_mkldnn", "is_xla", "is_mps"),
+        *("is_inference", "get_device", "has_names", "retains_grad", "_is_view", "__len__", "__hash__"),
+    )
+)
+
+
+# What hands a tensor's values over to something that outlives this moment, such as a file.
+_GIVES_AWAY = frozenset(
+    ("untyped_storage", "_typed_storage", "storage", "data_ptr", "numpy", "tolist", "__array__", "__reduce_ex__")
+)
+
+
+GRADIENTS = (
+    "the script reads gradients between two steps: a worker that takes over a rank does not have them. Read them in "
+    "the step, before optimizer.step(), and return what is needed"
+)
+
+
+class Tail:
+    """From the return of the last recorded call to the safepoint."""
+
+    def __init__(self, state: State, bring: Callable[[], None], moved: frozenset[str] = frozenset()) -> None:
+        """`bring`: put the state of this point into the live tensors; returns when it is there.
+
+        `moved`: parts that came as they are a little later, as no rank has them as they were any more.
+        """
+        self._moved = [tensor for path, tensor in state.given_besides() if path in moved]
+        self._names = ", ".join(sorted(moved))
+        self._state = state
+        self._bring = bring
+        self._brought = False
+        self._bringing = False
+        self._held: set[int] = set()
+        self._storages: set[int] = set()
+        self._handing = _Handing(self.bring)
+        self._alone = _NoCollectives()  # type: ignore[no-untyped-call]
+        self._reading = _Reading(self)
+        self._hooks: list[Any] = []
+        self._waiting: list[tuple[Any, Any]] = []  # optimizers, with their own state
+
+    def begin(self) -> None:
+        """From now on a collective raises `UndeclaredError`, and the state is brought when it is read."""
+        self._note()
+        self._waiting = [(one, one.state) for one in self._state.optimizers()]
+        for optimizer, kept in self._waiting:
+            optimizer.state = _Waiting(self.bring, kept)
+        for optimizer in self._state.optimizers():
+            # Its state is not there yet: nothing of it could be read that a mode would see.
+            self._hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.bring()))
+        self._handing.begin()
+        self._alone.__enter__()  # type: ignore[no-untyped-call]
+        self._reading.__enter__()  # type: ignore[no-untyped-call]
+        if self._state.saves:
+            self.bring()  # it is known by save() and load() only: nobody can tell what is read of it
+
+    def end(self) -> None:
+        """No longer."""
+        self._reading.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._alone.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        self._handing.end()
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        self._give_back()
+
+    def _give_back(self) -> None:
+        """Optimizers have their own state again."""
+        for optimizer, kept in self._waiting:
+            optimizer.state = kept
+        self._waiting = []
+
+    def bring(self) -> None:
+        """What is read next must be there."""
+        if self._brought or self._bringing:
+            return
+        self._bringing = True
+        self._give_back()
+        try:
+            self._bring()
+        finally:
+            self._bringing = False
+        self._brought = True
+
+    def check(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises `UndeclaredError` if this call gives away what no rank has any more, or reads a gradient."""
+        if self._reads_gradient(func, args):
+            raise UndeclaredError(GRADIENTS)
+        if not self._moved or _name_of(func) not in _GIVES_AWAY:
+            return
+        places = {_storage(tensor) for tensor in self._moved}
+        if any(_storage(tensor) in places for tensor in _tensors(args, kwargs)):
+            raise UndeclaredError(
+                f"{self._names} changes between two steps, and is saved or read there: a worker that takes over a rank "
+                "has it only as it is afterwards. Change it in the step, after optimizer.step(), or put saving and "
+                "reading it into run.atomic(function, ...)"
+            )
+
+    def _reads_gradient(self, func: Any, args: tuple[Any, ...]) -> bool:
+        """Whether the script itself asks for the gradient of a tensor of the state. Libraries ask to clear it."""
+        asked = getattr(func, "__name__", "") == "__get__" and _name_of(func) == "grad"
+        if not asked or self._bringing or not self._is_of_state(args[0]):
+            return False
+        frame = sys._getframe(3)  # below are the mode, `check` and this
+        return not is_library(frame.f_code.co_filename)
+
+    def reads(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether this call of a torch function reads a tensor of the state that has not come yet."""
+        if self._brought or self._bringing or _name_of(func) in _LOOKS:
+            return False
+        return any(self._is_of_state(tensor) for tensor in _tensors(args, kwargs))
+
+    def _is_of_state(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._held or _storage(tensor) in self._storages
+
+    def _note(self) -> None:
+        found = [value for value in self._state.objects() if isinstance(value, torch.Tensor)]
+        self._held = set(map(id, found))
+        for optimizer in self._state.optimizers():
+            for kept in optimizer.state.values():
+                found += [value for value in kept.values() if isinstance(value, torch.Tensor)]
+        for part in self._state.flat():
+            if isinstance(part, StatefulPart):
+                found += _tensors((part.value.state_dict(),), {})
+        self._storages = {place for tensor in found if (place := _storage(tensor))}
+
+
+class _Waiting(defaultdict[Any, Any]):
+    """The state of an optimizer, which is brought when it is looked into."""
+
+    def __init__(self, bring: Callable[[], None], kept: Any) -> None:
+        super().__init__(dict)
+        self._torchrelay = bring, kept
+
+    def _there(self) -> Any:
+        bring, kept = self._torchrelay
+        bring()
+        return kept
+
+    def __getitem__(self, key: Any) -> Any:
+        return self._there()[key]
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self._there()[key] = value
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._there()
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._there())
+
+    def __len__(self) -> int:
+        return len(self._there())
+
+    def get(self, key: Any, default: Any = None) -> Any:
+        return self._there().get(key, default)
+
+    def keys(self) -> Any:
+        return self._there().keys()
+
+    def values(self) -> Any:
+        return self._there().values()
+
+    def items(self) -> Any:
+        return self._there().items()
+
+
+class _Handing:
+    """While it is begun, the state is brought before the main thread gives work to another thread or process."""
+
+    _WAYS: tuple[tuple[Any, str], ...] = (
+        (threading.Thread, "start"), (multiprocessing.process.BaseProcess, "start"), (ThreadPoolExecutor, "submit"),
+        (queue.Queue, "put"),
+    )  # fmt: skip
+
+    def __init__(self, bring: Callable[[], None]) -> None:
+        self._bring = bring
+        self._plain: list[Any] = []
+
+    def begin(self) -> None:
+        self._plain = [vars(owner)[name] for owner, name in self._WAYS]
+        for (owner, name), plain in zip(self._WAYS, self._plain, strict=True):
+            setattr(owner, name, self._standing_before(plain))
+
+    def end(self) -> None:
+        for (owner, name), plain in zip(self._WAYS, self._plain, strict=True):
+            setattr(owner, name, plain)
+
+    def _standing_before(self, plain: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(plain)
+        def hands(this: Any, *args: Any, **kwargs: Any) -> Any:
+            if threading.current_thread() is threading.main_thread() and not _reads_no_state(this):
+                self._bring()
+            return plain(this, *args, **kwargs)
+
+        return hands
+
+
+def _reads_no_state(worker: Any) -> bool:
+    """Whether it is a thread or process of a loader, or of ours."""
+    target = getattr(worker, "_target", None) or type(worker)
+    return str(getattr(target, "__module__", "")).startswith(("torch.utils.data", "multiprocessing", "torchrelay"))
+
+
+class _Reading(TorchFunctionMode):
+    """Sees each function of torch that is called with a tensor, before it is run."""
+
+    def __init__(self, tail: Tail) -> None:
+        super().__init__()
+        self._tail = tail
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        given = kwargs or {}
+        self._tail.check(func, args, given)
+        if self._tail.reads(func, args, given):
+            self._tail.bring()
+        return func(*args, **given)
+
+
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's metaclass work
+    """While it is entered, a collective raises `UndeclaredError`: its result would be wrong, as no peer is there."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        del types
+        function: Callable[..., Any] = func
+        if func.namespace in ("c10d", "_c10d_functional"):
+            raise UndeclaredError(
+                f"the script calls {func.__name__.split('.')[0].rstrip('_')} between two steps, in no section: "
+                "a worker that takes over a rank cannot do that alone. Put it into run.atomic(function, ...)"
+            )
+        return function(*args, **(kwargs or {}))
+
+
+def _name_of(func: Any) -> str:
+    name: str = getattr(func, "__name__", "")
+    return getattr(func.__self__, "__name__", "") if name == "__get__" else name
+
+
+def _tensors(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    return list(_found((*args, *kwargs.values()), 0))
+
+
+def _found(values: Any, depth: int) -> Iterator[torch.Tensor]:
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            yield value
+        elif depth < 8 and isinstance(value, (list, tuple)):
+            yield from _found(value, depth + 1)
+        elif depth < 8 and isinstance(value, Mapping):
+            yield from _found(value.values(), depth + 1)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    """Where its memory is; 0 if it has none of its own."""
+    try:
+        return int(shards.local(tensor).untyped_storage().data_ptr())
+    except (RuntimeError, NotImplementedError):
+        return 0
