@@ -79,3 +79,15 @@ def test_what_cannot_be_carried_is_refused_at_the_fault(tmp_path: Path, mode: st
 def test_what_each_example_has_cost_weighs_the_next_epoch(tmp_path: Path) -> None:
     verdict = disturbed(tmp_path, "hard-examples", strike="grad:25:1")
     assert verdict.fate is Fate.EQUAL, verdict
+
+
+ELSEWHERE = [
+    "closure", "held", "nested", "keyword", "users", "chain", "raw", "numbers", "made", "settings", "cached",
+    "closure-late", "nested-late", "settings-late", "tensor-late", "drawn-late",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", ELSEWHERE)
+def test_it_is_found_in_places_that_are_hard_to_see(tmp_path: Path, mode: str) -> None:
+    verdict = disturbed(tmp_path, "kept-elsewhere", mode=mode, strike="grad:16:1")
+    assert verdict.fate is Fate.EQUAL, verdict

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(180)]
 CASES = [
     ("collected", "list"), ("control", ""), ("edited", ""), ("fake-dimensions", ""), ("forgetful-loader", ""),
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
+    ("kept-elsewhere", "closure"), ("meters", "along"), ("reads-between", "eval"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"),
     ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("returned", "all"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import sys
 from collections.abc import Callable, Iterator
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from torchrelay.worker.source.names import Names, collects
+from torchrelay.worker.source.names import Living, Names, collects
 
 
 def asked(found: list[bool]) -> Iterator[int]:
@@ -96,3 +97,26 @@ def test_what_inner_functions_assign_is_assigned_and_what_an_if_sets_up_is_a_fla
     names = Names(outer.__code__)
     assert names.assigned - {"_"} == {"count", "ready"}
     assert names.flags == {"ready"}
+
+
+def test_a_method_of_the_name_of_eval_reads_no_variables() -> None:
+    def evaluates(batches: Any, model: Any) -> None:
+        for batch in batches:
+            model.step(batch)
+            for parameter in model:
+                parameter.clamp_()
+            model.eval()
+
+    def reads_all(batches: Any, model: Any) -> None:
+        for batch in batches:
+            model.step(batch)
+            for parameter in model:
+                parameter.clamp_()
+            eval("parameter")
+
+    def living(function: Any) -> frozenset[str]:
+        step = next(one for one in dis.get_instructions(function) if one.argval == "step")
+        return Living(function.__code__).at(step.offset)
+
+    assert "parameter" not in living(evaluates)
+    assert "parameter" in living(reads_all)

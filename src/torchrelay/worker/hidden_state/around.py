@@ -21,7 +21,6 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.graph import Leaf, of_class, of_function, of_module, told_apart, variables_of
 from torchrelay.worker.hidden_state.variables import VARIABLE
@@ -30,7 +29,8 @@ from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.source.names import functions_in
 from torchrelay.worker.tensors import memory
 
-MAX_FUNCTIONS = 128
+MAX_FUNCTIONS = 4096
+RESULTS = 8  # of a cached function that are looked at
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _CACHED = type(functools.lru_cache(lambda: None))
 _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -64,7 +64,7 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
             if one not in classes and is_of_the_script(one):
                 classes.add(one)
                 yield from of_class(one)
-                waiting += functions_in(one)
+                waiting += [*functions_in(one), *(each for each in vars(one).values() if isinstance(each, type))]
             continue
         if not isinstance(one, types.FunctionType) or is_library(one.__code__.co_filename):
             continue
@@ -81,11 +81,17 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
                 yield from of_module(leaf.value) if isinstance(leaf.value, types.ModuleType) else _of_cache(leaf, named)
             elif not issubclass(type(leaf.value), _ELSEWHERE):
                 yield told_apart(leaf, named)
+                waiting += [type(leaf.value)] * is_of_the_script(type(leaf.value))
 
 
 def _of_cache(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]:
-    """Generators of random numbers that `lru_cache` keeps for a function: they are made once, and gone on with."""
-    found = (each for each in gc.get_referents(leaf.value) if graph.is_generator(each))
+    """What `lru_cache` keeps for a function and may be gone on with: it is made once."""
+    few = leaf.value.cache_info().currsize <= RESULTS
+    held = gc.get_referents(leaf.value)
+    held += [result for one in held if few and type(one) is dict for result in one.values()]
+    kept = (one for one in held if few and type(one) is not dict)
+    filled = [one for one in kept if graph.is_fillable(one) or is_of_the_script(type(one))]
+    found = [*filter(graph.is_generator, held), *filled]
     for at, generator in enumerate(found):
         path = f"result {at} of {leaf.path}"
         places = named.setdefault(path, [])
@@ -168,9 +174,10 @@ class Outsiders:
                     return True
         return False
 
-    def look(self) -> None:
-        """Raises `RefusedError` if one has moved, or come up, since the last look."""
+    def look(self) -> list[str]:
+        """Paths of those that have moved, or come up, since the last look."""
         before, self._seen = self._seen, set()
+        moved = []
         self._first, self._clocks = [], []
         for path, tensors in self._find(list(self._known())):
             if isinstance(tensors, list):
@@ -181,13 +188,9 @@ class Outsiders:
                 self._clocks.append((weakref.ref(tensors), mark))
             self._seen.add(mark)
             if before is not None and mark not in before:
-                raise RefusedError(
-                    f"{path.removeprefix(VARIABLE)} changes in the course of the training, and protect() was not given "
-                    "it: a worker that takes over a rank would not have it",
-                    "pass it in protect(state={...}): a module, a dict of tensors that is filled in place, or an "
-                    "object with state_dict()",
-                )
+                moved.append(path.removeprefix(VARIABLE))
         self._passed = {id(value) for value in variables.contents() if _may_hold(value, self._count)}
+        return moved
 
     def _find(self, known: list[Any]) -> Iterator[tuple[str, Any]]:
         """Paths, with the tensors of each; or with itself, if it is a schedule or a scaler."""

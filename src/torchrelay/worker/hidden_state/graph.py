@@ -7,12 +7,14 @@ comes to the same paths in every process that has built the same.
 
 from __future__ import annotations
 
+import array
 import builtins
 import contextvars
 import functools
 import itertools
 import os
 import random
+import re
 import sys
 import threading
 import types
@@ -36,6 +38,7 @@ from torchrelay.worker.source.names import assigned_outside, names_used
 
 FILLABLE = (dict, list, deque, *made.DICTS)
 VARIABLE = "variable "  # begins the path of what is found in a variable
+BUFFERS = (bytearray, array.array)
 ENTRIES = " entries"  # ends the path of the objects in a container
 MAX_LEAVES = 4096
 MAX_DEPTH = 8
@@ -53,6 +56,7 @@ _CLOSED_MODULES = """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
+_numbered = re.compile(r" \(\d+\)$")
 HOLDER = ""  # the name of a leaf that stands for all attributes of something, those that are not there yet as well
 ENVIRONMENT = "os.environ"
 # What we, launchers, and communication libraries tell a process by variables.
@@ -176,6 +180,8 @@ class Walk:
                 continue
             if leaf.value is MISSING:
                 self.absent[leaf.path] = leaf
+            if leaf.holder is not None:
+                self._named.setdefault(_numbered.sub("", leaf.path), []).append((id(leaf.holder), leaf.name))
             # A variable of a loop is in another place before the loop has come there: what lies in a container, or in
             # an attribute, is known by that.
             later = leaf.path.startswith(VARIABLE) and type(leaf.value) not in FILLABLE
@@ -337,7 +343,7 @@ def is_own(value: Any) -> bool:
 
 def is_whole(value: Any) -> bool:
     """Whether it is one value, in which nothing is looked at."""
-    return isinstance(value, (itertools.count, torch.Tensor, np.ndarray, np.generic)) or is_generator(value)
+    return isinstance(value, (itertools.count, torch.Tensor, np.ndarray, np.generic, *BUFFERS)) or is_generator(value)
 
 
 def is_generator(value: Any) -> bool:
@@ -390,7 +396,8 @@ def variables_of(function: types.FunctionType) -> Iterator[Leaf]:
     for name in dict.fromkeys(names_used(code)):
         if name in here or not hasattr(builtins, name):
             yield Leaf(f"{name} of {function.__module__}", here, name, here.get(name, MISSING))
-    for at, value in enumerate(function.__defaults__ or ()):
+    defaults = [*enumerate(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).items()]
+    for at, value in defaults:
         yield Leaf(f"default {at} of {function.__qualname__}", None, None, value)
 
 
@@ -408,7 +415,8 @@ def of_class(kind: type) -> Iterator[Leaf]:
 def of_module(module: types.ModuleType) -> Iterator[Leaf]:
     """What a module of the script has of values, as another one may set them."""
     file = getattr(module, "__file__", None)
-    if file is None or is_library(file):
+    made_here = file is None and sys.modules.get(module.__name__) is not module  # types.ModuleType("settings")
+    if not made_here and (file is None or is_library(file)):
         return
     here = vars(module)
     yield Leaf(module.__name__, here, HOLDER, MISSING)

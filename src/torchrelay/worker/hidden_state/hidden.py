@@ -10,6 +10,7 @@ loaders between their loops   in the private record, as the loop that comes begi
 from __future__ import annotations
 
 import itertools
+import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -20,13 +21,19 @@ import torch
 from msgspec import Struct
 from torch.utils.data import BatchSampler, DataLoader
 
-from torchrelay.errors import UndeclaredError, UnprovedError
+from torchrelay.errors import RefusedError, UndeclaredError, UnprovedError
 from torchrelay.worker.hidden_state import graph, moving, variables
 from torchrelay.worker.hidden_state.around import Outsiders, around, of_modules
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.still import Still
 
 FIRST = 12  # looks that are made in any case
+EARLY = 10  # calls in which a script is refused for what a fault would need
+OUTSIDE = (
+    "{} changes in the course of the training, and protect() was not given it: a worker that takes over a rank would "
+    "not have it"
+)
+OUTSIDE_REMEDY = "pass it in protect(state={...}): a module, an object with state_dict(), tensors in a dict that stays"
 SHARE = 500  # a further one only if so many times as long has passed as it takes
 STATE_LEAVES = 1 << 15
 _OURS_ALONE = (list, tuple, range, dict, str, bytes, torch.Tensor)  # these have no attributes to look at
@@ -185,6 +192,7 @@ class Hidden:
         self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet
         self._late: dict[str, None] = {}
         self._looks = Budget()
+        self._calls = 0
         self._calm = True  # no call has begun yet
         self._looking = False  # the call under way is looked at
         self._before = b""
@@ -259,7 +267,7 @@ class Hidden:
     def mark(self) -> None:
         """At the entry of a call: what is known to move is put back if it is redone. Raises `RefusedError`."""
         if self._outsiders is not None and self._outsiders.stirred:
-            self._outsiders.look()
+            self._look_outside()
         self._before = self.state.record() if self.state.kept else b""
         self._remembered = []
         self._touched = []
@@ -272,10 +280,11 @@ class Hidden:
 
     def look_entry(self, *, only_if_stirred: bool = False) -> None:
         """At the entry of a call that is looked at, or of any other one. Raises `RefusedError`."""
+        self._calls += 1
         if self._calm:
             self.state.calm()
             self._look_outside()
-        elif (not only_if_stirred and self._looks.due()) or self.state.still.has_stirred():
+        elif (not only_if_stirred and self._looks.due()) or self.state.still.has_changed():
             self._looks.spend(self._look)
         else:
             self._enter()
@@ -294,8 +303,14 @@ class Hidden:
         self.state.look()
 
     def _look_outside(self) -> None:
-        if self._outsiders is not None:
-            self._outsiders.look()
+        """Raises `RefusedError` in the first calls. Later a job is not ended for what no fault may ever ask for."""
+        for path in self._outsiders.look() if self._outsiders is not None else ():
+            if self._calls <= EARLY:
+                raise RefusedError(OUTSIDE.format(path), OUTSIDE_REMEDY)
+            if path not in self.state.lacking:
+                told = f"torchrelay: {OUTSIDE.format(path)}: a fault ends the job from now on. {OUTSIDE_REMEDY}"
+                print(told, file=sys.stderr, flush=True)
+            self.state.lacking[path] = moving.COPY
 
     def look_gate(self) -> None:
         """At its gate. Raises `RefusedError`."""
@@ -304,7 +319,7 @@ class Hidden:
 
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
-        looking = self._looking or self.state.still.has_stirred()
+        looking = self._looking or self.state.still.has_changed()
         if not looking and not self._late:
             return
         if looking:
@@ -348,6 +363,7 @@ class Hidden:
     def load(self, data: bytes) -> None:
         """Take that of this rank's last holder. Raises `StateMismatchError`."""
         self._loaded = True
+        self._calls = EARLY
         if not data:
             return
         told = _decode(data)
@@ -395,6 +411,8 @@ def _refuse(lacking: dict[str, str]) -> None:
             f"{name} is an iterator that is gone on with in the course of the training: where it is cannot be carried, "
             "and a worker that takes over this rank would begin it anew. Take what you need by the number of the step"
         )
+    if lacking[name] == moving.COPY:
+        raise UnprovedError(f"{OUTSIDE.format(name)}. {OUTSIDE_REMEDY[0].upper()}{OUTSIDE_REMEDY[1:]}")
     if lacking[name] == moving.OBJECTS:
         raise UnprovedError(
             f"{name} come up in the course of the training, and are not made of numbers, texts and small tensors: "

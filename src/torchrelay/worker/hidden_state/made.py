@@ -112,15 +112,15 @@ class Filled:
         here = self.container
         if len(here) > MOST:
             return None
-        found = [[key, _told_entry(entry)] for key, entry in _pairs(here)]
+        found = [[key, _told_entry(entry)] for key, entry in pairs(here)]
         whole = all(type(key) in PLAIN and told is not MISSING for key, told in found)
         return found if whole else None
 
     def fill(self, told: list[Any]) -> bool:
         """Make it so. Objects that are there stay the same ones; returns whether all classes were found."""
         here = self.container
-        pairs = dict(_pairs(here))
-        entries = [(key, _entry(one, pairs.get(key, MISSING))) for key, one in told]
+        present = dict(pairs(here))
+        entries = [(key, _entry(one, present.get(key, MISSING))) for key, one in told]
         if any(entry is MISSING for _, entry in entries):
             return False
         # A class of the script's may do more than that in methods of its own.
@@ -137,7 +137,8 @@ def _base_of(container: Any) -> Any:
     return next(each for each in (*DICTS, dict, list, deque) if isinstance(container, each))
 
 
-def _pairs(container: Any) -> Iterable[tuple[Any, Any]]:
+def pairs(container: Any) -> Iterable[tuple[Any, Any]]:
+    """Keys and entries, or numbers and entries, whatever its class makes of it."""
     kind = _base_of(container)
     return kind.items(container) if isinstance(container, dict) else enumerate(kind.__iter__(container))
 

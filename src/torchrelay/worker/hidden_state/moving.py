@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import copy
 import itertools
+import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
+from types import CellType
 from typing import Any
 
 import msgspec
@@ -30,7 +32,7 @@ from torchrelay.worker.hidden_state.around import around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, Leaf, Walk
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
 from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, SMALL, is_held, only_grew, same, signature, size
-from torchrelay.worker.hidden_state.still import Still
+from torchrelay.worker.hidden_state.still import Still, is_glanced_at
 from torchrelay.worker.hidden_state.variables import VARIABLE
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import memory, values
@@ -41,10 +43,12 @@ _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 _COUNT = "itertools.count"
-_ENTRIES = "torchrelay entries"
+_ENTRIES, _BUFFER = "torchrelay entries", "torchrelay buffer"
 LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is gone on with
 OBJECTS = "objects"  # come up in a container, and are not made of values
 _NO_VALUES = ("object", "iterator")
+_inner = re.compile(r"\w+ of (.+)\.<locals>\.[^.]+$")
+COPY = "a copy of a model, a schedule or a scaler"
 _QUICK = frozenset({float, str, bool, type(None)})
 
 
@@ -134,7 +138,7 @@ class Moving:
                 [leaf for leaf in self._walk.absent.values() if _is_global(leaf)],
                 self._walk.holders.values(), self._walk.containers,
                 [leaf.value.container for leaf in self._walk.leaves.values() if isinstance(leaf.value, Filled)],
-                self._restless,
+                self._may_move(), self._restless,
             )  # fmt: skip
         self._walk.holders.clear()
         self._walk.parents.clear()
@@ -146,6 +150,15 @@ class Moving:
 
     def _is_still(self, path: str, leaf: Leaf) -> bool:
         return type(leaf.value) in graph.PLAIN and leaf.holder is not None and path not in self._noted
+
+    def _may_move(self) -> list[Any]:
+        """What may begin to move where it lies: small, and seen by this walk."""
+        leaves = (
+            (path, leaf.value.container if type(leaf.value) is Filled else leaf.value)
+            for path, leaf in self._walk.leaves.items()
+            if path not in self._noted
+        )
+        return [value for path, value in leaves if type(value) not in graph.PLAIN and is_glanced_at(value)]
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
@@ -178,6 +191,8 @@ class Moving:
         none_yet = before is MISSING or before == ("value", None)
         if none_yet and (path.endswith("]") or self._seen[path][0] == "tensor"):
             return False  # an entry of a cache
+        if before is MISSING and type(leaf.holder) is CellType:
+            return False  # a function has come up, and with it what it has from around it
         if self._is_large(path):
             if before is not MISSING:
                 self._too_large(path, size(leaf.value))
@@ -335,7 +350,7 @@ class Moving:
         for path, told, encoded, moved in entries:
             leaf = self._walk.leaves.get(path) or self._made(path)
             if leaf is None or not _take(leaf, values.decode(told) if encoded else told):
-                if path.startswith(VARIABLE):
+                if path.startswith(VARIABLE) or _is_yet_to_be_made(path):
                     continue
                 raise StateMismatchError(
                     f"{path} has changed in the course of the training, and there is nothing of this name or kind in "
@@ -355,6 +370,12 @@ class Moving:
         return Leaf(path, holder, name, None) if holder is not None and name.isidentifier() else None
 
 
+def _is_yet_to_be_made(path: str) -> bool:
+    """Whether it is of a function that one under way makes: what that has around it are variables told with items."""
+    match = _inner.match(path)
+    return match is not None and any(each.f_code.co_qualname == match[1] for each in variables.outside())
+
+
 def recall(remembered: list[tuple[Leaf, Any]]) -> None:
     """Put back what `Moving.remember` has told."""
     for leaf, told in remembered:
@@ -372,6 +393,8 @@ def _is_small(value: Any) -> bool:
         return is_held(value) and value.nbytes <= EACH
     if kind in graph.CONTAINERS:
         return len(value) <= SMALL and graph.is_plain(value)
+    if kind in graph.BUFFERS:
+        return memoryview(value).nbytes <= EACH
     return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or made.is_made(value)
 
 
@@ -386,6 +409,8 @@ def _copied(value: Any) -> Any:
         return [_COUNT, generators.place_of_count(value)]
     if type(value) is torch.Tensor:
         return [value.clone()]
+    if type(value) in graph.BUFFERS:
+        return [_BUFFER, bytes(value)]
     copied = type(value) in graph.CONTAINERS or type(value) in made.DICTS
     return [copy.deepcopy(value)] if copied else value
 
@@ -399,6 +424,8 @@ def _told(path: str, value: Any) -> bytes:
         return values.encode([_COUNT, generators.place_of_count(value)], path)
     if type(value) is Filled:
         return values.encode([_ENTRIES, value.tell()], path)
+    if type(value) in graph.BUFFERS:
+        return values.encode([_BUFFER, bytes(value)], path)
     try:
         found = made.tell(value, LARGEST) if made.is_made(value) else value
         return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
@@ -408,11 +435,19 @@ def _told(path: str, value: Any) -> bytes:
         ) from error
 
 
+def _refill(buffer: Any, told: bytes) -> bool:
+    del buffer[:]
+    (buffer.extend if type(buffer) is bytearray else buffer.frombytes)(told)
+    return True
+
+
 def _take(leaf: Leaf, told: Any) -> bool:
     """Give the leaf this value; returns whether that is possible."""
     live = leaf.read()
     if type(told) is list and len(told) == 2 and told[0] == _ENTRIES:
         return type(live) is Filled and live.fill(told[1])
+    if type(told) is list and len(told) == 2 and told[0] == _BUFFER:
+        return type(live) in graph.BUFFERS and _refill(live, told[1])
     if type(told) is list and len(told) == 2 and told[0] == _COUNT:
         return type(live) is itertools.count and generators.count_on(leaf, live, *told[1])
     if type(told) is list and len(told) == 2:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -27,14 +28,8 @@ def signature(value: Any) -> tuple[str, Any]:
     kind = type(value)
     if kind in graph.PLAIN:
         return "value", value
-    if kind is Filled:
-        here = value.container
-        if not graph.is_own(here):  # what moves in it is looked at by itself
-            keys = here if isinstance(here, dict) else ()
-            return "entries", (type(here), len(here), tuple(itertools.islice(map(repr, keys), SMALL)))
-        return "entries", (type(here), len(here), repr(value.tell()))
-    if kind is itertools.count:
-        return "count", repr(value)
+    if kind in _TOLD:
+        return _TOLD[kind](value)
     if graph.is_generator(value):
         return "generator", xxhash.xxh3_64_digest(generators.bytes_of(value))
     if made.is_made(value):
@@ -51,6 +46,21 @@ def signature(value: Any) -> tuple[str, Any]:
     if kind in graph.ITERATORS or kind is itertools.cycle:
         return "iterator", (id(value), generators.place_of(value))
     return "object", (kind, id(value))
+
+
+def _entries(value: Filled) -> tuple[str, Any]:
+    here = value.container
+    if graph.is_own(here):
+        return "entries", (type(here), len(here), repr(value.tell()))
+    keys = here if isinstance(here, dict) else ()  # what moves in it is looked at by itself
+    return "entries", (type(here), len(here), tuple(itertools.islice(map(repr, keys), SMALL)))
+
+
+_TOLD: dict[type, Callable[[Any], tuple[str, Any]]] = {
+    itertools.count: lambda value: ("count", repr(value)),
+    Filled: _entries,
+    **dict.fromkeys(graph.BUFFERS, lambda value: ("buffer", xxhash.xxh3_64_digest(value))),
+}
 
 
 def is_held(value: torch.Tensor) -> bool:
@@ -97,6 +107,8 @@ def size(value: Any) -> int:
     kind = type(value)
     if kind is torch.Tensor or kind is np.ndarray:
         return int(value.nbytes)
+    if kind in graph.BUFFERS:
+        return memoryview(value).nbytes
     if kind in graph.CONTAINERS:
         return len(repr(value)) if len(value) <= 8 * SMALL else max(EACH + 1, 8 * len(value))
     return len(value) if kind in (str, bytes) else 8

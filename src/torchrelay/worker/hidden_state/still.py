@@ -11,6 +11,7 @@ interpreter's own: some 50 ns for each value, and for each object and container 
 from __future__ import annotations
 
 import os
+from collections import deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from operator import getitem
@@ -19,10 +20,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchrelay.worker.hidden_state import graph, made
+from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
 
+SMALL = 64  # entries of what is compared whole
 RESTLESS = 8  # times that an object may get names before that is no reason for a look any more
+_SLICED = (list, *graph.BUFFERS)
 _environment: dict[Any, Any] = getattr(os.environ, "_data", {})
 _MODULE, _GLOBALS = "_parameters", "__builtins__"  # names by which attributes are a module's, in the one sense or other
 _VALUES = (*made.CONTAINERS, torch.Tensor, np.ndarray, np.generic)
@@ -33,11 +36,13 @@ class Still:
 
     def __init__(
         self, leaves: Iterable[Leaf] = (), absent: Iterable[Leaf] = (), holders: Iterable[Any] = (),
-        containers: Iterable[Any] = (), filled: Iterable[Any] = (), restless: dict[int, int] | None = None,
+        containers: Iterable[Any] = (), filled: Iterable[Any] = (), things: Iterable[Any] = (),
+        restless: dict[int, int] | None = None,
     ) -> None:  # fmt: skip
         """`leaves`: of numbers, texts and flags. `absent`: globals that are not there yet.
 
         `holders`: of names, such as attributes. `containers`: that may grow. `filled`: those in which objects come up.
+        `things`: small ones that may be changed where they lie.
         `restless`: by the id of a holder, in how many looks it had other names than before.
         """
         self._absent = [(leaf.holder, leaf.name) for leaf in absent]
@@ -55,8 +60,19 @@ class Still:
         self._watched = [names for holder, names in watched if self._restless.get(id(holder), 0) < RESTLESS]
         self._watches = [holder for holder, _ in watched if self._restless.get(id(holder), 0) < RESTLESS]
         self._counts = list(map(len, self._watched))
+        self._things = list(things)
+        self._glances = list(map(_glance, self._things))
         self._unmade: list[tuple[Any, Any]] = []
         self._entry, self._named, self._filled = self._values, list(map(len, self._names)), self._lengths()
+
+    def has_changed(self) -> bool:
+        """The same, and whether something has changed where it lies: some 0.3 µs for each."""
+        if self.has_stirred():
+            return True
+        try:
+            return list(map(_glance, self._things)) != self._glances
+        except (RuntimeError, ValueError):  # what has come into it cannot be compared: a tensor, or an array
+            return True
 
     def has_stirred(self) -> bool:
         """Whether something is another one than it was at the last look."""
@@ -102,6 +118,29 @@ class Still:
 
     def _lengths(self) -> list[int]:
         return list(map(len, self._containers))
+
+
+def is_glanced_at(value: Any) -> bool:
+    """Whether it is small, and may be changed where it lies."""
+    if type(value) in (list, dict, set, deque):
+        return len(value) <= SMALL and graph.is_plain(value)
+    if type(value) in graph.BUFFERS:
+        return len(value) <= SMALL
+    if graph.is_own(value):
+        return len(value) <= SMALL and all(graph.is_plain(entry) for _, entry in made.pairs(value))
+    return type(value) is torch.Tensor or graph.is_generator(value)
+
+
+def _glance(value: Any) -> Any:
+    if type(value) is torch.Tensor:
+        return value._version
+    return (
+        generators.bytes_of(value)
+        if graph.is_generator(value)
+        else value.copy()
+        if hasattr(value, "copy")
+        else value[:]
+    )
 
 
 def _place(leaf: Leaf) -> tuple[Any, Any] | None:

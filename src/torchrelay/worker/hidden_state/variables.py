@@ -86,10 +86,9 @@ _HISTORY = (
     "history to a file, or keep it in state=..."
 )
 _OF_LOOPS = "torchrelay.worker.data.loops"
-_walking: dict[int, CodeType] = {}  # generators in which tracked loops lie, by the id of their code
-# Of each function by the id of its code, which is held so that no other one gets it: what it assigns in loops; None: a
-# library's. By ids, as to hash a code is to hash all of its constants, for each frame of each step; and codes of
-# different files may be equal.
+_walking: dict[int, CodeType] = {}  # generators with tracked loops, by the id of their code
+# Of each function by the id of its code, which is held: what it assigns in loops; None: a library's. By ids, as to hash
+# a code is to hash all of its constants, for each frame of each step; and codes of different files may be equal.
 _names_of: dict[int, tuple[CodeType, Names | None]] = {}
 _MOST_CODES = 4096  # a script that makes functions anew in each step does not fill the memory
 _first: dict[tuple[Place, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
@@ -186,17 +185,19 @@ def called() -> Iterator[Any]:
 
 
 def held() -> Iterator[graph.Leaf]:
-    """The same, and containers."""
+    """The same, and containers; of variables that may still be read."""
     for each in outside():
-        for name, value in list(each.f_locals.items()):
-            if not issubclass(type(value), _NO_OBJECTS):
+        names, local, around = _names(each.f_code)[1], each.f_locals, each.f_globals
+        living = frozenset[str]() if names is None else names.living(each.f_lasti)
+        used = _used_by_functions(around) if local is around else frozenset[str]()
+        for name, value in list(local.items()):
+            if (name in living or name in used) and not issubclass(type(value), _NO_OBJECTS):
                 yield graph.Leaf(f"{VARIABLE}{name} of {each.f_code.co_qualname}()", None, None, value)
 
 
-def contents() -> Iterator[Any]:
-    """The values of all of these variables."""
-    for each in outside():
-        yield from each.f_locals.values()
+def contents() -> list[Any]:
+    """The values of all variables of these functions."""
+    return [value for each in outside() for value in each.f_locals.values()]
 
 
 def finder(path: str) -> Callable[[], Any] | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import site
 import sys
 import sysconfig
@@ -47,4 +48,5 @@ def found_in_class(kind: type, name: str) -> Any:
 
 
 _of_the_script: dict[type, bool] = {}
-_FILLED = (types.SimpleNamespace, threading.local)  # only scripts put anything into these
+# Only scripts put anything into these.
+_FILLED = (types.SimpleNamespace, threading.local, collections.UserDict, collections.UserList, collections.ChainMap)

@@ -18,7 +18,7 @@ from typing import Any
 
 _PART = re.compile(r"(LOAD|STORE|DELETE)_(?:FAST|NAME|DEREF|CLASSDEREF|GLOBAL|CLOSURE)")
 _ENDS = ("RETURN", "RAISE", "RERAISE", "JUMP_FORWARD", "JUMP_BACKWARD", "JUMP_ABSOLUTE")
-MOST = 20_000  # instructions of a function that is gone through; of a longer one all variables live
+MOST = 50_000  # instructions of a function in which it is found out what lives
 
 
 _ADDING = ("append", "appendleft", "extend", "add")
@@ -128,16 +128,20 @@ class Living:
         self._always = frozenset(code.co_cellvars) | frozenset(code.co_freevars)
         self._all = self._always | frozenset(code.co_varnames) | frozenset(code.co_names)
         self._offsets: list[int] = []
-        self._after: list[frozenset[str]] = []
+        self._after: list[int] = []  # what lives after each instruction, as bits of `_names`
+        self._names: list[str] = []
         instructions = list(dis.get_instructions(code))
-        if len(instructions) <= MOST and not _ANY_NAME & set(code.co_names):
+        # By their names as functions: model.eval() reads no variable.
+        any_name = any(one.argval in _ANY_NAME for one in instructions if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"))
+        if len(instructions) <= MOST and not any_name:
             self._find(code, instructions)
 
     def at(self, lasti: int) -> frozenset[str]:
         """What lives when the instruction at this place has done its work: of a loop, when it has given an item."""
         if not self._offsets or lasti < 0:
             return self._all
-        return self._after[bisect.bisect_right(self._offsets, lasti) - 1] | self._always
+        bits = self._after[bisect.bisect_right(self._offsets, lasti) - 1]
+        return frozenset(name for at, name in enumerate(self._names) if bits >> at & 1) | self._always
 
     def _find(self, code: CodeType, instructions: list[dis.Instruction]) -> None:
         index = {one.offset: at for at, one in enumerate(instructions)}
@@ -147,21 +151,33 @@ class Living:
             for at, one in enumerate(instructions):
                 if handler is not None and entry.start <= one.offset < entry.end:
                     follows[at].append(handler)
-        uses = [_uses(one) for one in instructions]
-        before: list[frozenset[str]] = [frozenset()] * (len(instructions) + 1)
+        names = sorted(self._all)
+        bits = {name: 1 << at for at, name in enumerate(names)}  # sets as numbers: functions may be long
+        uses = [tuple(_bits(each, bits) for each in _uses(one)) for one in instructions]
+        before = [0] * (len(instructions) + 1)
         changed = True
         while changed:
             changed = False
             for at in reversed(range(len(instructions))):
-                after = frozenset[str]().union(*(before[to] for to in follows[at]))
-                read, written = uses[at]
-                found = (after - written) | read
+                found = (_any_of(before, follows[at]) & ~uses[at][1]) | uses[at][0]
                 if found != before[at]:
                     before[at], changed = found, True
         self._offsets = [one.offset for one in instructions]
         for at, one in enumerate(instructions):
-            nexts = [at + 1] if one.opname == "FOR_ITER" else follows[at]
-            self._after.append(frozenset[str]().union(*(before[to] for to in nexts)))
+            after = _any_of(before, [at + 1] if one.opname == "FOR_ITER" else follows[at])
+            self._after.append(after)
+        self._names = names
+
+
+def _bits(names: Iterable[str], bits: dict[str, int]) -> int:
+    return sum({bits[name] for name in names if name in bits})
+
+
+def _any_of(before: list[int], places: list[int]) -> int:
+    found = 0
+    for at in places:
+        found |= before[at]
+    return found
 
 
 def _successors(one: dis.Instruction, at: int, index: dict[int, int]) -> list[int]:
