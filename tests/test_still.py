@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
-from torchrelay.worker.hidden_state.still import RESTLESS, Still
+from torchrelay.worker.hidden_state.still import GLANCES, RESTLESS, Still
 
 
 class Slotted:
@@ -185,3 +185,11 @@ def test_who_gets_names_in_each_call_is_looked_at_for_it_no_more() -> None:
     assert looks == RESTLESS
     still.rewind()
     assert len(holder) == 3 * RESTLESS - 1, "but it is put right"
+
+
+def test_what_torch_s_modules_were_made_with_is_asked_in_turn() -> None:
+    holders = [{"p": 0.1} for _ in range(3 * GLANCES)]
+    still = Still([leaf_of(holder, "p") for holder in holders], seldom=lambda _: True)
+    assert not any(still.has_stirred() for _ in range(7))
+    holders[-1]["p"] = 0.2
+    assert sum(still.has_stirred() for _ in range(6)) == 2

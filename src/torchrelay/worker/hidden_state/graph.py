@@ -163,6 +163,7 @@ class Walk:
         self.leaves: dict[str, Leaf] = {}
         self.holders: dict[str, Any] = {}
         self.containers: list[Any] = []
+        self.of_torch: set[int] = set()  # ids of the attributes of torch's own modules
         self._named: dict[str, list[tuple[int, Any]]] = {}
         self._seen = {id(thing) for thing in passed}
         self.absent: dict[str, Leaf] = {}  # variables without a value
@@ -256,9 +257,7 @@ class Walk:
 
     def _entries(self, path: str, holder: Any, name: Any, value: Any) -> None:
         """Objects that may come up in a container; of one of the script's classes all that is in it."""
-        if not is_fillable(value):
-            return
-        if is_own(value) or not value or made.holds_objects(value):
+        if is_fillable(value) and (is_own(value) or not value or made.holds_objects(value)):
             self.leaves[f"{path}{ENTRIES}"] = Entries(f"{path}{ENTRIES}", holder, name, made.Filled(value))
 
     def _function(self, function: Any) -> None:
@@ -303,6 +302,7 @@ class Walk:
             modules = (fields or {}).get("_modules") or {}
             self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules.items() if inner is not None)
             if not _is_of_the_script(kind):
+                self.of_torch.add(id(fields))
                 if str(kind.__module__).startswith("torch.nn.modules."):
                     self._later(_settings(path, fields or {}, depth))
                 return

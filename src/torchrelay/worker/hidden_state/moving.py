@@ -133,12 +133,13 @@ class Moving:
             if self._walk.leaves.get(path) is leaf:
                 leaf.remember_way(self._walk.parents, variables.finder(path))
         if self._functions is not None:
+            walk = self._walk
             self.still = Still(
-                [leaf for path, leaf in self._walk.leaves.items() if self._is_still(path, leaf)],
-                [leaf for leaf in self._walk.absent.values() if _is_global(leaf)],
-                self._walk.holders.values(), self._walk.containers,
-                [leaf.value.container for leaf in self._walk.leaves.values() if isinstance(leaf.value, Filled)],
-                self._may_move(), self._restless,
+                [leaf for path, leaf in walk.leaves.items() if self._is_still(path, leaf)],
+                [leaf for leaf in walk.absent.values() if _is_global(leaf)],
+                [holder for holder in walk.holders.values() if id(holder) not in walk.of_torch], walk.containers,
+                [leaf.value.container for leaf in walk.leaves.values() if isinstance(leaf.value, Filled)],
+                self._may_move(), lambda holder: id(holder) in walk.of_torch, self._restless,
             )  # fmt: skip
         self._walk.holders.clear()
         self._walk.parents.clear()

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from operator import getitem
 from typing import Any
@@ -24,6 +24,7 @@ from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
 
 SMALL = 64  # entries of what is compared whole
+GLANCES = 32  # of what is asked in turn
 RESTLESS = 8  # times that an object may get names before that is no reason for a look any more
 _SLICED = (list, *graph.BUFFERS)
 _environment: dict[Any, Any] = getattr(os.environ, "_data", {})
@@ -37,17 +38,21 @@ class Still:
     def __init__(
         self, leaves: Iterable[Leaf] = (), absent: Iterable[Leaf] = (), holders: Iterable[Any] = (),
         containers: Iterable[Any] = (), filled: Iterable[Any] = (), things: Iterable[Any] = (),
-        restless: dict[int, int] | None = None,
+        seldom: Callable[[Any], bool] = lambda _: False, restless: dict[int, int] | None = None,
     ) -> None:  # fmt: skip
         """`leaves`: of numbers, texts and flags. `absent`: globals that are not there yet.
 
         `holders`: of names, such as attributes. `containers`: that may grow. `filled`: those in which objects come up.
-        `things`: small ones that may be changed where they lie.
+        `things`: small ones that may be changed where they lie. `seldom`: holders of which some leaves are asked in
+        each call, all in turn, as there are many: what torch's own modules were made with.
         `restless`: by the id of a holder, in how many looks it had other names than before.
         """
         self._absent = [(leaf.holder, leaf.name) for leaf in absent]
         self._restless = {} if restless is None else restless
-        found = [(_place(leaf), leaf) for leaf in leaves]
+        leaves = list(leaves)
+        self._in_turn = [leaf for leaf in leaves if seldom(leaf.holder)]
+        self._turn = 0
+        found = [(_place(leaf), leaf) for leaf in leaves if not seldom(leaf.holder)]
         self._leaves = [leaf for place, leaf in found if place] + [leaf for place, leaf in found if not place]
         self._held_by = [place[0] for place, _ in found if place]
         self._called = [place[1] for place, _ in found if place]
@@ -78,7 +83,11 @@ class Still:
         """Whether something is another one than it was at the last look."""
         if self._now() != self._values or list(map(len, self._watched)) != self._counts:
             return True
-        return any(name in holder for holder, name in self._absent)
+        if any(name in holder for holder, name in self._absent):
+            return True
+        self._turn = self._turn + GLANCES if self._turn + GLANCES < len(self._in_turn) else 0
+        asked = self._in_turn[self._turn : self._turn + GLANCES]
+        return any((now := leaf.read()) is not leaf.value and now != leaf.value for leaf in asked)
 
     def enter(self) -> None:
         """A call begins: what is another one afterwards, that has done."""
