@@ -187,7 +187,7 @@ class Moving:
         if self._seen[path][0] in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
             return False
-        if only_grew(before, self._seen[path]) and (self._functions is None or type(leaf.value) not in (list, deque)):
+        if only_grew(before, self._seen[path]) and not self._may_be_counted(leaf.value):
             return False
         none_yet = before is MISSING or before == ("value", None)
         if none_yet and (path.endswith("]") or self._seen[path][0] == "tensor"):
@@ -206,6 +206,10 @@ class Moving:
                 return False
         self.kept[path] = leaf
         return True
+
+    def _may_be_counted(self, value: Any) -> bool:
+        """What has more entries than before may be a cache; of steps and between them small ones are carried, too."""
+        return self._functions is not None and (type(value) in (list, deque) or len(value) <= SMALL)
 
     def _judge_entries(self, path: str, leaf: Leaf, *, is_new: bool) -> bool:
         """Objects have come up in a container, or it has come up itself."""
