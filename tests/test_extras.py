@@ -240,7 +240,7 @@ class Stateless:
 @pytest.mark.parametrize(
     ("extra", "reason"),
     [
-        ({"n": 3}, r"state\['n'\] is a int, which cannot be changed in place\. Put it into a dict"),
+        ({"n": 3}, r"state\['n'\] is an int, which cannot be changed in place\. Put it into a dict"),
         (
             {"foo": Stateless()},
             r"state\['foo'\] is a .*Stateless, whose state is not known\. Give its class",

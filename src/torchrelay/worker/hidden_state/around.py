@@ -22,8 +22,15 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchrelay.worker.hidden_state import graph, variables
-from torchrelay.worker.hidden_state.graph import Leaf, of_class, of_function, of_module, told_apart, variables_of
-from torchrelay.worker.hidden_state.variables import VARIABLE
+from torchrelay.worker.hidden_state.graph import (
+    VARIABLE,
+    Leaf,
+    of_class,
+    of_function,
+    of_module,
+    told_apart,
+    variables_of,
+)
 from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.source.names import functions_in

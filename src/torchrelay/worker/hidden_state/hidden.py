@@ -272,6 +272,7 @@ class Hidden:
         self._remembered = []
         self._touched = []
         self._looking = False
+        self._enter()
 
     def remember(self) -> None:
         """Whatever the call under way changes can be put back, as far as it is small."""
@@ -287,7 +288,6 @@ class Hidden:
         elif (not only_if_stirred and self._looks.due()) or self.state.still.has_changed():
             self._looks.spend(self._look)
         else:
-            self._enter()
             return
         self._calm, self._looking = False, True
         self._before = self.state.record() if self.state.kept else b""

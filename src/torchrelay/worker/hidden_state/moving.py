@@ -29,11 +29,10 @@ import torch
 from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state import generators, graph, made, variables
 from torchrelay.worker.hidden_state.around import around
-from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, Leaf, Walk
+from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
 from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, SMALL, is_held, only_grew, same, signature, size
 from torchrelay.worker.hidden_state.still import Still, is_glanced_at
-from torchrelay.worker.hidden_state.variables import VARIABLE
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import memory, values
 

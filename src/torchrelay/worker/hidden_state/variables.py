@@ -49,15 +49,14 @@ ENTRIES = 1024  # of a container, and numbers in a tensor
 SHOWN = 64  # of them that are looked at to see whether it has changed
 _DIRECT = frozenset({int, float, bool, type(None), str, bytes})
 _FLAT = (list, dict, deque)
-_FILLED = (list, dict, set, deque)  # what is filled in place, as others may hold it, too
+_FILLED = (list, dict, set, deque)  # what is filled in place
 _NO_OBJECTS: tuple[type, ...] = (
     int, float, complex, str, bytes, type(None), type, FunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray,
     np.generic, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler,
 )  # fmt: skip
 _STEPPING = graph.ITERATORS - {itertools.count} | {zip, map, filter, enumerate}
 _PLAIN_MODULES = ("builtins", "torch", "numpy")
-VARIABLE = graph.VARIABLE
-_path = re.compile(rf"{VARIABLE}(\w+) of (.*?)\(\)")
+_path = re.compile(rf"{graph.VARIABLE}(\w+) of (.*?)\(\)")
 _MAX_INT = 1 << 63
 MOVED = "moved"  # no container looks like that
 _DECLARED = " "  # behind the name of a global: no variable has such a name
@@ -86,7 +85,7 @@ _HISTORY = (
     "history to a file, or keep it in state=..."
 )
 _OF_LOOPS = "torchrelay.worker.data.loops"
-_walking: dict[int, CodeType] = {}  # generators with tracked loops, by the id of their code
+_walking: dict[int, CodeType] = {}  # generators with tracked loops, by id
 # Of each function by the id of its code, which is held: what it assigns in loops; None: a library's. By ids, as to hash
 # a code is to hash all of its constants, for each frame of each step; and codes of different files may be equal.
 _names_of: dict[int, tuple[CodeType, Names | None]] = {}
@@ -192,7 +191,7 @@ def held() -> Iterator[graph.Leaf]:
         used = _used_by_functions(around) if local is around else frozenset[str]()
         for name, value in list(local.items()):
             if (name in living or name in used) and not issubclass(type(value), _NO_OBJECTS):
-                yield graph.Leaf(f"{VARIABLE}{name} of {each.f_code.co_qualname}()", None, None, value)
+                yield graph.Leaf(f"{graph.VARIABLE}{name} of {each.f_code.co_qualname}()", None, None, value)
 
 
 def contents() -> list[Any]:
