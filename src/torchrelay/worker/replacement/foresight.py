@@ -95,7 +95,7 @@ class Foresight:
         if self._hopeless:
             return _encode(NOTHING_KNOWN)
         frames = list(_frames(until))
-        if not self._calls and frames:
+        if self._said is None and not self._calls and frames:
             self._said = said_by(frames[-1].f_code)
         if self._said is not None:
             self._told = self._said.now(frames[-1])
