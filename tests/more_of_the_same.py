@@ -28,13 +28,19 @@ MORE: dict[str, tuple[str, ...]] = {
         "[flag]", "[namedtuple]", "[frozen]", "[nonlocal]", "[deque]", "[list]", "[global]", "[default]",
         "[contextvar]", "[environ]", "[namespace]", "[thread]", "[module]", "[slots]", "[class]", "[late]", "[cached",
         "steps[defaultdict]", "steps[counter]", "twice[defaultdict]", "twice[function]", "the_first_to_count",
-        "[iterator", "[cycle", "[large", "each_example",
+        "[iterator", "[cycle", "[large", "each_example", "first_time[begins", "see[held]", "see[nested", "see[keyword]",
+        "see[users]", "see[chain]", "see[numbers]", "see[made]", "see[settings", "see[tensor", "twice[own-dict]",
     ),
-    "test_case_late_decision": ("[early", "without_a_section"),
+    "test_case_late_decision": ("[early", "after_the_last_step"),
+    "test_case_meters": ("[dict]", "[default]", "[list]", "made_once[grad:9"),
+    "test_case_reads_between": ("[norm]", "[told]", "[zeroes]"),
+    "test_case_returned": ("[graph]", "[item]", "[own-clip]", "[later-"),
     "test_case_own_stream": ("[tuple]", "[list]", "[dict]", "[argument]", "[buffer]"),
     "test_case_places": ("[migrate]",),
     "test_case_two_steps": ("[again]",),
-    "test_case_undisturbed": ("[collected]", "[hard-examples]", "[kept-between]", "[late-decision]"),
+    "test_case_undisturbed": (
+        "[collected]", "[hard-examples]", "[kept-between]", "[late-decision]", "[meters]", "[kept-elsewhere]",
+    ),
     "test_ddp": (
         "redone_to_the_same_bits[views]", "redone_to_the_same_bits[a hook]", "redone_to_the_same_bits[copied",
         "redone_to_the_same_bits[unused", "replaced_to_the_same_bits[views", "replaced_to_the_same_bits[a hook",
@@ -55,7 +61,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "test_proofs": (
         "[hidden:", "[looks:", "[proving:", "[tail:", "[returned:", "[comparing:", "[arguments:", "[kept:",
-        "[collected:",
+        "[collected:", "[foresight:", "[still:",
     ),
     "test_run": (
         "[scaler-", "[loader_workers-", "[saved-", "[sections-forward]", "[sections-between]", "[saved_by_path-",
