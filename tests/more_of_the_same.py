@@ -28,7 +28,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "[flag]", "[namedtuple]", "[frozen]", "[nonlocal]", "[deque]", "[list]", "[global]", "[default]",
         "[contextvar]", "[environ]", "[namespace]", "[thread]", "[module]", "[slots]", "[class]", "[late]", "[cached",
         "steps[defaultdict]", "steps[counter]", "twice[defaultdict]", "twice[function]", "the_first_to_count",
-        "[iterator", "[cycle", "[large", "each_example", "first_time[begins", "see[held]", "see[nested", "see[keyword]",
+        "[iterator", "[cycle", "[large", "each_example", "[begins-", "see[held]", "see[nested", "see[keyword]",
         "see[users]", "see[chain]", "see[numbers]", "see[made]", "see[settings", "see[tensor", "twice[own-dict]",
     ),
     "test_case_late_decision": ("[early", "after_the_last_step"),
