@@ -40,6 +40,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_two_steps": ("[again]",),
     "test_case_undisturbed": (
         "[collected]", "[hard-examples]", "[kept-between]", "[late-decision]", "[meters]", "[kept-elsewhere]",
+        "[edited]", "[fake-dimensions]", "[layers-later]", "[own-places]", "[two-steps]", "[uneven]",
     ),
     "test_ddp": (
         "redone_to_the_same_bits[views]", "redone_to_the_same_bits[a hook]", "redone_to_the_same_bits[copied",

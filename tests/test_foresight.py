@@ -96,7 +96,14 @@ def of_two_ends(number: int, gate: Gate) -> Any:
     return loss.detach()
 
 
-LEARNT: list[Step] = [through_a_function, of_two_ends]
+def by_chance(number: int, gate: Gate) -> Any:
+    loss = 0.25 + number
+    other = 0.25 if number == 0 else 9.0 + loss
+    gate()
+    return same(loss) if other else None
+
+
+LEARNT: list[Step] = [through_a_function, of_two_ends, by_chance]
 KNOWN: list[Step] = [detached, as_number, nested, with_constants, in_a_caller, nothing]
 
 
