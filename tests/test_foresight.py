@@ -260,6 +260,17 @@ def test_large_tensors_are_not_held() -> None:
         complete(known[0], [])
 
 
+@pytest.mark.parametrize("step", [detached, through_a_function])
+def test_calls_without_an_update_show_nothing(step: Step) -> None:
+    skips = True
+    life = Life(lambda number, gate: step(number, (lambda: None) if skips else gate))
+    for number in range(2 * CALLS):
+        life.call(number)
+    skips = False
+    known, value = [life.call(number) for number in range(CALLS + 2)][-1]
+    assert complete(known, []) == values.encode(value, "result")
+
+
 def test_what_cannot_be_kept_is_refused() -> None:
     with pytest.raises(RefusedError, match="Return numbers"):
         foresight.encoded("step", object())

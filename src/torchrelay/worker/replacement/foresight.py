@@ -82,6 +82,7 @@ class Foresight:
         self._paths: list[Path] = []
         self._kinds: list[Any] = []
         self._sources: list[list[Source]] = []  # for each leaf, the variables that have held it in all calls
+        self._asked = False  # at the gate of the call under way
         self._said: _Said | None = None
         self._constants: list[Any] = []  # for each leaf, what it has been in all calls, if it is none of computing
         self._hopeless = False
@@ -92,6 +93,7 @@ class Foresight:
         """What is known now, for the record. `until`: what has called the function."""
         self._told = None
         self._seen = {}
+        self._asked = True
         if self._hopeless:
             return _encode(NOTHING_KNOWN)
         frames = list(_frames(until))
@@ -129,7 +131,8 @@ class Foresight:
 
     def returned(self, value: Any, result: bytes) -> None:
         """The call has returned: learn from it. `result`: the value, encoded."""
-        if self._hopeless:
+        asked, self._asked = self._asked, False
+        if self._hopeless or not asked:  # without an update there is nothing to foresee
             return
         told, self._told = self._told, None
         if self._said is not None and told is not None:
