@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import array
 import os
+from collections import deque
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
-from torchrelay.worker.hidden_state.still import GLANCES, RESTLESS, Still
+from torchrelay.worker.hidden_state.still import GLANCES, RESTLESS, Still, is_glanced_at
 
 
 class Slotted:
@@ -193,3 +195,24 @@ def test_what_torch_s_modules_were_made_with_is_asked_in_turn() -> None:
     assert not any(still.has_stirred() for _ in range(7))
     holders[-1]["p"] = 0.2
     assert sum(still.has_stirred() for _ in range(6)) == 2
+
+
+class Odd(dict[str, int]):
+    """Of a script that means something else by it."""
+
+    def copy(self) -> Any:
+        raise RuntimeError("not that way")
+
+
+@pytest.mark.parametrize("thing", [[1], {"a": 1}, {1}, deque([1]), bytearray(2), array.array("i", [1]), Odd(a=1)])
+def test_what_is_changed_where_it_lies_is_noticed(thing: Any) -> None:
+    assert is_glanced_at(thing)
+    still = Still(things=[thing])
+    assert not still.has_changed()
+    if isinstance(thing, dict):
+        thing["a"] = 2
+    elif isinstance(thing, set):
+        thing.add(2)
+    else:
+        thing[0] = 2
+    assert still.has_changed()

@@ -143,13 +143,11 @@ def is_glanced_at(value: Any) -> bool:
 def _glance(value: Any) -> Any:
     if type(value) is torch.Tensor:
         return value._version
-    return (
-        generators.bytes_of(value)
-        if graph.is_generator(value)
-        else value.copy()
-        if hasattr(value, "copy")
-        else value[:]
-    )
+    if graph.is_generator(value):
+        return generators.bytes_of(value)
+    if graph.is_own(value):  # no method of the script's is called
+        return list(made.pairs(value))
+    return value[:] if type(value) in _SLICED else value.copy()
 
 
 def _place(leaf: Leaf) -> tuple[Any, Any] | None:
