@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchrelay.worker.tensors import arguments
 from torchrelay.worker.tensors.arguments import MAX_ENTRIES, SIZE, WHOLE, differing, digest, digests, names_of
 
 Pair = namedtuple("Pair", ("x", "y"))
@@ -198,3 +199,11 @@ class Path(str):
 def test_values_of_further_kinds_are_told_apart(one: Any, other: Any) -> None:
     assert digest(one) == digest(one)
     assert digest(one) != digest(other)
+
+
+def test_a_digest_that_waits_for_a_device_is_the_same_each_time() -> None:
+    maker = arguments._maker([1, 2])
+    maker._away.append(torch.tensor(77))  # a sum under way
+    first = maker.finish()
+    assert maker.finish() == first
+    assert first != arguments._maker([1, 2]).finish()

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker.scheduling import niceness
-from torchrelay.worker.scheduling.niceness import SESSION_STEPS, SessionPriority, read_priority
+from torchrelay.worker.hardware import niceness
+from torchrelay.worker.hardware.niceness import SESSION_STEPS, SessionPriority, read_priority
 
 DEADLINE_S = 20.0
 ON = Path("/proc/sys/kernel/sched_autogroup_enabled")
 STORY = """
-from torchrelay.worker.scheduling.niceness import FILE, read_priority
-from torchrelay.worker.scheduling.niceness import Niceness
+from torchrelay.worker.hardware.niceness import FILE, read_priority
+from torchrelay.worker.hardware.niceness import Niceness
 niceness, seen = Niceness(), [read_priority()]
 for act in (niceness.give_way, niceness.give_way, niceness.take_turn, niceness.give_way):
     act()

@@ -20,7 +20,7 @@ from torchrelay.protocol.messages.ids import Generation, Rank
 from torchrelay.protocol.messages.orders import Interrupt, Source
 from torchrelay.protocol.model.incident import Resolution
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.worker.scheduling.niceness import LOWEST, STEPS, may_return
+from torchrelay.worker.hardware.niceness import LOWEST, STEPS, may_return
 from torchrelay.worker.transfer.request import STALL_S
 
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(120)]

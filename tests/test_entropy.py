@@ -86,3 +86,11 @@ def test_all_processes_of_a_run_come_to_the_same_order_of_a_set() -> None:
     assert base_environment(structs.replace(launch, master_port=1), "127.0.0.1")["PYTHONHASHSEED"] != found[0]
     given = structs.replace(launch, env={"PYTHONHASHSEED": "0"})
     assert base_environment(given, "127.0.0.1")["PYTHONHASHSEED"] == "0"
+
+
+def test_torchs_watchdog_leaves_a_broken_communicator_to_us_unless_the_operator_wants_it() -> None:
+    launch = Launch(script="train.py", cwd="/", nproc_per_node=2, master_port=29500)
+    found = base_environment(launch, "127.0.0.1")
+    assert found["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == found["TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC"] == "0"
+    given = structs.replace(launch, env={"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"})
+    assert base_environment(given, "127.0.0.1")["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "3"

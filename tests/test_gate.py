@@ -66,7 +66,7 @@ class Stand:
             identity=SimpleNamespace(known=True),
             welcome=SimpleNamespace(patience_s=0.2), buddies=self.buddies, snapshots=None,
         )  # fmt: skip
-        self.gate = Gate(cast(Any, session), Sum(cast(Any, self.group), "cpu"))
+        self.gate = Gate(cast(Any, session), Sum(cast(Any, self.group), torch.device("cpu")))
         self.then: Callable[[], None] = lambda: None  # when the worker has told of a failure
 
     def hear(self, event: Event) -> None:
@@ -150,7 +150,8 @@ def test_the_gate_comes_after_what_the_device_has_to_do(
     monkeypatch.setattr(c10d, "_get_default_group", lambda: "group")
     monkeypatch.setattr(c10d, "_world", SimpleNamespace(pg_backend_config={"group": Config()}))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus)
-    monkeypatch.setattr(gate, "Sum", lambda _, where: where)
+    monkeypatch.setattr(gate, "Sum", lambda _, where: where.type)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     session: Any = SimpleNamespace(rounds="lanes")
     exchange: object = gate.exchange_of(session, gradients)
     assert exchange == found

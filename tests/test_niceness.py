@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker.scheduling.niceness import LOWEST, STEPS, Niceness, may_return
+from torchrelay.worker.hardware.niceness import LOWEST, STEPS, Niceness, may_return
 
 
 def priorities(*, but: int) -> set[int]:

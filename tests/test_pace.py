@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from torchrelay.worker.scheduling import niceness
-from torchrelay.worker.scheduling.niceness import REST_LIMIT_S, SHARE, Pace, idle_and_all
+from torchrelay.worker.hardware import niceness
+from torchrelay.worker.hardware.niceness import REST_LIMIT_S, SHARE, Pace, idle_and_all
 
 REST = 1 / SHARE - 1  # seconds for each second of work
 
@@ -23,7 +23,7 @@ class Worker:
         self.ticks = [0, 0]  # busy, idle
         self.pass_ticks(busy=1, idle=0)
         monkeypatch.setattr(niceness, "_PROC_STAT", self.stat)
-        monkeypatch.setattr("torchrelay.worker.scheduling.niceness.time.monotonic", lambda: self.now_s)
+        monkeypatch.setattr("torchrelay.worker.hardware.niceness.time.monotonic", lambda: self.now_s)
 
     def pace(self, since_s: float | None = None) -> Pace:
         return Pace(self.rest, since_s, cpu_s=lambda: self.cpu_s)

@@ -342,6 +342,18 @@ async def see_gone(child: Child, started: int | None) -> None:
 
 # Before it knows its rank: torchrun's names, and ours.
 
+# Torch's watchdog ends a process whose communicator fails, at once or after having waited a minute with a lock held.
+# Here the process lives on: nobody but us aborts communicators. NVLS binds the memory of all ranks, the lost one's too.
+LET_US_RECOVER = {
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
+    "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
+    "TORCH_NCCL_PROPAGATE_ERROR": "0",
+    "NCCL_NVLS_ENABLE": "0",
+}
+
 
 def is_loopback(host: str) -> bool:
     """Whether workers that listen on `host` are on one machine."""
@@ -366,7 +378,7 @@ def base_environment(launch: Launch, host: str) -> dict[str, str]:
     env.setdefault("PYTHONHASHSEED", str(zlib.crc32(f"{launch.master_port} {launch.script}".encode())))
     # Broken connections are our daily bread; c10d would print a stack trace for each of them.
     env.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-    return env
+    return {**LET_US_RECOVER, **env}
 
 
 def torchrun_environment(launch: Launch, spec: JobSpec) -> dict[str, str]:

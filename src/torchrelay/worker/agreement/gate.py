@@ -26,6 +26,7 @@ from torchrelay.protocol.health.wait_for_graph import DEFAULT
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.worker.agreement.blame import tell_failed
 from torchrelay.worker.data import cursor as places
+from torchrelay.worker.hardware import device
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
@@ -49,11 +50,11 @@ class Exchange(Protocol):
 class Sum:
     """An all-reduce of one int32. Ranks of one job go through the same gates: a sum tells if one is elsewhere."""
 
-    def __init__(self, group: dist.ProcessGroup, device: str) -> None:
-        """`group`: of all ranks; `device`: on which it communicates."""
+    def __init__(self, group: dist.ProcessGroup, on: torch.device) -> None:
+        """`group`: of all ranks; `on`: the device on which it communicates."""
         self._group = group
         # Made once: what lies between backward and the update should be little.
-        self._flags = [torch.zeros(1, dtype=torch.int32, device=device)]
+        self._flags = [torch.zeros(1, dtype=torch.int32, device=on)]
         self._size = group.size()
 
     def exchange(self, point: Point, lacking: bool) -> bool | None:
@@ -136,15 +137,16 @@ def await_interrupt(session: Session, say: Callable[[], None]) -> None:
         standing.await_poison(wired, session.welcome.patience_s)
 
 
-def world() -> tuple[dist.ProcessGroup, str]:
+def world() -> tuple[dist.ProcessGroup, torch.device]:
     """The group of all ranks, and the device on which it communicates."""
     group = c10d._get_default_group()
-    return group, "cpu" if "cpu:" in repr(c10d._world.pg_backend_config[group]) else "cuda"
+    on_cpu = "cpu:" in repr(c10d._world.pg_backend_config[group])
+    return group, torch.device("cpu") if on_cpu else device.own()
 
 
 def on_lanes() -> bool:
     """Whether there are lanes for gates: not where nothing can be trained on the CPU."""
-    return world()[1] == "cpu"
+    return "cpu:" in repr(c10d._world.pg_backend_config[c10d._get_default_group()])
 
 
 def exchange_of(session: Session, devices: Collection[str]) -> Exchange:
@@ -153,17 +155,17 @@ def exchange_of(session: Session, devices: Collection[str]) -> Exchange:
     With NCCL the host runs ahead of the GPU, also where the group has Gloo for the CPU beside: only what the GPU does
     itself comes after its reductions. A rank that trains nothing goes with those that have a GPU.
     """
-    group, device = world()
-    on_gpu = "cuda" in devices or (not devices and torch.cuda.is_available())
-    if on_gpu and "cuda:nccl" in repr(c10d._world.pg_backend_config[group]):
-        return Sum(group, "cuda")
-    return session.rounds if on_lanes() else Sum(group, device)
+    group = c10d._get_default_group()
+    on_gpu = device.ACCELERATOR in devices or (not devices and torch.cuda.is_available())
+    if on_gpu and f"{device.ACCELERATOR}:nccl" in repr(c10d._world.pg_backend_config[group]):
+        return Sum(group, device.own())
+    return session.rounds if on_lanes() else Sum(*world())
 
 
 def largest(values: list[float]) -> list[float]:
     """Collective over all ranks: of each of these numbers the largest that any rank has."""
-    group, device = world()
-    told = torch.tensor(values, dtype=torch.float64, device=device)
+    group, on = world()
+    told = torch.tensor(values, dtype=torch.float64, device=on)
     options = c10d.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)
     group.allreduce([told], options).wait()

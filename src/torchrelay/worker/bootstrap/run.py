@@ -26,6 +26,7 @@ from torchrelay.worker.data import alongside, beside
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.data.loops import Loop
+from torchrelay.worker.hardware import device
 from torchrelay.worker.hidden_state import holdings, variables
 from torchrelay.worker.parallel import pipeline
 from torchrelay.worker.parallel.prepared import Prepared
@@ -151,6 +152,7 @@ class Joining:
             )
         groups.protect()
         built = State(model, optimizer, state, save=save, load=load)
+        device.settle(parameter for _, parameter in built.parameters())
         if built.saves:
             _watch_living_optimizers(built)
         refused = layout.refusal(built) or layout.blind(built, options.shard)

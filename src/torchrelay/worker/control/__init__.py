@@ -1,1 +1,1 @@
-"""Control: the control thread, and what it shares with the main thread. Imports `scheduling`."""
+"""Control: the control thread, and what it shares with the main thread. Imports `hardware`."""

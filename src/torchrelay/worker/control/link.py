@@ -43,8 +43,8 @@ from torchrelay.wire.messages.framing import Closed, FrameSocket
 from torchrelay.wire.messages.link import Welcome, decode_to_worker
 from torchrelay.worker.control.identity import CONTROL_THREAD, Identity
 from torchrelay.worker.control.standing import Report, Standing
+from torchrelay.worker.hardware.niceness import Niceness
 from torchrelay.worker.process_groups import groups
-from torchrelay.worker.scheduling.niceness import Niceness
 from torchrelay.worker.source.lines import is_library
 
 log = logging.getLogger(__name__)

@@ -17,6 +17,7 @@ import torch
 from torch.distributed import _composable_state
 
 from torchrelay.errors import StateMismatchError
+from torchrelay.worker.hardware import device
 
 # What a parameter group holds from one part of a step to the next, and what it holds between steps. Those that this
 # version of torch does not have are left out; what a later one adds is for its own `reset_iter_state`.
@@ -202,8 +203,8 @@ def put_right(found: list[Any]) -> None:
     Gradients of shards are left as they are; those that were not reduced yet are dropped. It does not communicate, and
     waits for no collective: to be called when the groups are wired anew, or were never used.
     """
-    if found and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+    if found:
+        device.wait()
     for state in found:
         _put_context_right(state)
         for group in _groups(state):

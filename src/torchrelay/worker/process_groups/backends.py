@@ -26,6 +26,7 @@ from torch.distributed.distributed_c10d import GroupName
 from torchrelay.errors import RefusedError
 from torchrelay.worker.process_groups import foreign, path_groups
 from torchrelay.worker.process_groups.abandon import await_unless_broken
+from torchrelay.worker.process_groups.aborts import Aborts
 from torchrelay.worker.process_groups.counts import GLOO, Counts
 from torchrelay.worker.process_groups.foreign import NCCL, OURS
 from torchrelay.worker.process_groups.path_groups import PATHS
@@ -73,7 +74,7 @@ class Backends:
         self._swap = swap
         self._make_torchs: Any = None  # torch's own function
         self._wirings: weakref.WeakKeyDictionary[ProcessGroup, Wiring] = weakref.WeakKeyDictionary()
-        self._abortable: weakref.WeakSet[Any] = weakref.WeakSet()  # backends, and groups that are their own
+        self.aborts = Aborts()
         self.counts = Counts()
 
     # ------------------------------------------------------------ in torch's place
@@ -164,7 +165,7 @@ class Backends:
         members, about = tuple(range(size)) if not ranks else tuple(ranks), group_desc or "undefined"
         wiring = Wiring(str(group_name), members, rank, {PATHS: ("cpu",)}, timeout, not ranks, about)
         self._wirings[group] = wiring
-        self._abortable.add(group)
+        self.aborts.add(group, blocks=False)
         if not self.alone:
             self.put(group, wiring, {}, meeting)
         return group, meeting
@@ -254,7 +255,7 @@ class Backends:
                 backend = gloo(store, wiring, timeout_s)
             else:
                 backend = nccl(store, wiring)
-                self._abortable.add(backend)
+                self.aborts.add(backend, blocks=True)
             options: Any = backend.options
             # As torch does: the default group's list is empty. Flight recorders and debuggers read it.
             options.global_ranks_in_group = [] if wiring.default else list(wiring.ranks)
@@ -288,13 +289,6 @@ class Backends:
     def take(self, group: ProcessGroup) -> Callable[[], object]:
         """Take the group's backends out; the result lets go of them. A path group does that when it connects anew."""
         return (lambda: None) if path_groups.is_path_group(group) else self._swap().take(group)
-
-    def abort(self) -> int:
-        """Abort what can be aborted (NCCL, path groups). From any thread; returns how many."""
-        backends = tuple(self._abortable)
-        for backend in backends:
-            backend.abort()
-        return len(backends)
 
 
 def kinds_of(config: str) -> dict[str, tuple[str, ...]]:

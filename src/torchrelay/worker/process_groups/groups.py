@@ -26,6 +26,7 @@ from torch._C._distributed_c10d import Backend, HashStore, PrefixStore, Store, T
 from torch.distributed import distributed_c10d as c10d
 
 from torchrelay.errors import RefusedError
+from torchrelay.worker.hardware import device
 from torchrelay.worker.process_groups import abandon, foreign, swap
 from torchrelay.worker.process_groups.abandon import Abandoned, await_unless_broken
 from torchrelay.worker.process_groups.backends import Backends, Wiring
@@ -231,7 +232,7 @@ def reconfigure(store: Store, *, generation: int, timeout_s: float, keys: str | 
         wirings = process.backends.survey()
         if not wirings:
             raise ValueError("torch.distributed is not initialised: call init_replacement first")
-        process.backends.abort()
+        process.backends.aborts.finish(deadline)
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
         process.backends.counts.clear()
         process.backends.alone = True
@@ -246,8 +247,8 @@ def reconfigure(store: Store, *, generation: int, timeout_s: float, keys: str | 
             process.backends.put(group, wiring, backends, PrefixStore(wiring.name, shared))
             if wiring.default:
                 proof = [types[0] for types in wiring.kinds.values()]
-        for device in proof:
-            _prove(device, deadline - time.monotonic())
+        for kind in proof:
+            _prove(kind, deadline)
         process.ours.silence()  # Gloo has had the time to close what it can close
         process.backends.alone = False
     except (Abandoned, ValueError, RuntimeError) as error:
@@ -324,11 +325,23 @@ def _call_roll(wirings: dict[dist.ProcessGroup, Wiring], shared: Store) -> int:
     return max(int(answer["count"]) for answer in answers)
 
 
-def _prove(device: str, timeout_s: float) -> None:
-    """An all-reduce over the default group: everybody is connected and knows it before the script goes on."""
+def _prove(kind: str, deadline: float) -> None:
+    """An all-reduce over the default group: everybody is connected and knows it before the script goes on.
+
+    NCCL connects in it, on the rank's device. Before `protect()` the script may not have chosen one, as under torchrun,
+    where `init_process_group` connects nothing. NCCL cannot be interrupted while it connects, so a thread does it.
+    """
+    if kind == "cpu":
+        _sum_ones(torch.device(kind), deadline)
+    elif _process.backends.protects:
+        own, remaining = device.own(), max(0.1, deadline - time.monotonic())
+        await_unless_broken(lambda: _sum_ones(own, deadline), remaining, "the proof of new connections")
+
+
+def _sum_ones(on: torch.device, deadline: float) -> None:
     group = c10d._get_default_group()
-    one = torch.ones(1, dtype=torch.int32, device=device)
-    group.allreduce([one]).wait(timedelta(seconds=max(0.1, timeout_s)))
+    one = torch.ones(1, dtype=torch.int32, device=on)
+    group.allreduce([one]).wait(timedelta(seconds=max(0.1, deadline - time.monotonic())))
     if one.item() != group.size():
         raise ValueError(f"an all-reduce of ones over {group.size()} ranks came to {one.item()}")
 
@@ -344,7 +357,7 @@ def break_connections() -> int:
     groups stay unusable until the next `reconfigure`.
     """
     ours = _process.ours
-    return abandon.break_all() + _process.backends.abort() + ours.break_store() + ours.break_still()
+    return abandon.break_all() + ours.break_store() + ours.break_still() + _process.backends.aborts.begin()
 
 
 def silence() -> None:

@@ -20,11 +20,12 @@ import torch
 from torchrelay.errors import RefusedError, StateMismatchError, StepInterrupted
 from torchrelay.protocol.messages.events import WorkerPrepared
 from torchrelay.protocol.messages.orders import Assign, Replay
+from torchrelay.worker.hardware import device
+from torchrelay.worker.hardware.niceness import Pace
 from torchrelay.worker.parallel import ddp, fsdp
 from torchrelay.worker.replacement import examples
 from torchrelay.worker.replacement.examples import Example, NotRehearsable, Told
 from torchrelay.worker.retry.redo import Redo
-from torchrelay.worker.scheduling.niceness import Pace
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.state import State, put_gradients
@@ -177,7 +178,7 @@ def _why(state: State, function: Function, example: Example, go: Go, pace: Pace,
                 args, kwargs = examples.arguments(example, _device(state))
                 pace()
                 _go_to_gate(go, function, args, kwargs, tried)
-            _wait_for_gpu()
+            device.wait()
     except PlaceAsked:
         return "the step asks for run.global_step"
     except StepInterrupted:
@@ -210,7 +211,7 @@ def _put_back(state: State, pace: Pace, tried: Tried) -> Iterator[None]:
         yield
     finally:
         try:
-            _wait_for_gpu()
+            device.wait()
             pace()
             redo.rewind()
         finally:
@@ -231,9 +232,4 @@ def _device(state: State) -> torch.device:
     for _, parameter in state.parameters():
         if parameter.device.type != "cpu":
             return parameter.device
-    return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_initialized() else torch.device("cpu")  # type: ignore[no-untyped-call]
-
-
-def _wait_for_gpu() -> None:
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
+    return device.own() if device.is_used() else torch.device("cpu")

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchrelay.errors import RefusedError, StateMismatchError
+from torchrelay.worker.hardware import device
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.parallel import ddp, fsdp, shards, zero
 from torchrelay.worker.parallel.pipeline import Pipeline
@@ -215,7 +216,7 @@ class State:
         )
         data, tensors = tree.encode(told, "state")
         if any(tensor.is_cuda for tensor in tensors):
-            torch.cuda.synchronize()  # what is queued may still write to them
+            device.wait()  # what is queued may still write to them
         return data, tensors
 
     def digest(self) -> str:

@@ -28,6 +28,7 @@ from torchrelay.worker.agreement.gate import Afterwards, Attempt, Gate, do_all, 
 from torchrelay.worker.data import cursor as places
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.own_loops import Places
+from torchrelay.worker.hardware import device
 from torchrelay.worker.parallel import ddp, zero
 from torchrelay.worker.peers.snapshots import Snapshots
 from torchrelay.worker.process_groups import groups
@@ -237,6 +238,7 @@ class Calls:
         redo = self._redo[attempt.kind]
         if attempt.call is not None:
             self._cursor.drop_call(attempt.call)
+        device.wait()  # what was cut short may still write to what is put back
         redo.rewind()
         random_state.restore(random_state.pack(attempt.rng))
         self._safepoint.stop(whole=False)
@@ -414,15 +416,18 @@ class Calls:
             return False
         if isinstance(error, StepInterrupted):
             return True
-        if not isinstance(error, Exception):
+        if not isinstance(error, (Exception, SystemExit)):
             return False
         if groups.is_collective_error(error):
             self._gate.broken(error)
             return True
         if self._standing.poisoned:
-            # It may be a consequence of the fault, or the script's own: others will tell.
+            # It may be a consequence of the fault, or the script's own: others will tell. A collective of NCCL
+            # that was cut short leaves behind what is no number, and scripts exit at that.
             tell_raised(self._session, error, fatal=False)
             return True
+        if isinstance(error, SystemExit):
+            return False
         self._strayed = type(error).__name__
         if attempt.call is not None:
             self._cursor.drop_call(attempt.call)

@@ -1,1 +1,1 @@
-"""Tensors: their bytes, copied, cut, encoded and digested. Imports `parallel` and `scheduling`."""
+"""Tensors: their bytes, copied, cut, encoded and digested. Imports `parallel` and `hardware`."""

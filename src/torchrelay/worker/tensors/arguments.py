@@ -123,7 +123,9 @@ class _Maker:
         self._away: list[torch.Tensor] = []  # sums under way on devices
 
     def finish(self) -> bytes:
-        for total in self._away:
+        """May be asked for again, as of a call that is made again."""
+        away, self._away = self._away, []
+        for total in away:
             self._hash.update(_mix.pack(int(total.item())))
         found: bytes = self._hash.digest()
         # One bit of 64 tells numbers from data: what a step is called with is told apart by it.

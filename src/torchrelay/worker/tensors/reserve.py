@@ -13,8 +13,8 @@ import torch
 from msgspec import Struct
 from torch.optim import Optimizer
 
+from torchrelay.worker.hardware.niceness import no_pace
 from torchrelay.worker.parallel.shards import local
-from torchrelay.worker.scheduling.niceness import no_pace
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.tree import Leaf
 
