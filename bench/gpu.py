@@ -100,10 +100,11 @@ class Outcome:
     happened: int = 0  # of the faults
 
 
-def have_gpu() -> bool:
-    """Asked in a process of its own, so that this one holds no CUDA context."""
-    probe = "import torch, sys; sys.exit(0 if torch.cuda.is_available() else 1)"
-    return subprocess.run([sys.executable, "-c", probe], check=False).returncode == 0
+def gpu() -> str:
+    """Its name, or nothing. Asked in a process of its own, so that this one holds no CUDA context."""
+    probe = "import torch; print(torch.cuda.get_device_name(0), torch.cuda.nccl.version())"
+    asked = subprocess.run([sys.executable, "-c", probe], check=False, capture_output=True, text=True)
+    return asked.stdout.strip() if asked.returncode == 0 else ""
 
 
 def run(work: Path, cell: Cell) -> Outcome:
@@ -243,7 +244,8 @@ def main() -> int:
     layouts = options.layouts.split(",")
     if not set(layouts) <= set(RANKS):
         parser.error(f"--layouts {options.layouts}: name some of {', '.join(RANKS)}")
-    if not options.cpu and not have_gpu():
+    name = gpu()
+    if not options.cpu and not name:
         print("not run: no CUDA device here", file=sys.stderr)
         return NOT_RUN
     work = Path(tempfile.mkdtemp(prefix="torchrelay-gpu-"))
@@ -256,7 +258,7 @@ def main() -> int:
     figures: dict[str, object] = {"bit_equal": equal, "gpu_pause_p50_s": statistics.median(found) if found else None}
     figures |= {f"step_{layout}_s": calm[layout].step_s for layout in layouts}
     figures |= {} if options.cpu else gates()
-    finish("gpu", figures, rows=rows)
+    finish("gpu", figures, rows=rows, gpu=name or None)
     return 0 if equal else 1
 
 

@@ -15,7 +15,8 @@ from tests.stage import Stage
 pytestmark = [pytest.mark.slow, pytest.mark.jobs, pytest.mark.timeout(180)]
 
 CASES = [
-    ("collected", "list"), ("control", ""), ("edited", ""), ("fake-dimensions", ""), ("forgetful-loader", ""),
+    ("collected", "list"), ("control", ""), ("edited", ""), ("exits", "caught"), ("fake-dimensions", ""),
+    ("forgetful-loader", ""),
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
     ("kept-elsewhere", "closure"), ("meters", "along"), ("reads-between", "eval"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),

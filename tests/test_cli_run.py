@@ -93,6 +93,12 @@ class TestWords:
     def test_nothing_is_remarked_without_reason(self) -> None:
         assert plan(["train.py"]).remarks == ()
 
+    def test_settings_of_nccl_that_break_recoveries_are_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3")
+        monkeypatch.setenv("TORCH_NCCL_DUMP_ON_TIMEOUT", "0")
+        (told,) = plan(["train.py"]).remarks
+        assert told.startswith("kept as you have set it: TORCH_NCCL_ASYNC_ERROR_HANDLING=3; torch may end")
+
     def test_cores_are_counted(self) -> None:
         assert plan(["--nproc-per-node", "cpu", "train.py"]).spec.world_size == os.cpu_count()
 

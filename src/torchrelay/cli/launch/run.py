@@ -9,12 +9,14 @@ import os
 import re
 import socket
 import sys
+from collections.abc import Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from msgspec.structs import replace
 
+from torchrelay.agent.workers.processes import LET_US_RECOVER
 from torchrelay.api.endpoint import ENDPOINT, JOURNAL
 from torchrelay.cli.launch.net_flags import add_network, network_environment, path_limits
 from torchrelay.cli.launch.unprepared import ends_at_once
@@ -219,6 +221,17 @@ def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> Jo
 
 def remarks(given: argparse.Namespace) -> tuple[str, ...]:
     """What is said before the start."""
+    return (*remarks_on_flags(given), *remarks_on_environment(os.environ))
+
+
+def remarks_on_environment(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The operator's own settings of NCCL that break recoveries."""
+    names = [f"{name}={env[name]}" for name, ours in LET_US_RECOVER.items() if env.get(name, ours) != ours]
+    return (f"kept as you have set it: {', '.join(names)}; torch may end healthy ranks in a recovery",) if names else ()
+
+
+def remarks_on_flags(given: argparse.Namespace) -> tuple[str, ...]:
+    """Those of torchrun that mean nothing here."""
     ignored = [name for name in IGNORED_VALUES + IGNORED_FLAGS if getattr(given, f"ignored_{name}") is not None]
     if not ignored:
         return ()

@@ -66,7 +66,7 @@ class Wiring:
 class Backends:
     """Makes groups and their backends. One per process: it stands behind torch's name from `install` on."""
 
-    def __init__(self, ours: Ours, swap: Callable[[], Swap]) -> None:
+    def __init__(self, ours: Ours, swap: Callable[[], Swap], aborts: Aborts) -> None:
         self.alone = True
         self.protects = False  # the script has joined: what cannot be reconfigured is refused from now on
         self.host: str | None = None  # None: the interface named by GLOO_SOCKET_IFNAME, else loopback
@@ -74,7 +74,7 @@ class Backends:
         self._swap = swap
         self._make_torchs: Any = None  # torch's own function
         self._wirings: weakref.WeakKeyDictionary[ProcessGroup, Wiring] = weakref.WeakKeyDictionary()
-        self.aborts = Aborts()
+        self._aborts = aborts
         self.counts = Counts()
 
     # ------------------------------------------------------------ in torch's place
@@ -165,7 +165,7 @@ class Backends:
         members, about = tuple(range(size)) if not ranks else tuple(ranks), group_desc or "undefined"
         wiring = Wiring(str(group_name), members, rank, {PATHS: ("cpu",)}, timeout, not ranks, about)
         self._wirings[group] = wiring
-        self.aborts.add(group, blocks=False)
+        self._aborts.add(group, blocks=False)
         if not self.alone:
             self.put(group, wiring, {}, meeting)
         return group, meeting
@@ -255,7 +255,7 @@ class Backends:
                 backend = gloo(store, wiring, timeout_s)
             else:
                 backend = nccl(store, wiring)
-                self.aborts.add(backend, blocks=True)
+                self._aborts.add(backend, blocks=True)
             options: Any = backend.options
             # As torch does: the default group's list is empty. Flight recorders and debuggers read it.
             options.global_ranks_in_group = [] if wiring.default else list(wiring.ranks)

@@ -29,6 +29,7 @@ from torchrelay.errors import RefusedError
 from torchrelay.worker.hardware import device
 from torchrelay.worker.process_groups import abandon, foreign, swap
 from torchrelay.worker.process_groups.abandon import Abandoned, await_unless_broken
+from torchrelay.worker.process_groups.aborts import Aborts
 from torchrelay.worker.process_groups.backends import Backends, Wiring
 from torchrelay.worker.process_groups.sockets import Address, Ours, plain_address
 from torchrelay.worker.process_groups.swap import Swap, build_extension
@@ -73,7 +74,8 @@ class _Process:
 
     def __init__(self) -> None:
         self.ours = Ours()
-        self.backends = Backends(self.ours, self.swap)
+        self.aborts = Aborts()
+        self.backends = Backends(self.ours, self.swap, self.aborts)
         self.covers_forks = False
         self._swap: Swap | None = None
         self._lock = threading.Lock()
@@ -232,7 +234,7 @@ def reconfigure(store: Store, *, generation: int, timeout_s: float, keys: str | 
         wirings = process.backends.survey()
         if not wirings:
             raise ValueError("torch.distributed is not initialised: call init_replacement first")
-        process.backends.aborts.finish(deadline)
+        process.aborts.finish(deadline)
         process.ours.break_backends()  # a backend with a collective in flight could not be let go of
         process.backends.counts.clear()
         process.backends.alone = True
@@ -357,7 +359,7 @@ def break_connections() -> int:
     groups stay unusable until the next `reconfigure`.
     """
     ours = _process.ours
-    return abandon.break_all() + ours.break_store() + ours.break_still() + _process.backends.aborts.begin()
+    return abandon.break_all() + ours.break_store() + ours.break_still() + _process.aborts.begin()
 
 
 def silence() -> None:
