@@ -232,21 +232,33 @@ def check(make: Callable[[], Any], group: int, steps: Callable[[int], list[int]]
         assert after.lives == {at: left for at, left in before.lives.items() if at > step}
 
 
+def some_places(count: int) -> list[int]:
+    """The first, some in the middle, those at the safepoints of epochs, the last."""
+    return sorted({1, 2, count // 3, count // 3 + 1, count // 2, count})
+
+
+def every_place(count: int) -> list[int]:
+    return list(range(1, count + 1))
+
+
+Places = Callable[[int], list[int]]
+PLACES = [pytest.param(some_places, id="some"), pytest.param(every_place, id="every", marks=pytest.mark.soak)]
+
 np.random.seed(0)  # numpy.random is imported when it is first used
 START = random_state.capture()
 
 
-@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("places", PLACES)
+@pytest.mark.parametrize("group", [1, pytest.param(3, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", LOADERS)
-def test_a_replacement_gets_the_same_items_from_every_place(name: str, group: int) -> None:
-    check(LOADERS[name], group, lambda count: list(range(1, count + 1)))
+def test_a_replacement_gets_the_same_items(name: str, group: int, places: Places) -> None:
+    check(LOADERS[name], group, places)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_WORKERS)
 def test_loader_workers_make_the_same_items_from_every_place(name: str) -> None:
-    # The first, some in the middle, those at the safepoints of epochs, the last.
-    check(WITH_WORKERS[name], 1, lambda count: sorted({1, 2, count // 3, count // 3 + 1, count // 2, count}))
+    check(WITH_WORKERS[name], 1, some_places)
 
 
 # ---------------------------------------------------------------- loader workers
