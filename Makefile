@@ -5,6 +5,8 @@ SEED ?=
 NAME ?= recovery
 FAULTS ?= 300
 ARGS ?=
+# Files of tests are handed out whole, in the order of tests/conftest.py. Jobs wait now and then: three at a time.
+SHARE := --dist loadfile --no-loadscope-reorder
 
 # uv does not read pip's variables: lend it the wheel folder where there is one.
 export UV_FIND_LINKS ?= $(PIP_FIND_LINKS)
@@ -39,14 +41,14 @@ demo: $(READY)  ## train a GPT, kill and hang its workers, and prove that not a 
 	$(PY) -m examples.demo $(ARGS)
 
 quick: $(READY)  ## the fast tests only
-	$(PY) -m pytest -q -x -n 2 --dist loadfile -m 'not slow and not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -q -x $(SHARE) -n 2 -m 'not slow and not gpu and not soak' $(ARGS)
 
 test: $(READY)  ## all tests that need no GPU; SEED=7 replays one simulated schedule
 ifneq ($(SEED),)
 	$(PY) -m torchrelay.simulation --seed $(SEED) --story
 else
-	$(PY) -m pytest -q -n 2 --dist loadfile -m 'not jobs and not gpu and not soak' $(ARGS)
-	$(PY) -m pytest -q -n 2 --dist loadfile -m 'jobs and not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -q $(SHARE) -n 2 -m 'not jobs and not gpu and not soak' $(ARGS)
+	$(PY) -m pytest -q $(SHARE) -n 3 -m 'jobs and not gpu and not soak' $(ARGS)
 endif
 
 check: $(READY)  ## style, types, architecture

@@ -8,7 +8,7 @@ import os
 import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -54,13 +54,22 @@ JOBS = frozenset(
 )  # fmt: skip
 
 
+# Files are handed out whole. One that takes minutes comes first, or the end of a run waits for it alone.
+FIRST = (
+    "test_worker", "test_simulation", "test_train_gpt", "test_layouts", "test_ddp", "test_faults", "test_cli_local_run",
+    "test_netpath_backend", "test_snapshots_for_real", "test_lost_nodes", "test_exhaustive", "test_network_agent",
+    "test_halts", "test_network_for_real", "test_halts_and_core", "test_operating_for_real", "test_identity",
+)  # fmt: skip
+
+
 # Pretended machines under real faults, and a harness under sanitizers: minutes each.
 SOAK = frozenset({"test_nccl_plugin", "test_netpath_faults"})
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
-    """Mark the tests of the files above. Raises `UsageError` for a part of a name that no test of its file has."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Order and mark tests by their files. Raises `UsageError` for a part of a name that no test of its file has."""
     names: dict[str, list[str]] = {}
+    items.sort(key=lambda item: FIRST.index(item.path.stem) if item.path.stem in FIRST else len(FIRST))
     for item in items:
         stem = item.path.stem
         names.setdefault(stem, []).append(item.name)
