@@ -36,8 +36,8 @@ from figures import finish, progress
 
 sys.path.append(str(Path(__file__).parent.parent))  # the jobs, the strikes and the twins are the tests'
 
-from tests.live import Twin
-from tests.mixed import LAYOUTS, Chapter, by_kind, compare, deal, repeated, run_chapter
+from tests.support.live import Twin
+from tests.support.mixed import LAYOUTS, Chapter, by_kind, compare, deal, repeated, run_chapter
 from torchrelay.cli.view.guarantee import guarantee_page
 from torchrelay.goodput.ledger import Guarantee, Standing, guarantee
 

@@ -19,7 +19,7 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from figures import finish, progress
-from tests.aged import aged
+from tests.support.aged import aged
 from torchrelay.api.endpoint import JOURNAL, read_endpoint
 from torchrelay.client.chronicle import Chronicle
 from torchrelay.orchestrator.core.compaction import Compaction

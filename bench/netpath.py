@@ -3,8 +3,9 @@
     make bench NAME=netpath ARGS="--short"
     make bench NAME=netpath ARGS="--only blackhole --only unshaped"
 
-Two machines are network namespaces, joined by veth paths that a token bucket holds at 1 Gb/s (tests/wires.py; no root).
-Every byte is checked. The rivals meet the same faults in the same run: torch's Gloo over plain TCP on path 1, and MPTCP
+Two machines are network namespaces, joined by veth paths that a token bucket holds at 1 Gb/s (tests/support/wires.py).
+No root is needed. Every byte is checked.
+The rivals meet the same faults in the same run: torch's Gloo over plain TCP on path 1, and MPTCP
 over both paths; `mptcp_patient` is MPTCP with tcp_rto_max_ms=1000 and tcp_retries2=255. Each trial is a new world, a
 stream that was undisturbed for 1.5 s, a fault for 3 s (--hold), and then the time until the rate is what it was.
 
@@ -38,9 +39,9 @@ from figures import finish, progress
 sys.path.append(str(Path(__file__).parent.parent))  # the world and its faults are the tests', too
 
 from path_trials import OURS, Bench, Outcome, iperf3, middle
-from tests.path_faults import FAULTS, LINKS, STOPS
-from tests.streams import build
-from tests.wires import obstacle
+from tests.support.path_faults import FAULTS, LINKS, STOPS
+from tests.support.streams import build
+from tests.support.wires import obstacle
 
 LINK_DOWN = tuple(LINKS)
 BLACKHOLE = ("blackhole_both", "blackhole_to_receiver", "blackhole_to_sender")

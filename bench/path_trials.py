@@ -11,9 +11,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.path_faults import PathFault
-from tests.streams import Stream, StreamError, Timeline
-from tests.wires import Wires
+from tests.support.path_faults import PathFault
+from tests.support.streams import Stream, StreamError, Timeline
+from tests.support.wires import Wires
 
 # What TCP carries of 1 Gb/s in packets of 1500 bytes (with 66 of headers and 14 + 4 on the wire), measured by iperf3.
 LINE_GBPS = 0.957

@@ -32,7 +32,7 @@ from figures import finish, progress
 sys.path.append(str(Path(__file__).parent.parent))  # the job and its faults are the tests', too
 
 from examples.demo.bits import Trace, compare, read
-from tests.path_training import FAILOVER, A, B, Training
+from tests.support.path_training import FAILOVER, A, B, Training
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.schedulers import network as net
 

@@ -1,4 +1,4 @@
-"""Marks that belong to whole files: what starts processes, or goes through many states, is not for `make quick`."""
+"""The order of tests, and marks that belong to whole folders."""
 
 from __future__ import annotations
 
@@ -25,6 +25,9 @@ settings.load_profile("ours")
 # wait for one another, and on a busy machine for long.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# The files of bench/ import one another by their names.
+sys.path.append(str(Path(__file__).parents[1] / "bench"))
+
 # Nearly all that is made while tests are collected stays to the end: to search it again and again, then and in each
 # test that collects garbage, would be a good part of the time.
 gc.disable()
@@ -36,23 +39,9 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Who starts the tests in the background of a shell has SIGINT ignored, and so would all that they start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-SLOW = frozenset(
-    {
-        "test_agent", "test_agent_deaths", "test_chaos", "test_cli_local_run", "test_cli_run", "test_ddp",
-        "test_exhaustive", "test_forkserver", "test_groups", "test_local_scheduler", "test_netpath_backend",
-        "test_operating", "test_orchestrator_process", "test_pipeline", "test_properties", "test_redo", "test_shards",
-        "test_simulation", "test_take_over", "test_transfer", "test_zero",
-    }
-)  # fmt: skip
-
-# Several processes with deadlines: not beside those that keep all cores busy.
-JOBS = frozenset(
-    {
-        "test_agent", "test_agent_deaths", "test_ddp", "test_groups", "test_local_scheduler", "test_netpath_backend",
-        "test_operating", "test_orchestrator_process", "test_take_over", "test_worker",
-    }
-)  # fmt: skip
-
+# What a folder is for is what its tests cost.
+MARKS = {"unit": (), "process": ("slow",), "jobs": ("slow", "jobs"), "soak": ("slow", "jobs", "soak")}
+FOLDER = Path(__file__).parent
 
 # Files are handed out whole. One that takes minutes comes first, or the end of a run waits for it alone.
 FIRST = (
@@ -60,10 +49,6 @@ FIRST = (
     "test_netpath_backend", "test_snapshots_for_real", "test_lost_nodes", "test_exhaustive", "test_network_agent",
     "test_halts", "test_network_for_real", "test_halts_and_core", "test_operating_for_real", "test_identity",
 )  # fmt: skip
-
-
-# Pretended machines under real faults, and a harness under sanitizers: minutes each.
-SOAK = frozenset({"test_nccl_plugin", "test_netpath_faults"})
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -75,14 +60,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         names.setdefault(stem, []).append(item.name)
         if any(part in item.name for part in MORE.get(stem, ())):
             item.add_marker(pytest.mark.soak)
-        if stem in SLOW:
-            item.add_marker(pytest.mark.slow)
-        if stem in SOAK:
-            item.add_marker(pytest.mark.soak)
-        if stem in JOBS:
-            item.add_marker(pytest.mark.jobs)
-    if any("::" in arg for arg in config.args):
-        return  # not all tests of a file are here
+        for mark in MARKS[item.path.relative_to(FOLDER).parts[0]]:
+            item.add_marker(mark)
+    if config.args_source is not pytest.Config.ArgsSource.TESTPATHS:
+        return  # not all tests are here
     for stem, parts in MORE.items():
         for part in parts:
             if stem in names and not any(part in name for name in names[stem]):

@@ -13,7 +13,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.jobs import SCRIPTS, differences, run_job
+from tests.support.jobs import SCRIPTS, differences, run_job
 
 PATIENCE_S = 300
 

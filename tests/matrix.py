@@ -26,12 +26,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests import silent
-from tests.acts import EVERY, IMPOSSIBLE, MOVES, OUTER, POSSIBLE, WHENS, WHOS, Act, Inside, Strike
-from tests.cells import ALL, HOWS, PHASES, SECONDS, Cell
-from tests.jobs import SCRIPTS, Finished, differences, run_job
-from tests.live import RANKS, Live, Twin, doubled
-from tests.twins import undisturbed
+from tests.support import silent
+from tests.support.acts import EVERY, IMPOSSIBLE, MOVES, OUTER, POSSIBLE, WHENS, WHOS, Act, Inside, Strike
+from tests.support.cells import ALL, HOWS, PHASES, SECONDS, Cell
+from tests.support.jobs import SCRIPTS, Finished, differences, run_job
+from tests.support.live import RANKS, Live, Twin, doubled
+from tests.support.twins import undisturbed
 
 STRIDE = 7  # steps between two faults: epochs are 25 steps, so every safepoint is met
 FLAGS = ["--probation", "3s"]

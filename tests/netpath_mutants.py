@@ -19,7 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.netpath_changes import CHANGES, EQUIVALENT, Change
+from tests.support.netpath_changes import CHANGES, EQUIVALENT, Change
 
 NATIVE = Path(__file__).parent.parent / "native" / "netpath"
 PROTOCOL = (NATIVE / "core" / "proto.c", NATIVE / "core" / "silence.c")

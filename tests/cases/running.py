@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 
-from tests.jobs import end_job, start_job, torchrelay
-from tests.plain import run_plain
+from tests.support.jobs import end_job, start_job, torchrelay
+from tests.support.plain import run_plain
 from torchrelay.client.client import Away, Client, Denied
 
 CASES = Path(__file__).parent
@@ -339,7 +339,11 @@ def drain_of(rank: int, *, at: int = 20) -> Driver:
 
     def drive(case: Case) -> None:
         case.until_step(at)
-        held = next(row for row in Client.of(case.run_dir).view_ranks().ranks if row.rank == rank)
+        try:
+            held = next(row for row in Client.of(case.run_dir).view_ranks().ranks if row.rank == rank)
+        except Away:
+            case.until("the end of a run that was refused", lambda: case.process.poll() is not None)
+            return
         moved(case, "drain", str(held.node), "--reason", "a test")
 
     return drive

@@ -56,7 +56,7 @@ class Finder(importlib.abc.MetaPathFinder):
 
 
 def tell_transcripts() -> None:
-    from tests.test_transcripts import FILES, retell
+    from tests.support.transcripts import FILES, retell
 
     for path in FILES:
         text = path.read_text()
@@ -64,40 +64,45 @@ def tell_transcripts() -> None:
 
 
 def explore_a_start() -> None:
-    from tests.test_exhaustive import explore, from_the_start
+    from tests.support.exhaustive import explore, from_the_start
 
     explore(from_the_start(), last_generation=1, limit=3_000)
 
 
 def explore_a_recovery() -> None:
-    from tests import small_world
-    from tests.test_exhaustive import explore
+    from tests.support import small_world
+    from tests.support.exhaustive import explore
 
     explore(small_world.beginning(), last_generation=2, limit=3_000)
 
 
 def explore_a_move() -> None:
-    from tests import test_exhaustive
+    from tests.process import test_exhaustive
 
     test_exhaustive.explore_the_way_to_the_boundary()
     test_exhaustive.explore_a_cutover()
 
 
 def judge_failure_detector() -> None:
-    from tests import test_failure_detector, test_failure_detector_groups, test_silence, test_wait_for_graph
+    from tests.unit.protocol import (
+        test_failure_detector,
+        test_failure_detector_groups,
+        test_silence,
+        test_wait_for_graph,
+    )
 
     for module in (test_wait_for_graph, test_silence, test_failure_detector, test_failure_detector_groups):
         run_tests_of(module)
 
 
 def reach_decisions() -> None:
-    from tests import test_decisions
+    from tests.unit.protocol import test_decisions
 
     run_tests_of(test_decisions)
 
 
 def hear_facts() -> None:
-    from tests import (
+    from tests.unit.protocol import (
         test_boundary,
         test_budgets,
         test_comparing,
@@ -168,7 +173,7 @@ def simulate(first: int, last: int) -> None:
 def vary_sequences() -> None:
     from hypothesis import HealthCheck, Phase, given, settings
 
-    from tests.test_properties import MOVES, check
+    from tests.support.properties import MOVES, check
 
     profile = settings(
         max_examples=150, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
@@ -178,7 +183,7 @@ def vary_sequences() -> None:
 
 
 def meet_strangers() -> None:
-    from tests import test_unknown_workers
+    from tests.unit.protocol import test_unknown_workers
 
     for name, test in vars(test_unknown_workers).items():
         if name.startswith("test_"):

@@ -37,15 +37,19 @@ class Mutant:
         return self.name
 
 
-GIVEN, TAIL = "tests/test_given.py", "tests/test_tail.py"
-PROGRAM = "tests/test_program.py"
-LOADERS, STATE = "tests/test_hidden_loaders.py", "tests/test_hidden_state.py"
-OTHER_ITEMS = "tests/test_loaders.py::test_a_list_that_has_other_items_is_found_out"
-HOLDINGS = "tests/test_holdings.py"
-VARIABLES, NAMES, PLACES = "tests/test_variables.py", "tests/test_names.py", "tests/test_hidden_places.py"
-COMPARED, ALONGSIDE = "tests/test_comparing_values.py", "tests/test_alongside.py"
-READS_BETWEEN = "tests/test_case_reads_between.py"
-LATE, FORESIGHT = "tests/test_case_late_decision.py", "tests/test_foresight.py"
+GIVEN, TAIL = "tests/unit/worker/replacement/test_given.py", "tests/unit/worker/replacement/test_tail.py"
+PROGRAM = "tests/unit/worker/source/test_program.py"
+LOADERS, STATE = "tests/unit/worker/data/test_hidden_loaders.py", "tests/unit/worker/hidden_state/test_hidden_state.py"
+OTHER_ITEMS = "tests/unit/worker/data/test_loaders.py::test_a_list_that_has_other_items_is_found_out"
+HOLDINGS = "tests/unit/worker/hidden_state/test_holdings.py"
+VARIABLES, NAMES, PLACES = (
+    "tests/unit/worker/hidden_state/test_variables.py",
+    "tests/unit/worker/source/test_names.py",
+    "tests/unit/worker/hidden_state/test_hidden_places.py",
+)
+COMPARED, ALONGSIDE = "tests/unit/worker/agreement/test_comparing_values.py", "tests/unit/worker/data/test_alongside.py"
+READS_BETWEEN = "tests/jobs/test_case_reads_between.py"
+LATE, FORESIGHT = "tests/jobs/test_case_late_decision.py", "tests/unit/worker/replacement/test_foresight.py"
 PROOFS = (
     Mutant(
         "code: digests are not compared", "worker/source/program.py",
@@ -58,7 +62,7 @@ PROOFS = (
     Mutant(
         "code: a replacement does not look at them", "worker/step/calls.py",
         "        self._session.program.check(private.code)\n", "",
-        ("tests/test_case_26_edited.py::test_code_that_could_not_be_kept_is_refused",),
+        ("tests/jobs/test_case_26_edited.py::test_code_that_could_not_be_kept_is_refused",),
     ),
     Mutant(
         "code: the disk wins over what is kept", "wire/files/kept.py",
@@ -91,25 +95,27 @@ PROOFS = (
     ),
     Mutant(
         "reads: what is carried never counts", "worker/replacement/reads.py",
-        "return found if place.between else NOTHING", "return NOTHING", ("tests/test_reads.py",),
+        "return found if place.between else NOTHING", "return NOTHING",
+        ("tests/unit/worker/replacement/test_reads.py",),
     ),
     Mutant(
         "arguments: of a tensor only its shape counts", "worker/tensors/arguments.py",
         "                    self._hash.update(cast(Any, flat))\n", "                    pass\n",
-        ("tests/test_arguments.py",),
+        ("tests/unit/worker/tensors/test_arguments.py",),
     ),
     Mutant(
         "proving: a doubt proves itself", "worker/replacement/given.py",
-        "if entry in other.doubts.get(function, ()) or", "if", ("tests/test_proving.py",),
+        "if entry in other.doubts.get(function, ()) or", "if", ("tests/unit/worker/replacement/test_proving.py",),
     ),
     Mutant(
         "proving: nobody compares numbers", "worker/replacement/given.py",
         "        return _cut(other.now, entry) == _cut(one.now, entry)\n", "        return True\n",
-        ("tests/test_proving.py",),
+        ("tests/unit/worker/replacement/test_proving.py",),
     ),
     Mutant(
         "proving: only the next step counts", "worker/replacement/given.py",
-        "self.settled = not is_open(told) or steps >= MOST", "self.settled = True", ("tests/test_proving.py",),
+        "self.settled = not is_open(told) or steps >= MOST", "self.settled = True",
+        ("tests/unit/worker/replacement/test_proving.py",),
     ),
     Mutant(
         "tail: what is read is not brought", "worker/replacement/tail.py",
@@ -125,11 +131,12 @@ PROOFS = (
     ),
     Mutant(
         "returned: values are told as they are now", "worker/retry/returned.py",
-        "        for mark in self._marks:\n            mark.rewind()\n", "", ("tests/test_returned.py",),
+        "        for mark in self._marks:\n            mark.rewind()\n", "",
+        ("tests/unit/worker/retry/test_returned.py",),
     ),
     Mutant(
         "comparing: a replacement that goes another way is replaced by another", "protocol/recovery/replicas.py",
-        "if event.since is not None and", "if False and", ("tests/test_comparing.py",),
+        "if event.since is not None and", "if False and", ("tests/unit/protocol/test_comparing.py",),
     ),
     Mutant(
         "holdings: a loop's data is not compared", "worker/data/loops.py",
@@ -165,7 +172,7 @@ PROOFS = (
     Mutant(
         "holdings: own loops have none", "worker/bootstrap/run.py",
         "                used.check(turn.holds)\n", "",
-        ("tests/test_silent.py::test_nothing_wrong_comes_of_it_silently[own-tokens-by-time-kill]",),
+        ("tests/jobs/test_silent.py::test_nothing_wrong_comes_of_it_silently[own-tokens-by-time-kill]",),
     ),
     Mutant(
         "hidden: marks of loops are not put back", "worker/data/loaders.py",
@@ -191,7 +198,7 @@ PROOFS = (
     Mutant(
         "hidden: an item is not compared", "worker/data/loops.py",
         "        if frame.item and arguments.digest(taken[0]) != frame.item:\n", "        if False:\n",
-        ("tests/test_loaders.py",),
+        ("tests/unit/worker/data/test_loaders.py",),
     ),
     Mutant(
         "hidden: modules and step functions are not told of", "worker/hidden_state/hidden.py",
@@ -357,16 +364,16 @@ PROOFS = (
     Mutant(
         "foresight: nothing is told", "worker/step/calls.py",
         "attempt.foresight.at_gate(_CODE) if result is None", 'b"" if result is None',
-        ("tests/test_case_returned.py",),
+        ("tests/jobs/test_case_returned.py",),
     ),
     Mutant(
         "still: what begins to move is not put back", "worker/hidden_state/hidden.py",
-        "        self._still.rewind()\n", "", ("tests/test_case_kept.py", "-k", "first_to_count"),
+        "        self._still.rewind()\n", "", ("tests/jobs/test_case_kept.py", "-k", "first_to_count"),
     ),
     Mutant(
         "still: it is in the record only after a look", "worker/hidden_state/hidden.py",
         "if self._looking or self.state.still.has_stirred():", "if self._looking:",
-        ("tests/test_case_kept.py", "-k", "first_time"),
+        ("tests/jobs/test_case_kept.py", "-k", "first_time"),
     ),
     Mutant(
         "comparing: nothing is told at the end", "worker/step/calls.py",
@@ -375,7 +382,8 @@ PROOFS = (
     ),
     Mutant(
         "comparing: what is told at the end is not compared", "protocol/recovery/recovery.py",
-        "if wrong := differing_at_the_end(job.seats.items()):", 'if wrong := "":', ("tests/test_comparing.py",),
+        "if wrong := differing_at_the_end(job.seats.items()):", 'if wrong := "":',
+        ("tests/unit/protocol/test_comparing.py",),
     ),
     Mutant(
         "comparing: what a script does after its last step is taken for training", "worker/agreement/comparing.py",

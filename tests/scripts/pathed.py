@@ -4,7 +4,7 @@ import runpy
 import sys
 from pathlib import Path
 
-from tests.fake_core import follow_beside
+from tests.support.fake_core import follow_beside
 
 if __name__ == "__main__":
     follow_beside(Path(sys.argv.pop(1)))

@@ -5,7 +5,7 @@ unit (a Slurm job, a pod, a virtual node of the local plugin). The orchestrator 
 grants; so a rank that moves inside the pool needs no call to the scheduler. Afterwards the plugin gives the bad node
 back, fills the pool up, and writes the new roster into the scheduler's own record.
 
-A plugin passes the shared tests in `tests/scheduler_port.py`.
+A plugin passes the shared tests in `tests/support/scheduler_port.py`.
 """
 
 from __future__ import annotations

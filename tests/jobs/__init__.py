@@ -1,0 +1,1 @@
+"""Tests of whole jobs of real processes, and of faults in them."""

@@ -1,0 +1,1 @@
+"""What tests share: stands, scripts that are driven, worlds. No test is here."""

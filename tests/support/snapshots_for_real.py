@@ -1,0 +1,5 @@
+"""What tests of snapshots for real share."""
+
+from __future__ import annotations
+
+EVERY = 10

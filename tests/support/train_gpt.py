@@ -1,0 +1,19 @@
+"""What tests of train gpt share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+SCRIPT = ROOT / "examples" / "train_gpt.py"
+SHORT = ["--params", "tiny", "--epochs", "2", "--epoch-steps", "8", "--batch", "2", "--warmup", "4"]
+
+
+def run(*words: str) -> str:
+    """Run a command as a user does, one thread a process; its output."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(words, capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout

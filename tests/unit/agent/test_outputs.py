@@ -1,0 +1,150 @@
+"""What workers print: no print fails because of our files, logs are bounded, and what is left out is said."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.outputs import LINE
+from torchrelay.agent.output.scribe import TAIL, BoundedLog, Bounds, beginning_of
+from torchrelay.agent.workers.forkserver import Outputs
+from torchrelay.launcher.logs import LogTail
+from torchrelay.protocol.messages.ids import WorkerId
+from torchrelay.wire.files import output
+
+
+class TestBounds:
+    def test_a_log_has_two_files_of_half_the_size_at_most(self, tmp_path: Path) -> None:
+        log = BoundedLog(tmp_path / "log", Bounds(size=2000, rate=0))
+        for number in range(1000):
+            log.write(b"%06d\n" % number)
+        sizes = [path.stat().st_size for path in sorted(tmp_path.iterdir())]
+        assert len(sizes) == 2
+        assert max(sizes) < 1000 + len("000000\n")
+        log.write(b"last\n")
+        text = (tmp_path / "log.1").read_bytes() + (tmp_path / "log").read_bytes()
+        assert text.endswith(b"000999\nlast\n")
+
+    def test_what_comes_too_fast_is_left_out_and_said_and_the_last_lines_are_there(self, tmp_path: Path) -> None:
+        log = BoundedLog(tmp_path / "log", Bounds(size=0, rate=1000))
+        count = 20_000
+        for _ in range(count):
+            log.write(LINE)
+        assert log.owes
+        log.write(b"LAST LINE\n")
+        log.settle()
+        text = (tmp_path / "log").read_bytes()
+        assert text.endswith(LINE + b"LAST LINE\n")
+        said = re.search(rb"\ntorchrelay: ([\d,]+) bytes are left out here: more than 0.001 MB in a second", text)
+        assert said is not None
+        left_out = int(said[1].replace(b",", b""))
+        notice = len(text) - len(text.replace(said[0], b"")) + len(", for long\n") - 1
+        assert len(text) - notice + left_out == count * len(LINE) + len(b"LAST LINE\n")
+        assert len(text) < 4000 + 2 * TAIL
+        assert not log.unwritten
+
+    def test_a_full_disk_is_waited_for_and_what_is_missing_is_said(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        log = BoundedLog(tmp_path / "log", Bounds())
+        log.write(LINE)
+
+        def full(*_: object) -> int:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr("torchrelay.agent.output.scribe.WRITE_AGAIN_S", 0.0)
+        with monkeypatch.context() as there:
+            there.setattr("torchrelay.agent.output.scribe.os.write", full)
+            for _ in range(10_000):
+                log.write(LINE)
+            assert log.waits
+            assert (log.unwritten, log.why) == (10_000 * len(LINE), "No space left on device")
+        log.write(b"room again\n")
+        text = (tmp_path / "log").read_bytes()
+        assert text.startswith(LINE + b"torchrelay: ")
+        assert b" bytes are left out here: No space left on device\n" + LINE in text
+        assert text.endswith(LINE + b"room again\n")
+        assert not log.waits
+        assert 10_000 * len(LINE) - TAIL <= log.unwritten < 10_000 * len(LINE)
+
+    def test_a_link_is_not_followed(self, tmp_path: Path) -> None:
+        (tmp_path / "log").symlink_to(tmp_path / "mine")
+        log = BoundedLog(tmp_path / "log", Bounds())
+        log.write(LINE)
+        assert not (tmp_path / "mine").exists()
+        assert log.unwritten == len(LINE)
+
+    def test_a_file_that_is_taken_away_is_made_anew(self, tmp_path: Path) -> None:
+        log = BoundedLog(tmp_path / "log", Bounds())
+        log.write(LINE)
+        (tmp_path / "log").unlink()
+        log.write(LINE)
+        assert (tmp_path / "log").read_bytes() == LINE
+
+    def test_what_users_may_set(self) -> None:
+        given = {"TORCHRELAY_LOG_MB": "3", "TORCHRELAY_LOG_RATE_MB": "0"}
+        assert Bounds.of(given) == Bounds(3e6, 0)
+        assert Bounds.of({"TORCHRELAY_LOG_MB": "much"}) == Bounds()
+
+
+class TestReading:
+    def test_a_reader_that_falls_behind_goes_on_with_the_last_lines_and_says_so(self, tmp_path: Path) -> None:
+        path, tail = tmp_path / "rank-0.log", LogTail(tmp_path)
+        path.write_bytes(b"first\n" + LINE * 1_000_000 + b"LAST LINE\n")
+        lines = [line for _, line in tail.read(last=True)]
+        assert lines[-1] == "LAST LINE"
+        said = re.fullmatch(rf"torchrelay: ([\d,]+) bytes are left out here, see {path}", lines[0])
+        assert said is not None
+        shown = sum(len(line) + 1 for line in lines[1:])
+        assert shown + int(said[1].replace(",", "")) == path.stat().st_size
+        assert set(lines[1:-1]) == {LINE.decode().strip()}
+
+    def test_a_log_that_turns_over_is_followed(self, tmp_path: Path) -> None:
+        log, tail = BoundedLog(tmp_path / "rank-0.log", Bounds(size=2000, rate=0)), LogTail(tmp_path)
+        found = []
+        for number in range(500):
+            log.write(b"%d\n" % number)
+            if number % 50 == 0:
+                found += tail.read()
+        found += tail.read(last=True)
+        assert [int(line) for _, line in found] == list(range(500))
+
+
+def test_where_the_mark_could_begin() -> None:
+    assert beginning_of(b"\0key", b"text") == 0
+    assert beginning_of(b"\0key", b"text\0") == 1
+    assert beginning_of(b"\0key", b"text\0ke") == 3
+    assert beginning_of(b"\0key", b"") == 0
+    assert output.mark(b"\0key", 12) == b"\0key12\n"
+
+
+def test_where_there_is_no_room_for_another_scribe_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outputs = Outputs(tmp_path, lambda: None)
+    try:
+        os.kill(outputs.pid, signal.SIGKILL)
+        os.waitpid(outputs.pid, 0)
+
+        def none() -> int:
+            raise OSError(errno.EAGAIN, "Resource temporarily unavailable")
+
+        with monkeypatch.context() as there:
+            there.setattr(os, "fork", none)
+            assert outputs.hear(), "no error: the forkserver would end, and with it all workers"
+            writing, _ = outputs.open(WorkerId("w1"), str(tmp_path / "w1.log"))
+            os.write(writing, b"meanwhile\n")
+            assert outputs.hear()
+            assert outputs.pid == 0
+        assert outputs.hear()
+        assert outputs.pid > 0
+        os.close(writing)
+        outputs.settle(WorkerId("w1"))
+        assert (tmp_path / "w1.log").read_text() == "meanwhile\n"
+    finally:
+        outputs.close()

@@ -1,0 +1,166 @@
+"""The same end of two workers that held a rank, at the same point, is the script's own, whatever came between."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from tests.support.telling import Story, private, raised, running
+from torchrelay.agent.agent import cause_of, mismatch
+from torchrelay.agent.workers.forks import Ended
+from torchrelay.api.shown import Exclusion
+from torchrelay.orchestrator.views.views import exclusion
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import Point, WorkerId
+from torchrelay.protocol.model.deaths import MISMATCH
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+
+HERE, NEXT = Point(3), Point(4)
+ABORT, SEGV, KILL = 6, 11, 9
+
+
+def dies(story: Story, rank: int, point: Point = HERE, **how: object) -> None:
+    """The holder of a rank ends, and leaves a record of this point."""
+    worker = story.holder(rank)
+    node = story.cluster.workers[worker].node
+    kept = (ev.PrivateRecord(point, private(point)),)
+    story.hear(replace(ev.WorkerExited(worker=worker, node=node, private=kept), **how))
+
+
+def again(story: Story, point: Point = HERE) -> None:
+    """All go on, and compute the step after this point."""
+    story.settle()
+    story.train(point)
+
+
+@pytest.mark.parametrize(
+    ("how", "code"),
+    [({"signal": ABORT}, 134), ({"signal": SEGV}, 139), ({"code": 7}, 7), ({"code": 0}, 91)],
+)
+def test_two_that_end_alike_at_one_point_end_the_job(how: dict[str, Any], code: int) -> None:
+    story = running(HERE)
+    dies(story, 1, **how)
+    again(story)
+    story.prove(NEXT)  # whatever was said of the first
+    dies(story, 1, **how)
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == code
+    assert "the script's own error, on two workers that held rank 1: both ended alike after 3" in story.job.why
+    told = exclusion(story.job.incidents[0], story.job)
+    assert told is not None
+    assert told.reason is Exclusion.USER_BUG
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"rank": 1, "signal": KILL}, {"rank": 1, "signal": KILL}),  # from outside
+        ({"rank": 1, "signal": ABORT}, {"rank": 0, "signal": ABORT}),  # another rank: perhaps the machine
+        ({"rank": 1, "signal": ABORT}, {"rank": 1, "signal": SEGV}),
+        ({"rank": 1, "signal": ABORT}, {"rank": 1, "signal": ABORT, "point": NEXT}),
+        ({"rank": 1, "code": 92}, {"rank": 1, "code": 92}),  # no orders came
+    ],
+)
+def test_others_are_recovered_from(first: dict[str, Any], second: dict[str, Any]) -> None:
+    story = running(HERE)
+    dies(story, **first)
+    again(story)
+    dies(story, **second)
+    assert story.job.outcome is None
+
+
+def test_a_replacement_that_ends_on_its_way_like_its_predecessor_is_the_second() -> None:
+    story = running(HERE)
+    dies(story, 1, signal=ABORT)
+    story.answer((od.Interrupt, od.Assign))
+    assert story.job.phase is JobPhase.PREPARING
+    story.lose(story.holder(1), signal=ABORT)
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 134
+
+
+def test_two_replacements_alone_prove_nothing() -> None:
+    story = running(HERE, spares=3)
+    dies(story, 1, signal=KILL)
+    story.answer((od.Interrupt, od.Assign))
+    for _ in range(2):
+        story.lose(story.holder(1), signal=SEGV)
+        assert story.job.outcome is None
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_collectives_that_do_not_match_are_named_on_whichever_ranks_they_strike(restarts: int) -> None:
+    story = running(HERE, max_restarts=restarts)
+    dies(story, 1, signal=ABORT, cause=f"SIGABRT: {MISMATCH}: 164 bytes came (train.py:9)")
+    again(story)
+    dies(story, 0, signal=ABORT, cause=f"SIGABRT: {MISMATCH}: 4 bytes came (train.py:5)")
+    if restarts:
+        assert story.job.incidents[-1].resolution is Resolution.FELL_BACK
+        return
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 91
+    assert "train.py:5" in story.job.outcome.reason
+    assert "the same collectives, in the same order" in story.job.outcome.reason
+
+
+@pytest.mark.parametrize(("kind", "code"), [("diverged", 91), ("refused", 93)])
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_replacement_that_cannot_go_where_its_rank_was_falls_back(kind: str, code: int, restarts: int) -> None:
+    story = running(HERE, max_restarts=restarts)
+    dies(story, 1, signal=KILL)
+    story.answer((od.Interrupt, od.Assign))
+    story.hear(raised(story, 1, kind=kind, point=None, summary="it went on with a loop of epochs"))
+    if restarts:
+        assert story.job.phase is JobPhase.STARTING
+        assert story.job.incidents[-1].resolution is Resolution.FELL_BACK
+    else:
+        assert story.job.outcome is not None
+        assert story.job.outcome.code == code
+
+
+def test_a_rank_that_trains_and_is_refused_ends_the_job_as_ever() -> None:
+    story = running(HERE, max_restarts=1)
+    story.hear(raised(story, 1, kind="refused"))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 93
+
+
+LOG = """[step 3]
+terminate called after throwing an instance of 'gloo::EnforceNotMet'
+  what():  [enforce fail at pair.cc:456] op.preamble.length <= op.nbytes. 164 vs 4. Received data size doesn't match
+Fatal Python error: Aborted
+
+Thread 0x00007fb034d7d6c0 (most recent call first):
+  File "/home/me/venv/lib/python3.11/site-packages/torchrelay/wire/messages/framing.py", line 127 in _wait
+
+Thread 0x00007fb057fddb80 (most recent call first):
+  File "/home/me/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "/home/me/train.py", line 61 in evaluate
+  File "/home/me/train.py", line 65 in main
+"""
+
+
+def test_what_gloo_said_is_found_in_the_log(tmp_path: Path) -> None:
+    (tmp_path / "rank-1.log").write_text(LOG)
+    ended = Ended(worker=WorkerId("w"), slot=0, pid=1, signal=ABORT, cause="SIGABRT", at_ns=0)
+    told = cause_of(ended, [tmp_path / "absent.log", tmp_path / "rank-1.log"])
+    assert told == f"SIGABRT: {MISMATCH}: Gloo ended the process as 164 bytes came where it waited for 4 (train.py:61)"
+    killed = Ended(worker=WorkerId("w"), slot=0, pid=1, signal=KILL, cause="SIGKILL", at_ns=0)
+    assert cause_of(killed, [tmp_path / "rank-1.log"]) == "SIGKILL"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "Fatal Python error: Aborted",
+        LOG.replace("op.preamble.length <= op.nbytes. 164 vs 4", "Too many open files"),
+    ],
+)
+def test_other_aborts_are_not_explained(text: str) -> None:
+    assert mismatch(text) == ""

@@ -1,0 +1,222 @@
+"""Going back to snapshots: when, to which point, and who takes which rank again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+
+from tests.support.telling import JOB, Stand, Story, private, training
+from torchrelay.protocol.messages import events as ev
+from torchrelay.protocol.messages import orders as od
+from torchrelay.protocol.messages.ids import NodeId, Point, Rank
+from torchrelay.protocol.model.incident import Resolution
+from torchrelay.protocol.model.job import JobPhase
+from torchrelay.protocol.placement.policy import ROLL_BUDGET
+
+A, B = NodeId("node-0"), NodeId("node-1")
+
+
+def snapshots(*points: int, ranks: Iterable[int] = (0, 1), restarts: int = 0) -> tuple[ev.Snapshot, ...]:
+    return tuple(ev.Snapshot(Rank(rank), Point(point), restarts) for rank in ranks for point in points)
+
+
+class Sharded:
+    """Two ranks on two nodes, each with a shard of its own, and a spare slot on the first."""
+
+    def __init__(self, point: int = 7, **fields: int) -> None:
+        story = self.story = Story()
+        spec = ev.JobSpec(job=JOB, world_size=2, nproc_per_node=1, nodes=2, spares=1, **fields)  # type: ignore[arg-type]
+        story.hear(ev.JobSubmitted(spec=spec))
+        for node, slots in ((A, 2), (B, 1)):
+            story.hear(ev.NodeJoined(node=node, incarnation="a", slots=slots))
+        story.settle()
+        self.train(point)
+
+    def train(self, point: int) -> None:
+        for rank in (0, 1):
+            worker = self.story.holder(rank)
+            self.story.stands[worker] = replace(training(Point(point)), shard=f"shard {rank}")
+            self.story.hear(ev.WorkerJoined(worker=worker, job=JOB, rank=Rank(rank), shard=f"shard {rank}"))
+
+    def lose(self, rank: int, kept: tuple[ev.Snapshot, ...]) -> None:
+        worker = self.story.holder(rank)
+        node, left = self.story.cluster.workers[worker].node, self.story.stands[worker].records(worker)
+        self.story.hear(ev.WorkerExited(worker=worker, node=node, signal=9, private=left, kept=kept))
+
+    def report(self, rank: int, kept: tuple[ev.Snapshot, ...], point: int = 7) -> None:
+        job, worker = self.story.job, self.story.holder(rank)
+        stand = self.story.stands[worker]
+        self.story.hear(
+            ev.WorkerReported(
+                job=JOB, generation=job.generation, worker=worker, rank=Rank(rank), committed=Point(point),
+                phase=stand.phase, pending=stand.pending, kept=kept,
+            )
+        )  # fmt: skip
+
+    def keep(self) -> None:
+        """Whoever is asked for a record out of a snapshot has it."""
+        for worker, known in self.story.cluster.workers.items():
+            stand = self.story.stands.get(worker, Stand())
+            self.story.stands[worker] = replace(stand, keeps=True, shard=f"shard {known.rank}")
+
+    def answer_recalls(self) -> None:
+        """Nobody has a record from the gates."""
+        self.story.answer((od.Recall,))
+
+    def settle(self) -> None:
+        """Everybody does what is ordered; the private records lie in the snapshots."""
+        for _ in range(60):
+            before = self.story.cluster
+            self.keep()
+            self.story.answer()
+            if self.story.cluster == before:
+                return
+        raise AssertionError("it never comes to rest")
+
+
+@pytest.fixture
+def sharded() -> Sharded:
+    return Sharded()
+
+
+def both_tell(sharded: Sharded, on_a: tuple[ev.Snapshot, ...], on_b: tuple[ev.Snapshot, ...]) -> None:
+    sharded.lose(1, on_b)
+    sharded.report(0, on_a)
+
+
+def test_all_go_back_to_the_newest_that_all_have(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(1, 6), (*snapshots(1, 6, ranks=[0]), *snapshots(1, ranks=[1])))
+    job = sharded.story.job
+    assert (job.rolled, job.target) == (Point(6), Point(6))
+    assert all(seat.worker is None for seat in job.seats.values())
+    assert job.open_incident is not None
+    assert job.open_incident.lost == 1
+
+
+def test_one_that_a_rank_lacks_is_none(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(1), (*snapshots(1, 6, ranks=[0]),))
+    assert sharded.story.job.rolled == Point(1)
+
+
+def test_without_a_common_one_it_ends_as_without_us(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(6, ranks=[0]), snapshots(1, ranks=[1]))
+    job = sharded.story.job
+    assert job.outcome is not None
+    assert job.outcome.code == 91
+    assert job.outcome.reason == "no replica holds the shard of rank 1"
+
+
+def test_those_of_an_earlier_start_of_the_job_do_not_count(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(1, 6, restarts=1), snapshots(1, 6, restarts=1))
+    assert sharded.story.job.outcome is not None
+
+
+def test_ranks_come_back_to_their_slots_and_the_spare_stays_one(sharded: Sharded) -> None:
+    before = {rank: sharded.story.cluster.workers[sharded.story.holder(rank)].place for rank in (0, 1)}
+    both_tell(sharded, snapshots(6), snapshots(6))
+    sharded.settle()
+    job = sharded.story.job
+    assert job.phase is JobPhase.RUNNING
+    after = {rank: sharded.story.cluster.workers[sharded.story.holder(rank)].place for rank in (0, 1)}
+    assert after == before
+    assert job.incidents[-1].resolution is Resolution.ROLLED_BACK
+    assert (job.rolled, len(job.kept)) == (None, 0)
+
+
+def test_nobody_takes_a_rank_before_all_former_holders_have_ended(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(6), snapshots(6))
+    ending = [worker for worker in sharded.story.cluster.workers.values() if worker.life == "fencing"]
+    for worker in ending:
+        assert not [order for order in sharded.story.orders() if isinstance(order, od.Assign)]
+        assert all(seat.worker is None for seat in sharded.story.job.seats.values())
+        sharded.story.hear(ev.WorkerExited(worker=worker.worker, node=worker.node, signal=9))
+    assert len(ending) == 2  # the survivor, and the spare that had taken the lost rank
+    assert all(seat.worker is not None for seat in sharded.story.job.seats.values())
+
+
+def test_replacements_are_restored_from_snapshots_their_own_node_first(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(6), snapshots(6))
+    for _ in range(20):
+        found = [order for order in sharded.story.orders() if isinstance(order, od.Restore)]
+        if found:
+            break
+        sharded.keep()
+        sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall, od.Replay))
+    assert {order.rank: [source.rank for source in order.sources] for order in found} == {0: [0, 1], 1: [1, 0]}
+    assert all(order.snapshot and order.point == Point(6) for order in found)
+
+
+def test_a_lost_node_takes_its_copies_along(sharded: Sharded) -> None:
+    sharded.story.hear(ev.NodeLost(node=B, incarnation="a", reason="silent"))
+    sharded.report(0, (*snapshots(6, ranks=[0]), *snapshots(1, 6, ranks=[1])))
+    sharded.answer_recalls()
+    assert sharded.story.job.rolled == Point(6)
+    sharded.settle()
+    assert sharded.story.job.phase is JobPhase.RUNNING
+    assert sharded.story.cluster.workers[sharded.story.holder(1)].node == A
+
+
+def test_a_copy_that_is_not_there_after_all_leads_to_an_older_one(sharded: Sharded) -> None:
+    both_tell(sharded, snapshots(1, 6), snapshots(1, 6, ranks=[0]))
+    assert sharded.story.job.rolled == Point(6)
+    for _ in range(2):
+        sharded.story.answer((od.Fence, od.StartWorker))
+    for _ in range(9):  # everybody is asked for one at a time
+        for recall in [order for order in sharded.story.orders() if isinstance(order, od.Recall)]:
+            told = b"" if recall.ward == 1 else private(Point(6))
+            sharded.story.hear(
+                ev.RecordKept(
+                    job=JOB, generation=recall.generation, worker=recall.worker, rank=recall.rank, ward=recall.ward,
+                    point=Point(6), private=told,
+                )
+            )  # fmt: skip
+    assert sharded.story.job.rolled == Point(1)
+
+
+def test_the_same_step_is_not_tried_for_ever(sharded: Sharded) -> None:
+    for _ in range(ROLL_BUDGET):
+        both_tell(sharded, snapshots(6), snapshots(6))
+        assert sharded.story.job.rolled == Point(6)
+        sharded.settle()
+        sharded.train(7)
+    both_tell(sharded, snapshots(6), snapshots(6))
+    assert sharded.story.job.outcome is not None
+    told = f"{ROLL_BUDGET} times in a row all went back to snapshots, and came no further than"
+    assert told in sharded.story.job.outcome.reason
+
+
+def test_getting_further_makes_all_tries_new(sharded: Sharded) -> None:
+    for step in range(7, 8 + ROLL_BUDGET):
+        sharded.train(step)
+        sharded.lose(1, snapshots(step - 1))
+        sharded.report(0, snapshots(step - 1), step)
+        assert sharded.story.job.rolled == Point(step - 1)
+        sharded.settle()
+    assert sharded.story.job.outcome is None
+
+
+def test_a_shard_with_a_replica_needs_no_snapshot() -> None:
+    sharded = Sharded()
+    for rank in (0, 1):
+        worker = sharded.story.holder(rank)
+        sharded.story.hear(ev.WorkerJoined(worker=worker, job=JOB, rank=Rank(rank), shard="all"))
+    worker = sharded.story.holder(1)
+    record = ev.PrivateRecord(Point(7), private(Point(7)))
+    sharded.story.hear(ev.WorkerExited(worker=worker, node=B, signal=9, private=(record,), kept=snapshots(6)))
+    sharded.report(0, snapshots(6))
+    assert (sharded.story.job.rolled, sharded.story.job.target) == (None, Point(7))
+
+
+def test_who_has_the_record_but_whose_copy_is_gone_goes_back_further() -> None:
+    """A node came back without its memory, when all records were known."""
+    sharded = Sharded()
+    both_tell(sharded, snapshots(1, 6, ranks=[0]), (*snapshots(1, 6), *snapshots(1, ranks=[0])))
+    for _ in range(9):
+        sharded.keep()
+        sharded.story.answer((od.Fence, od.StartWorker, od.Assign, od.Recall))
+    seat = sharded.story.job.seats[Rank(1)]
+    assert seat.record_of(Point(6)) is not None
+    sharded.story.hear(ev.WorkerExited(worker=sharded.story.holder(1), node=B, signal=9, kept=snapshots(1)))
+    assert sharded.story.job.rolled == Point(1)

@@ -1,0 +1,1 @@
+"""Tests of `worker`, a folder for each room."""
