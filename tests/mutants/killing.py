@@ -10,6 +10,7 @@ import ast
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import itertools
 import os
 import resource
 import sys
@@ -137,7 +138,8 @@ def run_tests_of(module: ModuleType) -> None:
             continue
         taken = signature(test).parameters
         marks = [mark for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"]
-        for given in cases(marks[0]) if marks else [{}]:
+        for combined in itertools.product(*map(cases, marks)):
+            given = {key: value for one in combined for key, value in one.items()}
             made = {name: getattr(module, maker)() for name, maker in FIXTURES.items() if name in taken}
             test(**made, **given)
 

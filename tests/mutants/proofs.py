@@ -123,7 +123,7 @@ PROOFS = (
     ),
     Mutant(
         "tail: an optimizer's state is not brought", "worker/replacement/tail.py",
-        "register_state_dict_pre_hook(lambda _: self.bring())", "register_state_dict_pre_hook(lambda _: None)", (TAIL,),
+        "        bring()\n        return kept", "        return kept", (TAIL,),
     ),
     Mutant(
         "tail: what nobody has is given away", "worker/replacement/tail.py",
@@ -189,7 +189,7 @@ PROOFS = (
     ),
     Mutant(
         "hidden: a large order of data is let pass", "worker/hidden_state/moving.py",
-        "                self._too_large(path, _size(leaf.value))\n", "                pass\n", (LOADERS,),
+        "                self._too_large(path, size(leaf.value))\n", "                pass\n", (LOADERS,),
     ),
     Mutant(
         "hidden: a second loader is let pass", "worker/data/beside.py",

@@ -71,18 +71,14 @@ class Tail:
         self._handing = _Handing(self.bring)
         self._alone = _NoCollectives()  # type: ignore[no-untyped-call]
         self._reading = _Reading(self)
-        self._hooks: list[Any] = []
         self._waiting: list[tuple[Any, Any]] = []  # optimizers, with their own state
 
     def begin(self) -> None:
         """From now on a collective raises `UndeclaredError`, and the state is brought when it is read."""
         self._note()
         self._waiting = [(one, one.state) for one in self._state.optimizers()]
-        for optimizer, kept in self._waiting:
+        for optimizer, kept in self._waiting:  # nothing of it is there yet that a mode would see being read
             optimizer.state = _Waiting(self.bring, kept)
-        for optimizer in self._state.optimizers():
-            # Its state is not there yet: nothing of it could be read that a mode would see.
-            self._hooks.append(optimizer.register_state_dict_pre_hook(lambda _: self.bring()))
         self._handing.begin()
         self._alone.__enter__()  # type: ignore[no-untyped-call]
         self._reading.__enter__()  # type: ignore[no-untyped-call]
@@ -94,9 +90,6 @@ class Tail:
         self._reading.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._alone.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._handing.end()
-        for hook in self._hooks:
-            hook.remove()
-        self._hooks.clear()
         self._give_back()
 
     def _give_back(self) -> None:
