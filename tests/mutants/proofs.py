@@ -126,6 +126,35 @@ PROOFS = (
         "        bring()\n        return kept", "        return kept", (TAIL,),
     ),
     Mutant(
+        "way: nothing is seen before the last call", "worker/replacement/taking_over.py",
+        "            self._way.begin()\n", "            return\n",
+        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[save-grad:31:0]",),
+    ),
+    Mutant(
+        "way: all sections leave the state as it is", "worker/data/cursor.py",
+        "known and all(call.still for call in ahead)", "known", ("tests/unit/worker/data/test_cursor.py",),
+    ),
+    Mutant(
+        "way: a section is still whatever it does", "worker/retry/returned.py",
+        "return signature(self._state) == entered.tensors", "return True",
+        ("tests/unit/worker/retry/test_returned.py",),
+    ),
+    Mutant(
+        "way: values are not those of the place", "worker/replacement/taking_over.py",
+        "            returned.take(self._state, ahead.before)\n", "            pass\n",
+        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[norm-grad:31:1]",),
+    ),
+    Mutant(
+        "way: parameters may be read and changed", "worker/replacement/tail.py",
+        "if targets & self._read or read & self._written:", "if False:",
+        ("tests/unit/worker/replacement/test_way.py",),
+    ),
+    Mutant(
+        "comparing: replicas that were never alike are let be", "worker/agreement/comparing.py",
+        "if what == TENSORS and (shard := _never_alike(told)):", "if what == TENSORS and (shard := \"\"):",
+        ("tests/jobs/test_case_drifts.py",),
+    ),
+    Mutant(
         "tail: what nobody has is given away", "worker/replacement/tail.py",
         "        self._tail.check(func, args, given)\n", "", (TAIL,),
     ),
@@ -226,7 +255,7 @@ PROOFS = (
     ),
     Mutant(
         "looks: none when a call has returned", "worker/hidden_state/hidden.py",
-        "        if not self._looking and not self._late:\n", "        if True:\n", (STATE,),
+        "        if not looking and not self._late:\n", "        if True:\n", (STATE,),
     ),
     Mutant(
         "looks: records do not tell of it", "worker/state/private.py",
@@ -299,10 +328,10 @@ PROOFS = (
     ),
     Mutant(
         "kept: results of cached functions are not looked at", "worker/hidden_state/around.py",
-        "(each for each in gc.get_referents(leaf.value) if graph.is_generator(each))", "()", (PLACES,),
+        "found = [*filter(graph.is_generator, held), *filled]", "found: list[Any] = []", (PLACES,),
     ),
     Mutant(
-        "kept: iterators that steps go on with are let pass", "worker/hidden_state/moving.py",
+        "kept: iterators that steps go on with are let pass", "worker/hidden_state/signatures.py",
         "    if kind in graph.ITERATORS or kind is itertools.cycle:\n", "    if False:\n", (PLACES,),
     ),
     Mutant(

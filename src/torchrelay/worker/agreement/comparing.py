@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import os
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
@@ -44,8 +43,10 @@ TENSORS, SETTINGS, VALUES = "tensors", "settings", "values"
 _SETTINGS = ".param_groups["  # of optimizers: where these differ, parameters soon will
 SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
 NEVER_ALIKE = (
-    "torchrelay: ranks that hold the shard {} hold different parameters or optimizer state, and have since the first "
-    "comparison. If that is meant, a lost one gets another one's state; Options(compare_every=0) ends this check"
+    "ranks that count as replicas (of the shard {}) hold different parameters or optimizer state, and have since the "
+    "first comparison: a lost one would get another one's",
+    "apply to parameters only what is alike on all ranks, such as reduced gradients; if each rank trains its own, name "
+    "what it holds: Options(shard=...); Options(compare_every=0) ends this check, and with it the promise",
 )
 
 
@@ -75,7 +76,6 @@ class Comparison:
         self._state = state
         self._shard = shard
         self._sums: _Sums | None = None
-        self._warned = False
         self._left: list[int] = []  # by the last call: how often parameters were written, and where they are
         self._known = -1  # optimizers when the parameters were looked for
 
@@ -120,9 +120,8 @@ class Comparison:
         mine = {value for name, value in told if name[1:] == self._shard}
         if len(mine) == 1:
             self._state.agreed.add(what)
-        elif what == TENSORS and what not in self._state.agreed and not self._warned:
-            self._warned = True
-            print(NEVER_ALIKE.format(self._shard), file=sys.stderr, flush=True)
+        if what == TENSORS and (shard := _never_alike(told)):
+            raise RefusedError(NEVER_ALIKE[0].format(shard), NEVER_ALIKE[1])
 
     def note_return(self) -> None:
         """A call returns. In the path of every step: what the script does to parameters afterwards is its own."""
@@ -172,6 +171,14 @@ class Comparison:
             evidence=f"{who} {how} after step {after}: {what}",
             since=renewed if _is_recent(pending, renewed) else None,
         )  # fmt: skip
+
+
+def _never_alike(told: Sequence[tuple[str, str]]) -> str:
+    """A shard whose replicas differ, and have never agreed; empty if there is none. All ranks find the same."""
+    held: dict[str, set[str]] = {}
+    for name, value in told:
+        held.setdefault(name, set()).add(value)
+    return next((name[1:] for name, values in held.items() if name.startswith(NEVER) and len(values) > 1), "")
 
 
 def _done(pending: Point) -> int:

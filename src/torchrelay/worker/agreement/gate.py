@@ -185,8 +185,10 @@ class Attempt:
     """One run of a call's function, from its entry until it is committed or cut short."""
 
     __slots__ = (
+        "begun",
         "call",
         "compares",
+        "entered",
         "foresight",
         "gathered",
         "given",
@@ -198,10 +200,12 @@ class Attempt:
         "rng_at_gate",
     )
 
-    def __init__(self, kind: str, pending: Point, rng: random_state.Seen, given: Callable[[], bytes] = bytes) -> None:
+    def __init__(self, kind: str, pending: Point, rng: random_state.Seen, begun: Point) -> None:
         self.kind = kind
-        self.given = given  # tells what the call is made with
+        self.begun = begun  # the point at its entry
+        self.given: Callable[[], bytes] = bytes  # tells what the call is made with
         self.foresight: Any = None  # of its function, see `Foresight`
+        self.entered: Any = None  # of a section, see `Returned`
         self.pending = pending  # the point that it is to commit
         self.rng = rng  # at the entry
         self.compares = False  # replicas compare what they hold, in its gate

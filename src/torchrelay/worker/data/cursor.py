@@ -20,7 +20,7 @@ A record is a few kilobytes and is written at every gate, so it is the live fram
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import msgspec
 from msgspec import Struct, structs
@@ -49,6 +49,9 @@ class Call(Struct, array_like=True, tag="call", kw_only=True):
     result: bytes | None = None  # encoded; None as long as it has not returned
     given: bytes = b""  # what it was made with, see `given`
     foreseen: bytes = b""  # what is known of its result before it has returned, see `foresight`
+    still: bool = False  # a section that has left all tensors of the state as they were
+    before: bytes = b""  # of a section: plain values of the state when the call before it returned, see `returned`
+    moved: bool = True  # of a section: whether the script has changed them since
 
 
 class Skip(Struct, array_like=True, tag="skip", kw_only=True):
@@ -139,6 +142,8 @@ class Cursor:
         self._stack = [Frame("script")]
         self._open = {id(self._stack[0])}
         self._followed: list[_Followed] = []
+        self._goal = START  # of a replacement: the point of its last recorded call
+        self._passed = False  # of a replacement: a call behind it has changed the state
         self._trouble: TorchrelayError | None = None  # found where nothing can be raised
         self._last: Call | None = None  # begun or replayed last; the loops may have moved on since
         self._former: Call | None = None  # the one before it, should it not be committed
@@ -154,11 +159,38 @@ class Cursor:
         """For a replacement, before its first loop or call: where to go."""
         assert len(self._stack) == 1, "loops wait until it is known where to go"
         self._followed.append(_Followed(record.frames[0], record.frames[1:]))
+        assert record.last is not None, "records end with a call"
+        self._goal = record.last.point
 
     @property
     def replaying(self) -> bool:
         """Whether the script is still on its way to the recorded place."""
         return bool(self._followed)
+
+    @property
+    def is_behind_changes(self) -> bool:
+        """Of a replacement: whether the state is no longer the initial one here."""
+        return self._passed or self.point.step > 0
+
+    def still_ahead(self) -> bool:
+        """Of a replacement: whether no call between here and the last recorded one has changed the state."""
+        ahead = list(self._ahead())
+        known = len(ahead) == self._goal.section - self.point.section
+        return self.point.step == self._goal.step and known and all(call.still for call in ahead)
+
+    def next_section(self) -> Call | None:
+        """Of a replacement: the section that comes next, if one does. Loops that have no call left end before it."""
+        for followed in reversed(self._followed):
+            entry = followed.next()
+            if entry is not None or followed.inner is not None:
+                return entry if isinstance(entry, Call) and entry.kind == "section" else None
+        return None
+
+    def _ahead(self) -> Iterator[Call]:
+        for followed in self._followed:
+            yield from _calls(followed.frame.trace[followed.at :])
+        for frame in self._followed[-1].inner or () if self._followed else ():
+            yield from _calls(frame.trace)
 
     @property
     def frames(self) -> list[Frame]:
@@ -286,6 +318,7 @@ class Cursor:
         self._stack[-1].trace.append(entry)
         self._last = entry
         self.point = entry.point
+        self._passed = self._passed or not entry.still
         if followed.next() is None and followed.inner == []:
             self._followed.clear()
         return entry
@@ -387,6 +420,14 @@ class Cursor:
         return Diverged(
             f"this worker takes over a rank, and its script {what} where the lost worker {expected}. {PATH}"
         )
+
+
+def _calls(trace: list[Call | Frame | Skip]) -> Iterator[Call]:
+    for entry in trace:
+        if isinstance(entry, Call):
+            yield entry
+        elif isinstance(entry, Frame):
+            yield from _calls(entry.trace)
 
 
 def _check_length(recorded: Frame, length: int) -> None:

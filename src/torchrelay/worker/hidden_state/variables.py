@@ -1,8 +1,6 @@
 """Variables: what functions of the script that are under way keep in their variables while they go through a loop.
 
-    count = best = 0                          neither is an attribute of anything, nor does a step use it, and yet
-    for batch in run.batches(loader):         they decide: a learning rate at the 500th turn, an end without progress
-        count += 1
+    count = best = 0        # no attributes of anything, and no step uses them; yet a learning rate goes by them
 
 A replacement enters the loop in the middle. So each item of a tracked loop is recorded with the variables that the
 functions around it assign within loops, and containers that change, as they were when the item was fetched; a
@@ -29,7 +27,8 @@ from contextlib import suppress
 from enum import Enum
 from functools import partial
 from inspect import CO_GENERATOR
-from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
+from multiprocessing.pool import IMapIterator
+from types import AsyncGeneratorType, CodeType, FrameType, FunctionType, GeneratorType, MethodType, ModuleType
 from typing import Any
 
 import msgspec
@@ -54,8 +53,7 @@ _NO_OBJECTS: tuple[type, ...] = (
     int, float, complex, str, bytes, type(None), type, FunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray,
     np.generic, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler,
 )  # fmt: skip
-_STEPPING = graph.ITERATORS - {itertools.count} | {zip, map, filter, enumerate}
-_PLAIN_MODULES = ("builtins", "torch", "numpy")
+_STEPPING = graph.ITERATORS - {itertools.count} | {zip, map, filter, enumerate, AsyncGeneratorType, IMapIterator}
 _path = re.compile(rf"{graph.VARIABLE}(\w+) of (.*?)\(\)")
 _MAX_INT = 1 << 63
 MOVED = "moved"  # no container looks like that
@@ -367,7 +365,9 @@ class _Goes(Enum):
 def _way_of(kind: type) -> _Goes:
     if kind in _STEPPING or kind.__module__ == "itertools":
         return _Goes.NEVER if kind is itertools.count else _Goes.ITSELF
-    return _Goes.NEVER if kind.__module__ in _PLAIN_MODULES or not is_of_the_script(kind) else _Goes.INSIDE
+    return (
+        _Goes.NEVER if kind.__module__ in ("builtins", "torch", "numpy") or not is_of_the_script(kind) else _Goes.INSIDE
+    )
 
 
 def _goes(value: Any, way: _Goes) -> bool:

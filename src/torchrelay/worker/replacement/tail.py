@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import multiprocessing.process
 import queue
+import re
 import sys
 import threading
 from collections import defaultdict
@@ -25,11 +26,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrelay.errors import UndeclaredError
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.source.lines import is_library
-from torchrelay.worker.state.parts import StatefulPart
+from torchrelay.worker.state.parts import ContainerPart, StatefulPart
 from torchrelay.worker.state.state import State
 
 # What can be asked of a tensor without reading its values.
-_LOOKS = frozenset(
+LOOKS = frozenset(
     (
         *("shape", "size", "dtype", "device", "layout", "ndim", "dim", "numel", "nelement", "stride", "storage_offset"),
         *("element_size", "itemsize", "nbytes", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_leaf"),
@@ -38,6 +39,10 @@ _LOOKS = frozenset(
         *("is_inference", "get_device", "has_names", "retains_grad", "_is_view", "__len__", "__hash__"),
     )
 )
+
+
+# What gives another view of a tensor's memory: who reads that is seen. And how torch clears gradients.
+HARMLESS = LOOKS | {"data", "detach", "detach_", "view", "view_as", "t", "T", "unsqueeze", "squeeze", "zero_"}
 
 
 # What hands a tensor's values over to something that outlives this moment, such as a file.
@@ -66,19 +71,20 @@ class Tail:
         self._bring = bring
         self._brought = False
         self._bringing = False
+        self._changes = Changes(state)
         self._held: set[int] = set()
         self._storages: set[int] = set()
         self._handing = _Handing(self.bring)
-        self._alone = _NoCollectives()  # type: ignore[no-untyped-call]
+        self._alone = NoCollectives()  # type: ignore[no-untyped-call]
         self._reading = _Reading(self)
         self._waiting: list[tuple[Any, Any]] = []  # optimizers, with their own state
 
     def begin(self) -> None:
         """From now on a collective raises `UndeclaredError`, and the state is brought when it is read."""
-        self._note()
+        self._held, self._storages = places_of(self._state)
         self._waiting = [(one, one.state) for one in self._state.optimizers()]
         for optimizer, kept in self._waiting:  # nothing of it is there yet that a mode would see being read
-            optimizer.state = _Waiting(self.bring, kept)
+            optimizer.state = Waiting(self.bring, kept)
         self._handing.begin()
         self._alone.__enter__()  # type: ignore[no-untyped-call]
         self._reading.__enter__()  # type: ignore[no-untyped-call]
@@ -114,10 +120,15 @@ class Tail:
         """Raises `UndeclaredError` if this call gives away what no rank has any more, or reads a gradient."""
         if self._reads_gradient(func, args):
             raise UndeclaredError(GRADIENTS)
-        if not self._moved or _name_of(func) not in _GIVES_AWAY:
+        name = name_of(func)
+        if not self._bringing and name not in HARMLESS:
+            found = {storage_of(tensor) for tensor in tensors_in(args, kwargs)} & self._storages
+            if found:
+                self._changes.see(name, args, kwargs, found)
+        if not self._moved or name_of(func) not in _GIVES_AWAY:
             return
-        places = {_storage(tensor) for tensor in self._moved}
-        if any(_storage(tensor) in places for tensor in _tensors(args, kwargs)):
+        places = {storage_of(tensor) for tensor in self._moved}
+        if any(storage_of(tensor) in places for tensor in tensors_in(args, kwargs)):
             raise UndeclaredError(
                 f"{self._names} changes between two steps, and is saved or read there: a worker that takes over a rank "
                 "has it only as it is afterwards. Change it in the step, after optimizer.step(), or put saving and "
@@ -126,7 +137,7 @@ class Tail:
 
     def _reads_gradient(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether the script itself asks for the gradient of a tensor of the state. Libraries ask to clear it."""
-        asked = getattr(func, "__name__", "") == "__get__" and _name_of(func) == "grad"
+        asked = getattr(func, "__name__", "") == "__get__" and name_of(func) == "grad"
         if not asked or self._bringing or not self._is_of_state(args[0]):
             return False
         frame = sys._getframe(3)  # below are the mode, `check` and this
@@ -134,26 +145,69 @@ class Tail:
 
     def reads(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this call of a torch function reads a tensor of the state that has not come yet."""
-        if self._brought or self._bringing or _name_of(func) in _LOOKS:
+        if self._brought or self._bringing or name_of(func) in LOOKS:
             return False
-        return any(self._is_of_state(tensor) for tensor in _tensors(args, kwargs))
+        return any(self._is_of_state(tensor) for tensor in tensors_in(args, kwargs))
 
     def _is_of_state(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._held or _storage(tensor) in self._storages
-
-    def _note(self) -> None:
-        found = [value for value in self._state.objects() if isinstance(value, torch.Tensor)]
-        self._held = set(map(id, found))
-        for optimizer in self._state.optimizers():
-            for kept in optimizer.state.values():
-                found += [value for value in kept.values() if isinstance(value, torch.Tensor)]
-        for part in self._state.flat():
-            if isinstance(part, StatefulPart):
-                found += _tensors((part.value.state_dict(),), {})
-        self._storages = {place for tensor in found if (place := _storage(tensor))}
+        return id(tensor) in self._held or storage_of(tensor) in self._storages
 
 
-class _Waiting(defaultdict[Any, Any]):
+def places_of(state: State) -> tuple[set[int], set[int]]:
+    """The tensors of a state by their ids, and the memory in which they lie."""
+    found = [value for value in state.objects() if isinstance(value, torch.Tensor)]
+    held = set(map(id, found))
+    for optimizer in state.optimizers():
+        for kept in optimizer.state.values():
+            found += [value for value in kept.values() if isinstance(value, torch.Tensor)]
+    for part in state.flat():
+        if isinstance(part, StatefulPart):
+            found += tensors_in((part.value.state_dict(),), {})
+        elif isinstance(part, ContainerPart):
+            found += tensors_in((part.value,), {})
+    return held, {place for tensor in found if (place := storage_of(tensor))}
+
+
+_SETS = frozenset(("__setitem__", "__set__"))
+_IN_PLACE = re.compile(r"\w*[a-z0-9]_|__i(add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
+SWAPPED = (
+    "the script changes parameters between two steps, and reads them there: a worker that takes over a rank may have "
+    "them only as they are afterwards. Change them, and put them back, inside run.atomic(function, ...)"
+)
+
+
+class Changes:
+    """What the script writes into parameters between two calls, and what it reads of them there.
+
+    Other ranks may have come further in that code: what is brought from them may be what they have written. A script
+    that only writes, as clipping does, gets the right values in the end; one that also reads, as an average does that
+    takes the place of the parameters for an evaluation, would get others.
+    """
+
+    def __init__(self, state: State) -> None:
+        besides = {storage_of(tensor) for _, tensor in state.given_besides()}
+        self._tracked = {storage_of(parameter) for _, parameter in state.parameters()} - besides - {0}
+        self._read: set[int] = set()
+        self._written: set[int] = set()
+
+    def see(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], places: set[int]) -> None:
+        """A function that takes what lies in these places is about to be run. Raises `UndeclaredError`."""
+        targets = written(name, args, kwargs) & self._tracked
+        read = places & self._tracked - targets
+        if targets & self._read or read & self._written:
+            raise UndeclaredError(SWAPPED)
+        self._written |= targets
+        self._read |= read
+
+
+def written(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+    """The memory that a function of this name writes to, by torch's way of naming them."""
+    if name in _SETS or _IN_PLACE.fullmatch(name):
+        return set(map(storage_of, tensors_in(args[:1], {})))
+    return {storage_of(kwargs["out"])} if isinstance(kwargs.get("out"), torch.Tensor) else set()
+
+
+class Waiting(defaultdict[Any, Any]):
     """The state of an optimizer, which is brought when it is looked into."""
 
     def __init__(self, bring: Callable[[], None], kept: Any) -> None:
@@ -248,7 +302,7 @@ class _Reading(TorchFunctionMode):
         return func(*args, **given)
 
 
-class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's metaclass work
+class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's metaclass work
     """While it is entered, a collective raises `UndeclaredError`: its result would be wrong, as no peer is there."""
 
     def __torch_dispatch__(
@@ -264,12 +318,12 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
         return function(*args, **(kwargs or {}))
 
 
-def _name_of(func: Any) -> str:
+def name_of(func: Any) -> str:
     name: str = getattr(func, "__name__", "")
     return getattr(func.__self__, "__name__", "") if name == "__get__" else name
 
 
-def _tensors(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def tensors_in(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     return list(_found((*args, *kwargs.values()), 0))
 
 
@@ -283,7 +337,7 @@ def _found(values: Any, depth: int) -> Iterator[torch.Tensor]:
             yield from _found(value.values(), depth + 1)
 
 
-def _storage(tensor: torch.Tensor) -> int:
+def storage_of(tensor: torch.Tensor) -> int:
     """Where its memory is; 0 if it has none of its own."""
     try:
         return int(shards.local(tensor).untyped_storage().data_ptr())

@@ -20,6 +20,7 @@ from torchrelay.worker.data.cursor import Call, Cursor, Record, decode_call, dec
 from torchrelay.worker.replacement import foresight
 from torchrelay.worker.replacement.given import Doubt, Function
 from torchrelay.worker.replacement.tail import Tail
+from torchrelay.worker.replacement.way import Way
 from torchrelay.worker.retry import late, returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
@@ -42,8 +43,8 @@ from torchrelay.worker.transfer.serving import STATE, snapshot_of
 class TakingOver:
     """Of one replacement."""
 
-    def __init__(self, session: Session, state: State, private: Private) -> None:
-        """`private`: what the rank's last holder left."""
+    def __init__(self, session: Session, state: State, private: Private, cursor: Cursor) -> None:
+        """`private`: what the rank's last holder left. `cursor`: on its way."""
         self.private = private
         # By function, numbers with which recorded steps were called and which are others here: see `Proving`.
         self.doubts: dict[bytes, Doubt] = {}
@@ -51,6 +52,8 @@ class TakingOver:
         self._state = state
         self._bringing = Bringing(session, state)
         self._inherited: tuple[tuple[bytes | memoryview, ...], bytes] = ((), b"")
+        self._cursor = cursor
+        self._way: Way | None = None
         self._tail: Tail | None = None
         self._random = random_state.capture()  # when the script went on last
         self._drawn_alike = False  # whether what it draws from there is what its predecessor drew
@@ -59,6 +62,7 @@ class TakingOver:
         """The script goes on in a recorded place. `drawn_alike`: with the random numbers of its predecessor."""
         self._random = random_state.capture()
         self._drawn_alike = drawn_alike
+        self._stand(behind_a_call=False)
 
     def replay(self, call: Call, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The recorded result of this call. Raises `UnprovedError` if it would have been made with something else."""
@@ -71,12 +75,31 @@ class TakingOver:
                 name = call.given[:SIZE]
                 former = self.doubts.get(name)
                 self.doubts[name] = doubt if former is None else former.and_also(doubt)
-        self.goes_on(False)
+        self._random, self._drawn_alike = random_state.capture(), False
+        if self._cursor.replaying:
+            self._stand(behind_a_call=True)
         return values.decode(call.result)
+
+    def _stand(self, *, behind_a_call: bool) -> None:
+        """The script goes on, and calls are ahead: what it may read of the state is there, or is refused."""
+        cursor = self._cursor
+        if not cursor.is_behind_changes:
+            return  # the state is the initial one, as it is here
+        if self._way is None:
+            self._way = Way(self._state, cursor, lambda: self._keeping(self._bringing.tensors))
+            self._way.begin()
+        ahead = cursor.next_section()
+        known = ahead is not None and bool(ahead.before) and (behind_a_call or not ahead.moved)
+        if ahead is not None and known:
+            returned.take(self._state, ahead.before)
+        self._way.stands(values_known=known)
 
     def begin_tail(self, call: Call) -> None:
         """The last recorded call is about to return: from here on the script is where its predecessor was."""
         assert call.result is not None, "results that were missing were fetched from a source"
+        if self._way is not None:
+            self._way.end()
+            self._way = None
         self._state.private.load(self.private.state)
         if not self.private.returned:
             self._state.private.hidden.borrow(self.private.lent)
@@ -84,7 +107,7 @@ class TakingOver:
         self._bringing.values()
         random_state.restore(self.private.rng)
         self._inherited = self._inherit(call.result)
-        self._tail = Tail(self._state, self._bring, self._bringing.moved)
+        self._tail = Tail(self._state, lambda: self._keeping(self._bringing.state), self._bringing.moved)
         self._tail.begin()
 
     def end_tail(self, point: Point) -> None:
@@ -100,10 +123,11 @@ class TakingOver:
         self._session.page.keep(point, *gate)
         self._session.page.supplement(back)
 
-    def _bring(self) -> None:
+    @staticmethod
+    def _keeping(bring: Callable[[], None]) -> None:
         """What the script draws goes on where it was, whatever bringing the state draws."""
         drawn = random_state.capture()
-        self._bringing.state()
+        bring()
         random_state.restore(drawn)
 
     def _inherit(self, result: bytes) -> tuple[tuple[bytes | memoryview, ...], bytes]:
@@ -152,6 +176,12 @@ class Bringing:
         self._fetch(self._fetch_state)
         if self._values:
             returned.take(self._state, ours, returned.told_of(self._values))
+
+    def tensors(self) -> None:
+        """The same, before that point is reached: plain values stay as they are here."""
+        ours = returned.now(self._state)
+        self._fetch(self._fetch_state)
+        returned.take(self._state, ours)
 
     def _fetch(self, fetch: Callable[[Replay, transfer.Cancel], None]) -> None:
         session = self._session

@@ -8,20 +8,36 @@ costs a few microseconds: copies are shallow, as in `marks`.
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+import xxhash
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
+from torchrelay.worker.parallel import shards
 from torchrelay.worker.parallel.shards import version
 from torchrelay.worker.retry.marks import Entries, Fields, Flags, HyperParameters, Mark, Scale, Schedule
 from torchrelay.worker.state.parts import ContainerPart, ModulePart, OptimizerPart, Part, StatefulPart
 from torchrelay.worker.state.state import State
-from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors import arguments, sums, tree, values
 
 _Told = ContainerPart | ModulePart | OptimizerPart | StatefulPart
 LIMIT = 256 << 10  # bytes of one part's values; what is larger comes with the state
+OFTEN = 5  # a section in every so many calls is too many for looking at the state in each
+WHOLE = 16 << 10  # bytes of a tensor that is looked at as a whole
+PIECE = 64  # elements
+_place = struct.Struct("=qq")
+
+
+class Entered(NamedTuple):
+    """What is remembered of the entry of a section."""
+
+    before: bytes  # values as they were when the call before it returned
+    moved: bool  # the script has changed them since
+    tensors: bytes  # see `signature`
 
 
 class Returned:
@@ -29,6 +45,7 @@ class Returned:
 
     def __init__(self, state: State) -> None:
         self._state = state
+        self._calls = self._sections = 0
         self._marks = list(_marks(state))
         self._tensors = state.given_besides()
         self._versions: list[int] = []
@@ -36,6 +53,7 @@ class Returned:
 
     def mark(self) -> None:
         """A call returns: remember the values as they are now. In the path of every step."""
+        self._calls += 1
         for mark in self._marks:
             mark.mark()
         if self._tensors:
@@ -55,6 +73,19 @@ class Returned:
         finally:
             for mark in now:
                 mark.rewind()
+
+    def enter(self) -> Entered | None:
+        """At the entry of a section; None if what is told of it would cost too much, or cannot be told."""
+        self._sections += 1
+        often = self._sections > OFTEN and self._sections * OFTEN > self._calls
+        if often or self._state.saves:
+            return None
+        before = self.encoded()
+        return Entered(before, before != now(self._state), signature(self._state))
+
+    def is_still(self, entered: Entered) -> bool:
+        """At the gate of that section: whether it has left all tensors of the state as they were."""
+        return signature(self._state) == entered.tensors
 
 
 def take(state: State, data: bytes, only: Collection[str] | None = None) -> frozenset[str]:
@@ -77,6 +108,45 @@ def now(state: State) -> bytes:
 def told_of(data: bytes) -> Collection[str]:
     """The parts of which values are told."""
     return frozenset(values.decode(data)[0])
+
+
+def signature(state: State) -> bytes:
+    """Tells whether tensors of the state have changed: small ones are looked at as a whole.
+
+    Of large ones: where they lie, how often they were written to, and on the CPU three pieces, as what is written by
+    way of `.data` is not counted.
+    """
+    digest = xxhash.xxh3_64()
+    away = []
+    for tensor in {id(each): each for each in _tensors(state)}.values():
+        part = shards.local(tensor).detach()
+        whole = part.numel() * part.element_size() <= WHOLE
+        if not whole:
+            digest.update(_place.pack(version(tensor), part.data_ptr()))
+        if part.is_cpu:
+            digest.update(arguments.digest(part if whole else _pieces(part)))
+        elif whole:
+            away.append(part)
+    digest.update(repr(sums.of(away)).encode())
+    return digest.digest()
+
+
+def _tensors(state: State) -> Iterator[torch.Tensor]:
+    yield from (each for each in state.objects() if isinstance(each, torch.Tensor))
+    for optimizer in state.optimizers():
+        for kept in optimizer.state.values():
+            yield from (each for each in kept.values() if isinstance(each, torch.Tensor))
+    yield from (tensor for _, tensor in state.given_besides())
+    for part in state.flat():
+        if isinstance(part, (ContainerPart, StatefulPart)):
+            yield from tree.encode(part.give(), part.path)[1]
+
+
+def _pieces(tensor: torch.Tensor) -> torch.Tensor:
+    count, middle = tensor.numel(), tensor.numel() // 2
+    behind = tensor.untyped_storage().nbytes() // tensor.element_size() - tensor.storage_offset()
+    flat = tensor.as_strided((count,), (1,)) if behind >= count else tensor.flatten()
+    return torch.cat([flat[:PIECE], flat[middle : middle + PIECE], flat[-PIECE:]])
 
 
 def _encode(state: State, moved: list[str]) -> bytes:

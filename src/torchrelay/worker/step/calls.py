@@ -110,8 +110,8 @@ class Calls:
 
     @property
     def committed(self) -> Point:
-        """The last committed point, as far as the script can know."""
-        return self._cursor.point
+        """The last committed point, as far as the script can know: in a call that of its entry, as without us."""
+        return self._cursor.point if self._attempt is None else self._attempt.begun
 
     def arrive(self) -> None:
         """The script's place matters now: a replacement waits for it, once. If there is time, it rehearses before."""
@@ -122,14 +122,14 @@ class Calls:
             self._whole = dry_run.prepare(self._session, self._state, functions, self._try, self._rehearse)
         private = self._place()
         self._session.program.check(private.code)
-        self._taking_over = TakingOver(self._session, self._state, private)
+        self._taking_over = TakingOver(self._session, self._state, private, self._cursor)
         self._cursor.on_way = self._taking_over.goes_on
         self._late = private.late
         self._place = None
 
     def _try(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
         """A step that does not count. It is cut at its gate, and whoever calls it puts everything back."""
-        self._attempt = Attempt("step", self._pending("step"), random_state.look())
+        self._attempt = Attempt("step", self._pending("step"), random_state.look(), self._cursor.point)
         try:
             function(*args, **kwargs)
         finally:
@@ -223,8 +223,9 @@ class Calls:
         redo.probe_entry()
         for wrapper in self._wrappers:
             ddp.mark(wrapper)
-        attempt = self._attempt = Attempt(kind, pending, random_state.look())
+        attempt = self._attempt = Attempt(kind, pending, random_state.look(), self._cursor.point)
         attempt.compares = compares
+        attempt.entered = self._returned.enter() if kind != STEP else None
         if self._proof is not None:
             self._proof.note(random_state.pack(attempt.rng))
         return attempt
@@ -281,6 +282,9 @@ class Calls:
         proofs = self._proofs(attempt)
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending, attempt.given())
+        if attempt.entered is not None:
+            call, entered = attempt.call, attempt.entered
+            call.still, call.before, call.moved = self._returned.is_still(entered), entered.before, entered.moved
         attempt.call.foreseen = attempt.foresight.at_gate(_CODE) if result is None else foresight.whole(result)
         try:
             record = self._record(attempt, attempt.rng_at_gate)

@@ -10,7 +10,7 @@ import pytest
 from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import START, Point
 from torchrelay.worker.data import cursor as places
-from torchrelay.worker.data.cursor import Cursor, Diverged, Record, decode_record
+from torchrelay.worker.data.cursor import Call, Cursor, Diverged, Frame, Record, decode_record
 
 
 class Safepoint(Exception):
@@ -264,3 +264,69 @@ def test_what_is_no_record_is_a_value_error(data: bytes) -> None:
 
 def test_the_start_is_the_point_before_any_call() -> None:
     assert Cursor().point == START
+
+
+# ---------------------------------------------------------------- what is ahead of a replacement
+
+
+def on_the_way(*calls: Call | Frame) -> Cursor:
+    """A replacement whose rank has made these calls outside of all loops."""
+    return Cursor(Record([Frame("script", trace=list(calls))]))
+
+
+def section(at: Point, *, still: bool = True) -> Call:
+    return Call(kind="section", point=at, result=b"", still=still)
+
+
+def test_sections_that_leave_the_state_as_it_is_do_not_change_it() -> None:
+    step = Call(kind="step", point=Point(1), result=b"")
+    cursor = on_the_way(step, section(Point(1, 1)), section(Point(1, 2)))
+    assert not cursor.still_ahead(), "a step is ahead"
+    assert not cursor.is_behind_changes
+    cursor.replay_call("step")
+    assert cursor.still_ahead()
+    assert cursor.is_behind_changes
+    found = cursor.next_section()
+    assert found is not None
+    assert found.point == Point(1, 1)
+    cursor.replay_call("section")
+    assert cursor.still_ahead()
+
+
+def test_one_that_changes_it_does() -> None:
+    step = Call(kind="step", point=Point(1), result=b"")
+    cursor = on_the_way(step, section(Point(1, 1), still=False), section(Point(1, 2)))
+    cursor.replay_call("step")
+    assert not cursor.still_ahead()
+    cursor.replay_call("section")
+    assert cursor.still_ahead()
+
+
+def test_sections_before_the_first_step_may_have_changed_it_too() -> None:
+    cursor = on_the_way(section(Point(0, 1)), section(Point(0, 2), still=False), section(Point(0, 3)))
+    cursor.replay_call("section")
+    assert not cursor.is_behind_changes
+    cursor.replay_call("section")
+    assert cursor.is_behind_changes
+    assert cursor.still_ahead()
+
+
+def test_a_section_that_is_not_in_the_record_may_have_changed_it() -> None:
+    cursor = on_the_way(Call(kind="step", point=Point(1), result=b""), section(Point(1, 2)))
+    cursor.replay_call("step")
+    assert not cursor.still_ahead()
+
+
+def test_the_next_section_is_found_behind_a_loop_that_has_no_call_left() -> None:
+    step = Call(kind="step", point=Point(1), result=b"")
+    loop = Frame("steps", 1, trace=[step, section(Point(1, 1))])
+    cursor = on_the_way(loop, section(Point(1, 2)))
+    assert cursor.next_section() is None
+    opened = cursor.open("steps")
+    cursor.enter_item(opened.frame)
+    cursor.replay_call("step")
+    cursor.replay_call("section")
+    assert cursor.still_ahead()
+    found = cursor.next_section()
+    assert found is not None
+    assert found.point == Point(1, 2)

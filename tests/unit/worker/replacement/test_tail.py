@@ -29,8 +29,9 @@ class Script:
         self.model = nn.Linear(2, 2)
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.average = AveragedModel(self.model)
+        self.kept = {"sums": [torch.zeros(2)]}
         self.brought = 0
-        state = State(self.model, self.optimizer, {"average": self.average})
+        state = State(self.model, self.optimizer, {"average": self.average, "kept": self.kept})
         self.tail = Tail(state, self.bring, frozenset(moved))
 
     def bring(self) -> None:
@@ -73,6 +74,7 @@ READS: list[Callable[[Script], Any]] = [
     lambda script: np.asarray(script.model.weight.detach()),
     lambda script: script.average.update_parameters(script.model),
     lambda script: script.optimizer.state_dict(),
+    lambda script: script.kept["sums"][0].sum(),
     lambda script: repr(script.model.weight),
     lambda script: in_a_thread(lambda: script.model.weight.sum()),
     lambda script: POOL.submit(lambda: script.model.weight.sum()).result(),

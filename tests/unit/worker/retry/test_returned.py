@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
@@ -98,3 +101,65 @@ def test_what_is_large_or_cannot_be_told_alone_is_left_to_the_state() -> None:
     rank.kept["count"] = 9
     returned.take(other.state, told)
     assert other.kept["count"] == 0
+
+
+# ---------------------------------------------------------------- sections
+
+
+def test_what_a_section_finds_is_told_as_it_was_at_the_return_before() -> None:
+    rank, other = Rank(), Rank()
+    told = Returned(rank.state)
+    entered = told.enter()
+    assert entered is not None
+    assert not entered.moved
+    rank.schedule.step()
+    entered = told.enter()
+    assert entered is not None
+    assert entered.moved
+    other.schedule.step()
+    returned.take(other.state, entered.before)
+    assert other.plain.param_groups[0]["lr"] == 1.0
+    assert rank.plain.param_groups[0]["lr"] == 0.5, "ours are as they were"
+
+
+@pytest.mark.parametrize("change", [
+    lambda rank: rank.model.weight.data.mul_(2),
+    lambda rank: rank.large.data[1000, 7].fill_(3),
+    lambda rank: rank.large.detach()[1, 7].add_(1),
+    lambda rank: setattr(rank.large, "data", rank.large.detach().clone()),
+    lambda rank: rank.kept["sums"].add_(1),
+    lambda rank: rank.average.update_parameters(rank.model),
+    lambda rank: rank.momentum.add_(1),
+])  # fmt: skip
+def test_a_section_that_changes_a_tensor_is_not_still(change: Callable[[Any], Any]) -> None:
+    rank: Any = SimpleNamespace(**vars(Rank()))
+    rank.large = nn.Parameter(torch.zeros(2000, 500))
+    rank.model.large = rank.large
+    optimizer = torch.optim.SGD(rank.model.parameters(), lr=0.1, momentum=0.9)
+    rank.model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    rank.momentum = optimizer.state[rank.model.weight]["momentum_buffer"]
+    told = Returned(State(rank.model, optimizer, {"kept": rank.kept, "average": rank.average}))
+    entered = told.enter()
+    assert entered is not None
+    rank.model(torch.ones(1, 2)).sum().backward()
+    rank.model.eval()
+    assert told.is_still(entered), "an evaluation changes nothing"
+    if change.__code__.co_consts and 1000 in change.__code__.co_consts:
+        rank.large.data[1000, :64].fill_(3)  # in its middle: a single element elsewhere, by way of .data, is not seen
+    else:
+        change(rank)
+    assert not told.is_still(entered)
+
+
+def test_sections_in_every_step_are_not_looked_at() -> None:
+    told = Returned(Rank().state)
+    seen = []
+    for _ in range(20):
+        seen.append(told.enter() is not None)
+        told.mark()
+    assert seen[:4] == [True] * 4
+    assert not any(seen[6:])
+    for _ in range(200):
+        told.mark()
+    assert told.enter() is not None, "it has become rare"
