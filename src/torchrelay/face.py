@@ -55,7 +55,10 @@ class Run(Protocol):
 
     @property
     def global_step(self) -> int:
-        """Steps committed in this job; 0 after a resume from your own checkpoint. Use it instead of a counter."""
+        """Steps committed in this job; 0 after a resume from your own checkpoint. Use it instead of a counter.
+
+        Inside a step it does not count that step, before its update or after.
+        """
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
         """Decorate the function that makes one optimizer update, micro-batches included.

@@ -2,7 +2,7 @@
 
 Its predecessor had trained when it did that; here the model is as it was built. So once a step lies behind, the state
 is not read like that. If nothing ahead changes it, as sections that only evaluate or save do not, it is now what it is
-at the point that we are brought to, and is brought from there. Else `UndeclaredError` is raised: nobody has it.
+at the point that we are brought to, and is brought from there. Else `UndeclaredError` is raised: no rank has it.
 What the script writes into the state on its way counts for nothing, as all of it comes at the end; but what it has
 written it may not read.
 """
@@ -67,7 +67,7 @@ class Way:
         self._values_known = values_known
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        """A function of torch is about to be run. Raises `UndeclaredError` if it reads what nobody has."""
+        """A function of torch is about to be run. Raises `UndeclaredError` if it reads what no rank has."""
         name = name_of(func)
         if self._bringing or name in tail.HARMLESS:
             return
