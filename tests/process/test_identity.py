@@ -54,7 +54,7 @@ PROGRAM = """
 import os, subprocess, sys, threading
 os.environ["RANK"] = "99"  # of the operator's shell
 os.environ["WORLD_SIZE"] = "8"
-from tests.test_identity import assign
+from tests.support.identity import assign
 from torchrelay.worker.control import identity
 me = identity.Identity()
 asked = threading.Event()
@@ -102,7 +102,7 @@ def test_output_goes_to_the_ranks_log_whoever_prints(tmp_path: Path) -> None:
     program = f"""
 import os, subprocess
 from pathlib import Path
-from tests.test_identity import assign
+from tests.support.identity import assign
 from torchrelay.worker.control.identity import Identity
 print("before")
 Identity(Path({str(tmp_path)!r})).assign(assign())
@@ -118,7 +118,7 @@ subprocess.run(["echo", "a child"])
 
 EARLY = """
 import os
-from tests.test_identity import assign
+from tests.support.identity import assign
 from torchrelay.worker.control.identity import Identity
 me = Identity()
 me.assign(assign())

@@ -72,7 +72,7 @@ class Frame(Struct, array_like=True, tag="loop"):
     count: int = 0  # items yielded
     begun: Point = START  # the point when the item was yielded
     mark: bytes = b""  # how the loop's source is entered
-    drawn: bytes = b""  # random state just before the item was fetched, if fetching may draw
+    drawn: bytes = b""  # random state just before the item was fetched
     trace: list[Call | Frame | Skip] = []
     moved: bytes = b""  # what was seen to move of what the loop's objects keep, just before the item was fetched
     item: bytes = b""  # a digest of the item, if its loader is entered by a state of its own

@@ -41,7 +41,6 @@ def iterates_by_itself(loader: Any) -> bool:
 class Walked:
     """Entered by passing over all items before."""
 
-    draws = True
     moves = False
 
     def __init__(
@@ -77,7 +76,6 @@ WATCH_EVERY = 16
 class Source(Protocol):
     """Something that yields items, and can be entered at any of them."""
 
-    draws: bool  # fetching an item may draw from the global generators of this process
     moves: bool  # its mark is taken before every item; else once, at the beginning
     hidden: OfLoader | None  # what its objects keep in attributes
 
@@ -166,7 +164,6 @@ class Indexed:
         self._items = items
         self.hidden = hidden
         # A range does not draw, but what follows it may: windows of a text by chance, in a loop of run.steps().
-        self.draws = True
 
     def mark(self) -> bytes:
         return b"" if self.hidden is None else self.hidden.mark()
@@ -205,7 +202,6 @@ class _Drawing:
 class WithState:
     """A loader that is entered by a state: its own, or its dataset's."""
 
-    draws = True
     moves = True
     hidden: OfLoader | None = None
 
@@ -269,8 +265,6 @@ class _OfMapStyle:
 class InProcess(_OfMapStyle):
     """A DataLoader without loader workers: samples are made in this process, when they are asked for."""
 
-    draws = True
-
     def begin(self, mark: bytes) -> Iterator[Any]:
         del mark
         return self._open(0)
@@ -292,8 +286,6 @@ class InProcess(_OfMapStyle):
 
 class ByWorkers(_OfMapStyle):
     """A DataLoader with loader workers."""
-
-    draws = False
 
     def __init__(self, loader: DataLoader[Any], hidden: OfLoader | None = None) -> None:
         super().__init__(loader, hidden)

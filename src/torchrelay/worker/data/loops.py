@@ -109,7 +109,7 @@ class Loop(Generic[T_co]):
                 moved = b"" if hidden is None else hidden.before_item(frame.count)
                 if self._holds is not None and frame.count and frame.count & (frame.count - 1) == 0:
                     frame.holds = self._holds.told()  # what items are made in has changed by now
-                drawn = random_state.capture() if source.draws else b""
+                drawn = random_state.capture()  # what the script draws with the item, if fetching does not
                 taken = self._take(items)
                 if taken is None:
                     return

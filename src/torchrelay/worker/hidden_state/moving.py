@@ -34,6 +34,7 @@ from torchrelay.worker.hidden_state.made import Filled, holds_objects
 from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, SMALL, is_held, only_grew, same, signature, size
 from torchrelay.worker.hidden_state.still import Still, is_glanced_at
 from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.source.names import declared
 from torchrelay.worker.tensors import memory, values
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
@@ -403,7 +404,7 @@ def _is_small(value: Any) -> bool:
 
 
 def _is_global(absent: Leaf) -> bool:
-    return type(absent.holder) is dict and absent.name in variables.declared(absent.holder)
+    return type(absent.holder) is dict and absent.name in declared(absent.holder)
 
 
 def _copied(value: Any) -> Any:

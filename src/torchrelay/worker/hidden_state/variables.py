@@ -39,7 +39,7 @@ from msgspec import Struct
 from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
-from torchrelay.worker.source.names import Names, functions_in, inner, names_used, stored
+from torchrelay.worker.source.names import Names, declared, used_by_functions
 from torchrelay.worker.tensors import values
 
 LIMIT = 32 << 10  # bytes of all variables of all functions
@@ -69,6 +69,7 @@ class _Told(Struct, array_like=True):
     packed: dict[str, bytes] = {}
     lacking: list[str] = []  # what changes, may still be read, and is not told
     histories: list[str] = []  # of it, what is only added to as long as the loop goes on
+    drawn: dict[str, bytes] = {}  # states of generators of random numbers: the item may be drawn from
 
 
 _decode = msgspec.msgpack.Decoder(list[_Told]).decode
@@ -90,20 +91,22 @@ _names_of: dict[int, tuple[CodeType, Names | None]] = {}
 _MOST_CODES = 4096  # a script that makes functions anew in each step does not fill the memory
 _first: dict[tuple[Place, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
 _may_go: dict[type, _Goes] = {}  # by class
-_declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a module's globals, with their number
-_used_in: dict[int, tuple[int, frozenset[str]]] = {}  # the same
 
 
 def told(frame: FrameType | None) -> bytes:
     """The variables of all functions of the script from this frame outwards; empty if there are none."""
     found = [_tell(each, names) for each, names in _of_script(frame)][::-1]
-    if not any(one.plain or one.flat or one.packed or one.lacking or one.histories for one in found):
+    if not any(one.plain or one.flat or one.packed or one.lacking or one.histories or one.drawn for one in found):
         return b""
     try:
         data = _encode(found)
     except OverflowError:  # a number that is too long for it, in a container
         data = b""
-    return data if 0 < len(data) <= LIMIT else _encode(_shortened(found))
+    if 0 < len(data) <= LIMIT:
+        return data
+    for one in found:
+        one.drawn.clear()  # what comes of it on a replacement is compared
+    return _encode(_shortened(found))
 
 
 def _shortened(found: list[_Told]) -> list[_Told]:
@@ -142,11 +145,13 @@ def put(frame: FrameType | None, data: bytes) -> None:
         packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
         _first.update(dict.fromkeys(((place_of(each.f_code), name) for name in (*one.flat, *packed)), MOVED))
         _fill(each, one.plain | one.flat | packed)
+        for name, state in one.drawn.items():
+            if graph.is_generator(live := each.f_locals.get(name)):
+                generators.put_state(live, values.decode(state)[0])
 
 
 def objects() -> Iterator[graph.Leaf]:
-    """Objects in variables of functions of the script that are under way, outside of the call that is, and in globals
-    and modules that they use."""
+    """Objects in variables of functions that are under way outside of calls, and in globals and modules they use."""
     for leaf in held():
         if type(leaf.value) not in graph.CONTAINERS or not leaf.value or _holds_objects(leaf.value):
             yield leaf
@@ -186,7 +191,7 @@ def held() -> Iterator[graph.Leaf]:
     for each in outside():
         names, local, around = _names(each.f_code)[1], each.f_locals, each.f_globals
         living = frozenset[str]() if names is None else names.living(each.f_lasti)
-        used = _used_by_functions(around) if local is around else frozenset[str]()
+        used = used_by_functions(around) if local is around else frozenset[str]()
         for name, value in list(local.items()):
             if (name in living or name in used) and not issubclass(type(value), _NO_OBJECTS):
                 yield graph.Leaf(f"{graph.VARIABLE}{name} of {each.f_code.co_qualname}()", None, None, value)
@@ -256,34 +261,13 @@ def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, Names]]:
         frame = frame.f_back
 
 
-def declared(around: dict[str, Any]) -> frozenset[str]:
-    """Globals that functions of this module declare and assign."""
-    known = _declared_in.get(id(around))
-    if known is None or known[0] != len(around):
-        functions = [each for value in list(around.values()) for each in functions_in(value)]
-        own = [each.__code__ for each in functions if each.__globals__ is around]
-        found = (name for code in own for each in (code, *inner(code)) for name in stored(each, "STORE_GLOBAL"))
-        known = _declared_in[id(around)] = len(around), frozenset(found)
-    return known[1]
-
-
-def _used_by_functions(around: dict[str, Any]) -> frozenset[str]:
-    """Names that functions of this module look up: what stands at its top level may be read by them."""
-    known = _used_in.get(id(around))
-    if known is None or known[0] != len(around):
-        functions = [each for value in list(around.values()) for each in functions_in(value)]
-        own = [each.__code__ for each in functions if each.__globals__ is around]
-        known = _used_in[id(around)] = len(around), frozenset(name for code in own for name in names_used(code))
-    return known[1]
-
-
 def _tell(frame: FrameType, names: Names) -> _Told:
-    one = _Told(frame.f_code.co_qualname, {}, {}, {}, [], [])
     local, around = frame.f_locals, frame.f_globals
+    one = _Told(frame.f_code.co_qualname, {}, {}, {}, [], [], _drawn(local))
     if frame.f_code.co_flags & CO_GENERATOR:
         _walking[id(frame.f_code)] = frame.f_code
     living = names.living(frame.f_lasti)
-    used = _used_by_functions(around) if local is around else frozenset[str]()
+    used = used_by_functions(around) if local is around else frozenset[str]()
     for name, value in list(local.items()):
         kind, lives = type(value), name in living or name in used
         if name in names.assigned:
@@ -303,6 +287,11 @@ def _tell(frame: FrameType, names: Names) -> _Told:
         if name in around and not _keep(one, name + _DECLARED, value) and _has_moved(frame.f_code, name, value):
             one.lacking.append(name)
     return one
+
+
+def _drawn(local: dict[str, Any]) -> dict[str, bytes]:
+    found = {name: value for name, value in local.items() if graph.is_generator(value)}
+    return {name: values.encode([generators.state_of(value)], name) for name, value in found.items()}
 
 
 def _has_moved(code: CodeType, name: str, value: Any) -> bool:

@@ -84,7 +84,7 @@ class Prepared:
         """`inside`: the source for its base."""
         self._loader = loader
         self._inside = inside
-        self.draws, self.moves, self.hidden = inside.draws, inside.moves, inside.hidden
+        self.moves, self.hidden = inside.moves, inside.hidden
         self._accelerate = "base_dataloader" in vars(loader)
         self._turn = "iteration" if self._accelerate else "_num_iter_calls"
         self._running = False

@@ -260,3 +260,30 @@ def assigned_outside(code: CodeType) -> frozenset[str]:
     """Variables of others that a function assigns."""
     stores = ("STORE_GLOBAL", "STORE_DEREF")
     return frozenset(one.argval for one in dis.get_instructions(code) if one.opname in stores)
+
+
+# ---------------------------------------------------------------- of a module
+
+_declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a module's globals, with their number
+_used_in: dict[int, tuple[int, frozenset[str]]] = {}  # the same
+
+
+def declared(around: dict[str, Any]) -> frozenset[str]:
+    """Globals that functions of this module declare and assign."""
+    known = _declared_in.get(id(around))
+    if known is None or known[0] != len(around):
+        functions = [each for value in list(around.values()) for each in functions_in(value)]
+        own = [each.__code__ for each in functions if each.__globals__ is around]
+        found = (name for code in own for each in (code, *inner(code)) for name in stored(each, "STORE_GLOBAL"))
+        known = _declared_in[id(around)] = len(around), frozenset(found)
+    return known[1]
+
+
+def used_by_functions(around: dict[str, Any]) -> frozenset[str]:
+    """Names that functions of this module look up: what stands at its top level may be read by them."""
+    known = _used_in.get(id(around))
+    if known is None or known[0] != len(around):
+        functions = [each for value in list(around.values()) for each in functions_in(value)]
+        own = [each.__code__ for each in functions if each.__globals__ is around]
+        known = _used_in[id(around)] = len(around), frozenset(name for code in own for name in names_used(code))
+    return known[1]

@@ -10,18 +10,11 @@ import pytest
 import torch
 from msgspec.structs import replace
 
+from tests.support.identity import assign
 from torchrelay.errors import RefusedError
-from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
-from torchrelay.protocol.messages.orders import Assign
+from torchrelay.protocol.messages.ids import Rank
 from torchrelay.worker.control import identity
 from torchrelay.worker.control.identity import Identity, environment_of
-
-
-def assign(rank: int = 5, replacement: bool = False) -> Assign:
-    return Assign(
-        node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(1), rank=Rank(rank), world_size=8,
-        local_world_size=4, local_rank=rank % 4, replacement=replacement, restarts=2,
-    )  # fmt: skip
 
 
 def test_the_variables_are_torchruns() -> None:
