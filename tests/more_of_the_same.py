@@ -19,9 +19,14 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_10_layers_later": ("[before]", "[skipped]", "[flag]", "[group]", "a_move_after"),
     "test_case_13_uneven": ("[abort-134]", "[zero-", "[inside-"),
     "test_case_26_edited": ("link_that_leads", "by_its_name", "target_of_a_move"),
+    "test_case_before_a_section": (
+        "undisturbed[save-grad:41:0]", "undisturbed[save-eval", "undisturbed[norm-grad:25", "undisturbed[clip-grad:25",
+        "undisturbed[begin", "undisturbed[two", "read[swap-eval", "read[loads", "target_of_a_move",
+    ),
     "test_case_collected": (
         "[set]", "[dict]", "[nested]", "[wrapped]", "[sum]", "[star]", "[map]", "[reduce]", "[next]", "[plain]",
     ),
+    "test_case_drawn_with_items": ("[python]", "[torch]", "move[numpy]"),
     "test_case_foreign_groups": ("joined[late]", "joined[default]"),
     "test_case_iterators_beside": (
         "[islice]", "[count]", "[inner]", "[map]", "[progress]", "replacement_of_a", "after_a_move", "[tee", "[keep",

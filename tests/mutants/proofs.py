@@ -126,6 +126,16 @@ PROOFS = (
         "        bring()\n        return kept", "        return kept", (TAIL,),
     ),
     Mutant(
+        "drawn: states of generators in variables are not told", "worker/hidden_state/variables.py",
+        "{}, {}, {}, [], [], _drawn(local))", "{}, {}, {}, [], [], {})",
+        ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[numpy]",),
+    ),
+    Mutant(
+        "drawn: an item has no random state", "worker/data/loops.py",
+        "drawn = random_state.capture()  #", 'drawn = b""  #',
+        ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[workers]",),
+    ),
+    Mutant(
         "way: nothing is seen before the last call", "worker/replacement/taking_over.py",
         "            self._way.begin()\n", "            return\n",
         ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[save-grad:31:0]",),
