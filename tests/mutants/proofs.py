@@ -127,7 +127,7 @@ PROOFS = (
     ),
     Mutant(
         "drawn: states of generators in variables are not told", "worker/hidden_state/variables.py",
-        "{}, {}, {}, [], [], _drawn(local))", "{}, {}, {}, [], [], {})",
+        "{}, {}, {}, [], [], generators.told_in(local))", "{}, {}, {}, [], [], {})",
         ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[numpy]",),
     ),
     Mutant(

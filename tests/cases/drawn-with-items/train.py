@@ -1,8 +1,9 @@
 """Draws a number for each item between the head of its loop and the step, as mixup does, and goes by what it has drawn.
 
-MODE: "global" draws from the global generators; "numpy", "python" and "torch" from one in a variable; "workers" is
-"global" with workers of the loader; "epoch" draws an order at the head of each epoch and goes through it by hand.
-What was drawn is mixed into the batch, and added up for a factor that counts from step 40 on.
+MODE: "global" draws from the global generators; "numpy", "python" and "torch" from one in a variable, "attribute" from
+one in an object that is in a variable; "workers" is "global" with workers of the loader; "epoch" draws an order at the
+head of each epoch and goes through it by hand. What was drawn is mixed into the batch, and added up for a factor that
+counts from step 40 on.
 """
 
 import random
@@ -26,10 +27,23 @@ sampler = DistributedSampler(data, seed=5)
 loader = DataLoader(data, 3, sampler=sampler, num_workers=2 if MODE == "workers" else 0)
 numbers, words = np.random.default_rng(rank), random.Random(rank)
 generator = torch.Generator().manual_seed(rank)
+
+
+class Augment:
+    def __init__(self):
+        self.numbers = np.random.default_rng(rank)
+
+    def draw(self):
+        return float(self.numbers.beta(0.4, 0.4))
+
+
+augment = Augment()
 run = torchrelay.protect(model=model, optimizer=optimizer)
 
 
 def draw():
+    if MODE == "attribute":
+        return augment.draw()
     if MODE == "numpy":
         return float(numbers.beta(0.4, 0.4))
     if MODE == "python":

@@ -12,13 +12,15 @@ import types
 import warnings
 from array import array
 from collections import deque
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
-from torchrelay.worker.hidden_state.graph import PLAIN, Leaf
-from torchrelay.worker.tensors import arguments
+from torchrelay.worker.hidden_state.graph import PLAIN, Leaf, attributes, is_generator
+from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.tensors import arguments, values
 
 
 def bytes_of(generator: Any) -> bytes:
@@ -109,3 +111,37 @@ def place_of(iterator: Any) -> str:
         return "over" if frame is None else ""
     found = sorted(frame.f_locals.items())
     return repr((frame.f_lasti, [(name, value if type(value) in PLAIN else id(value)) for name, value in found]))
+
+
+# ---------------------------------------------------------------- in variables
+
+_draws: dict[type, int] = {}  # by class: `_ITSELF` is a generator, `_INSIDE` may hold one, 0
+_ITSELF, _INSIDE = 1, 2
+
+
+def told_in(local: Mapping[str, Any]) -> dict[str, bytes]:
+    """States of the generators in these variables, by their names."""
+    return {name: values.encode([state_of(each)], name) for name, each in _generators(local).items()}
+
+
+def put_in(local: Mapping[str, Any], told: Mapping[str, bytes]) -> None:
+    """Put those that are there now where others were."""
+    live = _generators(local) if told else {}
+    for name in told.keys() & live.keys():
+        put_state(live[name], values.decode(told[name])[0])
+
+
+def _generators(local: Mapping[str, Any]) -> dict[str, Any]:
+    """In variables, and in attributes of objects of the script's classes that are in some."""
+    found: dict[str, Any] = {}
+    for name, value in list(local.items()):  # in the path of every item
+        kind = type(value)
+        draws = _draws.get(kind)
+        if draws is None:
+            draws = _draws[kind] = _ITSELF if is_generator(value) else _INSIDE * is_of_the_script(kind)
+        if draws == _ITSELF:
+            found[name] = value
+        elif draws == _INSIDE:
+            held = attributes(value) or {}
+            found.update((f"{name}.{key}", each) for key, each in held.items() if is_generator(each))
+    return found

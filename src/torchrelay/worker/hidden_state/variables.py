@@ -145,9 +145,7 @@ def put(frame: FrameType | None, data: bytes) -> None:
         packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
         _first.update(dict.fromkeys(((place_of(each.f_code), name) for name in (*one.flat, *packed)), MOVED))
         _fill(each, one.plain | one.flat | packed)
-        for name, state in one.drawn.items():
-            if graph.is_generator(live := each.f_locals.get(name)):
-                generators.put_state(live, values.decode(state)[0])
+        generators.put_in(each.f_locals, one.drawn)
 
 
 def objects() -> Iterator[graph.Leaf]:
@@ -263,7 +261,7 @@ def _of_script(frame: FrameType | None) -> Iterator[tuple[FrameType, Names]]:
 
 def _tell(frame: FrameType, names: Names) -> _Told:
     local, around = frame.f_locals, frame.f_globals
-    one = _Told(frame.f_code.co_qualname, {}, {}, {}, [], [], _drawn(local))
+    one = _Told(frame.f_code.co_qualname, {}, {}, {}, [], [], generators.told_in(local))
     if frame.f_code.co_flags & CO_GENERATOR:
         _walking[id(frame.f_code)] = frame.f_code
     living = names.living(frame.f_lasti)
@@ -287,11 +285,6 @@ def _tell(frame: FrameType, names: Names) -> _Told:
         if name in around and not _keep(one, name + _DECLARED, value) and _has_moved(frame.f_code, name, value):
             one.lacking.append(name)
     return one
-
-
-def _drawn(local: dict[str, Any]) -> dict[str, bytes]:
-    found = {name: value for name, value in local.items() if graph.is_generator(value)}
-    return {name: values.encode([generators.state_of(value)], name) for name, value in found.items()}
 
 
 def _has_moved(code: CodeType, name: str, value: Any) -> bool:
