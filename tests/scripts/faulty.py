@@ -68,7 +68,8 @@ class Faults:
     def begun(self, fault, run):
         if "after" in fault:
             return any(self.marks.glob(f"{fault['after']}.rank*"))
-        step = run and run.global_step  # not before: a step that asks for it is not rehearsed further
+        # Not before: a step that asks for it is not rehearsed further. In an update the step that it is of counts.
+        step = run and run.global_step + (fault["phase"] == "update")
         if "from" in fault:
             return step is not None and step >= fault["from"]
         return fault["step"] == step

@@ -52,15 +52,19 @@ class Death:
             place.split(":", 1)[1] for place in options.die.split(",") if place.startswith(f"{dist.get_rank()}:")
         ]
 
+    @staticmethod
+    def place(run, phase):
+        return f"{run.global_step + (phase == 'update')}:{phase}"  # in an update the step that it is of counts
+
     def due(self, run, phase):
         if not any(place.endswith(f":{phase}") for place in self.places):
             return False  # a step that asks for run.global_step is not rehearsed further
-        place = f"{run.global_step}:{phase}"
+        place = self.place(run, phase)
         return place in self.places and not (self.marks / f"died {place}").exists()
 
     def at(self, run, phase):
         if self.due(run, phase):
-            (self.marks / f"died {run.global_step}:{phase}").write_text(str(os.getpid()))
+            (self.marks / f"died {self.place(run, phase)}").write_text(str(os.getpid()))
             os.kill(os.getpid(), signal.SIGKILL)
 
 

@@ -74,7 +74,7 @@ def main():
     data = data_of_all()
     sampler = DistributedSampler(data, seed=3)
     run = torchrelay.protect(model=model, optimizer=optimizer, state={"schedule": schedule})
-    optimizer.register_step_pre_hook(lambda *_: places.come_to("update", run.global_step))
+    optimizer.register_step_pre_hook(lambda *_: places.come_to("update", run.global_step + 1))
 
     astray = [options.astray]
 

@@ -188,7 +188,7 @@ def main():
         (loss * (1 + 0.01 * number(run.global_step))).backward()
         strike("grad", run.global_step + 1, rank)
         optimizer.step()
-        strike("update", run.global_step, rank)
+        strike("update", run.global_step + 1, rank)
         return loss.detach()
 
     for _ in run.steps(12):

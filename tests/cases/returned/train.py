@@ -38,7 +38,7 @@ def step(at):
     if MODE == "own-clip":
         norm *= rank + 1
     optimizer.step()
-    strike("update", run.global_step, rank)
+    strike("update", run.global_step + 1, rank)
     return norm if MODE == "own-clip" else of(loss, norm)
 
 
