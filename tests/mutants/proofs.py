@@ -119,7 +119,7 @@ PROOFS = (
     ),
     Mutant(
         "tail: what is read is not brought", "worker/replacement/tail.py",
-        "        if self._tail.reads(func, args, given):\n", "        if False:\n", (TAIL,),
+        "        if self.reads(func, args, kwargs):\n", "        if False:\n", (TAIL,),
     ),
     Mutant(
         "tail: an optimizer's state is not brought", "worker/replacement/tail.py",
@@ -166,7 +166,7 @@ PROOFS = (
     ),
     Mutant(
         "tail: what nobody has is given away", "worker/replacement/tail.py",
-        "        self._tail.check(func, args, given)\n", "", (TAIL,),
+        "        self.check(func, args, kwargs)\n", "", (TAIL,),
     ),
     Mutant(
         "returned: values are told as they are now", "worker/retry/returned.py",

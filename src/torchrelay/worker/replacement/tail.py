@@ -57,16 +57,11 @@ GRADIENTS = (
 )
 
 
-class Tail:
-    """From the return of the last recorded call to the safepoint."""
+class Watched:
+    """Sees what the script reads of the state, and brings the state once."""
 
-    def __init__(self, state: State, bring: Callable[[], None], moved: frozenset[str] = frozenset()) -> None:
-        """`bring`: put the state of this point into the live tensors; returns when it is there.
-
-        `moved`: parts that came as they are a little later, as no rank has them as they were any more.
-        """
-        self._moved = [tensor for path, tensor in state.given_besides() if path in moved]
-        self._names = ", ".join(sorted(moved))
+    def __init__(self, state: State, bring: Callable[[], None]) -> None:
+        """`bring`: put the state of the point that we are brought to into the live tensors."""
         self._state = state
         self._bring = bring
         self._brought = False
@@ -74,35 +69,33 @@ class Tail:
         self._changes = Changes(state)
         self._held: set[int] = set()
         self._storages: set[int] = set()
-        self._handing = _Handing(self.bring)
-        self._alone = NoCollectives()  # type: ignore[no-untyped-call]
+        self._alone = _NoCollectives()  # type: ignore[no-untyped-call]
         self._reading = _Reading(self)
         self._waiting: list[tuple[Any, Any]] = []  # optimizers, with their own state
 
     def begin(self) -> None:
-        """From now on a collective raises `UndeclaredError`, and the state is brought when it is read."""
+        """From now on a collective raises `UndeclaredError`, and the state is brought when it is read, if it may be."""
         self._held, self._storages = places_of(self._state)
         self._waiting = [(one, one.state) for one in self._state.optimizers()]
         for optimizer, kept in self._waiting:  # nothing of it is there yet that a mode would see being read
-            optimizer.state = Waiting(self.bring, kept)
-        self._handing.begin()
+            optimizer.state = _Waiting(lambda: self.wanted("the state of an optimizer"), kept)
         self._alone.__enter__()  # type: ignore[no-untyped-call]
         self._reading.__enter__()  # type: ignore[no-untyped-call]
-        if self._state.saves:
-            self.bring()  # it is known by save() and load() only: nobody can tell what is read of it
 
     def end(self) -> None:
         """No longer."""
         self._reading.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._alone.__exit__(None, None, None)  # type: ignore[no-untyped-call]
-        self._handing.end()
         self._give_back()
 
-    def _give_back(self) -> None:
-        """Optimizers have their own state again."""
-        for optimizer, kept in self._waiting:
-            optimizer.state = kept
-        self._waiting = []
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A function of torch is about to be run. Raises `UndeclaredError` if it reads what no rank has."""
+        raise NotImplementedError
+
+    def wanted(self, what: str) -> None:
+        """The script reads this. Raises `UndeclaredError` if no rank has it."""
+        del what
+        self.bring()
 
     def bring(self) -> None:
         """What is read next must be there."""
@@ -115,6 +108,41 @@ class Tail:
         finally:
             self._bringing = False
         self._brought = True
+
+    def _give_back(self) -> None:
+        """Optimizers have their own state again."""
+        for optimizer, kept in self._waiting:
+            optimizer.state = kept
+        self._waiting = []
+
+    def _is_of_state(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._held or storage_of(tensor) in self._storages
+
+
+class Tail(Watched):
+    """From the return of the last recorded call to the safepoint."""
+
+    def __init__(self, state: State, bring: Callable[[], None], moved: frozenset[str] = frozenset()) -> None:
+        """`moved`: parts that came as they are a little later, as no rank has them as they were any more."""
+        super().__init__(state, bring)
+        self._moved = [tensor for path, tensor in state.given_besides() if path in moved]
+        self._names = ", ".join(sorted(moved))
+        self._handing = _Handing(self.bring)
+
+    def begin(self) -> None:
+        self._handing.begin()
+        super().begin()
+        if self._state.saves:
+            self.bring()  # it is known by save() and load() only: nobody can tell what is read of it
+
+    def end(self) -> None:
+        super().end()
+        self._handing.end()
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        self.check(func, args, kwargs)
+        if self.reads(func, args, kwargs):
+            self.bring()
 
     def check(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises `UndeclaredError` if this call gives away what no rank has any more, or reads a gradient."""
@@ -140,7 +168,7 @@ class Tail:
         asked = getattr(func, "__name__", "") == "__get__" and name_of(func) == "grad"
         if not asked or self._bringing or not self._is_of_state(args[0]):
             return False
-        frame = sys._getframe(3)  # below are the mode, `check` and this
+        frame = sys._getframe(4)  # below are the mode, `see`, `check` and this
         return not is_library(frame.f_code.co_filename)
 
     def reads(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
@@ -148,9 +176,6 @@ class Tail:
         if self._brought or self._bringing or name_of(func) in LOOKS:
             return False
         return any(self._is_of_state(tensor) for tensor in tensors_in(args, kwargs))
-
-    def _is_of_state(self, tensor: torch.Tensor) -> bool:
-        return id(tensor) in self._held or storage_of(tensor) in self._storages
 
 
 def places_of(state: State) -> tuple[set[int], set[int]]:
@@ -207,7 +232,7 @@ def written(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[
     return {storage_of(kwargs["out"])} if isinstance(kwargs.get("out"), torch.Tensor) else set()
 
 
-class Waiting(defaultdict[Any, Any]):
+class _Waiting(defaultdict[Any, Any]):
     """The state of an optimizer, which is brought when it is looked into."""
 
     def __init__(self, bring: Callable[[], None], kept: Any) -> None:
@@ -287,22 +312,20 @@ def _reads_no_state(worker: Any) -> bool:
 class _Reading(TorchFunctionMode):
     """Sees each function of torch that is called with a tensor, before it is run."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, watched: Watched) -> None:
         super().__init__()
-        self._tail = tail
+        self._watched = watched
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         del types
         given = kwargs or {}
-        self._tail.check(func, args, given)
-        if self._tail.reads(func, args, given):
-            self._tail.bring()
+        self._watched.see(func, args, given)
         return func(*args, **given)
 
 
-class NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's metaclass work
+class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's metaclass work
     """While it is entered, a collective raises `UndeclaredError`: its result would be wrong, as no peer is there."""
 
     def __torch_dispatch__(
