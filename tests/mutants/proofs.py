@@ -131,6 +131,11 @@ PROOFS = (
         ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[numpy]",),
     ),
     Mutant(
+        "drawn: a call has no random state", "worker/replacement/taking_over.py",
+        "            random_state.restore(ahead.drawn)  #", "            pass  #",
+        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[draw-grad:31:1]",),
+    ),
+    Mutant(
         "drawn: an item has no random state", "worker/data/loops.py",
         "drawn = random_state.capture()  #", 'drawn = b""  #',
         ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[workers]",),

@@ -4,7 +4,8 @@ MODE: "save" writes a checkpoint before an evaluation in a section, and at the e
 the learning rate and the schedule there; "final" saves the model when all is done, before a last section; "begin" saves
 at the head of a turn; "two" reads between two steps; "clip" writes into parameters between two steps; "swap" lets an
 average take the place of the parameters for an evaluation; "loads" has a section that changes parameters, and reads
-before it. What is in a file is told at the end.
+before it; "draw" draws a number before a section, and "draw-two" between two steps. What is in a file is told at the
+end.
 """
 
 import hashlib
@@ -20,7 +21,8 @@ from casework import MODE, OUT, Pairs, net, note, note_end, pace, strike
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
-model = DistributedDataParallel(net())
+drops = [torch.nn.Dropout(0.1)] if MODE.startswith("draw") else []
+model = DistributedDataParallel(torch.nn.Sequential(*drops, *net()))
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.02)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 data = Pairs(120)
@@ -99,6 +101,7 @@ def step(batch):
     return loss.detach()
 
 
+total = 0.0
 for epoch in run.epochs(3):
     sampler.set_epoch(epoch)
     for batch in run.batches(loader):
@@ -112,9 +115,9 @@ for epoch in run.epochs(3):
         if MODE == "clip":
             for parameter in model.parameters():
                 parameter.data.clamp_(-0.5, 0.5)
-        if MODE == "two":
-            between = norm()
-            loss = step(batch)
+        if MODE in ("two", "draw-two"):
+            between = norm() if MODE == "two" else torch.rand(())
+            loss = step([batch[0] * (1 + between / 100), batch[1]] if MODE == "draw-two" else batch)
             note(rank, run.global_step, between=between)
         note(rank, run.global_step, loss=loss)
         if due and MODE == "save":
@@ -122,6 +125,9 @@ for epoch in run.epochs(3):
         if due and MODE in ("norm", "loads"):
             rate = optimizer.param_groups[0]["lr"]
             note(rank, run.global_step, norm=norm(), rate=rate, last=schedule.last_epoch)
+        if due and MODE == "draw":
+            total += float(torch.rand(()))
+            note(rank, run.global_step, total=total)
         if due and MODE == "loads":
             run.atomic(load_best)
         elif due and MODE == "swap":

@@ -28,12 +28,14 @@ from torchrelay.worker.agreement.blame import tell_failed
 from torchrelay.worker.data import cursor as places
 from torchrelay.worker.hardware import device
 from torchrelay.worker.process_groups import groups
+from torchrelay.worker.retry.returned import Returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
 
 MARKS = 1 << 16
 LACKS = 1_000_003  # is added by a rank that lacks its snapshot: odd, so that how many did can be told from any sum
 WORDS = 1 << 32
+MANY = 8  # calls in a turn, of which random states are recorded: each is some kilobytes
 _UNDONE = pow(LACKS, -1, WORDS)
 
 
@@ -214,6 +216,18 @@ class Attempt:
         self.passed = False
         self.call: places.Call | None = None
         self.gathered = False  # ZeRO's parameters, behind the gate
+
+    def describe(self, returned: Returned, behind: int) -> None:
+        """At its gate: what a replacement has to know of what lies between the call before it and this one.
+
+        `behind`: calls, and loops that are over, in the same turn of the innermost loop.
+        """
+        call, entered = self.call, self.entered
+        assert call is not None, "begun"
+        if 0 < behind < MANY:
+            call.drawn = returned.drawn()
+        if entered is not None:
+            call.still, call.before, call.moved = returned.is_still(entered), entered.before, entered.moved
 
 
 def do_all(steps: Sequence[Callable[[], None]]) -> None:

@@ -52,6 +52,7 @@ class Call(Struct, array_like=True, tag="call", kw_only=True):
     still: bool = False  # a section that has left all tensors of the state as they were
     before: bytes = b""  # of a section: plain values of the state when the call before it returned, see `returned`
     moved: bool = True  # of a section: whether the script has changed them since
+    drawn: bytes = b""  # random state when the call before it in the same turn returned
 
 
 class Skip(Struct, array_like=True, tag="skip", kw_only=True):
@@ -178,12 +179,12 @@ class Cursor:
         known = len(ahead) == self._goal.section - self.point.section
         return self.point.step == self._goal.step and known and all(call.still for call in ahead)
 
-    def next_section(self) -> Call | None:
-        """Of a replacement: the section that comes next, if one does. Loops that have no call left end before it."""
+    def next_call(self) -> Call | None:
+        """Of a replacement: the call that comes next, if no loop does. Loops that have no call left end before it."""
         for followed in reversed(self._followed):
             entry = followed.next()
             if entry is not None or followed.inner is not None:
-                return entry if isinstance(entry, Call) and entry.kind == "section" else None
+                return entry if isinstance(entry, Call) else None
         return None
 
     def _ahead(self) -> Iterator[Call]:

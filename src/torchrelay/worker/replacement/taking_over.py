@@ -75,7 +75,10 @@ class TakingOver:
                 name = call.given[:SIZE]
                 former = self.doubts.get(name)
                 self.doubts[name] = doubt if former is None else former.and_also(doubt)
-        self._random, self._drawn_alike = random_state.capture(), False
+        ahead = self._cursor.next_call() if self._cursor.replaying else None
+        if ahead is not None and ahead.drawn:
+            random_state.restore(ahead.drawn)  # the call would have drawn
+        self._random, self._drawn_alike = random_state.capture(), ahead is not None and bool(ahead.drawn)
         if self._cursor.replaying:
             self._stand(behind_a_call=True)
         return values.decode(call.result)
@@ -88,7 +91,7 @@ class TakingOver:
         if self._way is None:
             self._way = Way(self._state, cursor, lambda: self._keeping(self._bringing.tensors))
             self._way.begin()
-        ahead = cursor.next_section()
+        ahead = cursor.next_call()
         known = ahead is not None and bool(ahead.before) and (behind_a_call or not ahead.moved)
         if ahead is not None and known:
             returned.take(self._state, ahead.before)

@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.parallel.shards import version
 from torchrelay.worker.retry.marks import Entries, Fields, Flags, HyperParameters, Mark, Scale, Schedule
+from torchrelay.worker.state import random_state
 from torchrelay.worker.state.parts import ContainerPart, ModulePart, OptimizerPart, Part, StatefulPart
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import arguments, sums, tree, values
@@ -54,6 +55,7 @@ class Returned:
     def mark(self) -> None:
         """A call returns: remember the values as they are now. In the path of every step."""
         self._calls += 1
+        self._drawn = random_state.look()
         for mark in self._marks:
             mark.mark()
         if self._tensors:
@@ -73,6 +75,10 @@ class Returned:
         finally:
             for mark in now:
                 mark.rewind()
+
+    def drawn(self) -> bytes:
+        """The random state as of the last mark."""
+        return random_state.pack(self._drawn)
 
     def enter(self) -> Entered | None:
         """At the entry of a section; None if what is told of it would cost too much, or cannot be told."""

@@ -282,9 +282,7 @@ class Calls:
         proofs = self._proofs(attempt)
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending, attempt.given())
-        if attempt.entered is not None:
-            call, entered = attempt.call, attempt.entered
-            call.still, call.before, call.moved = self._returned.is_still(entered), entered.before, entered.moved
+            attempt.describe(self._returned, behind=len(self._cursor.frames[-1].trace) - 1)
         attempt.call.foreseen = attempt.foresight.at_gate(_CODE) if result is None else foresight.whole(result)
         try:
             record = self._record(attempt, attempt.rng_at_gate)

@@ -286,7 +286,7 @@ def test_sections_that_leave_the_state_as_it_is_do_not_change_it() -> None:
     cursor.replay_call("step")
     assert cursor.still_ahead()
     assert cursor.is_behind_changes
-    found = cursor.next_section()
+    found = cursor.next_call()
     assert found is not None
     assert found.point == Point(1, 1)
     cursor.replay_call("section")
@@ -317,16 +317,16 @@ def test_a_section_that_is_not_in_the_record_may_have_changed_it() -> None:
     assert not cursor.still_ahead()
 
 
-def test_the_next_section_is_found_behind_a_loop_that_has_no_call_left() -> None:
+def test_the_next_call_is_found_behind_a_loop_that_has_no_call_left() -> None:
     step = Call(kind="step", point=Point(1), result=b"")
     loop = Frame("steps", 1, trace=[step, section(Point(1, 1))])
     cursor = on_the_way(loop, section(Point(1, 2)))
-    assert cursor.next_section() is None
+    assert cursor.next_call() is None
     opened = cursor.open("steps")
     cursor.enter_item(opened.frame)
     cursor.replay_call("step")
     cursor.replay_call("section")
     assert cursor.still_ahead()
-    found = cursor.next_section()
+    found = cursor.next_call()
     assert found is not None
     assert found.point == Point(1, 2)
