@@ -19,6 +19,7 @@ CASE = "before-a-section"
         ("save", "grad:31:0"), ("save", "grad:41:0"), ("save", "eval:30:0"), ("norm", "grad:31:1"),
         ("norm", "grad:25:1"), ("final", "end:0:0"), ("clip", "grad:31:1"), ("clip", "grad:25:0,grad:41:1"),
         ("begin", "grad:25:0"), ("two", "grad:32:1"), ("draw", "grad:31:1"), ("draw-two", "grad:33:1"),
+        ("rate-head", "grad:25:1"), ("rate-own", "grad:25:1"), ("rate-two", "grad:27:1"), ("rate-loops", "grad:23:1"),
     ],
 )  # fmt: skip
 def test_it_is_as_undisturbed(tmp_path: Path, mode: str, strike: str) -> None:

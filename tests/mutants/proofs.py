@@ -132,8 +132,22 @@ PROOFS = (
     ),
     Mutant(
         "drawn: a call has no random state", "worker/replacement/taking_over.py",
-        "            random_state.restore(ahead.drawn)  #", "            pass  #",
+        "            random_state.restore(since.drawn)  #", "            pass  #",
         ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[draw-grad:31:1]",),
+    ),
+    Mutant(
+        "plain: an item does not tell learning rates", "worker/data/loops.py",
+        "kept, along, self._plain_values())", "kept, along)",
+        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[rate-head-grad:25:1]",),
+    ),
+    Mutant(
+        "plain: a call does not tell those of the return before it", "worker/replacement/taking_over.py",
+        'b"" if since is None else since.plain', 'b""',
+        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[rate-two-grad:27:1]",),
+    ),
+    Mutant(
+        "plain: what is told is the whole, whatever else there is", "worker/retry/plain.py",
+        "len(told) == len(found)", "True", ("tests/unit/worker/retry/test_plain.py",),
     ),
     Mutant(
         "drawn: an item has no random state", "worker/data/loops.py",
@@ -188,7 +202,7 @@ PROOFS = (
     ),
     Mutant(
         "holdings: the record of a loop has none", "worker/data/cursor.py",
-        "self._push(Frame(kind, length=length, holds=holds()))", "self._push(Frame(kind, length=length))",
+        "length=length, holds=holds(), since=", "length=length, since=",
         (OTHER_ITEMS,),
     ),
     Mutant(

@@ -4,8 +4,9 @@ MODE: "save" writes a checkpoint before an evaluation in a section, and at the e
 the learning rate and the schedule there; "final" saves the model when all is done, before a last section; "begin" saves
 at the head of a turn; "two" reads between two steps; "clip" writes into parameters between two steps; "swap" lets an
 average take the place of the parameters for an evaluation; "loads" has a section that changes parameters, and reads
-before it; "draw" draws a number before a section, and "draw-two" between two steps. What is in a file is told at the
-end.
+before it; "draw" draws a number before a section, and "draw-two" between two steps; "rate-*" adds up learning rates for
+a factor that counts from step 40 on: at the "head" of a turn, in an "own" loop, between "two" steps the first of which
+ends with the schedule's, and between two "loops" of such. What is in a file is told at the end.
 """
 
 import hashlib
@@ -88,28 +89,67 @@ class Average:
 
 
 average = Average()
-run = torchrelay.protect(model=model, optimizer=optimizer, state={"schedule": schedule, "average": average})
+scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+scaler.scale(torch.ones(1))
+state = {"schedule": schedule, "average": average, "scaler": scaler}
+run = torchrelay.protect(model=model, optimizer=optimizer, state=state)
 
 
 @run.step
-def step(batch):
+def step(batch, factor=1.0):
     optimizer.zero_grad()
-    loss = ((model(batch[0]) - batch[1]) ** 2).mean()
+    loss = ((model(batch[0]) - batch[1]) ** 2).mean() * factor
     loss.backward()
     strike("grad", run.global_step + 1, rank)
     optimizer.step()
+    if MODE in ("rate-two", "rate-loops"):
+        schedule.step()
     return loss.detach()
 
 
+def factor(total):
+    return 1 / (1 + total) if run.global_step >= 40 else 1.0
+
+
+def rates():
+    """By a loop of the script's own, and by two of ours in each turn of another."""
+    total = 0.0
+    while MODE == "rate-own" and run.global_step < 60:
+        total += schedule.get_last_lr()[0]
+        at = run.global_step % 20
+        loss = step([each[3 * at : 3 * at + 3] for each in (data.inputs, data.targets)], factor(total))
+        schedule.step()
+        note(rank, run.global_step, loss=loss, total=total)
+        pace(run.global_step)
+    for _ in run.epochs(10 if MODE == "rate-loops" else 0):
+        for at in run.steps(3):
+            step([data.inputs[at : at + 3], data.targets[at : at + 3]])
+        total += optimizer.param_groups[0]["lr"]
+        for at in run.steps(3):
+            loss = step([data.inputs[at : at + 3], data.targets[at : at + 3]], factor(total))
+            pace(run.global_step)
+        note(rank, run.global_step, loss=loss, total=total)
+
+
 total = 0.0
-for epoch in run.epochs(3):
+rates()
+for epoch in run.epochs(0 if MODE in ("rate-own", "rate-loops") else 3):
     sampler.set_epoch(epoch)
     for batch in run.batches(loader):
         due = (run.global_step + 1) % 10 == 0
         if MODE == "begin" and due:
             save(f"step-{run.global_step}")
-        loss = step(batch)
-        schedule.step()
+        if MODE == "rate-head":
+            total += schedule.get_last_lr()[0]
+        loss = step(batch, factor(total))
+        if MODE == "rate-two":
+            total += schedule.get_last_lr()[0]
+            note(rank, run.global_step, total=total)
+            loss = step(batch)
+        else:
+            schedule.step()
+        if MODE == "norm":
+            scaler.update(scaler.get_scale() + 1)
         if MODE == "swap":
             average.update()
         if MODE == "clip":
@@ -124,7 +164,7 @@ for epoch in run.epochs(3):
             save(f"step-{run.global_step}")
         if due and MODE in ("norm", "loads"):
             rate = optimizer.param_groups[0]["lr"]
-            note(rank, run.global_step, norm=norm(), rate=rate, last=schedule.last_epoch)
+            note(rank, run.global_step, norm=norm(), rate=rate, last=schedule.last_epoch, scale=scaler.get_scale())
         if due and MODE == "draw":
             total += float(torch.rand(()))
             note(rank, run.global_step, total=total)

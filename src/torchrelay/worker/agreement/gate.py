@@ -35,7 +35,6 @@ from torchrelay.worker.state import random_state
 MARKS = 1 << 16
 LACKS = 1_000_003  # is added by a rank that lacks its snapshot: odd, so that how many did can be told from any sum
 WORDS = 1 << 32
-MANY = 8  # calls in a turn, of which random states are recorded: each is some kilobytes
 _UNDONE = pow(LACKS, -1, WORDS)
 
 
@@ -224,8 +223,8 @@ class Attempt:
         """
         call, entered = self.call, self.entered
         assert call is not None, "begun"
-        if 0 < behind < MANY:
-            call.drawn = returned.drawn()
+        if 0 < behind < places.MANY:
+            call.since = places.Since(*returned.since())
         if entered is not None:
             call.still, call.before, call.moved = returned.is_still(entered), entered.before, entered.moved
 

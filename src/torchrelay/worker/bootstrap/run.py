@@ -68,13 +68,14 @@ class WorkerRun:
             used, place = holdings.of_functions(here), self._calls.places.here(1)
             if not self._cursor.replaying:
                 used.see()
-            turn = self._cursor.ask(place, random_state.capture, lambda: variables.told(here), used.told)
+            plain = self._calls.returned.plain_now
+            turn = self._cursor.ask(place, random_state.capture, lambda: variables.told(here), used.told, plain)
             if turn is not None:
                 used.check(turn.holds)
                 variables.put(here, turn.kept)
                 random_state.restore(turn.drawn)
                 if self._cursor.on_way is not None:
-                    self._cursor.on_way(True)
+                    self._cursor.on_way(True, turn.plain)
         return self._calls.committed.step
 
     def step(self, function: Callable[P, R]) -> Callable[P, R]:
@@ -119,7 +120,7 @@ class WorkerRun:
             self._cursor, kind, source, group=group, length=lambda: len(items),
             name=f"a {type(items).__module__}.{type(items).__qualname__}",
             inside_call=lambda: self._calls.inside, arrive=lambda: self._before(source), here=self._calls.places.here,
-            keeps=True, holds=holds,
+            keeps=True, holds=holds, plain=self._calls.returned.plain_now, since=self._calls.returned.since,
         )  # fmt: skip
 
     def _before(self, source: Any) -> None:

@@ -32,6 +32,7 @@ from torchrelay.worker.data.own_loops import Place, Rhythm
 # Calls and ended loops within one item. A script whose loop is not tracked makes them without end.
 MAX_TRACE = 4096
 FEW = 1  # of them within an item: no need to look for loops. In a longer one each turn has random numbers of its own
+MANY = 8  # calls and ended loops in one turn: what follows is recorded without `Since`, which is some kilobytes
 MAX_STEPS = 10  # made by a loop outside of all tracked ones that does not ask where it is
 
 
@@ -39,6 +40,13 @@ PATH = (
     "Let the path of the script depend on its settings and on results of steps and sections only. What it computes "
     'from a checkpoint must stay what it was when the job began: start = torchrelay.once("start", load)'
 )
+
+
+class Since(Struct, array_like=True):
+    """What holds when a call returns that another call, or a loop, follows in the same turn."""
+
+    drawn: bytes  # random state
+    plain: bytes  # values of the state that are read without a trace, see `plain`
 
 
 class Call(Struct, array_like=True, tag="call", kw_only=True):
@@ -52,7 +60,7 @@ class Call(Struct, array_like=True, tag="call", kw_only=True):
     still: bool = False  # a section that has left all tensors of the state as they were
     before: bytes = b""  # of a section: plain values of the state when the call before it returned, see `returned`
     moved: bool = True  # of a section: whether the script has changed them since
-    drawn: bytes = b""  # random state when the call before it in the same turn returned
+    since: Since | None = None  # if there is a call before it in the same turn
 
 
 class Skip(Struct, array_like=True, tag="skip", kw_only=True):
@@ -64,6 +72,7 @@ class Skip(Struct, array_like=True, tag="skip", kw_only=True):
     drawn: bytes = b""  # random state when it asked
     kept: bytes = b""  # variables of the script then, see `variables`
     holds: bytes = b""  # digests of the data that functions use, see `holdings`
+    plain: bytes = b""  # values of the state that are read without a trace, see `plain`
 
 
 class Frame(Struct, array_like=True, tag="loop"):
@@ -81,6 +90,8 @@ class Frame(Struct, array_like=True, tag="loop"):
     kept: bytes = b""  # variables of the script when the item was fetched, see `variables`
     holds: bytes = b""  # digests of the data that the loop's objects hold, see `holdings`
     along: list[tuple[str, int]] = []  # where enumerate() and the like were that go along with it, see `alongside`
+    plain: bytes = b""  # values of the state that are read without a trace, when the item was fetched, see `plain`
+    since: Since | None = None  # if there is a call before the loop in the same turn
 
 
 class Record(Struct, array_like=True):
@@ -152,7 +163,8 @@ class Cursor:
         self._held_at = -1  # the step at which the data was looked at that the script's own loops use
         self.point = START  # committed, as far as the script can know
         # Of a replacement: the script goes on in a recorded place; whether random numbers are those of its predecessor.
-        self.on_way: Callable[[bool], None] | None = None
+        # And the plain values there.
+        self.on_way: Callable[[bool, bytes], None] | None = None
         if record is not None:
             self.follow(record)
 
@@ -179,12 +191,12 @@ class Cursor:
         known = len(ahead) == self._goal.section - self.point.section
         return self.point.step == self._goal.step and known and all(call.still for call in ahead)
 
-    def next_call(self) -> Call | None:
-        """Of a replacement: the call that comes next, if no loop does. Loops that have no call left end before it."""
+    def next_entry(self) -> Call | Frame | Skip | None:
+        """Of a replacement: the call or loop that comes next. Loops that have no call left end before it."""
         for followed in reversed(self._followed):
             entry = followed.next()
             if entry is not None or followed.inner is not None:
-                return entry if isinstance(entry, Call) else None
+                return entry or next(iter(followed.inner or ()), None)
         return None
 
     def _ahead(self) -> Iterator[Call]:
@@ -237,11 +249,12 @@ class Cursor:
 
     def ask(
         self, place: Place, draw: Callable[[], bytes], keep: Callable[[], bytes] = bytes,
-        hold: Callable[[], bytes] = bytes,
+        hold: Callable[[], bytes] = bytes, plain: Callable[[], bytes] = bytes,
     ) -> Skip | None:  # fmt: skip
         """The script asks for the point here. Returns where it is to go on; None: as it is.
 
         `draw`: the random state now. `keep`: the variables of the script now. `hold`: the data that it uses.
+        `plain`: values of the state.
         """
         frame = self._stack[-1]
         trace = frame.trace
@@ -254,14 +267,15 @@ class Cursor:
             assert isinstance(skip, Skip), "heads know where their loops are"
             del trace[at + 1 :]
             rhythm.cut(at + 1)
-            skip.point, skip.drawn, skip.kept = self.point, draw(), keep()
+            skip.point, skip.drawn, skip.kept, skip.plain = self.point, draw(), keep(), plain()
             if self.point.step & (self.point.step - 1) == 0 and self.point.step != self._held_at:
                 self._held_at, skip.holds = self.point.step, hold()
             return None
         seen = rhythm.come(place, len(trace), asks=True)
         if len(trace) - seen.first >= FEW and rhythm.leads(seen):
             at = seen.first
-            found = Skip(point=self.point, key=place.key, line=place.line, drawn=draw(), kept=keep(), holds=hold())
+            asked = {"drawn": draw(), "kept": keep(), "holds": hold(), "plain": plain()}
+            found = Skip(point=self.point, key=place.key, line=place.line, **asked)
             trace[at:] = [found]
             self._head(rhythm, place, at)
         return None
@@ -335,14 +349,18 @@ class Cursor:
 
     # ------------------------------------------------------------ loops
 
-    def open(self, kind: str, length: int = -1, holds: Callable[[], bytes] = bytes) -> Opened:
+    def open(
+        self, kind: str, length: int = -1, holds: Callable[[], bytes] = bytes,
+        since: Callable[[], tuple[bytes, bytes]] | None = None,
+    ) -> Opened:  # fmt: skip
         """A tracked loop of so many items begins, inside the item of the innermost open one. Raises `Diverged`.
 
-        `holds`: what its objects hold, asked only of a loop that is not recorded.
+        `holds`: what its objects hold; `since`: see `Since`. Asked only of a loop that is not recorded.
         """
         self._check()
         if not self.replaying:
-            return self._push(Frame(kind, length=length, holds=holds()))
+            told = since if 0 < len(self._stack[-1].trace) < MANY else None
+            return self._push(Frame(kind, length=length, holds=holds(), since=told and Since(*told())))
         followed = self._followed[-1]
         entry = followed.next()
         if isinstance(entry, Frame) and entry.kind == kind:
@@ -368,7 +386,7 @@ class Cursor:
 
     def next_item(
         self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"", kept: bytes = b"",
-        along: list[tuple[str, int]] | None = None,
+        along: list[tuple[str, int]] | None = None, plain: bytes = b"",
     ) -> None:  # fmt: skip
         """The loop yields its next item. Raises `RefusedError` if it had been left, and `Diverged`."""
         self._climb_to(frame)
@@ -376,7 +394,7 @@ class Cursor:
             raise self._diverged(f"goes on with a loop of {frame.kind}", self._followed[-1].next())
         frame.count += 1
         frame.begun, frame.mark, frame.drawn, frame.trace = self.point, mark, drawn, []
-        frame.moved, frame.item, frame.kept, frame.along = moved, item, kept, along or []
+        frame.moved, frame.item, frame.kept, frame.along, frame.plain = moved, item, kept, along or [], plain
         self._rhythms.pop(id(frame), None)
 
     def close(self, frame: Frame) -> None:
@@ -450,6 +468,4 @@ class Opened(Struct):
 
 def _copy(frame: Frame) -> Frame:
     """The frame as it was when its item was yielded: the trace is lived through again."""
-    began = frame.begun, frame.mark, frame.drawn
-    kept = frame.kept, frame.holds, frame.along
-    return Frame(frame.kind, frame.count, *began, [], frame.moved, frame.item, frame.length, *kept)
+    return structs.replace(frame, trace=[])

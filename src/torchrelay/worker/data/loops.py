@@ -33,13 +33,16 @@ class Loop(Generic[T_co]):
         self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, name: str | None = None,
         length: Callable[[], int], inside_call: Callable[[], bool], arrive: Callable[[], None],
         here: Callable[[int], Place] | None = None, keeps: bool = False,
-        holds: Holdings | None = None,
+        holds: Holdings | None = None, plain: Callable[[], bytes] = bytes,
+        since: Callable[[], tuple[bytes, bytes]] | None = None,
     ) -> None:  # fmt: skip
         """`group`: yield lists of so many items of the source; None: the items themselves. `name`: of the loader.
 
         `arrive`: called when a loop begins, which has a place then, or inside a call. `here`: see `own_loops.Places`.
 
         `keeps`: the script's variables, see `variables`. `holds`: the data that the loop's objects hold.
+
+        `plain`: values of the state now. `since`: see `cursor.Since`.
         """
         self._cursor = cursor
         self._kind = kind
@@ -52,6 +55,8 @@ class Loop(Generic[T_co]):
         self._here = Places().here if here is None else here
         self._keeps = keeps
         self._holds = holds
+        self._plain_values = plain
+        self._since = since
 
     def __len__(self) -> int:
         return self._length() if self._group is None else -(-self._length() // self._group)
@@ -80,7 +85,8 @@ class Loop(Generic[T_co]):
         cursor, source, hidden = self._cursor, self._source, self._source.hidden
         if cursor.looks:
             cursor.come(self._here(1))
-        opened = cursor.open(self._kind, self._known_length(), bytes if self._holds is None else self._holds.told)
+        holds = bytes if self._holds is None else self._holds.told
+        opened = cursor.open(self._kind, self._known_length(), holds, self._since)
         frame = opened.frame
         if hidden is not None:
             hidden.enter()
@@ -94,7 +100,7 @@ class Loop(Generic[T_co]):
                 around: Around = Entered(frame)
                 cursor.enter_item(frame)
                 if cursor.on_way is not None:
-                    cursor.on_way(bool(frame.drawn))
+                    cursor.on_way(bool(frame.drawn), frame.plain)
                 variables.put(sys._getframe(1), frame.kept)
                 yield item
                 mark = frame.mark
@@ -116,7 +122,7 @@ class Loop(Generic[T_co]):
                 digest = arguments.digest(taken[0]) if source.moves else b""
                 kept = variables.told(sys._getframe(1)) if self._keeps else b""
                 along = around.fetch(sys._getframe(1), frame.count, bool(frame.trace))
-                cursor.next_item(frame, mark, drawn, moved, digest, kept, along)
+                cursor.next_item(frame, mark, drawn, moved, digest, kept, along, self._plain_values())
                 yield taken[0]
         finally:
             if hidden is not None:

@@ -1,9 +1,9 @@
-"""Tail: what a replacement's script does between its last recorded call and the safepoint, all by itself.
+"""Tail: what a replacement's script does between recorded calls, and behind the last one, all by itself.
 
-It may save, log or decide there, as its predecessor did. Plain values have come before (see `returned`). Tensors of
-the state are brought when the first of them is read: mostly none is, and at the safepoint the whole state comes once
-more. What another thread or process reads nobody here would see: before one of the script's is given work all is
-brought. Gradients are not there at all.
+It may save, log or decide there, as its predecessor did. Plain values have come before (see `plain`, `returned`).
+Tensors of the state are brought when the first of them is read: mostly none is, and at the safepoint the whole state
+comes once more. What another thread or process reads nobody here would see: before one of the script's is given work
+all is brought. Gradients are not there at all.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrelay.errors import UndeclaredError
+from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.source.lines import is_library
 from torchrelay.worker.state.parts import ContainerPart, StatefulPart
@@ -117,6 +118,60 @@ class Watched:
 
     def _is_of_state(self, tensor: torch.Tensor) -> bool:
         return id(tensor) in self._held or storage_of(tensor) in self._storages
+
+
+REMEDY = (
+    "a worker that takes over a rank does not have it: other calls have changed it since. Read it behind the last call "
+    "of a turn, or in a step or section: run.atomic(function, ...)"
+)
+
+
+class Way(Watched):
+    """From the first place behind a step to the last recorded call.
+
+    The predecessor had trained when its script did that; here the model is as it was built. If no call ahead changes
+    the state, as sections that only evaluate or save do not, it is now what it is at the point that we are brought to,
+    and is brought from there. Else `UndeclaredError` is raised: no rank has it. What the script writes into the state
+    counts for nothing, as all of it comes at the end; but what it has written it may not read.
+    """
+
+    def __init__(self, state: State, cursor: Cursor, bring: Callable[[], None]) -> None:
+        super().__init__(state, bring)
+        self._cursor = cursor
+        self._values_known = False  # plain values are those of this place
+
+    def stands(self, *, values_known: bool) -> None:
+        """The script goes on, behind a recorded call or in an item. `values_known`: learning rates and the like."""
+        self._values_known = values_known
+
+    def see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        name = name_of(func)
+        if self._bringing or name in HARMLESS:
+            return
+        places = {storage_of(each) for each in tensors_in(args, kwargs) if self._is_of_state(each)}
+        if not places or not _is_of_the_script():
+            return
+        self._changes.see(name, args, kwargs, places)
+        if not places & written(name, args, kwargs):  # what comes of it is overwritten in the end
+            self.wanted("the state")
+
+    def wanted(self, what: str) -> None:
+        if not self._bringing and not (self._values_known and self._cursor.still_ahead()):
+            raise UndeclaredError(f"the script reads {what} between two calls, after {self._cursor.point}: {REMEDY}")
+        self.bring()
+
+
+def _is_of_the_script() -> bool:
+    """Whether it is not our own doing: the nearest caller outside of torch is no function of ours."""
+    frame = sys._getframe(3)
+    while frame.f_back is not None:
+        name = frame.f_globals.get("__name__", "")
+        if name.startswith("torchrelay."):
+            return False
+        if not name.startswith("torch.") and not is_library(frame.f_code.co_filename):
+            return True
+        frame = frame.f_back
+    return True
 
 
 class Tail(Watched):

@@ -16,12 +16,11 @@ from torchrelay.errors import UnprovedError
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.protocol.messages.orders import Replay
 from torchrelay.worker.data import alongside
-from torchrelay.worker.data.cursor import Call, Cursor, Record, decode_call, decode_record
+from torchrelay.worker.data.cursor import Call, Cursor, Record, Skip, decode_call, decode_record
 from torchrelay.worker.replacement import foresight
 from torchrelay.worker.replacement.given import Doubt, Function
-from torchrelay.worker.replacement.tail import Tail
-from torchrelay.worker.replacement.way import Way
-from torchrelay.worker.retry import late, returned
+from torchrelay.worker.replacement.tail import Tail, Way
+from torchrelay.worker.retry import late, plain, returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.record import (
@@ -43,8 +42,10 @@ from torchrelay.worker.transfer.serving import STATE, snapshot_of
 class TakingOver:
     """Of one replacement."""
 
-    def __init__(self, session: Session, state: State, private: Private, cursor: Cursor) -> None:
-        """`private`: what the rank's last holder left. `cursor`: on its way."""
+    def __init__(
+        self, session: Session, state: State, private: Private, cursor: Cursor, kept: returned.Returned
+    ) -> None:
+        """`private`: what the rank's last holder left. `cursor`: on its way. `kept`: of this worker."""
         self.private = private
         # By function, numbers with which recorded steps were called and which are others here: see `Proving`.
         self.doubts: dict[bytes, Doubt] = {}
@@ -53,16 +54,20 @@ class TakingOver:
         self._bringing = Bringing(session, state)
         self._inherited: tuple[tuple[bytes | memoryview, ...], bytes] = ((), b"")
         self._cursor = cursor
+        self._kept = kept
         self._way: Way | None = None
         self._tail: Tail | None = None
         self._random = random_state.capture()  # when the script went on last
         self._drawn_alike = False  # whether what it draws from there is what its predecessor drew
 
-    def goes_on(self, drawn_alike: bool) -> None:
-        """The script goes on in a recorded place. `drawn_alike`: with the random numbers of its predecessor."""
+    def goes_on(self, drawn_alike: bool, told: bytes) -> None:
+        """The script goes on in a recorded place. `drawn_alike`: with the random numbers of its predecessor.
+
+        `told`: values of the state there, see `plain`.
+        """
         self._random = random_state.capture()
         self._drawn_alike = drawn_alike
-        self._stand(behind_a_call=False)
+        self._stand(told, behind_a_call=False)
 
     def replay(self, call: Call, function: Function, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """The recorded result of this call. Raises `UnprovedError` if it would have been made with something else."""
@@ -75,27 +80,29 @@ class TakingOver:
                 name = call.given[:SIZE]
                 former = self.doubts.get(name)
                 self.doubts[name] = doubt if former is None else former.and_also(doubt)
-        ahead = self._cursor.next_call() if self._cursor.replaying else None
-        if ahead is not None and ahead.drawn:
-            random_state.restore(ahead.drawn)  # the call would have drawn
-        self._random, self._drawn_alike = random_state.capture(), ahead is not None and bool(ahead.drawn)
+        ahead = self._cursor.next_entry() if self._cursor.replaying else None
+        since = None if ahead is None or isinstance(ahead, Skip) else ahead.since
+        if since is not None:
+            random_state.restore(since.drawn)  # the call would have drawn
+        self._random, self._drawn_alike = random_state.capture(), since is not None
         if self._cursor.replaying:
-            self._stand(behind_a_call=True)
+            self._stand(b"" if since is None else since.plain, behind_a_call=True)
         return values.decode(call.result)
 
-    def _stand(self, *, behind_a_call: bool) -> None:
+    def _stand(self, told: bytes, *, behind_a_call: bool) -> None:
         """The script goes on, and calls are ahead: what it may read of the state is there, or is refused."""
         cursor = self._cursor
+        whole = plain.put(self._kept.at_head, told)
         if not cursor.is_behind_changes:
             return  # the state is the initial one, as it is here
         if self._way is None:
             self._way = Way(self._state, cursor, lambda: self._keeping(self._bringing.tensors))
             self._way.begin()
-        ahead = cursor.next_call()
-        known = ahead is not None and bool(ahead.before) and (behind_a_call or not ahead.moved)
-        if ahead is not None and known:
+        ahead = cursor.next_entry()
+        if isinstance(ahead, Call) and ahead.before and (behind_a_call or not ahead.moved):
             returned.take(self._state, ahead.before)
-        self._way.stands(values_known=known)
+            whole = True
+        self._way.stands(values_known=whole)
 
     def begin_tail(self, call: Call) -> None:
         """The last recorded call is about to return: from here on the script is where its predecessor was."""

@@ -59,23 +59,23 @@ class HyperParameters:
     """An optimizer's groups without their parameters: scripts set the learning rate inside a step."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        self._optimizer = optimizer
-        self._groups: list[dict[str, Any]] = []
+        self.optimizer = optimizer
+        self.groups: list[dict[str, Any]] = []
         self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
 
     def mark(self) -> None:
-        self._groups = [group.copy() for group in self._optimizer.param_groups]
+        self.groups = [group.copy() for group in self.optimizer.param_groups]
         # A learning rate may be a tensor, which is changed in place.
         self._tensors = [
             (value, value.detach().clone())
-            for group in self._groups
+            for group in self.groups
             for value in group.values()
             if isinstance(value, torch.Tensor)
         ]
 
     def rewind(self) -> None:
-        del self._optimizer.param_groups[len(self._groups) :]  # a group may have been added
-        for group, before in zip(self._optimizer.param_groups, self._groups, strict=True):
+        del self.optimizer.param_groups[len(self.groups) :]  # a group may have been added
+        for group, before in zip(self.optimizer.param_groups, self.groups, strict=True):
             group.clear()
             group.update(before)
         for live, before_tensor in self._tensors:
@@ -87,17 +87,17 @@ class Modes:
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self._modules = [inner for module in modules for inner in module.modules()]
-        self._before: list[bool] = []
+        self.before: list[bool] = []
         # A model has hundreds of modules. Asked in every step, and several times as fast where it stands in their dict.
         fields = [vars(module) for module in self._modules]
         plain = all(_FIELD in each for each in fields)
         self._look = partial(map, itemgetter(_FIELD), fields) if plain else partial(map, _trains, self._modules)
 
     def mark(self) -> None:
-        self._before = list(self._look())
+        self.before = list(self._look())
 
     def rewind(self) -> None:
-        for module, training in zip(self._modules, self._before, strict=True):
+        for module, training in zip(self._modules, self.before, strict=True):
             module.training = training
 
 
@@ -105,17 +105,17 @@ class Flags:
     """Whether modules train or evaluate, and which parameters are frozen."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._modes = Modes([module])
+        self.modes = Modes([module])
         self._parameters = list(module.parameters())
-        self._trained: list[bool] = []
+        self.trained: list[bool] = []
 
     def mark(self) -> None:
-        self._modes.mark()
-        self._trained = list(map(_trained, self._parameters))
+        self.modes.mark()
+        self.trained = list(map(_trained, self._parameters))
 
     def rewind(self) -> None:
-        self._modes.rewind()
-        for parameter, trained in zip(self._parameters, self._trained, strict=True):
+        self.modes.rewind()
+        for parameter, trained in zip(self._parameters, self.trained, strict=True):
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
 
@@ -124,15 +124,15 @@ class Schedule:
     """An LR scheduler and those inside it: a step that skips its update may have moved them before its gate."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
-        self._schedulers = _nested(scheduler)
-        self._before: list[dict[str, Any]] = []
+        self.schedulers = _nested(scheduler)
+        self.before: list[dict[str, Any]] = []
 
     def mark(self) -> None:
         # Shallow is enough: schedulers replace their lists and never change them in place.
-        self._before = [vars(scheduler).copy() for scheduler in self._schedulers]
+        self.before = [vars(scheduler).copy() for scheduler in self.schedulers]
 
     def rewind(self) -> None:
-        for scheduler, before in zip(self._schedulers, self._before, strict=True):
+        for scheduler, before in zip(self.schedulers, self.before, strict=True):
             vars(scheduler).clear()
             vars(scheduler).update(before)
 
@@ -171,33 +171,33 @@ class Fields:
     """What an object of the script holds. Shallow: what is changed in place within it is not put back."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value
-        self._before: dict[str, Any] = {}
+        self.value = value
+        self.before: dict[str, Any] = {}
 
     def mark(self) -> None:
-        self._before = vars(self._value).copy()
+        self.before = vars(self.value).copy()
 
     def rewind(self) -> None:
-        vars(self._value).clear()
-        vars(self._value).update(self._before)
+        vars(self.value).clear()
+        vars(self.value).update(self.before)
 
 
 class Entries:
     """What a dict, list, deque or set of the script holds; shallow, too."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value
-        self._before = value.copy()
+        self.value = value
+        self.before = value.copy()
 
     def mark(self) -> None:
-        self._before = self._value.copy()
+        self.before = self.value.copy()
 
     def rewind(self) -> None:
-        self._value.clear()
-        if isinstance(self._value, (dict, set)):
-            self._value.update(self._before)
+        self.value.clear()
+        if isinstance(self.value, (dict, set)):
+            self.value.update(self.before)
         else:
-            self._value.extend(self._before)
+            self.value.extend(self.before)
 
 
 class Draws:

@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.parallel.shards import version
+from torchrelay.worker.retry import plain
 from torchrelay.worker.retry.marks import Entries, Fields, Flags, HyperParameters, Mark, Scale, Schedule
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.parts import ContainerPart, ModulePart, OptimizerPart, Part, StatefulPart
@@ -47,7 +48,9 @@ class Returned:
     def __init__(self, state: State) -> None:
         self._state = state
         self._calls = self._sections = 0
-        self._marks = list(_marks(state))
+        self._at_return = _marks(state)
+        self._marks = [mark for mark in self._at_return.values() if mark is not None]
+        self.at_head = plain.watched(_marks(state))
         self._tensors = state.given_besides()
         self._versions: list[int] = []
         self.mark()
@@ -63,7 +66,7 @@ class Returned:
 
     def encoded(self) -> bytes:
         """The values as of the last mark. By the main thread, while it stands at a safepoint."""
-        now = list(_marks(self._state))
+        now = [mark for mark in _marks(self._state).values() if mark is not None]
         for mark in now:
             mark.mark()
         for mark in self._marks:
@@ -76,9 +79,18 @@ class Returned:
             for mark in now:
                 mark.rewind()
 
-    def drawn(self) -> bytes:
-        """The random state as of the last mark."""
-        return random_state.pack(self._drawn)
+    def since(self) -> tuple[bytes, bytes]:
+        """The random state as of the last mark, and what is told of the values without asking, see `plain`."""
+        return random_state.pack(self._drawn), b"" if self._state.saves else plain.tell(self._at_return)
+
+    def plain_now(self) -> bytes:
+        """What is told of the values as of now. In the path of every step."""
+        if self._state.saves:
+            return b""  # what the state is, the script's own functions know
+        for mark in self.at_head.values():
+            if mark is not None:
+                mark.mark()
+        return plain.tell(self.at_head)
 
     def enter(self) -> Entered | None:
         """At the entry of a section; None if what is told of it would cost too much, or cannot be told."""
@@ -170,11 +182,9 @@ def _encode(state: State, moved: list[str]) -> bytes:
     return values.encode((told, moved), "values")
 
 
-def _marks(state: State) -> Iterator[Mark]:
-    for part in state.flat():
-        mark = _mark_of(part)
-        if mark is not None:
-            yield mark
+def _marks(state: State) -> dict[str, Mark | None]:
+    """By the paths of the parts that have plain values; None: a part whose values have no mark."""
+    return {part.path: _mark_of(part) for part in state.flat() if isinstance(part, _Told)}
 
 
 def _mark_of(part: Part) -> Mark | None:

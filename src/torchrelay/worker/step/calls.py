@@ -83,8 +83,8 @@ class Calls:
         session.server.example = self.examples.encoded
         self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
-        self._returned = Returned(state)
-        self._safepoint = Safepoint(session, state, self._tell, self._returned.encoded)
+        self.returned = Returned(state)
+        self._safepoint = Safepoint(session, state, self._tell, self.returned.encoded)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = Early(state, shard)
         self._comparison = Comparison(session, state, shard)
@@ -122,7 +122,7 @@ class Calls:
             self._whole = dry_run.prepare(self._session, self._state, functions, self._try, self._rehearse)
         private = self._place()
         self._session.program.check(private.code)
-        self._taking_over = TakingOver(self._session, self._state, private, self._cursor)
+        self._taking_over = TakingOver(self._session, self._state, private, self._cursor, self.returned)
         self._cursor.on_way = self._taking_over.goes_on
         self._late = private.late
         self._place = None
@@ -225,7 +225,7 @@ class Calls:
             ddp.mark(wrapper)
         attempt = self._attempt = Attempt(kind, pending, random_state.look(), self._cursor.point)
         attempt.compares = compares
-        attempt.entered = self._returned.enter() if kind != STEP else None
+        attempt.entered = self.returned.enter() if kind != STEP else None
         if self._proof is not None:
             self._proof.note(random_state.pack(attempt.rng))
         return attempt
@@ -282,7 +282,7 @@ class Calls:
         proofs = self._proofs(attempt)
         if attempt.call is None:
             attempt.call = self._cursor.begin_call(attempt.kind, pending, attempt.given())
-            attempt.describe(self._returned, behind=len(self._cursor.frames[-1].trace) - 1)
+            attempt.describe(self.returned, behind=len(self._cursor.frames[-1].trace) - 1)
         attempt.call.foreseen = attempt.foresight.at_gate(_CODE) if result is None else foresight.whole(result)
         try:
             record = self._record(attempt, attempt.rng_at_gate)
@@ -384,7 +384,7 @@ class Calls:
             self._session.page.supplement(encode_return(since))
         except PageFull as error:
             raise too_large(error) from error
-        self._returned.mark()
+        self.returned.mark()
         self._comparison.note_return()
         self._standing.enter(WorkerPhase.BETWEEN)
         self._between.leave()
@@ -447,7 +447,7 @@ class Calls:
             self._proving.note(call.given)
         if not self._cursor.replaying:
             self._taking_over.begin_tail(call)
-            self._returned.mark()
+            self.returned.mark()
         return result
 
     def _arrive_at_safepoint(self, taking_over: TakingOver) -> None:

@@ -286,7 +286,7 @@ def test_sections_that_leave_the_state_as_it_is_do_not_change_it() -> None:
     cursor.replay_call("step")
     assert cursor.still_ahead()
     assert cursor.is_behind_changes
-    found = cursor.next_call()
+    found = cursor.next_entry()
     assert found is not None
     assert found.point == Point(1, 1)
     cursor.replay_call("section")
@@ -321,12 +321,12 @@ def test_the_next_call_is_found_behind_a_loop_that_has_no_call_left() -> None:
     step = Call(kind="step", point=Point(1), result=b"")
     loop = Frame("steps", 1, trace=[step, section(Point(1, 1))])
     cursor = on_the_way(loop, section(Point(1, 2)))
-    assert cursor.next_call() is None
+    assert isinstance(cursor.next_entry(), Frame)
     opened = cursor.open("steps")
     cursor.enter_item(opened.frame)
     cursor.replay_call("step")
     cursor.replay_call("section")
     assert cursor.still_ahead()
-    found = cursor.next_call()
-    assert found is not None
+    found = cursor.next_entry()
+    assert isinstance(found, Call)
     assert found.point == Point(1, 2)

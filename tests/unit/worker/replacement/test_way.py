@@ -16,8 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.optim.swa_utils import AveragedModel
 
 from torchrelay.errors import UndeclaredError
-from torchrelay.worker.replacement.tail import SWAPPED
-from torchrelay.worker.replacement.way import Way
+from torchrelay.worker.replacement.tail import SWAPPED, Way
 from torchrelay.worker.state.state import State
 
 
