@@ -23,7 +23,8 @@ CASES = [
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"),
     ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("returned", "all"),
     ("rules", "generator-torch"),
-    ("saves-between", "full"), ("second-loader", "within"), ("two-steps", "kept"), ("unchanged", ""),
+    ("saves-between", "full"), ("second-loader", "within"), ("stale-gradients", "clip"), ("two-steps", "kept"),
+    ("unchanged", ""),
     ("uneven", "counted"),
 ]  # fmt: skip
 

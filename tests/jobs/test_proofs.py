@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.proofs import PROOFS, Mutant, survives
+from tests.mutants.proofs import survives
+from tests.mutants.taken_out import PROOFS, Mutant
 
 
 @pytest.mark.timeout(300)

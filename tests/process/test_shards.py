@@ -17,10 +17,11 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 from tests.support.carrying import carry
 from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.parallel import fsdp, shards
-from torchrelay.worker.retry.redo import CarriedGradients, Redo
-from torchrelay.worker.state import layout
+from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state import gradients, layout
+from torchrelay.worker.state.gradients import CarriedGradients, Gradients
 from torchrelay.worker.state.layout import replicas, shard_name
-from torchrelay.worker.state.state import State, put_gradients
+from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import values
 from torchrelay.worker.tensors.landing import Landing
 
@@ -281,12 +282,12 @@ def test_gradients_of_shards_that_are_carried_into_a_call_are_found(become: Call
     script.step()
     watched = CarriedGradients(script.state.parameters(), [script.model])
     script.backward()  # adds to what the step before has left
-    assert len(watched.close()) == len(script.state.parameters())
+    assert len(watched.close(updates=False).refused) == len(script.state.parameters())
     watched = CarriedGradients(script.state.parameters(), [script.model])
     script.optimizer.zero_grad(set_to_none=False)
     script.backward()
     script.backward()  # micro-batches of one call
-    assert watched.close(parameter for _, parameter in script.state.parameters()) == []
+    assert watched.close(parameter for _, parameter in script.state.parameters()).refused == []
     assert not any("post_backward" in vars(group) for group in fsdp.groups(script.model))
 
 
@@ -295,7 +296,7 @@ def test_gradients_that_were_never_reduced_are_found(become: Callable[[int], Non
     script = Script(*HSDP)
     script.model.set_requires_gradient_sync(False)
     script.backward()
-    assert CarriedGradients([], [script.model]).close() == ["a whole parameter"]
+    assert CarriedGradients([], [script.model]).close().refused == ["a whole parameter"]
 
 
 # ---------------------------------------------------------------- what is refused
@@ -389,7 +390,7 @@ def test_gradients_that_are_spread_otherwise_are_made_anew(become: Callable[[int
     parameter = nn.Parameter(DTensor.from_local(torch.ones(2), mesh, [Replicate()], run_check=False))
     grad: Any = DTensor.from_local(torch.ones(2), mesh, [Partial()], run_check=False)
     parameter.grad = grad
-    put_gradients([parameter], [1])
+    gradients.put([("weight", parameter)], Gradients(b"\1", {}))
     made: Any = parameter.grad
     assert made.placements == (Replicate(),)
     assert not shards.local(made).any()

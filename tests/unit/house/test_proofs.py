@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.mutants.proofs import PROOFS, Mutant, plant
+from tests.mutants.proofs import plant
+from tests.mutants.taken_out import PROOFS, Mutant
 
 ROOT = Path(__file__).parents[3]
 SOURCE = ROOT / "src" / "torchrelay"

@@ -28,7 +28,7 @@ from torchrelay.worker.replacement.examples import Example, NotRehearsable, Told
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
-from torchrelay.worker.state.state import State, put_gradients
+from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors.reserve import Reserve
 from torchrelay.worker.transfer import transfer
 
@@ -222,7 +222,7 @@ def _put_back(state: State, pace: Pace, tried: Tried) -> Iterator[None]:
             fsdp.put_right(state.fsdp_states())
             tried.whole = True
             del pretended
-            put_gradients([parameter for _, parameter in state.parameters()], gradients)
+            state.put_gradients(gradients)
             random_state.restore(rng)
             pace()
 

@@ -12,7 +12,7 @@ Who takes over a rank takes over what its calls have shown, too: to look at them
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import repeat
 from operator import attrgetter, is_not
@@ -20,23 +20,27 @@ from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
-from torch.autograd.graph import Node, get_gradient_edge
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from torchrelay.errors import RefusedError, a
-from torchrelay.worker.parallel import ddp, fsdp
+from torchrelay.worker.parallel import ddp
 from torchrelay.worker.parallel.fsdp import Settings
 from torchrelay.worker.parallel.pipeline import NoneYet, Settled
-from torchrelay.worker.parallel.shards import is_shard, local, version
+from torchrelay.worker.parallel.shards import is_shard, version
 from torchrelay.worker.retry.marks import Copied, Draws, HyperParameters, Mark, Modes, Probe, Scale, Schedule, Tensors
+from torchrelay.worker.state import gradients
+from torchrelay.worker.state.gradients import Carried, CarriedGradients, Gradients, Lying
 from torchrelay.worker.state.parts import GeneratorPart, ModulePart, StatefulPart
 from torchrelay.worker.state.record import Learned
-from torchrelay.worker.state.state import State, put_gradients
+from torchrelay.worker.state.state import State
+from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.digest import Digest
 
 FIRST = 3  # calls that are looked at from the start
 EVERY = 256  # and one after so many; at what is large less often, as to look takes the longer
+WATCHED = 2  # calls of a function with gradients lying where they lie, in which it is seen what becomes of them
+MOST_COURSES = 16  # of a function, and gradients that lie there
 SPREAD = 4  # then after twice and four times as many, and from there on one of four times as many
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
 _grad, _changes, _trained = attrgetter("grad"), attrgetter("_version"), attrgetter("requires_grad")
@@ -62,13 +66,20 @@ class Redo:
         self._tried_buffers: list[Mark] = []
         self._before: dict[str, str] = {}  # digests at the entry of a call that is probed
         self._carried: CarriedGradients | None = None
+        self._looks_at_all = False  # at this call, not only at what becomes of gradients
+        self._looked: CarriedGradients | None = None  # the same, once the gate has come
+        self._lying = Lying()
+        self._lying_before: dict[str, torch.Tensor] = {}  # what they were at the entry of the call that is rewound
+        self._stepped: set[int] = set()  # ids of optimizers that step in this call
+        self._lying_here: set[str] = set()  # names of gradients of which this call has shown that they lie there
+        self._known_courses: dict[tuple[Any, bytes], int] = {}  # how often a function was watched with these gradients
         self._trained: list[bool] = []  # which parameters get gradients, at the entry
         self._groups: list[int] = []  # how many groups each optimizer has
         self._still: dict[str, torch.Tensor] = {}  # buffers that no call was seen to change: not copied
         self._still_versions: list[int] = []
         self._rewritten: set[str] = set()  # buffers that are written to and stay what they are: no look is due for them
         self._look_next = False  # others were written to in a call that was not looked at
-        self._has_gradient: list[bool] = []
+        self._has_gradient = b""
         self._versions: list[int] = []
         self._rewound = False
         self._stale = False
@@ -79,7 +90,7 @@ class Redo:
     @property
     def probing(self) -> bool:
         """Whether the call under way is being looked at, and has not come to its gate."""
-        return self._carried is not None
+        return self._looks_at_all and self._carried is not None
 
     @property
     def moving(self) -> frozenset[str]:
@@ -95,11 +106,15 @@ class Redo:
         trained = list(map(_trained, self._parameters))
         if trained != self._trained or self._groups != [len(one.param_groups) for one in self._optimizers]:
             self._changed_course(trained)
-        self._has_gradient = list(map(is_not, map(_grad, self._parameters), repeat(None)))
+        self._has_gradient = bytes(map(is_not, map(_grad, self._parameters), repeat(None)))
+        self._lying.mark(self._named_lying() if self._state.lying else {})
         self._versions = list(map(self._version, self._parameters))
         if self._still:
             self._still_versions = list(map(_changes, self._still.values()))
-        self._rewound = False
+        self._rewound, self._lying_before, self._looked = False, {}, None
+        if self._stepped:
+            self._state.apart = self._state.apart or len(self._stepped) < len(self._optimizers)
+            self._stepped.clear()
         self._hidden.mark()
 
     def _changed_course(self, trained: list[bool]) -> None:
@@ -132,6 +147,7 @@ class Redo:
         Raises `RefusedError` if something has changed of which there is no copy.
         """
         written = [] if self._rewound else [*self._written(), *self._unsaved()]
+        lying = self._lying_at_entry()
         with torch.no_grad():
             for mark in (*self._marks, *self._tried_buffers, *self._tried.values()):
                 mark.rewind()
@@ -141,7 +157,8 @@ class Redo:
         for parameter, trained in zip(self._parameters, self._trained, strict=True):
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
-        put_gradients(self._parameters, self._has_gradient)
+        gradients.put(self._named(), Gradients(self._has_gradient, lying))
+        self._state.lying.update(lying)
         if self._before:
             now = self._probe.look(self._before)
             written = [path for path, digest in self._before.items() if now[path] != digest]
@@ -153,16 +170,20 @@ class Redo:
 
     # ------------------------------------------------------------ looking at a call
 
-    def probe_entry(self) -> None:
-        """After `mark`: if this call is to be looked at, remember what everything was."""
+    def probe_entry(self, function: Any = None) -> None:
+        """After `mark`: if this call is to be looked at, remember what everything was. `function`: what is called."""
         self._calls += 1
         self.learned = Learned(self._calls, self._looks, *self._noted)
         if self._carried is not None or self._before:
             self._drop_carried()
             self._before, self._tried, self._tried_buffers = {}, {}, []
+        self._lying_here.clear()
         first = self._looks < self._first
+        self._looks_at_all = False
         if not first and not self._look_next and (self._calls % self._every or not self._due()):
             self._hidden.look_entry(only_if_stirred=True)
+            if self._is_new_course(function):
+                self._carried = self._watch()
             return
         if self._moving is not None:
             still = [buffer for name, buffer in self._probe.buffers.items() if name not in self._moving]
@@ -172,6 +193,7 @@ class Redo:
         for mark in (*self._tried_buffers, *self._tried.values()):
             mark.mark()
         whole = first or not self._calls % self._spacing
+        self._looks_at_all = True
         self._before = self._probe.look(self._probe.names if whole else self._probe.small(COPY_LIMIT))
         self._carried = self._watch()
         self._hidden.look_entry()
@@ -188,28 +210,44 @@ class Redo:
         # A section makes no update: gradients that lie there are none of its business.
         if self._sections:
             return CarriedGradients([])
-        return CarriedGradients(self._state.parameters(), [module for _, module in self._state.modules()])
+        with_one = [(name, each.grad) for name, each in self._named() if each.grad is not None]
+        fits = len(self._optimizers) > 1 and sum(memory.size(grad) for _, grad in with_one) <= COPY_LIMIT
+        copies = {name: gradients.copy(grad) for name, grad in with_one} if fits else {}
+        return CarriedGradients(self._named(), [module for _, module in self._state.modules()], copies=copies)
+
+    def _is_new_course(self, function: Any) -> bool:
+        """Whether gradients lie there with which this function was hardly ever called."""
+        course = function, self._has_gradient
+        times = self._known_courses.get(course, 0)
+        if self._sections or times == WATCHED or (not times and len(self._known_courses) == MOST_COURSES):
+            return False
+        self._known_courses[course] = times + 1
+        return True
+
+    def also_steps(self, optimizer: Optimizer) -> None:
+        """Another optimizer steps behind the gate. Raises `RefusedError` if sums were carried into this call."""
+        self._stepped.add(id(optimizer))
+        if self._lying_here:
+            stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+            _refuse_carried([name for name, each in self._named() if name in self._lying_here and id(each) in stepping])
 
     def probe_gate(self, optimizer: Optimizer | None = None) -> None:
         """Before the gate: learn from what has changed since the entry. Raises `RefusedError` if a redo would be wrong.
 
         `optimizer`: the one that is about to step, if one is.
         """
-        if self._carried is None:
+        if optimizer is not None:
+            self._stepped.add(id(optimizer))
+        if self._carried is not None:
+            self._looked, self._carried = self._carried, None
+            groups = optimizer.param_groups if optimizer is not None else []
+            stepping = (parameter for group in groups for parameter in group["params"])
+            self._take_in(self._looked.close(stepping, updates=optimizer is not None))
+        if not self._looks_at_all:
             if self._still and list(map(_changes, self._still.values())) != self._still_versions:
                 self._look_next = True  # digests will tell
             self._hidden.look_gate()
             return
-        groups = optimizer.param_groups if optimizer is not None else []
-        carried = self._carried.close(parameter for group in groups for parameter in group["params"])
-        self._carried = None
-        if carried:
-            raise RefusedError(
-                f"the gradient of {carried[0]} was not zeroed before this call added to it: sums of gradients are "
-                "carried from one call into the next, and a call that is redone could not tell them",
-                "call optimizer.zero_grad() inside the step, before backward; for gradient accumulation take all "
-                "micro-batches of an update in one call: run.batches(loader, micro_batches=n)",
-            )
         with self._as_at_entry():
             now = self._probe.look(self._before)
         self._looks += 1
@@ -223,6 +261,12 @@ class Redo:
             self._stale = True
         self._learn(changed)
         self._hidden.look_gate()
+
+    def _take_in(self, found: Carried) -> None:
+        _refuse_carried(found.refused)
+        self._lying.learn(found)
+        self._lying_here.update(found.lying)
+        self._state.lying.update(found.lying)
 
     def _learn(self, changed: list[str]) -> None:
         for path in changed:
@@ -262,6 +306,26 @@ class Redo:
     def _just_found(self, path: str) -> bool:
         """Whether save() changed in the very call in which an optimizer showed up, so that its entry is not known."""
         return path == "save()" and self._known != self._state.known
+
+    def _named(self) -> list[tuple[str, torch.Tensor]]:
+        return list(zip(self._names, self._parameters, strict=True))
+
+    def _lying_at_entry(self) -> dict[str, torch.Tensor]:
+        """Copies of the gradients that lay there. Raises `RefusedError` if there is none of one."""
+        if self._rewound:
+            return self._lying_before
+        try:
+            self._lying_before = self._lying.at_entry(self._named_lying(), self._carried or self._looked)
+        except LookupError as error:
+            raise RefusedError(
+                f"the gradient of {error.args[0]} was changed in a call that a fault has cut short, one of the first "
+                "of its kind, and there is no copy",
+                "zero gradients of other networks before they are clipped or changed",
+            ) from error
+        return self._lying_before
+
+    def _named_lying(self) -> dict[str, torch.Tensor]:
+        return {name: parameter for name, parameter in self._named() if name in self._state.lying}
 
     def _drop_carried(self) -> None:
         if self._carried is not None:
@@ -367,96 +431,19 @@ class Redo:
             mark.rewind()
 
 
+def _refuse_carried(names: list[str]) -> None:
+    if names:
+        raise RefusedError(
+            f"the gradient of {names[0]} was not zeroed before this call added to it: sums of gradients are "
+            "carried from one call into the next, and a call that is redone could not tell them",
+            "call optimizer.zero_grad() inside the step, before backward; for gradient accumulation take all "
+            "micro-batches of an update in one call: run.batches(loader, micro_batches=n)",
+        )
+
+
 def _digest(*lists: list[str]) -> bytes:
     """16 bytes for lists of names."""
     digest = Digest()
     for names in lists:
         digest.add("\n".join([*names, ""]).encode() + b"\0")
     return digest.raw()
-
-
-# ---------------------------------------------------------------- carried gradients
-
-# They are found out by looking at what is there when the first gradient of a call is added.
-#
-# A step that is redone starts with gradients of zero, so a script must not carry sums of gradients from one call into
-# the next. What a gradient holds at the entry says little: most scripts zero it inside the step. So we look just before
-# backward adds to it: it must be absent or zero by then.
-
-
-class CarriedGradients:
-    """A look at one call, from its entry to its gate."""
-
-    def __init__(self, parameters: Sequence[tuple[str, torch.Tensor]], modules: Sequence[torch.nn.Module] = ()) -> None:
-        """To be made at the entry, with the parameters and their names, and the modules that may have shards."""
-        self.found: list[str] = ["a whole parameter"] if any(map(fsdp.accumulated, modules)) else []
-        self._names: dict[int, str] = {}  # of those to whose gradients FSDP2 adds, by id
-        self._managed = fsdp.managed(modules)
-        self._ends = [fsdp.before_reducing(module, self._look) for module in modules] if self._managed else []
-        self._waiting: dict[str, tuple[torch.Tensor, int, int]] = {}
-        self._hooks: list[Any] = []
-        self._nodes: list[Node] = []  # without a reference the node, and our hook, would be gone before backward
-        for name, parameter in parameters:
-            if parameter.grad is not None and parameter.requires_grad and parameter.is_leaf:
-                self._watch(name, parameter)
-
-    def close(self, stepping: Iterable[torch.Tensor] = ()) -> list[str]:
-        """At the gate: the names of those whose gradients were carried into this call.
-
-        `stepping`: the parameters that are about to be updated. Gradients of others may lie there untouched.
-        """
-        updated = {id(parameter) for parameter in stepping}
-        for hook in self._hooks:
-            hook.remove()
-        for end in self._ends:
-            end()
-        self._nodes.clear()
-        for name, (parameter, address, written) in self._waiting.items():
-            # Nothing was added, and nobody touched it: if it is not zero, the update is about to use it again.
-            grad = parameter.grad
-            if id(parameter) not in updated:
-                continue
-            if (
-                grad is not None
-                and _address(grad) == address
-                and local(grad)._version == written
-                and not _is_zero(grad)
-            ):
-                self.found.append(name)
-        self._waiting.clear()
-        return self.found
-
-    def _watch(self, name: str, parameter: torch.Tensor) -> None:
-        grad = parameter.grad
-        assert grad is not None, "only parameters with a gradient are watched"
-        self._waiting[name] = (parameter, _address(grad), local(grad)._version)
-        if id(parameter) in self._managed:
-            self._names[id(parameter)] = name
-            return
-
-        def before_adding(_: tuple[torch.Tensor, ...]) -> None:
-            self._is_added_to(name, parameter)
-
-        node = get_gradient_edge(parameter).node
-        self._nodes.append(node)
-        self._hooks.append(node.register_prehook(before_adding))
-
-    def _look(self, shards: list[torch.Tensor]) -> None:
-        for shard in shards:
-            if id(shard) in self._names:
-                self._is_added_to(self._names[id(shard)], shard)
-
-    def _is_added_to(self, name: str, parameter: torch.Tensor) -> None:
-        if self._waiting.pop(name, None) is None:
-            return  # a later backward of the same call: sums inside a call are its own affair
-        if parameter.grad is not None and not _is_zero(parameter.grad):
-            self.found.append(name)
-
-
-def _address(grad: torch.Tensor) -> int:
-    return 0 if grad.is_sparse else local(grad).data_ptr()
-
-
-def _is_zero(grad: torch.Tensor) -> bool:
-    values = grad._values() if grad.is_sparse else local(grad)
-    return not bool(values.count_nonzero())

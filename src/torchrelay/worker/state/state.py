@@ -26,6 +26,8 @@ from torchrelay.worker.parallel import ddp, fsdp, shards, zero
 from torchrelay.worker.parallel.pipeline import Pipeline
 from torchrelay.worker.parallel.prepared import optimizer_inside
 from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.state import gradients
+from torchrelay.worker.state.gradients import Gradients
 from torchrelay.worker.state.parts import (
     ContainerPart,
     GeneratorPart,
@@ -45,7 +47,7 @@ from torchrelay.worker.tensors.digest import Digest
 from torchrelay.worker.tensors.landing import Landing
 from torchrelay.worker.tensors.reserve import Reserve
 
-VERSION = 5  # of the manifest; both ends must have the same
+VERSION = 6  # of the manifest; both ends must have the same
 
 Models = torch.nn.Module | Mapping[str, torch.nn.Module] | Sequence[torch.nn.Module] | None
 Optimizers = Optimizer | Mapping[str, Optimizer] | Sequence[Optimizer] | None
@@ -96,9 +98,9 @@ class State:
         self.snapshot_every = self.compare_every = 0
         self.snapshot_auto = False
         self.snapshot_buddies = 1
-        self.agreed: set[str] = (
-            set()
-        )  # in what replicas were alike in a comparison: from then on a difference is a fault
+        self.lying: set[str] = set()  # parameters whose gradients were seen to lie there from an earlier call
+        self.apart: bool | None = None  # whether optimizers step in calls of their own; None: not known yet
+        self.agreed: set[str] = set()  # in what replicas were once alike: from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
         self.private = Private(
             self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)], self._looked_at()
@@ -213,6 +215,7 @@ class State:
             fsdp=fsdp.told(self._told_states()),
             pipeline=list(self.pipeline.told()),
             every=[self.snapshot_every, self.compare_every, sorted(self.agreed)],
+            lying=[sorted(self.lying), self.gradients().lying],
         )
         data, tensors = tree.encode(told, "state")
         if any(tensor.is_cuda for tensor in tensors):
@@ -266,6 +269,7 @@ class State:
             check_names("the state", self._parts, arrived["parts"])
             for path, part in self._parts.items():
                 part.take(arrived["parts"][path], landing)
+            arrived["lying"] = landing.anyhow(arrived["lying"], [[], {}], "gradients")
             tensors = landing.tensors()
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"the state that arrives is not whole: {error!r}") from error
@@ -285,7 +289,9 @@ class State:
         self.agreed = set(agreed)
         fsdp.take(self._told_states(), self._arrived["fsdp"])
         self.pipeline.take(self._arrived["pipeline"])
-        self.put_gradients(self._arrived["gradients"])
+        names, values = self._arrived["lying"]
+        self.lying |= set(names)
+        self.put_gradients(Gradients(self._arrived["gradients"], values))
         self._landing, self._arrived, self.reserve = None, {}, Reserve()
 
     def expect(self) -> None:
@@ -295,17 +301,15 @@ class State:
 
     # ------------------------------------------------------------ gradients, DDP
 
-    def gradients(self) -> bytes:
-        """For each parameter, in order, whether it has a gradient: 1 or 0.
+    def gradients(self) -> Gradients:
+        """Those between two calls. Values count only of what may lie there from an earlier call, in few scripts."""
+        parameters = self.parameters()
+        all_count = self.apart is not False and len(self.optimizers()) > 1
+        return gradients.look(parameters, [name for name, _ in parameters] if all_count else self.lying)
 
-        The values do not travel: at the entry of a call gradients are None or will be zeroed, and `Redo` refuses
-        scripts where they are not. But an optimizer steps a parameter with a gradient of zeros and not one without.
-        """
-        return bytes(parameter.grad is not None for _, parameter in self.parameters())
-
-    def put_gradients(self, there: bytes) -> None:
-        """Make gradients zeros where `there` says 1, and None elsewhere. Also to be called after DDP was renewed."""
-        put_gradients([parameter for _, parameter in self.parameters()], there)
+    def put_gradients(self, found: Gradients) -> None:
+        """Make them so. Also to be called after DDP was renewed."""
+        gradients.put(self.parameters(), found)
 
     def ddp_layouts(self) -> list[ddp.Layout]:
         """For each DDP wrapper, its buckets: those received, until DDP was renewed with them, else its own."""
@@ -332,7 +336,8 @@ class State:
 
     def _tree(self) -> dict[str, Any]:
         parts = tree.Named((path, part.give()) for path, part in self._parts.items())
-        return tree.Fields(version=VERSION, parts=parts, gradients=self.gradients())
+        there = gradients.there(each for _, each in self.parameters())
+        return tree.Fields(version=VERSION, parts=parts, gradients=there)
 
     def _find_meshes(self) -> dict[str, Any]:
         """The device meshes of the modules' DTensors, by name."""
@@ -357,17 +362,6 @@ def _built(tensor: torch.Tensor) -> str:
     part = shards.local(tensor)
     spread = f" of {shards.describe(tensor)}" if shards.is_shard(tensor) else ""
     return f"{list(part.shape)} {part.dtype} {memory.strides(part)}{spread}"
-
-
-def put_gradients(parameters: Sequence[torch.Tensor], there: Sequence[int]) -> None:
-    """Make the gradients of these parameters zeros where `there` is true, and None elsewhere."""
-    for parameter, has in zip(parameters, there, strict=True):
-        if not has:
-            parameter.grad = None
-        elif parameter.grad is not None and shards.placed_alike(parameter.grad, parameter):
-            shards.local(parameter.grad).detach().zero_()
-        else:
-            parameter.grad = shards.like(parameter, memory.zeros_like(shards.local(parameter).detach()))
 
 
 def _named(name: str, given: Any, kind: type) -> list[tuple[str, Any]]:

@@ -157,10 +157,10 @@ class Calls:
         given: Callable[[], bytes] | None = None
         while True:
             # Most calls may begin; who may not looks why.
-            attempt = self._begin(kind) if self._taking_over is None and self._strayed is None else None
+            attempt = self._begin(function) if self._taking_over is None and self._strayed is None else None
             if attempt is None:
                 self.stand_still()
-                attempt = self._begin(kind)
+                attempt = self._begin(function)
             if attempt is None:
                 continue
             if given is None:
@@ -207,8 +207,9 @@ class Calls:
                 ddp.mark(wrapper)  # a call lies behind us: what DDP is now belongs to the one that follows
             self._safepoint.stop(whole=True)
 
-    def _begin(self, kind: str) -> Attempt | None:
+    def _begin(self, function: Function) -> Attempt | None:
         """The entry: what follows can be undone. None if we have to stand still before."""
+        kind = function.kind
         phase = WorkerPhase.COMPUTING if kind == STEP else WorkerPhase.SECTION
         pending = self._pending(kind)
         self._between.enter()
@@ -220,12 +221,11 @@ class Calls:
             self._comparison.begin()
         redo = self._redo[kind]
         redo.mark()
-        redo.probe_entry()
+        redo.probe_entry(function)
         for wrapper in self._wrappers:
             ddp.mark(wrapper)
         attempt = self._attempt = Attempt(kind, pending, random_state.look(), self._cursor.point)
-        attempt.compares = compares
-        attempt.entered = self.returned.enter() if kind != STEP else None
+        attempt.compares, attempt.entered = compares, self.returned.enter() if kind != STEP else None
         if self._proof is not None:
             self._proof.note(random_state.pack(attempt.rng))
         return attempt
@@ -268,6 +268,8 @@ class Calls:
             self._state.watch(optimizer)
         if not attempt.passed:
             self._pass_gate(attempt, optimizer)
+        else:
+            self._redo[STEP].also_steps(optimizer)
 
     def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None, result: bytes | None = None) -> None:
         """Commit, or raise `StepInterrupted`. `result`: if it is known."""
@@ -394,7 +396,7 @@ class Calls:
         if attempt.kind == STEP and self._afterwards.found():
             raise RefusedError(
                 "a step communicates after its first optimizer.step()",
-                "move that communication before optimizer.step(), or into run.atomic()",
+                "move that communication before optimizer.step(), or into run.atomic(), or make each update a step",
             )
         assert attempt.rng_at_gate is not None, "it has been in the gate"
         if random_state.capture() != random_state.pack(attempt.rng_at_gate):

@@ -51,6 +51,7 @@ from torchrelay.worker.peers.rounds import GATE, partners
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
+from torchrelay.worker.state.gradients import Gradients
 from torchrelay.worker.state.state import State
 from torchrelay.worker.transfer import transfer
 from torchrelay.worker.transfer.serving import STATE, snapshot_of
@@ -260,7 +261,7 @@ class Safepoint:
 
     # ------------------------------------------------------------ restore
 
-    def _restore(self, order: Restore) -> bytes | None:
+    def _restore(self, order: Restore) -> Gradients | None:
         """Take the state; returns which gradients there are at the point, or None if it did not come."""
         assert self._state is not None, "only who has joined can be restored"
         session, state = self._session, self._state
@@ -309,7 +310,7 @@ class Safepoint:
 
     # ------------------------------------------------------------ resume
 
-    def _put_right(self, gradients: bytes, whole: bool) -> None:
+    def _put_right(self, gradients: Gradients, whole: bool) -> None:
         """All ranks come out with reducers that do the same, and with the gradients of the entry."""
         assert self._state is not None, "only who has joined goes on from a point"
         state = self._state
