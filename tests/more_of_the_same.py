@@ -48,6 +48,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_places": ("[migrate]",),
     "test_case_reads_between": ("[norm]", "[told]", "[zeroes]", "[freeze]", "[moments]"),
     "test_case_returned": ("[graph]", "[item]", "[own-clip]", "[later-"),
+    "test_case_saved": ("[norm-grad:25:1", "[random-", "target_of_a_move"),
     "test_case_stale_gradients": ("[gan-grad:26", "[clip-grad:27", "[log-grad:26", "move[gan]"),
     "test_case_two_steps": ("[again]",),
     "test_case_undisturbed": (

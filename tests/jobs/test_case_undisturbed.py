@@ -23,6 +23,7 @@ CASES = [
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"),
     ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("returned", "all"),
     ("rules", "generator-torch"),
+    ("saved", "random"),
     ("saves-between", "full"), ("second-loader", "within"), ("stale-gradients", "clip"), ("two-steps", "kept"),
     ("unchanged", ""),
     ("uneven", "counted"),

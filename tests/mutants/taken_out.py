@@ -30,6 +30,8 @@ VARIABLES, NAMES, PLACES = (
     "tests/unit/worker/hidden_state/test_hidden_places.py",
 )
 COMPARED, ALONGSIDE = "tests/unit/worker/agreement/test_comparing_values.py", "tests/unit/worker/data/test_alongside.py"
+SAVED_ALIKE = "tests/jobs/test_case_saved.py::test_it_is_as_undisturbed"
+SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
 READS_BETWEEN = "tests/jobs/test_case_reads_between.py"
 LATE, FORESIGHT = "tests/jobs/test_case_late_decision.py", "tests/unit/worker/replacement/test_foresight.py"
@@ -156,6 +158,28 @@ PROOFS = (
         "lying: in the first calls only what was seen to lie there counts", "worker/state/state.py",
         "self.apart is not False and", "self.apart is True and",
         (f"{LYING}::test_until_it_is_known_whether_they_do_all_count",),
+    ),
+    Mutant(
+        "saved: what changes between two calls is not compared", "worker/replacement/taking_over.py",
+        "            self._keeping(self._between.check)\n", "            pass\n", (f"{SAVED}[mean]",),
+    ),
+    Mutant(
+        "saved: what ranks save of their own is let pass", "worker/agreement/comparing.py",
+        "self._state.saves and (shard := _never_alike(told))", "False and (shard := _never_alike(told))",
+        (f"{SAVED}[own]",),
+    ),
+    Mutant(
+        "saved: a schedule is a step ahead", "worker/retry/returned.py",
+        "        plain.put(_marks(state), arrived[SAVED])\n", "        pass\n", (f"{SAVED_ALIKE}[schedule-grad:25:1]",),
+    ),
+    Mutant(
+        "saved: load() puts another rank's statistics there", "worker/state/state.py",
+        "            buffer.copy_(value)\n", "            pass\n", (f"{SAVED_ALIKE}[norm-grad:25:1]",),
+    ),
+    Mutant(
+        "saved: statistics seem to stand still", "worker/retry/redo.py",
+        "self._probe.look(filter(self._probe.buffers.__contains__, self._before))", "self._probe.look([])",
+        (f"{SAVED_ALIKE}[norm-grad:25:0]",),
     ),
     Mutant(
         "drawn: an item has no random state", "worker/data/loops.py",

@@ -31,12 +31,14 @@ from torchrelay.worker.parallel import shards
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import layout
 from torchrelay.worker.state.parts import ContainerPart, OptimizerPart, StatefulPart
+from torchrelay.worker.state.saved import SavedPart
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import sums, tree
 from torchrelay.worker.tensors.digest import Digest
 
 EVERY = 100  # steps
 AFTER = (1, 2, 4, 8, 16, 32, 64)  # steps after the start, and after ranks have changed hands
+EARLY = (1, 2, 4, 8)  # steps after the start: what save() returns is looked at, too
 RECENT = 8  # so many steps after that a difference is a replacement's way, and no fault of a machine
 _version = attrgetter("_version")
 TENSORS, SETTINGS, VALUES = "tensors", "settings", "values"
@@ -47,6 +49,12 @@ NEVER_ALIKE = (
     "first comparison: a lost one would get another one's",
     "apply to parameters only what is alike on all ranks, such as reduced gradients; if each rank trains its own, name "
     "what it holds: Options(shard=...); Options(compare_every=0) ends this check, and with it the promise",
+)
+
+SAVED_OTHERWISE = (
+    "ranks that count as replicas (of the shard {}) save other values: {}. A lost one would get another one's",
+    "let save() return only what is alike on all ranks; if each rank trains its own, name what it holds: "
+    "Options(shard=...); Options(compare_every=0) ends this check, and with it the promise",
 )
 
 
@@ -76,6 +84,7 @@ class Comparison:
         self._state = state
         self._shard = shard
         self._sums: _Sums | None = None
+        self._is_early = False
         self._left: list[int] = []  # by the last call: how often parameters were written, and where they are
         self._known = -1  # optimizers when the parameters were looked for
 
@@ -85,13 +94,14 @@ class Comparison:
         `renewed`: after which ranks have changed hands last, or the start.
         """
         every, done = self._state.compare_every, _done(pending)
+        self._is_early = done in EARLY
         if pending.section:  # what is saved or measured at the end comes from replicas that are alike
             return bool(every) and pending.section == 1 and renewed > START and done > renewed.step
         return bool(every) and done > 0 and (done % every == 0 or done - renewed.step in AFTER)
 
     def begin(self) -> None:
         """At the entry of the step: what is compared stands still until its gate."""
-        self._sums = _Sums(self._state)
+        self._sums = _Sums(self._state, saved=self._is_early)
 
     def exchange(self, pending: Point, renewed: Point) -> None:
         """In the gate, collective over all ranks. Raises `Differing`, on all of them. `renewed`: see `due`."""
@@ -122,6 +132,11 @@ class Comparison:
             self._state.agreed.add(what)
         if what == TENSORS and (shard := _never_alike(told)):
             raise RefusedError(NEVER_ALIKE[0].format(shard), NEVER_ALIKE[1])
+        if what == VALUES and self._state.saves and (shard := _never_alike(told)):
+            everyone = zip(told, agreement.lines_of_all(lines), strict=True)
+            first, *others = [held for (name, _), held in everyone if name[1:] == shard]
+            what = next((text for held in others if (text := _difference(first, held))), "")
+            raise RefusedError(SAVED_OTHERWISE[0].format(shard, what), SAVED_OTHERWISE[1])
 
     def note_return(self) -> None:
         """A call returns. In the path of every step: what the script does to parameters afterwards is its own."""
@@ -201,12 +216,13 @@ def _difference(expected: list[str], found: list[str]) -> str:
 class _Sums:
     """A sum for each tensor, of what is in it now."""
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, saved: bool) -> None:
+        """`saved`: look at what save() returns, too."""
         self._named = compared(state)
         # The processor makes them at once, as the step may change small things before its gate. A device's queue keeps
         # them before any later update.
         self._finish = sums.begin([tensor for _, tensor in self._named])
-        self.values = values_of(state)
+        self.values = [*values_of(state), *(_saved_lines(state) if saved else ())]
 
     def lines(self) -> list[str]:
         return [f"{name}: {value:016x}" for (name, _), value in zip(self._named, self._finish(), strict=True)]
@@ -223,6 +239,18 @@ def values_of(state: State) -> list[str]:
             given = part.give()
             held = given["plain"] if isinstance(part, ContainerPart) else given
             lines.append(f"{part.path}: {_digest(held, part.path)}")
+    return lines
+
+
+def _saved_lines(state: State) -> list[str]:
+    """A line for each value that save() returns, besides what is compared anyway, and what a rank keeps of its own."""
+    besides = {tensor.data_ptr() for _, tensor in compared(state) if not shards.is_shard(tensor)}
+    besides |= {buffer.data_ptr() for buffer in state.private.buffers().values()}
+    lines = []
+    for part in state.flat():
+        if isinstance(part, SavedPart) and part.is_tree:
+            alike = part.told_alike(besides)
+            lines += [f"{path}: {digest}" for path, digest in part.look(besides).items() if path in alike]
     return lines
 
 

@@ -12,6 +12,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch.distributed as dist
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from torchrelay.errors import RefusedError
@@ -222,6 +223,11 @@ def _watch_living_optimizers(state: State) -> None:
     ]  # isinstance would wake lazy objects
     for optimizer in sorted(found, key=_build_of):
         state.watch(optimizer)
+    places = {id(optimizer): at for at, optimizer in enumerate(state.optimizers())}
+    schedules = [one for one in gc.get_objects() if issubclass(type(one), LRScheduler)]
+    inner = {id(one) for each in schedules for one in getattr(each, "_schedulers", ())}
+    known = [one for one in schedules if id(one) not in inner and id(getattr(one, "optimizer", None)) in places]
+    state.schedules = sorted(known, key=lambda one: (places[id(one.optimizer)], type(one).__qualname__))
 
 
 def _build_of(optimizer: Optimizer) -> tuple[str, list[list[tuple[int, ...]]]]:

@@ -188,7 +188,7 @@ class Tail(Watched):
         self._handing.begin()
         super().begin()
         if self._state.saves:
-            self.bring()  # it is known by save() and load() only: nobody can tell what is read of it
+            self._brought = True  # before: it is known by save() and load() only, and what is read of it is not seen
 
     def end(self) -> None:
         super().end()

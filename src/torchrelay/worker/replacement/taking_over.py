@@ -32,6 +32,7 @@ from torchrelay.worker.state.record import (
     encode_gate,
     encode_return,
 )
+from torchrelay.worker.state.saved import BetweenCalls, SavedPart
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import values
 from torchrelay.worker.tensors.arguments import SIZE
@@ -57,6 +58,7 @@ class TakingOver:
         self._kept = kept
         self._way: Way | None = None
         self._tail: Tail | None = None
+        self._between: BetweenCalls | None = None  # with save() and load()
         self._random = random_state.capture()  # when the script went on last
         self._drawn_alike = False  # whether what it draws from there is what its predecessor drew
 
@@ -110,10 +112,16 @@ class TakingOver:
         if self._way is not None:
             self._way.end()
             self._way = None
+        saved = next((part for part in self._state.flat() if isinstance(part, SavedPart)), None)
+        if saved is not None:
+            self._keeping(self._bringing.state)
+        self._between = None if saved is None else BetweenCalls(saved)
         self._state.private.load(self.private.state)
         if not self.private.returned:
             self._state.private.hidden.borrow(self.private.lent)
             late.make_again(self._state.private, self.private.late)
+        if self._between is not None:
+            self._between.begin()
         self._bringing.values()
         random_state.restore(self.private.rng)
         self._inherited = self._inherit(call.result)
@@ -128,6 +136,8 @@ class TakingOver:
         if self._tail is not None:
             self._tail.end()
             self._tail = None
+        if self._between is not None:
+            self._keeping(self._between.check)
         alongside.remove()
         gate, back = self._inherited
         self._session.page.keep(point, *gate)
@@ -174,7 +184,7 @@ class Bringing:
         order = self._session.standing.order(Replay)
         if order is not None and order.snapshot:
             self.state()  # nobody stands there who could tell them alone
-        elif not self._state.saves:
+        else:
             self._fetch(self._fetch_values)
 
     def state(self) -> None:

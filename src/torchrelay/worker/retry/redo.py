@@ -248,8 +248,9 @@ class Redo:
                 self._look_next = True  # digests will tell
             self._hidden.look_gate()
             return
+        now = self._probe.look(filter(self._probe.buffers.__contains__, self._before))
         with self._as_at_entry():
-            now = self._probe.look(self._before)
+            now |= self._probe.look(path for path in self._before if path not in now)
         self._looks += 1
         self._look_next = False
         changed = [path for path, digest in self._before.items() if now[path] != digest]

@@ -30,6 +30,7 @@ _Told = ContainerPart | ModulePart | OptimizerPart | StatefulPart
 LIMIT = 256 << 10  # bytes of one part's values; what is larger comes with the state
 OFTEN = 5  # a section in every so many calls is too many for looking at the state in each
 WHOLE = 16 << 10  # bytes of a tensor that is looked at as a whole
+SAVED = "save()"
 PIECE = 64  # elements
 _place = struct.Struct("=qq")
 
@@ -48,16 +49,23 @@ class Returned:
     def __init__(self, state: State) -> None:
         self._state = state
         self._calls = self._sections = 0
-        self._at_return = _marks(state)
-        self._marks = [mark for mark in self._at_return.values() if mark is not None]
-        self.at_head = plain.watched(_marks(state))
+        self._watch()
         self._tensors = state.given_besides()
         self._versions: list[int] = []
         self.mark()
 
+    def _watch(self) -> None:
+        """With save() and load() optimizers may be known by their step only."""
+        self._known = self._state.known
+        self._at_return = _marks(self._state)
+        self._marks = [mark for mark in self._at_return.values() if mark is not None]
+        self.at_head = plain.watched(_marks(self._state))
+
     def mark(self) -> None:
         """A call returns: remember the values as they are now. In the path of every step."""
         self._calls += 1
+        if self._known != self._state.known:
+            self._watch()
         self._drawn = random_state.look()
         for mark in self._marks:
             mark.mark()
@@ -81,12 +89,10 @@ class Returned:
 
     def since(self) -> tuple[bytes, bytes]:
         """The random state as of the last mark, and what is told of the values without asking, see `plain`."""
-        return random_state.pack(self._drawn), b"" if self._state.saves else plain.tell(self._at_return)
+        return random_state.pack(self._drawn), plain.tell(self._at_return)
 
     def plain_now(self) -> bytes:
         """What is told of the values as of now. In the path of every step."""
-        if self._state.saves:
-            return b""  # what the state is, the script's own functions know
         for mark in self.at_head.values():
             if mark is not None:
                 mark.mark()
@@ -112,6 +118,8 @@ def take(state: State, data: bytes, only: Collection[str] | None = None) -> froz
     Returns the parts whose tensors have moved since on that rank: it has them as they became after the return only.
     """
     arrived, moved = values.decode(data)
+    if state.saves:
+        plain.put(_marks(state), arrived[SAVED])
     for part in state.flat():
         if isinstance(part, _Told) and part.path in arrived and (only is None or part.path in only):
             part.take_values(arrived[part.path])
@@ -170,6 +178,11 @@ def _pieces(tensor: torch.Tensor) -> torch.Tensor:
 def _encode(state: State, moved: list[str]) -> bytes:
     """What cannot be told by itself, or is large, is left out: it comes with the state."""
     told: dict[str, Any] = {}
+    if state.saves:
+        marks = _marks(state)
+        for mark in filter(None, marks.values()):
+            mark.mark()
+        told[SAVED] = plain.tell(marks)
     for part in state.flat():
         if isinstance(part, _Told):
             found = part.told_values()
@@ -184,6 +197,10 @@ def _encode(state: State, moved: list[str]) -> bytes:
 
 def _marks(state: State) -> dict[str, Mark | None]:
     """By the paths of the parts that have plain values; None: a part whose values have no mark."""
+    if state.saves:  # what else there is, the script's own functions know
+        optimizers = {f"optimizer {at}": HyperParameters(one) for at, one in enumerate(state.optimizers())}
+        schedules = {f"schedule {at}": Schedule(one) for at, one in enumerate(state.schedules)}
+        return {**optimizers, **schedules, SAVED: None}
     return {part.path: _mark_of(part) for part in state.flat() if isinstance(part, _Told)}
 
 

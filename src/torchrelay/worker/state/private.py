@@ -119,6 +119,10 @@ class Private:
         found = (memory.place(buffer) for buffer in self._private)
         return frozenset(place for place in found if place is not None)
 
+    def copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The buffers that hold this rank's own values, and copies of these."""
+        return [(buffer, buffer.clone()) for buffer in self._private] if self._loaded else []
+
     def buffers(self) -> dict[str, torch.Tensor]:
         """All buffers of the modules, by name; shared ones once."""
         return dict(self._all)

@@ -102,6 +102,14 @@ def restore(data: bytes) -> None:
     put_tracker(bool(tracked))
 
 
+def draw() -> None:
+    """A number from each global generator that `restore` puts back."""
+    torch.rand(())
+    random.random()
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.random()
+
+
 def of_torch(data: bytes) -> bytes:
     """Of a record, the state of torch's generator of the CPU."""
     return _parse(data)[1]

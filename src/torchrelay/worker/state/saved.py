@@ -13,18 +13,21 @@ import os
 import shutil
 import tempfile
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
-from torchrelay.errors import RefusedError, StateMismatchError
+from torchrelay.errors import RefusedError, StateMismatchError, UnprovedError
+from torchrelay.worker.state import random_state
+from torchrelay.worker.tensors.digest import Digest
 from torchrelay.worker.tensors.landing import Landing
-from torchrelay.worker.tensors.tree import Fields, Leaf
+from torchrelay.worker.tensors.tree import Fields, Leaf, encode
 
 Save = Callable[..., Any]
 Load = Callable[[Any], Any]
+MOST_DEPTH = 8  # of containers that are told apart in messages
 _NAME = "state"  # of the path given to save() and load()
 
 
@@ -52,6 +55,28 @@ class SavedPart:
     def held(self) -> Any:
         return self._save
 
+    @property
+    def is_tree(self) -> bool:
+        """Whether save() returns what it saves, and writes no files."""
+        return not self._by_path
+
+    def look(self, besides: Collection[int] = ()) -> dict[str, str]:
+        """A digest of each value that save() returns, by its path; of files, of each one. As of now.
+
+        `besides`: addresses of tensors that are left out.
+        """
+        given = self.give()
+        return dict(_digests(given["files"] if self._by_path else given["saved"], self.path, besides))
+
+    def told_alike(self, besides: Collection[int] = ()) -> set[str]:
+        """The paths that `look` tells alike, wherever random numbers are, and whenever it is asked."""
+        before = random_state.capture()
+        one = self.look(besides)
+        random_state.draw()
+        two = self.look(besides)
+        random_state.restore(before)
+        return {path for path, digest in one.items() if two.get(path) == digest}
+
     def give(self) -> Any:
         if not self._by_path:
             return Fields(saved=self._save())
@@ -77,6 +102,52 @@ class SavedPart:
         else:
             arrived, self._arrived = self._arrived, None
             self._load(arrived)
+
+
+def _digests(value: Any, path: str, besides: Collection[int], depth: int = 0) -> Iterator[tuple[str, str]]:
+    if isinstance(value, (dict, list, tuple)) and value and depth < MOST_DEPTH:
+        for key, each in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _digests(each, f"{path}[{key!r}]", besides, depth + 1)
+        return
+    if isinstance(value, torch.Tensor) and value.data_ptr() in besides:
+        return
+    digest = Digest()
+    data, tensors = encode(value, path, canonical=True)
+    digest.add(data)
+    for tensor in tensors:
+        digest.add_tensor(tensor)
+    yield path, digest.text()
+
+
+class BetweenCalls:
+    """Of a replacement: whether what it has of the state is what its script had there, behind its last recorded call.
+
+    A source is asked while it stands at its next call: what its script did since, such as stepping a schedule, has been
+    done to that state. So it is put back as far as that is known, and done again here. Then both must be the same.
+    """
+
+    def __init__(self, part: SavedPart) -> None:
+        """The state of the source is there."""
+        self._part = part
+        self._source = part.look()
+        self._alike = part.told_alike()
+        self._own: dict[str, str] = {}
+
+    def begin(self) -> None:
+        """What is this rank's own is there, too, such as its own running statistics."""
+        self._own = self._part.look()
+
+    def check(self) -> None:
+        """At the next call. Raises `UnprovedError`."""
+        now = self._part.look()
+        kept = {path: {digest, self._own.get(path)} for path, digest in self._source.items() if path in self._alike}
+        differing = [path for path, expected in kept.items() if now.get(path) not in expected]
+        if differing:
+            raise UnprovedError(
+                f"{differing[0]} changes between two calls, and a worker that takes over a rank has only what it is "
+                "afterwards: what the script reads there would be one change too far. Change it in the step, or pass "
+                "model=, optimizer= and state= to protect() instead of save= and load="
+            )
 
 
 class _Folder:

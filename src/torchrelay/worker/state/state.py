@@ -87,6 +87,7 @@ class State:
             raise RefusedError("protect() was given no state", "pass model= and optimizer=, or save= and load=")
         self._parts: dict[str, Part] = {part.path: part for part in parts}
         self._watched: list[Optimizer] = []
+        self.schedules: list[LRScheduler] = []  # with save() and load(): those of its optimizers
         self.known = 0  # how many optimizers were found by their step, so far
         self._ours: tuple[int, frozenset[int]] = (-1, frozenset())  # how many are known, and their ids: all are held
         self._found = _living_ddps() if save is not None and model is None else []
@@ -102,9 +103,8 @@ class State:
         self.apart: bool | None = None  # whether optimizers step in calls of their own; None: not known yet
         self.agreed: set[str] = set()  # in what replicas were once alike: from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
-        self.private = Private(
-            self.modules(), [part for part in self.flat() if isinstance(part, GeneratorPart)], self._looked_at()
-        )  # fmt: skip
+        generators = [part for part in self.flat() if isinstance(part, GeneratorPart)]
+        self.private = Private(self.modules(), generators, self._looked_at())
         self._meshes = self._find_meshes()
         self._fsdp = fsdp.living()
         self.pipeline = Pipeline()
@@ -282,8 +282,11 @@ class State:
         """All bytes have landed and their digest is right: load what does not lie in a tensor of the script."""
         assert self._landing is not None, "receive() comes before commit_received()"
         self._landing.finish()
+        own = self.private.copies() if self.saves else []  # load() puts another rank's there
         for part in self._parts.values():
             part.settle()
+        for buffer, value in own:
+            buffer.copy_(value)
         self._layouts = self._arrived["ddp"]
         self.snapshot_every, self.compare_every, agreed = self._arrived["every"]
         self.agreed = set(agreed)

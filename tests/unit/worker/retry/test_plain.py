@@ -126,10 +126,17 @@ def test_a_learning_rate_that_is_a_tensor_is_not_told() -> None:
     assert plain.put(told.at_head, told.plain_now()) is False
 
 
-def test_nothing_is_told_of_what_the_scripts_functions_save() -> None:
+def test_what_the_scripts_functions_save_is_told_as_far_as_it_is_known() -> None:
     model = nn.Linear(2, 2)
-    told = Returned(State(save=model.state_dict, load=model.load_state_dict))
-    assert (told.plain_now(), plain.put(told.at_head, b"")) == (b"", False)
+    state = State(save=model.state_dict, load=model.load_state_dict)
+    told = Returned(state)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    state.watch(optimizer)
+    told.mark()
+    data = told.plain_now()
+    optimizer.param_groups[0]["lr"] = 0.1
+    assert plain.put(told.at_head, data) is False, "there may be more"
+    assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_modules_that_were_added_here_are_let_be() -> None:
