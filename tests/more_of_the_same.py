@@ -43,6 +43,7 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "test_case_late_decision": ("[early", "after_the_last_step"),
     "test_case_meters": ("[dict]", "[default]", "[list]", "made_once[grad:9"),
+    "test_case_own_state": ("[array-", "[dict-grad:3", "[late-grad:110", "move[meter]"),
     "test_case_own_stream": ("[tuple]", "[list]", "[dict]", "[argument]", "[buffer]"),
     "test_case_own_variables": ("[teacher-", "[best-", "and_after_a_move"),
     "test_case_places": ("[migrate]",),
@@ -57,6 +58,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "[own-attributes]", "[own-data]", "[own-sampler]", "[own-stream]", "[own-variables]", "[rules]",
         "[second-loader]", "[saves-between]", "[returned]",
     ),
+    "test_case_written_in_place": ("[alias]", "[large-view]", "target_of_a_move"),
     "test_cases": ("after_a_kill_and_a_move",),
     "test_cli_simulate": ("published_table_is_met",),
     "test_ddp": (

@@ -20,13 +20,14 @@ CASES = [
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
     ("kept-elsewhere", "closure"), ("meters", "along"), ("reads-between", "eval"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
+    ("own-state", "dict"),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"),
     ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("returned", "all"),
     ("rules", "generator-torch"),
     ("saved", "random"),
     ("saves-between", "full"), ("second-loader", "within"), ("stale-gradients", "clip"), ("two-steps", "kept"),
     ("unchanged", ""),
-    ("uneven", "counted"),
+    ("uneven", "counted"), ("written-in-place", "torch"),
 ]  # fmt: skip
 
 

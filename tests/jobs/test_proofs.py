@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants.mutant import Mutant
 from tests.mutants.proofs import survives
-from tests.mutants.taken_out import PROOFS, Mutant
+from tests.mutants.taken_out import PROOFS
 
 
 @pytest.mark.timeout(300)

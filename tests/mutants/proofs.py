@@ -17,7 +17,8 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tests.mutants.taken_out import PROOFS, Mutant
+from tests.mutants.mutant import Mutant
+from tests.mutants.taken_out import PROOFS
 
 HERE = Path(__file__).parents[2]
 SOURCE = HERE / "src" / "torchrelay"

@@ -2,22 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """A proof that is taken out."""
-
-    name: str
-    file: str  # below src/torchrelay
-    old: str
-    new: str
-    tests: tuple[str, ...]  # what pytest is to run: at least one of them fails
-
-    def __str__(self) -> str:
-        return self.name
-
+from tests.mutants.mutant import Mutant
+from tests.mutants.values_taken_out import VALUES
 
 GIVEN, TAIL = "tests/unit/worker/replacement/test_given.py", "tests/unit/worker/replacement/test_tail.py"
 PROGRAM = "tests/unit/worker/source/test_program.py"
@@ -30,12 +16,10 @@ VARIABLES, NAMES, PLACES = (
     "tests/unit/worker/hidden_state/test_hidden_places.py",
 )
 COMPARED, ALONGSIDE = "tests/unit/worker/agreement/test_comparing_values.py", "tests/unit/worker/data/test_alongside.py"
-SAVED_ALIKE = "tests/jobs/test_case_saved.py::test_it_is_as_undisturbed"
-SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
-LYING = "tests/process/test_lying_gradients.py"
 READS_BETWEEN = "tests/jobs/test_case_reads_between.py"
 LATE, FORESIGHT = "tests/jobs/test_case_late_decision.py", "tests/unit/worker/replacement/test_foresight.py"
 PROOFS = (
+    *VALUES,
     Mutant(
         "code: digests are not compared", "worker/source/program.py",
         "if known.get(key, digest) != digest", "if False", (PROGRAM,),
@@ -109,106 +93,6 @@ PROOFS = (
     Mutant(
         "tail: an optimizer's state is not brought", "worker/replacement/tail.py",
         "        bring()\n        return kept", "        return kept", (TAIL,),
-    ),
-    Mutant(
-        "drawn: states of generators in variables are not told", "worker/hidden_state/variables.py",
-        "{}, {}, {}, [], [], generators.told_in(local))", "{}, {}, {}, [], [], {})",
-        ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[numpy]",),
-    ),
-    Mutant(
-        "drawn: a call has no random state", "worker/replacement/taking_over.py",
-        "            random_state.restore(since.drawn)  #", "            pass  #",
-        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[draw-grad:31:1]",),
-    ),
-    Mutant(
-        "plain: an item does not tell learning rates", "worker/data/loops.py",
-        "kept, along, self._plain_values())", "kept, along)",
-        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[rate-head-grad:25:1]",),
-    ),
-    Mutant(
-        "plain: a call does not tell those of the return before it", "worker/replacement/taking_over.py",
-        'b"" if since is None else since.plain', 'b""',
-        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[rate-two-grad:27:1]",),
-    ),
-    Mutant(
-        "plain: what is told is the whole, whatever else there is", "worker/retry/plain.py",
-        "len(told) == len(found)", "True", ("tests/unit/worker/retry/test_plain.py",),
-    ),
-    Mutant(
-        "lying: gradients of another network begin at zero again", "worker/retry/redo.py",
-        "Gradients(self._has_gradient, lying)", "Gradients(self._has_gradient, {})",
-        (f"{LYING}::test_a_call_that_is_made_again_reads_what_it_read",),
-    ),
-    Mutant(
-        "lying: those that calls change are not copied", "worker/state/gradients.py",
-        "        self._changed.update(found.changed)\n", "",
-        (f"{LYING}::test_a_call_that_is_made_again_reads_what_it_read",),
-    ),
-    Mutant(
-        "lying: a replacement gets zeros", "worker/state/state.py",
-        "Gradients(self._arrived[\"gradients\"], values)", "Gradients(self._arrived[\"gradients\"], {})",
-        (f"{LYING}::test_they_go_to_a_replacement_with_the_state",),
-    ),
-    Mutant(
-        "lying: a second update of a call may take what was carried", "worker/retry/redo.py",
-        "        if self._lying_here:\n", "        if False:\n",
-        (f"{LYING}::test_nor_what_a_second_optimizer_takes_behind_the_gate",),
-    ),
-    Mutant(
-        "lying: in the first calls only what was seen to lie there counts", "worker/state/state.py",
-        "self.apart is not False and", "self.apart is True and",
-        (f"{LYING}::test_until_it_is_known_whether_they_do_all_count",),
-    ),
-    Mutant(
-        "saved: what changes between two calls is not compared", "worker/replacement/taking_over.py",
-        "            self._keeping(self._between.check)\n", "            pass\n", (f"{SAVED}[mean]",),
-    ),
-    Mutant(
-        "saved: what ranks save of their own is let pass", "worker/agreement/comparing.py",
-        "self._state.saves and (shard := _never_alike(told))", "False and (shard := _never_alike(told))",
-        (f"{SAVED}[own]",),
-    ),
-    Mutant(
-        "saved: a schedule is a step ahead", "worker/retry/returned.py",
-        "        plain.put(_marks(state), arrived[SAVED])\n", "        pass\n", (f"{SAVED_ALIKE}[schedule-grad:25:1]",),
-    ),
-    Mutant(
-        "saved: load() puts another rank's statistics there", "worker/state/state.py",
-        "            buffer.copy_(value)\n", "            pass\n", (f"{SAVED_ALIKE}[norm-grad:25:1]",),
-    ),
-    Mutant(
-        "saved: statistics seem to stand still", "worker/retry/redo.py",
-        "self._probe.look(filter(self._probe.buffers.__contains__, self._before))", "self._probe.look([])",
-        (f"{SAVED_ALIKE}[norm-grad:25:0]",),
-    ),
-    Mutant(
-        "drawn: an item has no random state", "worker/data/loops.py",
-        "drawn = random_state.capture()  #", 'drawn = b""  #',
-        ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[workers]",),
-    ),
-    Mutant(
-        "way: nothing is seen before the last call", "worker/replacement/taking_over.py",
-        "            self._way.begin()\n", "            return\n",
-        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[save-grad:31:0]",),
-    ),
-    Mutant(
-        "way: all sections leave the state as it is", "worker/data/cursor.py",
-        "known and all(call.still for call in ahead)", "known", ("tests/unit/worker/data/test_cursor.py",),
-    ),
-    Mutant(
-        "way: a section is still whatever it does", "worker/retry/returned.py",
-        "return signature(self._state) == entered.tensors", "return True",
-        ("tests/unit/worker/retry/test_returned.py",),
-    ),
-    Mutant(
-        "way: values are not those of the place", "worker/replacement/taking_over.py",
-        "            returned.take(self._state, ahead.before)\n", "            pass\n",
-        ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[norm-grad:31:1]",),
-    ),
-    Mutant(
-        "way: parameters may be read and changed", "worker/replacement/tail.py",
-        "if targets & self._read or read & self._written:", "if False:",
-        ("tests/unit/worker/replacement/test_way.py",),
     ),
     Mutant(
         "comparing: replicas that were never alike are let be", "worker/agreement/comparing.py",
@@ -320,7 +204,7 @@ PROOFS = (
     ),
     Mutant(
         "looks: records do not tell of it", "worker/state/private.py",
-        "self._names, buffers, self.hidden.record())", 'self._names, buffers, b"")', (STATE,),
+        "self._names, buffers, self.hidden.record(), own", 'self._names, buffers, b"", own', (STATE,),
     ),
     Mutant(
         "looks: none at objects in extra", "worker/state/state.py",
@@ -482,6 +366,6 @@ PROOFS = (
     ),
     Mutant(
         "comparing: settings that differ late are let pass", "worker/agreement/comparing.py",
-        "        if differs and what == VALUES and", "        if differs and what != TENSORS and", (COMPARED,),
+        "        if differs and (what != VALUES or", "        if differs and (what == TENSORS or", (COMPARED,),
     ),
 )  # fmt: skip

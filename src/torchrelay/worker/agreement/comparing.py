@@ -30,7 +30,7 @@ from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import layout
-from torchrelay.worker.state.parts import ContainerPart, OptimizerPart, StatefulPart
+from torchrelay.worker.state.parts import ArrayPart, ContainerPart, OptimizerPart, StatefulPart, TensorPart
 from torchrelay.worker.state.saved import SavedPart
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import sums, tree
@@ -110,10 +110,10 @@ class Comparison:
         self._sums = None
         self._compare(pending, renewed, lines, TENSORS)
         self._compare(pending, renewed, [line for line in values if _SETTINGS in line], SETTINGS)
-        self._compare(pending, renewed, [line for line in values if _SETTINGS not in line], VALUES)
+        self._compare_values(pending, renewed, [line for line in values if _SETTINGS not in line])
 
-    def _compare(self, pending: Point, renewed: Point, lines: list[str], what: str) -> None:
-        """Of the ranks that hold a shard all must tell the same, once they have."""
+    def _compare(self, pending: Point, renewed: Point, lines: list[str], what: str) -> list[tuple[str, str]]:
+        """Of the ranks that hold a shard all must tell the same, once they have. Returns what each has told."""
         agreed = SEEN if what in self._state.agreed else NEVER
         told = agreement.tell(f"{agreed}{self._shard}", lines)
         known = (
@@ -121,22 +121,30 @@ class Comparison:
         )
         verdict = judge(known)
         differs = bool(verdict.differing or verdict.doubtful)
-        if differs and what == VALUES and not _is_recent(pending, renewed):
-            # A rank's own count in `extra`, say: no fault, and nothing that a recovery could be judged by.
-            self._state.agreed.discard(VALUES)
-            return
-        if differs:
+        if differs and (what != VALUES or _is_recent(pending, renewed)):
             raise Differing(self._event(pending, renewed, verdict, agreement.lines_of_all(lines)))
         mine = {value for name, value in told if name[1:] == self._shard}
         if len(mine) == 1:
             self._state.agreed.add(what)
         if what == TENSORS and (shard := _never_alike(told)):
             raise RefusedError(NEVER_ALIKE[0].format(shard), NEVER_ALIKE[1])
-        if what == VALUES and self._state.saves and (shard := _never_alike(told)):
-            everyone = zip(told, agreement.lines_of_all(lines), strict=True)
+        return told
+
+    def _compare_values(self, pending: Point, renewed: Point, lines: list[str]) -> None:
+        """What replicas hold otherwise in peace is each rank's own: a count of its samples, say."""
+        told = self._compare(pending, renewed, lines, VALUES)
+        shards_apart = _apart(told)
+        if not shards_apart:
+            return
+        everyone = list(zip(told, agreement.lines_of_all(lines), strict=True))
+        for shard in shards_apart:
             first, *others = [held for (name, _), held in everyone if name[1:] == shard]
-            what = next((text for held in others if (text := _difference(first, held))), "")
-            raise RefusedError(SAVED_OTHERWISE[0].format(shard, what), SAVED_OTHERWISE[1])
+            if self._state.saves:
+                what = next((text for held in others if (text := _difference(first, held))), "")
+                raise RefusedError(SAVED_OTHERWISE[0].format(shard, what), SAVED_OTHERWISE[1])
+            if shard == self._shard:
+                names = {line.rsplit(": ", 1)[0] for held in others for line in set(first).symmetric_difference(held)}
+                self._state.private.keep_own(names, early=_done(pending) <= EARLY[-1])
 
     def note_return(self) -> None:
         """A call returns. In the path of every step: what the script does to parameters afterwards is its own."""
@@ -190,10 +198,15 @@ class Comparison:
 
 def _never_alike(told: Sequence[tuple[str, str]]) -> str:
     """A shard whose replicas differ, and have never agreed; empty if there is none. All ranks find the same."""
+    return next(iter(_apart([one for one in told if one[0].startswith(NEVER)])), "")
+
+
+def _apart(told: Sequence[tuple[str, str]]) -> list[str]:
+    """The shards whose replicas differ. All ranks find the same."""
     held: dict[str, set[str]] = {}
     for name, value in told:
-        held.setdefault(name, set()).add(value)
-    return next((name[1:] for name, values in held.items() if name.startswith(NEVER) and len(values) > 1), "")
+        held.setdefault(name[1:], set()).add(value)
+    return [name for name, values in held.items() if len(values) > 1]
 
 
 def _done(pending: Point) -> int:
@@ -231,15 +244,18 @@ class _Sums:
 def values_of(state: State) -> list[str]:
     """A line for each part with values of its own: hyper-parameters, what a schedule or a dict of the script holds."""
     lines = []
+    own = state.private.own.paths
     for part in state.flat():
         if isinstance(part, OptimizerPart):
             groups = enumerate(part.hyper_parameters())
             lines += [f"{part.path}.param_groups[{at}]: {_digest(group, part.path)}" for at, group in groups]
-        elif isinstance(part, ContainerPart | StatefulPart):
+        elif isinstance(part, ContainerPart | StatefulPart | TensorPart | ArrayPart) and part.path not in own:
             given = part.give()
             held = given["plain"] if isinstance(part, ContainerPart) else given
             lines.append(f"{part.path}: {_digest(held, part.path)}")
-    return lines
+    buffers = state.private.compared()
+    told = zip(buffers, sums.of(list(buffers.values())), strict=True)
+    return lines + [f"{name}: {value:016x}" for name, value in told]
 
 
 def _saved_lines(state: State) -> list[str]:

@@ -34,6 +34,7 @@ from torchrelay.worker.parallel.prepared import Prepared
 from torchrelay.worker.peers import snapshots
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.replacement.dry_run import PlaceAsked
+from torchrelay.worker.replacement.tail import places_of
 from torchrelay.worker.replacement.taking_over import await_place
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import layout, random_state
@@ -157,6 +158,7 @@ class Joining:
         device.settle(parameter for _, parameter in built.parameters())
         if built.saves:
             _watch_living_optimizers(built)
+        variables.leave_to_state(lambda: (places_of(built)[1], {id(part.held()) for part in built.flat()}))
         refused = layout.refusal(built) or layout.blind(built, options.shard)
         if refused is not None:
             raise RefusedError(*refused)

@@ -20,6 +20,8 @@ from torchrelay.worker.tensors import arguments
 EACH = 16 << 10  # bytes of one attribute that are carried
 SAMPLES = 256  # entries of a large container that are looked at
 SMALL = 64  # entries up to which all of them are
+WHOLE = 64 << 10  # bytes of an array that is looked at as a whole each time
+WHOLE_SELDOM = 64 << 20  # and now and then
 LARGEST = 1024  # entries of a Counter and its like that are carried
 
 
@@ -46,6 +48,45 @@ def signature(value: Any) -> tuple[str, Any]:
     if kind in graph.ITERATORS or kind is itertools.cycle:
         return "iterator", (id(value), generators.place_of(value))
     return "object", (kind, id(value))
+
+
+def glance(value: Any, place: object) -> str:
+    """What tells whether a value is another one, in next to no time. `place`: where it is, one and the same each time.
+
+    Of a large array a few pieces are looked at, and the whole when it is seen for the 1st, 2nd, 4th, 8th ... time.
+    """
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        return f"{id(value)} {value._version}"
+    if issubclass(kind, np.generic) or (issubclass(kind, np.ndarray) and value.dtype.hasobject):
+        return f"{id(value)} {value.flat[0] if value.size else None} {value.flat[-1] if value.size else None}"
+    if issubclass(kind, np.ndarray):
+        return f"{id(value)} {_glance_at_array(value, place) if value.flags.writeable else ''}"
+    if kind in graph.CONTAINERS or kind in made.DICTS:
+        entries = [*itertools.islice(value, SMALL)]
+        if isinstance(value, dict):
+            entries += [value[key] for key in entries]
+        elif kind in (list, tuple, deque) and len(value) > SMALL:
+            entries += [value[-1], value[-2]]
+        return repr((len(value), [entry if graph.is_plain(entry) else id(entry) for entry in entries]))
+    return repr(value) if kind in graph.PLAIN else repr(made.tell(value, LARGEST)) if made.is_made(value) else ""
+
+
+_wholes: dict[object, tuple[int, str]] = {}  # of large arrays: how often they were seen, and the last look at the whole
+
+
+def _glance_at_array(value: np.ndarray[Any, Any], place: object) -> str:
+    if value.nbytes <= WHOLE:
+        return _digest_of(value)
+    times, whole = _wholes.get(place, (0, ""))
+    if times & (times - 1) == 0 and value.nbytes <= WHOLE_SELDOM:
+        whole = _digest_of(value)
+    _wholes[place] = times + 1, whole
+    return whole + _digest_of(value.flat[:: max(1, value.size // SAMPLES)])
+
+
+def _digest_of(value: np.ndarray[Any, Any]) -> str:
+    return xxhash.xxh3_64_hexdigest(np.ascontiguousarray(value).view(np.uint8).data) if value.nbytes else ""
 
 
 def _entries(value: Filled) -> tuple[str, Any]:

@@ -22,7 +22,7 @@ import operator
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -37,7 +37,8 @@ import torch
 from msgspec import Struct
 
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.hidden_state import generators, graph, made
+from torchrelay.worker.hidden_state import generators, graph, made, signatures
+from torchrelay.worker.parallel import shards
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
 from torchrelay.worker.source.names import Names, declared, used_by_functions
 from torchrelay.worker.tensors import values
@@ -45,10 +46,10 @@ from torchrelay.worker.tensors import values
 LIMIT = 32 << 10  # bytes of all variables of all functions
 TEXT = 4096  # characters or bytes of one that is carried
 ENTRIES = 1024  # of a container, and numbers in a tensor
-SHOWN = 64  # of them that are looked at to see whether it has changed
 _DIRECT = frozenset({int, float, bool, type(None), str, bytes})
 _FLAT = (list, dict, deque)
 _FILLED = (list, dict, set, deque)  # what is filled in place
+_FILLED_BY_PLACES = (torch.Tensor, np.ndarray)  # x[i] = y
 _NO_OBJECTS: tuple[type, ...] = (
     int, float, complex, str, bytes, type(None), type, FunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray,
     np.generic, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler,
@@ -134,8 +135,8 @@ def put(frame: FrameType | None, data: bytes) -> None:
     """Make it so in these functions, as far as they are the same."""
     if not data:
         return
-    frames = [each for each, _ in _of_script(frame)][::-1]
-    for each, one in zip(frames, _decode(data), strict=False):
+    frames = [*_of_script(frame)][::-1]
+    for (each, names), one in zip(frames, _decode(data), strict=False):
         if each.f_code.co_qualname != one.name:
             return
         if one.lacking:
@@ -144,7 +145,7 @@ def put(frame: FrameType | None, data: bytes) -> None:
             print(_HISTORY.format(name, one.name), file=sys.stderr, flush=True)
         packed = {name: values.decode(kept)[0] for name, kept in one.packed.items()}
         _first.update(dict.fromkeys(((place_of(each.f_code), name) for name in (*one.flat, *packed)), MOVED))
-        _fill(each, one.plain | one.flat | packed)
+        _fill(each, one.plain | one.flat | packed, names)
         generators.put_in(each.f_locals, one.drawn)
 
 
@@ -166,7 +167,7 @@ def objects() -> Iterator[graph.Leaf]:
 
 def _holds_objects(value: Any) -> bool:
     """Whether there is more in a container than values, which are told with each item: iterators, or objects."""
-    entries = itertools.islice(value.values() if type(value) is dict else value, SHOWN)
+    entries = itertools.islice(value.values() if type(value) is dict else value, signatures.SMALL)
     with suppress(RuntimeError):  # another thread is filling it
         return any(type(each) in _STEPPING or is_of_the_script(type(each)) for each in entries)
     return False
@@ -267,16 +268,10 @@ def _tell(frame: FrameType, names: Names) -> _Told:
     living = names.living(frame.f_lasti)
     used = used_by_functions(around) if local is around else frozenset[str]()
     for name, value in list(local.items()):
-        kind, lives = type(value), name in living or name in used
-        if name in names.assigned:
-            if not lives or (kind is bool and name in names.flags) or _keep(one, name, value):
-                continue
-        elif kind in _FILLED or kind in made.DICTS:
-            if not _has_moved(frame.f_code, name, value) or _keep(one, name, value):
-                continue
-        elif not _goes_on([value]):
+        lives = name in living or name in used
+        if _is_settled(one, frame.f_code, names, name, value, lives) or not lives:
             continue
-        if lives and (name not in names.assigned or _has_moved(frame.f_code, name, value)):
+        if name not in names.assigned or _has_moved(frame.f_code, name, value):
             (one.histories if name in names.filled else one.lacking).append(name)
     if local is not around:
         one.lacking.extend(name for name in frame.f_code.co_names if _goes_on([around.get(name)]))
@@ -287,36 +282,52 @@ def _tell(frame: FrameType, names: Names) -> _Told:
     return one
 
 
+def _is_settled(one: _Told, code: CodeType, names: Names, name: str, value: Any, lives: bool) -> bool:
+    """Whether a variable has been told, or need not be. `lives`: it may still be read."""
+    kind = type(value)
+    if name in names.assigned:
+        return not lives or (kind is bool and name in names.flags) or _keep(one, name, value)
+    if kind in _FILLED or kind in made.DICTS:
+        return not _has_moved(code, name, value) or _keep(one, name, value) or _is_of_state(value)
+    if issubclass(kind, _FILLED_BY_PLACES):
+        stays = not lives or not _has_moved(code, name, value)
+        return stays or _is_of_state(value) or _keep(one, name, value)
+    return not _goes_on([value])
+
+
+def leave_to_state(places: Callable[[], tuple[Collection[int], Collection[int]]]) -> None:
+    """What lies in this memory, and the objects with these ids, come with the state, whatever variable names them."""
+    global _of_state
+    _of_state = places
+
+
+def _nothing() -> tuple[Collection[int], Collection[int]]:
+    return (), ()
+
+
+_of_state: Callable[[], tuple[Collection[int], Collection[int]]] = _nothing
+
+
+def _is_of_state(value: Any) -> bool:
+    places, ids = _of_state()
+    if isinstance(value, torch.Tensor):
+        return value.requires_grad or shards.local(value).untyped_storage().data_ptr() in places
+    return id(value) in ids
+
+
 def _has_moved(code: CodeType, name: str, value: Any) -> bool:
     """Whether a value has changed since the first item: one that stays may tell of this process, such as paths."""
     place = place_of(code), name
     first = _first.get(place)
     if first == MOVED:
         return True
-    now = _glance(value)
+    now = signatures.glance(value, place)
     if first is None:
         _first[place] = now
     elif first != now:
         _first[place] = MOVED
         return True
     return False
-
-
-def _glance(value: Any) -> str:
-    """What tells whether a value is another one, in next to no time."""
-    kind = type(value)
-    if issubclass(kind, torch.Tensor):
-        return f"{id(value)} {value._version}"
-    if issubclass(kind, (np.ndarray, np.generic)):
-        return f"{id(value)} {value.flat[0] if value.size else None} {value.flat[-1] if value.size else None}"
-    if kind in graph.CONTAINERS or kind in made.DICTS:
-        entries = [*itertools.islice(value, SHOWN)]
-        if isinstance(value, dict):
-            entries += [value[key] for key in entries]
-        elif kind in (list, tuple, deque) and len(value) > SHOWN:
-            entries += [value[-1], value[-2]]
-        return repr((len(value), [entry if graph.is_plain(entry) else id(entry) for entry in entries]))
-    return repr(value) if kind in graph.PLAIN else repr(made.tell(value, ENTRIES)) if made.is_made(value) else ""
 
 
 def _goes_on(found: Iterable[Any]) -> bool:
@@ -425,7 +436,7 @@ def _is_values(value: Any, depth: int = 0) -> bool:
     if kind not in graph.CONTAINERS or depth >= graph.NESTED:
         return False
     entries = value.values() if kind is dict else value
-    return all(_is_values(entry, depth + 1) for entry in itertools.islice(entries, SHOWN))
+    return all(_is_values(entry, depth + 1) for entry in itertools.islice(entries, signatures.SMALL))
 
 
 def _numbers_in(value: Any, depth: int = 0) -> int:
@@ -456,7 +467,7 @@ def _packed(name: str, value: Any) -> bytes:
         return b""
 
 
-def _fill(frame: FrameType, known: dict[str, Any]) -> None:
+def _fill(frame: FrameType, known: dict[str, Any], names: Names) -> None:
     local, around = frame.f_locals, frame.f_globals
     for name, value in known.items():
         holder, key = (around, name[:-1]) if name.endswith(_DECLARED) else (local, name)
@@ -470,6 +481,8 @@ def _fill(frame: FrameType, known: dict[str, Any]) -> None:
         if type(live) in _FILLED and type(value) in (type(live), list):
             live.clear()
             (live.extend if type(value) in (list, deque) else live.update)(value)
+        elif name not in names.assigned and isinstance(live, _FILLED_BY_PLACES) and live.shape == value.shape:
+            live[...] = value  # others may hold it, too
         else:
             holder[key] = value
     if local is not around:

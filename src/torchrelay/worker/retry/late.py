@@ -17,9 +17,13 @@ import torch
 from torchrelay.errors import RefusedError, UnprovedError
 from torchrelay.worker.state.private import Private, Record
 
+LOST = ""  # it is a copy of nothing
+
 
 def look(at_gate: bytes, at_exit: bytes, unknown: Collection[str] = ()) -> tuple[dict[str, str], list[str]]:
     """For each buffer that has changed since the gate, the one that it is a copy of; and those that are not private.
+
+    Also, with `LOST`, parts of `state=` that are this rank's own, and have changed.
 
     The first two are records of `Private`. `unknown`: buffers that may be late, or not. Raises `RefusedError`.
     """
@@ -47,7 +51,7 @@ def look(at_gate: bytes, at_exit: bytes, unknown: Collection[str] = ()) -> tuple
                 "change it after the step function has returned (such as ema.update_parameters())",
             )
         found[name] = origin
-    return found, shared
+    return found | {path: LOST for path, told in after.own.items() if before.own.get(path, told) != told}, shared
 
 
 def make_again(private: Private, copies: dict[str, str] | None) -> None:
@@ -62,6 +66,11 @@ def make_again(private: Private, copies: dict[str, str] | None) -> None:
                 "the update changes them. Start the job again: nothing but its first step is lost"
             )
         return
+    if lost := [name for name, origin in copies.items() if origin == LOST]:
+        raise UnprovedError(
+            f"{lost[0]} is each rank's own and changes after optimizer.step(), and a rank was lost in between. Change "
+            "it after the step function has returned"
+        )
     buffers = private.buffers()
     with torch.no_grad():
         for name, origin in copies.items():

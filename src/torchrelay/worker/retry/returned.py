@@ -121,7 +121,8 @@ def take(state: State, data: bytes, only: Collection[str] | None = None) -> froz
     if state.saves:
         plain.put(_marks(state), arrived[SAVED])
     for part in state.flat():
-        if isinstance(part, _Told) and part.path in arrived and (only is None or part.path in only):
+        own = part.path in state.private.own.paths
+        if isinstance(part, _Told) and part.path in arrived and not own and (only is None or part.path in only):
             part.take_values(arrived[part.path])
     return frozenset(moved)
 

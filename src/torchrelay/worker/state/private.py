@@ -6,7 +6,7 @@ BatchNorm's running statistics from its own samples, and takes rank 0's at the n
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import msgspec
 import torch
@@ -16,7 +16,8 @@ from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.wire.files.page import MAX_RECORD, PageFull
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.parallel.shards import local
-from torchrelay.worker.state.parts import GeneratorPart, named_tensors
+from torchrelay.worker.state.own import Own
+from torchrelay.worker.state.parts import GeneratorPart, Part, named_tensors
 from torchrelay.worker.tensors import memory
 
 # Bytes of buffers that a record may hold: it shares a slot of the worker's page with the random state and the cursor.
@@ -30,6 +31,9 @@ class Record(Struct, frozen=True):
     names: list[str]  # of the buffers
     buffers: list[bytes]
     hidden: bytes = b""  # see `hidden`
+    own: dict[str, bytes] = {}  # see `own`
+    lacking: list[str] = []  # what is this rank's own, and has no room here
+    own_buffers: list[str] = []  # buffers that are written between steps, otherwise on each rank
 
 
 class Private:
@@ -41,8 +45,11 @@ class Private:
 
     def __init__(
         self, modules: Sequence[tuple[str, torch.nn.Module]], generators: Sequence[GeneratorPart],
-        hidden: Hidden | None = None,
+        hidden: Hidden | None = None, parts: Callable[[], Iterable[Part]] = tuple,
     ) -> None:  # fmt: skip
+        """`parts`: of the state: of those that are each rank's own, see `own`."""
+        self.own = Own(parts)
+        self._own_buffers: set[str] = set()
         self._all = _buffers(modules)
         self._certain = _batch_norm_buffers(modules)
         self._shared = _same_everywhere(modules)
@@ -58,7 +65,7 @@ class Private:
     @property
     def empty(self) -> bool:
         """Whether nothing is private: asked twice in every call."""
-        return self._plain and self.hidden.empty
+        return self._plain and self.hidden.empty and not self.own.paths
 
     def settle(self, moving: Iterable[str], *, sections: bool) -> None:
         """These buffers have been seen to change in steps, or in sections.
@@ -68,7 +75,8 @@ class Private:
         self._moving[sections] = set(moving)
         # Sections may be over with their probes first, and know nothing of what steps change.
         unknown = set() if False in self._moving else set(self._names)
-        self._choose(set().union(*self._moving.values(), self._certain, unknown) - self._shared)
+        known = set().union(*self._moving.values(), self._certain, self._own_buffers)
+        self._choose((known | unknown) - self._shared)
 
     def unknown(self, moving: Collection[str]) -> set[str]:
         """Buffers of which it is not known yet whether they are private. `moving`: seen to change before a gate."""
@@ -86,7 +94,9 @@ class Private:
             return b""
         generators = {part.path: part.generator.get_state().numpy().tobytes() for part in self._generators}
         buffers = [b"".join(memory.outgoing(buffer)) for buffer in self._private]
-        return msgspec.msgpack.encode(Record(generators, self._names, buffers, self.hidden.record()))
+        own = self.own.told()
+        rest = sorted(self.own.lacking), sorted(self._own_buffers)
+        return msgspec.msgpack.encode(Record(generators, self._names, buffers, self.hidden.record(), own, *rest))
 
     def load(self, data: bytes) -> None:
         """Take the private state of this rank's last holder; `State.receive` then leaves it alone.
@@ -108,7 +118,9 @@ class Private:
             by_path[path].kept = True
         for name, values in zip(record.names, record.buffers, strict=True):
             _fill(name, self._all[name], values)
+        self._own_buffers |= set(record.own_buffers)
         self._choose(record.names)
+        self.own.take(record.own, record.lacking)
         self.hidden.load(record.hidden)
         self._loaded = True
 
@@ -119,9 +131,29 @@ class Private:
         found = (memory.place(buffer) for buffer in self._private)
         return frozenset(place for place in found if place is not None)
 
-    def copies(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The buffers that hold this rank's own values, and copies of these."""
-        return [(buffer, buffer.clone()) for buffer in self._private] if self._loaded else []
+    def keep_own(self, names: Collection[str], *, early: bool) -> None:
+        """Replicas hold other values in these parts and buffers. Raises `RefusedError` for what cannot be kept."""
+        self.own.keep(names, early=early)
+        self._own_buffers |= set(names).intersection(self._all)
+        self._choose({*self._names, *self._own_buffers})
+
+    def compared(self) -> dict[str, torch.Tensor]:
+        """Buffers that are taken to be alike on all ranks."""
+        return {name: buffer for name, buffer in self._all.items() if name not in self._names}
+
+    def hold(self) -> Callable[[], None]:
+        """What puts this rank's own values back where another rank's are about to arrive."""
+        if not self._loaded:
+            return lambda: None
+        copies = [(buffer, buffer.clone()) for buffer in self._private]
+        own = self.own.told()
+
+        def put_back() -> None:
+            for buffer, value in copies:
+                buffer.copy_(value)
+            self.own.take(own)
+
+        return put_back
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """All buffers of the modules, by name; shared ones once."""

@@ -8,7 +8,7 @@ and travels another way: see `private`.
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -92,19 +92,19 @@ class State:
         self._ours: tuple[int, frozenset[int]] = (-1, frozenset())  # how many are known, and their ids: all are held
         self._found = _living_ddps() if save is not None and model is None else []
         self._landing: Landing | None = None
+        self._put_back: Callable[[], None] | None = None  # what is this rank's own
         self._arrived: dict[str, Any] = {}
         self._layouts: list[ddp.Layout] | None = None
         self.saves = save is not None
         # Steps between two snapshots, and between two comparisons; 0: none. A replacement is told with the state.
         self.snapshot_every = self.compare_every = 0
-        self.snapshot_auto = False
-        self.snapshot_buddies = 1
+        self.snapshot_auto, self.snapshot_buddies = False, 1
         self.lying: set[str] = set()  # parameters whose gradients were seen to lie there from an earlier call
         self.apart: bool | None = None  # whether optimizers step in calls of their own; None: not known yet
         self.agreed: set[str] = set()  # in what replicas were once alike: from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
         generators = [part for part in self.flat() if isinstance(part, GeneratorPart)]
-        self.private = Private(self.modules(), generators, self._looked_at())
+        self.private = Private(self.modules(), generators, self._looked_at(), self.flat)
         self._meshes = self._find_meshes()
         self._fsdp = fsdp.living()
         self.pipeline = Pipeline()
@@ -263,6 +263,8 @@ class State:
         arrived = tree.decode(data)
         if not isinstance(arrived, dict) or arrived.get("version") != VERSION:
             raise StateMismatchError("the state that arrives was written by another version of torchrelay")
+        if self._put_back is None:  # before the first byte arrives
+            self._put_back = self.private.hold()
         self._landing = None  # what a try before this one has allocated is free before we allocate again
         landing = Landing(self.private.kept(), self.reserve, self._meshes)
         try:
@@ -281,12 +283,12 @@ class State:
     def commit_received(self) -> None:
         """All bytes have landed and their digest is right: load what does not lie in a tensor of the script."""
         assert self._landing is not None, "receive() comes before commit_received()"
+        assert self._put_back is not None, "receive() has held it"
         self._landing.finish()
-        own = self.private.copies() if self.saves else []  # load() puts another rank's there
         for part in self._parts.values():
             part.settle()
-        for buffer, value in own:
-            buffer.copy_(value)
+        self._put_back()
+        self._put_back = None
         self._layouts = self._arrived["ddp"]
         self.snapshot_every, self.compare_every, agreed = self._arrived["every"]
         self.agreed = set(agreed)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from torchrelay.errors import RefusedError, UnprovedError
 from torchrelay.protocol.messages.ids import START, Generation, Point
 from torchrelay.worker.agreement import agreement
 from torchrelay.worker.agreement.comparing import SETTINGS, TENSORS, VALUES, Comparison, Differing, values_of
@@ -19,7 +20,7 @@ class Pair:
     """Rank 0 of two replicas; the other one tells the same, or other values."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.kept = {"count": 0}
+        self.kept: dict[str, float] = {"count": 0}
         model = nn.Linear(2, 2)
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         self.state = State(model, self.optimizer, {"kept": self.kept})
@@ -84,7 +85,8 @@ def test_values_that_begin_to_differ_in_peace_are_a_ranks_own(pair: Pair) -> Non
     pair.compare(1)
     pair.other = [*values_of(pair.state)[:-1], "state['kept']: another count"]
     pair.compare(100)
-    assert pair.state.agreed == {TENSORS, SETTINGS}
+    assert pair.state.private.own.paths == {"state['kept']"}
+    pair.other = None
     pair.compare(131, Point(130))
 
 
@@ -111,8 +113,29 @@ def test_once_ranks_have_changed_hands_the_first_section_after_a_step_compares(p
     assert found.value.event.point == Point(57)
 
 
-def test_values_that_were_never_alike_are_let_be(pair: Pair) -> None:
+def test_values_that_were_never_alike_are_a_ranks_own(pair: Pair) -> None:
     pair.other = [f"{line}1" for line in values_of(pair.state)]
     pair.compare(1)
+    assert pair.state.private.own.paths == {"state['kept']"}
+    pair.other = [f"{line}1" for line in values_of(pair.state)]
     pair.compare(31, Point(30))
-    assert pair.state.agreed == {TENSORS}
+    assert pair.state.agreed == {TENSORS, VALUES}, "settings are not alike"
+
+
+def test_what_is_a_ranks_own_and_has_no_room_is_refused_in_the_first_steps(pair: Pair) -> None:
+    pair.kept["count"] = 0
+    pair.kept.update({f"sample {at}": float(at) for at in range(2000)})
+    pair.other = [f"{line}1" for line in values_of(pair.state)]
+    with pytest.raises(RefusedError, match=r"state\['kept'\] is each rank's own, and has more than 16,384 bytes"):
+        pair.compare(1)
+
+
+def test_later_it_is_lacking(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    pair.compare(1)
+    pair.kept.update({f"sample {at}": float(at) for at in range(2000)})
+    pair.other = [f"{line}1" if "kept" in line else line for line in values_of(pair.state)]
+    pair.compare(100)
+    assert pair.state.private.own.lacking == {"state['kept']"}
+    assert "state['kept'] is each rank's own" in capsys.readouterr().err
+    with pytest.raises(UnprovedError, match=r"state\['kept'\] is each rank's own"):
+        pair.state.private.load(pair.state.private.record())
