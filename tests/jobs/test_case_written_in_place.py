@@ -24,7 +24,7 @@ def test_and_on_the_target_of_a_move(tmp_path: Path) -> None:
     assert verdict.fate is Fate.EQUAL, verdict
 
 
-@pytest.mark.parametrize("mode", ["large-numpy", "large-torch", "large-view"])
+@pytest.mark.parametrize("mode", ["large-numpy", "large-torch", "large-view", "large-list"])
 def test_large_ones_are_refused(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, CASE, mode=mode, strike="grad:25:1")
     assert verdict.fate is Fate.REFUSED, verdict

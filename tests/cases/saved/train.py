@@ -6,6 +6,8 @@ saved; "random" saves states of generators as well, and draws there; "mean" chan
 nobody can tell as it was; "own" saves what each rank has counted in its own way.
 """
 
+import weakref
+
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -25,7 +27,8 @@ schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 100)
 data = Pairs(120)
 sampler = DistributedSampler(data, seed=5)
 loader = DataLoader(data, 3, sampler=sampler)
-mean, own = torch.zeros(2), torch.zeros(1)
+own = torch.zeros(1)
+means = weakref.WeakKeyDictionary({model: torch.zeros(2)})  # where nobody looks
 
 
 class Progress:
@@ -38,7 +41,7 @@ progress = Progress()
 
 def save():
     saved = {"model": model.module.state_dict(), "optimizer": optimizer.state_dict(), "turns": progress.turns}
-    saved |= {"schedule": schedule.state_dict(), "mean": mean, "own": own}
+    saved |= {"schedule": schedule.state_dict(), "mean": means[model], "own": own}
     if MODE == "random":
         saved["random"] = torch.get_rng_state()
     return saved
@@ -49,7 +52,7 @@ def load(saved):
     optimizer.load_state_dict(saved["optimizer"])
     schedule.load_state_dict(saved["schedule"])
     progress.turns = saved["turns"]
-    mean.copy_(saved["mean"]), own.copy_(saved["own"])
+    means[model].copy_(saved["mean"]), own.copy_(saved["own"])
 
 
 def save_at(path):
@@ -98,8 +101,8 @@ for epoch in run.epochs(3):
         if MODE == "random":
             total += float(torch.rand(()))
         if MODE == "mean":
-            mean.mul_(0.9).add_(next(model.parameters()).detach().flatten()[:2])
-            total += float(mean.sum())
+            means[model].mul_(0.9).add_(next(model.parameters()).detach().flatten()[:2])
+            total += float(means[model].sum())
         note(rank, run.global_step, loss=loss, total=total)
         pace(run.global_step)
     note(rank, 1000 + epoch, value=run.atomic(evaluate))

@@ -1,7 +1,7 @@
 """Writes an element of an array in a variable after each step, and reads the array from step 40 on.
 
 MODE: "numpy" and "torch" are small ones, "alias" is read by another name; "large-numpy", "large-torch" and "large-view"
-have more numbers than are carried; "buffer" writes into a buffer of the model, which is in its state.
+have more numbers than are carried, and "large-list" a list of such; "buffer" writes into a buffer of the model.
 """
 
 import numpy as np
@@ -32,6 +32,8 @@ def main():
         hard = inner.seen
     if MODE == "large-view":
         hard = np.zeros((2, SIZE))[:, ::2]
+    if MODE == "large-list":
+        hard = [torch.zeros(SIZE)]
     read = hard if MODE == "alias" else None
     run = torchrelay.protect(model=model, optimizer=optimizer)
 
@@ -49,11 +51,13 @@ def main():
         for batch in run.batches(loader):
             scale = 1.0
             if run.global_step >= 40:
-                scale = 1 / (1 + float((hard if read is None else read).sum()))
+                scale = 1 / (1 + float((hard[0] if MODE == "large-list" else hard if read is None else read).sum()))
             loss = step(batch, scale)
             at = run.global_step * 7 % (SIZE // 2)
             if MODE == "large-view":
                 hard[1, at] = loss
+            elif MODE == "large-list":
+                hard[0][at] = loss
             else:
                 hard[at] = loss.item()
             note(rank, run.global_step, loss=loss)

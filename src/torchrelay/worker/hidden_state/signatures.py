@@ -68,8 +68,18 @@ def glance(value: Any, place: object) -> str:
             entries += [value[key] for key in entries]
         elif kind in (list, tuple, deque) and len(value) > SMALL:
             entries += [value[-1], value[-2]]
-        return repr((len(value), [entry if graph.is_plain(entry) else id(entry) for entry in entries]))
+        return repr((len(value), [_glance_at_entry(entry) for entry in entries]))
     return repr(value) if kind in graph.PLAIN else repr(made.tell(value, LARGEST)) if made.is_made(value) else ""
+
+
+def _glance_at_entry(entry: Any) -> Any:
+    if graph.is_plain(entry):
+        return entry
+    if issubclass(type(entry), torch.Tensor):
+        return id(entry), entry._version
+    if type(entry) is np.ndarray and entry.nbytes <= WHOLE and not entry.dtype.hasobject:
+        return id(entry), _digest_of(entry)
+    return id(entry)
 
 
 _wholes: dict[object, tuple[int, str]] = {}  # of large arrays: how often they were seen, and the last look at the whole
