@@ -46,6 +46,23 @@ def test_epochs_differ_even_if_nothing_is_drawn_in_between() -> None:
     assert not torch.equal(epochs[0], epochs[1])
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["global", "own"])
+def test_a_later_epoch_of_persistent_workers_is_entered_though_their_seed_was_drawn_in_the_first(own: bool) -> None:
+    def make() -> Any:
+        generator = torch.Generator().manual_seed(4) if own else None
+        settings: Any = {"shuffle": True, "num_workers": 1, "persistent_workers": True, "generator": generator}
+        return source_of(DataLoader(Noisy(), batch_size=SIZE, **settings))
+
+    random_state.restore(START)
+    source = make()
+    list(source.begin(source.mark()))
+    mark = source.mark()
+    expected = list(source.begin(mark))
+    for skip in (0, 2):
+        torch.rand(3)
+        assert all(map(torch.equal, make().enter(mark, skip), expected[skip:]))
+
+
 def test_items_differ_from_one_another_and_do_not_depend_on_how_many_workers_there_are() -> None:
     made = []
     for workers in (1, 2):

@@ -51,8 +51,11 @@ class Numbering:
         self._watch = watch
         self.epoch = b""
         self.skip = 0
+        self.stop = False  # no items at all
 
     def __iter__(self) -> Iterator[Numbered]:
+        if self.stop:
+            return
         skip, epoch = self.skip, self.epoch
         for at, index in enumerate(self._watch(iter(self._sampler))):
             if at >= skip:
@@ -114,25 +117,33 @@ def seed(number: int) -> None:
 
 def iterate(loader: DataLoader[Any], epoch: bytes, skip: int, watch: Watch) -> Iterator[Any]:
     """Begin an epoch of `loader` at item `skip`; `epoch` is what makes it another one than the last."""
-    stand_in = _seeded.get(loader)
-    if stand_in is None:
-        stand_in = _seeded[loader] = _stand_in(loader, watch)
-    numbering: Numbering = vars(stand_in)[_sampler_name(loader)]
+    stand_in, numbering = _stand_in(loader, watch)
     numbering.epoch, numbering.skip = xxhash.xxh3_128_digest(epoch), skip
     items: Any = iter(stand_in)
     items._num_yielded = skip
     return iter(items)
 
 
+def start(loader: DataLoader[Any], watch: Watch) -> None:
+    """Start persistent loader workers, if they are not there, for no item. That draws the seed of all epochs."""
+    stand_in, numbering = _stand_in(loader, watch)
+    if stand_in._iterator is None:
+        numbering.stop = True
+        iter(stand_in)
+        numbering.stop = False
+
+
 def _sampler_name(loader: DataLoader[Any]) -> str:
     return "sampler" if loader.batch_sampler is None else "batch_sampler"
 
 
-def _stand_in(loader: DataLoader[Any], watch: Watch) -> DataLoader[Any]:
-    """The same loader with numbered indices. It owns the persistent workers, if there are any."""
-    stand_in = copy.copy(loader)
+def _stand_in(loader: DataLoader[Any], watch: Watch) -> tuple[DataLoader[Any], Numbering]:
+    """The same loader with numbered indices, and these. It owns the persistent workers, if there are any."""
     name = _sampler_name(loader)
+    if (known := _seeded.get(loader)) is not None:
+        return known, vars(known)[name]
+    stand_in = _seeded[loader] = copy.copy(loader)
     # By its __dict__: torch forbids to set these, as it could not know what depends on them.
     vars(stand_in)[name] = Numbering(vars(loader)[name], watch)
     vars(stand_in)["worker_init_fn"] = SeedEachItem(loader.worker_init_fn)
-    return stand_in
+    return stand_in, vars(stand_in)[name]

@@ -297,6 +297,9 @@ class ByWorkers(_OfMapStyle):
 
     def enter(self, mark: bytes, skip: int) -> Iterator[Any]:
         found = self.go_back(mark)
+        if found.nth and self._loader.persistent_workers:
+            loader_workers.start(self._loader, watched)  # they were there when that epoch began
+            self.go_back(mark)
         loader_workers.begun[self._loader] = found.nth
         return self._open(found, skip)
 
