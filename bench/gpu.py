@@ -248,6 +248,7 @@ def main() -> int:
     if not options.cpu and not name:
         print("not run: no CUDA device here", file=sys.stderr)
         return NOT_RUN
+    options.out.mkdir(parents=True, exist_ok=True)
     work = Path(tempfile.mkdtemp(prefix="torchrelay-gpu-"))
     try:
         rows, calm = measure(work, layouts, options.out / "gpu.log")
