@@ -17,9 +17,9 @@ START_BUDGET = 3
 ROLL_BUDGET = 3
 # How long a process may take to end after the script's exception left it.
 DYING_MS = 10_000
-# How long the processes of a job that ends are waited for: one in an uninterruptible sleep may never be gone.
-# Who has not joined so long after all ranks were connected never will.
+# A rank that has not joined so long after all ranks were connected never will.
 UNJOINED_MS = 600_000
+# How long the processes of a job that ends are waited for: one in an uninterruptible sleep may never be gone.
 ENDING_MS = 60_000
 
 
