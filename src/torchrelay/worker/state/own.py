@@ -56,9 +56,14 @@ class Own:
                 continue
             if early:
                 raise RefusedError(TOO_LARGE[0].format(path, EACH), TOO_LARGE[1])
+            self.lack({path}, EACH)
+
+    def lack(self, paths: Iterable[str], limit: int) -> None:
+        """These are, and have no room in `limit` bytes: a replacement will be refused."""
+        for path in paths:
             self.lacking.add(path)
             what, remedy = TOO_LARGE
-            print(f"torchrelay: {what.format(path, EACH)}; {remedy}", file=sys.stderr, flush=True)
+            print(f"torchrelay: {what.format(path, limit)}; {remedy}", file=sys.stderr, flush=True)
 
     def told(self) -> dict[str, bytes]:
         """The values now. What has become too large is lacking from now on."""

@@ -134,12 +134,18 @@ class Private:
     def keep_own(self, names: Collection[str], *, early: bool) -> None:
         """Replicas hold other values in these parts and buffers. Raises `RefusedError` for what cannot be kept."""
         self.own.keep(names, early=early)
-        self._own_buffers |= set(names).intersection(self._all)
+        buffers = set(names).intersection(self._all)
+        size = sum(memory.size(self._all[name]) for name in buffers.union(self._names))
+        if size > LIMIT and not early:  # a job is not ended for what no fault may ever ask for
+            self.own.lack(buffers, LIMIT)
+            return
+        self._own_buffers |= buffers
         self._choose({*self._names, *self._own_buffers})
 
     def compared(self) -> dict[str, torch.Tensor]:
         """Buffers that are taken to be alike on all ranks."""
-        return {name: buffer for name, buffer in self._all.items() if name not in self._names}
+        own = {*self._names, *self.own.lacking}
+        return {name: buffer for name, buffer in self._all.items() if name not in own}
 
     def hold(self) -> Callable[[], None]:
         """What puts this rank's own values back where another rank's are about to arrive."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from types import SimpleNamespace
 from typing import Any
 
@@ -139,3 +140,17 @@ def test_later_it_is_lacking(pair: Pair, capsys: pytest.CaptureFixture[str]) -> 
     assert "state['kept'] is each rank's own" in capsys.readouterr().err
     with pytest.raises(UnprovedError, match=r"state\['kept'\] is each rank's own"):
         pair.state.private.load(pair.state.private.record())
+
+
+def test_a_buffer_that_differs_late_and_is_too_large_ends_no_job(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = nn.Linear(2, 2)
+    model.register_buffer("seen", torch.zeros(1 << 18))
+    pair.state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    pair.state.private.settle([], sections=False)
+    monkeypatch.setattr("torchrelay.worker.state.own.sys.stderr", io.StringIO())
+    pair.state.private.keep_own(["model.seen"], early=False)
+    assert "model.seen" not in pair.state.private.compared()
+    with pytest.raises(UnprovedError, match=r"model.seen is each rank's own"):
+        pair.state.private.load(pair.state.private.record())
+    with pytest.raises(RefusedError, match=r"buffers of .* may differ"):
+        pair.state.private.keep_own(["model.seen"], early=True)
