@@ -177,12 +177,23 @@ def run_model(setting: Setting, chosen: Sequence[Entry], held: Held) -> Run:
     again = once_more(setting, "none-again")
     outcomes = [judged(one, plain if again is None else mean_of(plain, again)) for one in found]
     return Run(
-        model=setting.model, about=about_model(setting.model), steps=setting.steps, ranks=RANKS,
-        per_job=setting.per_job, schedule=list(setting.schedule), plain=plain, again=again, none=first,
-        every=every, copy_s=copy_s, write_s=write_s, outcomes=outcomes,
+        model=setting.model,
+        about=about_model(setting.model),
+        steps=setting.steps,
+        ranks=RANKS,
+        per_job=setting.per_job,
+        schedule=list(setting.schedule),
+        plain=plain,
+        again=again,
+        none=first,
+        every=every,
+        copy_s=copy_s,
+        write_s=write_s,
+        outcomes=outcomes,
         left_out=[entry.title for entry in entries()[1:] if entry.name not in {one.name for one in chosen}],
-        between=between, turns=held(setting) if any(one.ours for one in found) else {},
-    )  # fmt: skip
+        between=between,
+        turns=held(setting) if any(one.ours for one in found) else {},
+    )
 
 
 def in_turns(out: Path, about: dict[str, object], flags: str, setting: Setting) -> dict[str, Any]:
@@ -211,9 +222,14 @@ def setting_of(options: argparse.Namespace, model: str, work: Path, corpus: Path
     steps = options.steps or round(STEPS[model] * (QUICK_SHARE if options.quick else 1))
     (work / model).mkdir()
     return Setting(
-        model=model, steps=steps, per_job=per_job, schedule=faults(options.seed, steps, per_job), corpus=corpus,
-        work=work / model, rivals=options.rivals,
-    )  # fmt: skip
+        model=model,
+        steps=steps,
+        per_job=per_job,
+        schedule=faults(options.seed, steps, per_job),
+        corpus=corpus,
+        work=work / model,
+        rivals=options.rivals,
+    )
 
 
 def arguments() -> argparse.Namespace:
@@ -261,9 +277,8 @@ def flags_of(options: argparse.Namespace) -> str:
 def chosen_of(options: argparse.Namespace) -> list[Entry]:
     skipped = {f"torchft-{times}" for times in SETS if times not in options.torchft}
     return [
-        entry for entry in entries()[1:]
-        if (entry.name in options.only if options.only else entry.name not in skipped)
-    ]  # fmt: skip
+        entry for entry in entries()[1:] if (entry.name in options.only if options.only else entry.name not in skipped)
+    ]
 
 
 def main() -> None:

@@ -283,18 +283,23 @@ def plain_of(seen: Seen) -> Plain:
     if end is None or seen.reason or not (whole and alike):
         raise ValueError(f"plain PyTorch without faults did not come to one result: {seen.reason or seen.digests}")
     return Plain(
-        jct_s=(end - begin_ns(seen)) / 1e9, step_s=steady_s(seen), cpu_a_step_s=seen.cpu_a_step_s or float("nan"),
-        digest=seen.digests[0], early_digest=seen.early_digests[0],
-    )  # fmt: skip
+        jct_s=(end - begin_ns(seen)) / 1e9,
+        step_s=steady_s(seen),
+        cpu_a_step_s=seen.cpu_a_step_s or float("nan"),
+        digest=seen.digests[0],
+        early_digest=seen.early_digests[0],
+    )
 
 
 def mean_of(first: Plain, again: Plain) -> Plain:
     """Of both undisturbed runs: the machine may have become slower or faster meanwhile."""
     return Plain(
-        jct_s=(first.jct_s + again.jct_s) / 2, step_s=(first.step_s + again.step_s) / 2,
-        cpu_a_step_s=(first.cpu_a_step_s + again.cpu_a_step_s) / 2, digest=first.digest,
+        jct_s=(first.jct_s + again.jct_s) / 2,
+        step_s=(first.step_s + again.step_s) / 2,
+        cpu_a_step_s=(first.cpu_a_step_s + again.cpu_a_step_s) / 2,
+        digest=first.digest,
         early_digest=first.early_digest,
-    )  # fmt: skip
+    )
 
 
 def median_of(values: list[float]) -> float | None:
@@ -324,14 +329,25 @@ def figures(seen: Seen, plain: Plain) -> Figures:
     samples_s = None if samples is None else (samples - begin) / 1e9
     cpu = seen.cpu_a_step_s
     return Figures(
-        jct_s=None if end is None else (end - begin) / 1e9, jct_samples_s=samples_s,
-        ettr=None if samples_s is None else plain.jct_s / samples_s, start_s=(begin - seen.spawned_ns) / 1e9,
-        faults=len(seen.struck) - len(idle), idle_faults=len(idle),
-        lost_steps=repeats + refused, repeated_steps=repeats, refused_steps=refused,
-        once_share=whole[0], skipped_samples_share=whole[1], unplanned_pause_p50_s=median_of(unplanned),
-        unplanned_pause_max_s=max(unplanned, default=None), planned_pause_p50_s=median_of(pauses[What.LEAVE]),
-        hang_pause_s=max(pauses[What.STOP], default=None), whole_again_p50_s=median_of(again), step_s=step,
-        step_time_ratio=step / plain.step_s, cpu_time_ratio=None if cpu is None else cpu / plain.cpu_a_step_s,
+        jct_s=None if end is None else (end - begin) / 1e9,
+        jct_samples_s=samples_s,
+        ettr=None if samples_s is None else plain.jct_s / samples_s,
+        start_s=(begin - seen.spawned_ns) / 1e9,
+        faults=len(seen.struck) - len(idle),
+        idle_faults=len(idle),
+        lost_steps=repeats + refused,
+        repeated_steps=repeats,
+        refused_steps=refused,
+        once_share=whole[0],
+        skipped_samples_share=whole[1],
+        unplanned_pause_p50_s=median_of(unplanned),
+        unplanned_pause_max_s=max(unplanned, default=None),
+        planned_pause_p50_s=median_of(pauses[What.LEAVE]),
+        hang_pause_s=max(pauses[What.STOP], default=None),
+        whole_again_p50_s=median_of(again),
+        step_s=step,
+        step_time_ratio=step / plain.step_s,
+        cpu_time_ratio=None if cpu is None else cpu / plain.cpu_a_step_s,
         bit_equal=bits_equal(seen.digests, seen.ranks, plain.digest),
         bit_equal_early=bits_equal(seen.early_digests, seen.ranks, plain.early_digest),
-    )  # fmt: skip
+    )

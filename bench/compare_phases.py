@@ -37,9 +37,11 @@ def marked(seen: Seen, at: int) -> Phases | None:
         names = [name for name in names if name not in ("started", "imported")]
     for name in names:
         stamps = [
-            mark.at_ns for marks in seen.marks.values() for mark in marks
+            mark.at_ns
+            for marks in seen.marks.values()
+            for mark in marks
             if mark.name == name and fault.at_ns < mark.at_ns < until
-        ]  # fmt: skip
+        ]
         if not stamps:
             return None
         found[OF_MARKS[name]] = max(0, max(stamps) - before) / 1e9

@@ -118,8 +118,13 @@ def draw_jct(run: Run) -> Figure:
         axes.barh(at, found.jct_s, color=colour(one))
         if found.jct_samples_s is not None and found.jct_samples_s > found.jct_s:
             axes.barh(at, found.jct_samples_s - found.jct_s, left=found.jct_s, color=colour(one), alpha=0.4)
-        axes.text(found.jct_samples_s or found.jct_s, at, f" {found.jct_samples_s or found.jct_s:.1f} s", va="center",
-                  fontsize=7)  # fmt: skip
+        axes.text(
+            found.jct_samples_s or found.jct_s,
+            at,
+            f" {found.jct_samples_s or found.jct_s:.1f} s",
+            va="center",
+            fontsize=7,
+        )
     axes.axvline(run.undisturbed_s, color=PLAIN, linewidth=0.8, linestyle="--")
     axes.set_yticks(range(len(titles)), titles, fontsize=7)
     axes.invert_yaxis()

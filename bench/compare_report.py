@@ -91,11 +91,19 @@ def results(run: Run) -> list[str]:
             rows.append([one.title, "not run", *["-"] * 7])
             continue
         lost = f"{found.lost_steps}" + (f" ({found.refused_steps} refused)" if found.refused_steps else "")
-        rows.append([
-            one.title, number(found.jct_s, 1) if found.jct_s else "not finished", number(found.jct_samples_s, 1),
-            percent(found.ettr), str(found.faults), lost, percent(found.once_share, 2),
-            percent(found.skipped_samples_share, 2), equal(found),
-        ])  # fmt: skip
+        rows.append(
+            [
+                one.title,
+                number(found.jct_s, 1) if found.jct_s else "not finished",
+                number(found.jct_samples_s, 1),
+                percent(found.ettr),
+                str(found.faults),
+                lost,
+                percent(found.once_share, 2),
+                percent(found.skipped_samples_share, 2),
+                equal(found),
+            ]
+        )
     return table(head, rows)
 
 
@@ -105,11 +113,19 @@ def recoveries(run: Run) -> list[str]:
     rows = []
     for one in run.outcomes:
         if (found := one.figures) is not None:
-            rows.append([
-                one.title, number(found.unplanned_pause_p50_s), number(found.unplanned_pause_max_s),
-                number(found.planned_pause_p50_s), number(found.hang_pause_s), number(found.whole_again_p50_s),
-                number(found.step_time_ratio, 3), number(found.cpu_time_ratio, 3), number(found.start_s, 1),
-            ])  # fmt: skip
+            rows.append(
+                [
+                    one.title,
+                    number(found.unplanned_pause_p50_s),
+                    number(found.unplanned_pause_max_s),
+                    number(found.planned_pause_p50_s),
+                    number(found.hang_pause_s),
+                    number(found.whole_again_p50_s),
+                    number(found.step_time_ratio, 3),
+                    number(found.cpu_time_ratio, 3),
+                    number(found.start_s, 1),
+                ]
+            )
     return table(head, rows)
 
 
@@ -170,9 +186,10 @@ def losses(run: Run) -> list[str]:
             mine = getattr(figures, name)
             # Who has not done the whole job has lost few steps of it.
             better = [
-                (value, title) for title, one in (done if name == "lost_steps" else others)
+                (value, title)
+                for title, one in (done if name == "lost_steps" else others)
                 if mine is not None and (value := getattr(one, name)) is not None and value * margin < mine
-            ]  # fmt: skip
+            ]
             if better:
                 told = "; ".join(f"{title} {number(value)}" for value, title in sorted(better))
                 lines.append(f"- {words}: {ours_title} {number(mine)} {unit}".rstrip() + f"; {told}")
@@ -260,22 +277,46 @@ def part(run: Run, plots: Sequence[Path]) -> list[str]:
     if run.again is not None:
         second = f"{run.again.jct_s:.1f} s at the end of the bench (drift {percent(run.drift)}); its mean"
     return [
-        f"## Model: {run.model}", "", run.about, "", arithmetic(run.steps, run.per_job, run.plain.step_s), "",
-        f"Faults, each at the step at which the first rank has done so many: {faults}.", "",
+        f"## Model: {run.model}",
+        "",
+        run.about,
+        "",
+        arithmetic(run.steps, run.per_job, run.plain.step_s),
+        "",
+        f"Faults, each at the step at which the first rank has done so many: {faults}.",
+        "",
         f"Plain PyTorch without faults: {run.plain.jct_s:.1f} s first, {second} is what the others are held to. A "
         f"checkpoint stops the step for {1000 * run.write_s:.0f} ms, or {1000 * run.copy_s:.0f} ms if it is written "
-        "beside.", "",
-        *otherwise(run), *results(run), *recoveries(run), "### What torchrelay is held to", "", *bounds(run),
-        "### Where torchrelay loses", "", *losses(run), "### Why this order", "",
+        "beside.",
+        "",
+        *otherwise(run),
+        *results(run),
+        *recoveries(run),
+        "### What torchrelay is held to",
+        "",
+        *bounds(run),
+        "### Where torchrelay loses",
+        "",
+        *losses(run),
+        "### Why this order",
+        "",
         "Seconds beyond the undisturbed time, and where they went. *Stood*: the sum of the pauses. *Longer steps*: the "
         "difference to plain PyTorch before the first fault, for all steps. *Rest*: what these do not explain, such as "
         "processes that start beside the training on the same cores; below zero: not all survivors stood as long as "
-        "the one that stood longest, or steps became shorter. A refused step is in the pauses.", "",
-        *explained(run), "### Phases of recovery", "", "Seconds, median (longest).", "", *of_phases(run),
+        "the one that stood longest, or steps became shorter. A refused step is in the pauses.",
+        "",
+        *explained(run),
+        "### Phases of recovery",
+        "",
+        "Seconds, median (longest).",
+        "",
+        *of_phases(run),
         *(["### Not run, or a try not to its end", "", *failed, ""] if failed else []),
         *(line for plot in plots for line in (f"![{plot.stem}]({plot.name})", "")),
-        "### Settings", "", *settings(run),
-    ]  # fmt: skip
+        "### Settings",
+        "",
+        *settings(run),
+    ]
 
 
 def words_of(runs: Sequence[Run], about: dict[str, object], flags: str, plots: dict[str, list[Path]]) -> str:

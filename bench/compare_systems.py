@@ -165,8 +165,10 @@ class TorchFt(System):
 
     def _over(self) -> bool:
         """Whether some replica has come to the end: those that start now would train alone, from the beginning."""
-        return any(child.poll() == 0 and (self.folder / "digests" / f"rank-{rank}").exists()
-                   for rank, child in self._replicas.items())  # fmt: skip
+        return any(
+            child.poll() == 0 and (self.folder / "digests" / f"rank-{rank}").exists()
+            for rank, child in self._replicas.items()
+        )
 
     def tend(self) -> None:
         for rank, child in self._replicas.items():

@@ -151,11 +151,21 @@ class Trial:
         folder = self._system.folder
         marks = {rank: Tail(folder / "marks" / f"rank-{rank}.jsonl").read(Mark) for rank in range(RANKS)}
         return Seen(
-            ranks=RANKS, steps=self._steps, early=self._early, lines=self._lines, marks=marks, struck=self._struck,
-            missed=len(self._due), spawned_ns=round(spawned * 1e9), reason=reason, ledger=ledger,
+            ranks=RANKS,
+            steps=self._steps,
+            early=self._early,
+            lines=self._lines,
+            marks=marks,
+            struck=self._struck,
+            missed=len(self._due),
+            spawned_ns=round(spawned * 1e9),
+            reason=reason,
+            ledger=ledger,
             wall_ns=time.time_ns() - time.monotonic_ns(),
-            cpu_a_step_s=self._cpu_a_step(), digests=texts(folder / "digests"), early_digests=texts(folder / "early"),
-        )  # fmt: skip
+            cpu_a_step_s=self._cpu_a_step(),
+            digests=texts(folder / "digests"),
+            early_digests=texts(folder / "early"),
+        )
 
 
 def plainly(said: str) -> str:

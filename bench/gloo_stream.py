@@ -58,10 +58,17 @@ class Line:
         if self.recent:
             self.tell(what="rate", t=self.bin, bytes=self.recent)
         self.tell(
-            what="end", complete=True, messages=self.messages, bytes=self.bytes, seconds=seconds,
-            gbps=self.bytes * 8 / max(seconds, 1e-9) / 1e9, wrong_bytes=self.wrong, wrong_messages=self.wrong,
-            longest_gap_ms=self.longest * 1e3, cpu_s=used.ru_utime + used.ru_stime,
-        )  # fmt: skip
+            what="end",
+            complete=True,
+            messages=self.messages,
+            bytes=self.bytes,
+            seconds=seconds,
+            gbps=self.bytes * 8 / max(seconds, 1e-9) / 1e9,
+            wrong_bytes=self.wrong,
+            wrong_messages=self.wrong,
+            longest_gap_ms=self.longest * 1e3,
+            cpu_s=used.ru_utime + used.ru_stime,
+        )
 
 
 def text(size: int) -> torch.Tensor:

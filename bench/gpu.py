@@ -217,8 +217,15 @@ def row_of(cell: Cell, outcome: Outcome, calm: Outcome, log: Path) -> dict[str, 
         print(outcome.output, file=sys.stderr, flush=True)
     with log.open("a") as out:
         print(f"==== {told}\n{outcome.output}", file=out)
-    return {"layout": cell.layout, "fault": cell.name, "equal": equal, "code": outcome.code, "faults": outcome.happened,
-            "points": len(calm.digests), "pauses_s": [round(pause, 4) for pause in outcome.pauses]}  # fmt: skip
+    return {
+        "layout": cell.layout,
+        "fault": cell.name,
+        "equal": equal,
+        "code": outcome.code,
+        "faults": outcome.happened,
+        "points": len(calm.digests),
+        "pauses_s": [round(pause, 4) for pause in outcome.pauses],
+    }
 
 
 def measure(work: Path, layouts: Sequence[str], log: Path) -> tuple[list[dict[str, object]], Mapping[str, Outcome]]:

@@ -153,8 +153,7 @@ def try_both(trials: Trials) -> None:
 
 def sum_up_rates(trials: Trials) -> None:
     names = {one.trial for one in trials.outcomes}
-    for name in ("fault_free", "one_path", "unshaped", "unshaped_two_paths", "unshaped_checked",
-                 "unshaped_plain"):  # fmt: skip
+    for name in ("fault_free", "one_path", "unshaped", "unshaped_two_paths", "unshaped_checked", "unshaped_plain"):
         for kind in (OURS, "plain", *RIVALS):
             if name in names and (rates := [one.before_gbps for one in trials.of(name, kind=kind) if not one.error]):
                 same = kind == OURS or name == "unshaped_plain"
@@ -234,8 +233,13 @@ def main() -> None:
     sum_up_rates(trials)
     sum_up_faults(trials)
     algorithm = Path("/proc/sys/net/ipv4/tcp_congestion_control").read_text().strip()
-    finish("netpath", trials.figures, missed=missed(trials.figures), congestion=algorithm,
-           trials=[asdict(one) for one in trials.outcomes])  # fmt: skip
+    finish(
+        "netpath",
+        trials.figures,
+        missed=missed(trials.figures),
+        congestion=algorithm,
+        trials=[asdict(one) for one in trials.outcomes],
+    )
     sys.exit(1 if trials.figures.get("wrong_bytes") or trials.figures.get("errors") else 0)
 
 

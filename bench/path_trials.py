@@ -55,9 +55,14 @@ class Bench:
         return Stream(wires, self.program, self.folder, "mptcp" if kind.startswith("mptcp") else kind, **more)
 
     def trial(
-        self, name: str, kind: str, disturb: Callable[[Wires, Stream, Outcome], None], *, switched: bool = False,
+        self,
+        name: str,
+        kind: str,
+        disturb: Callable[[Wires, Stream, Outcome], None],
+        *,
+        switched: bool = False,
         env: dict[str, str] | None = None,
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """A stream, undisturbed for a while, then what `disturb` does to it, then its end."""
         outcome = Outcome(name, kind)
         with Wires(rate=RATE, switched=switched) as wires, self.stream(wires, kind, env=env) as stream:
@@ -138,9 +143,14 @@ class Bench:
         return self.trial(name, kind, disturb)
 
     def undisturbed(
-        self, name: str, kind: str, seconds: float, rate: str | None = RATE, flags: tuple[str, ...] = (),
+        self,
+        name: str,
+        kind: str,
+        seconds: float,
+        rate: str | None = RATE,
+        flags: tuple[str, ...] = (),
         paths: tuple[int, ...] = (1, 2),
-    ) -> Outcome:  # fmt: skip
+    ) -> Outcome:
         """Nothing happens; the rate is that of `seconds`, after some time to begin."""
         outcome = Outcome(name, kind)
         with Wires(rate=rate) as wires, self.stream(wires, kind, flags=flags, paths=paths) as stream:

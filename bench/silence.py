@@ -188,18 +188,23 @@ def main() -> None:
             progress(f"cut {number + 1} of {options.cuts}: lost after {found[-1][0]:.2f} s, limit {found[-1][1]:g} s")
         times = [took for took, _ in found]
         figures |= {
-            "cuts": len(times), "detection_s": median(times), "detection_max_s": max(times),
+            "cuts": len(times),
+            "detection_s": median(times),
+            "detection_max_s": max(times),
             "limit_s": max(limit for _, limit in found),
-        }  # fmt: skip
+        }
         more["detections_s"] = [round(took, 3) for took in times]
     wrong = 0
     if options.minutes:
         watch = endure(options.minutes)
         wrong = len(watch.incidents) + watch.lost
         figures |= {
-            "false_alarms": wrong, "minutes": options.minutes, "steps": watch.steps, "gap_s": watch.gap_ms / 1000,
+            "false_alarms": wrong,
+            "minutes": options.minutes,
+            "steps": watch.steps,
+            "gap_s": watch.gap_ms / 1000,
             "loaded_limit_s": watch.limit_ms / 1000,
-        }  # fmt: skip
+        }
         more["incidents"] = json.loads(json.dumps(watch.incidents, default=str))
     finish("silence", figures, **more)
     sys.exit(1 if wrong else 0)

@@ -72,12 +72,20 @@ class FakeAgent:
     def beat(self, step: int) -> Beat:
         samples = tuple(
             Sample(
-                worker=WorkerId(worker), rank=rank, generation=Generation(1), point=Point(step),
-                phase=WorkerPhase.COMPUTING, phase_ms=3, step_ms=12.5, collectives=step, beat_ms=1, process="R",
+                worker=WorkerId(worker),
+                rank=rank,
+                generation=Generation(1),
+                point=Point(step),
+                phase=WorkerPhase.COMPUTING,
+                phase_ms=3,
+                step_ms=12.5,
+                collectives=step,
+                beat_ms=1,
+                process="R",
                 cpu_ms=100,
             )
             for worker, rank in self.workers.items()
-        )  # fmt: skip
+        )
         return Beat(node=self.node, incarnation=self.incarnation, samples=samples)
 
 

@@ -59,7 +59,7 @@ class Side:
 
     def __init__(
         self, entry: Entry, name: str, work: Path, order: dict[str, object], schedule: Faults, plan: Sequence[int]
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.name, self.title = name, entry.title
         self.system: System = entry.make(Job(folder=work / name, order=order, losses=0), here())
         self.trial = Trial(self.system, schedule, LIMIT_S, lambda text: progress(f"{name}: {text}"))
@@ -148,9 +148,7 @@ def run(work: Path, corpus: Path, model: str, schedule: Faults, plan: Sequence[i
             side.until(1)
         take_turns(sides, plan)
         cores = os.cpu_count() or 1
-        return [
-            job_of(side.name, side.title, side.finish(), side.begins(), plan, side.spent, cores) for side in sides
-        ]  # fmt: skip
+        return [job_of(side.name, side.title, side.finish(), side.begins(), plan, side.spent, cores) for side in sides]
     finally:
         for side in sides:
             side.end()
@@ -158,7 +156,7 @@ def run(work: Path, corpus: Path, model: str, schedule: Faults, plan: Sequence[i
 
 def measure(
     work: Path, out: Path, corpus: Path, model: str, schedule: Faults, steps: int, about: dict[str, object], flags: str
-) -> dict[str, object]:  # fmt: skip
+) -> dict[str, object]:
     """The flat figures; the report goes to `out`. Raises ValueError if a job did not come to its end."""
     plan = turns(schedule, steps)
     out.mkdir(parents=True, exist_ok=True)
@@ -192,9 +190,15 @@ def main() -> None:
     flags = f"--model {options.model} --seed {options.seed} --steps {options.steps}"
     try:
         figures = measure(
-            work, options.out, write_corpus(work / "corpus"), options.model, faults(options.seed, options.steps),
-            options.steps, machine(), flags,
-        )  # fmt: skip
+            work,
+            options.out,
+            write_corpus(work / "corpus"),
+            options.model,
+            faults(options.seed, options.steps),
+            options.steps,
+            machine(),
+            flags,
+        )
         finish("turns", figures, seed=options.seed, per_job=PER_JOB, report=str(options.out / "README.md"))
     except ValueError as error:
         raise SystemExit(f"turns: {error}") from error

@@ -61,7 +61,7 @@ class Job(Struct, frozen=True, kw_only=True):
 
 def job_of(
     name: str, title: str, seen: Seen, begins: Sequence[Turn], plan: Sequence[int], spent: Sequence[Spent], cores: int
-) -> Job:  # fmt: skip
+) -> Job:
     """A job by a clock of its own, which stands while others have their turns.
 
     A turn lasts from the begin of the last rank to the last step of the last rank. Raises ValueError if a rank is
@@ -80,13 +80,15 @@ def job_of(
     others = [
         {other: used / (turn.took_s * cores) for other, used in turn.cpu_s.items() if other != name} for turn in spent
     ]
-    took = [
-        (end - begin) / 1e9 * (1 - sum(used.values())) for (begin, end), used in zip(spans, others, strict=True)
-    ]  # fmt: skip
+    took = [(end - begin) / 1e9 * (1 - sum(used.values())) for (begin, end), used in zip(spans, others, strict=True)]
     return Job(
-        name=name, title=title, seen=replace(seen, lines=lines, struck=struck), took=took,
-        cpu=[turn.cpu_s[name] for turn in spent], others=others,
-    )  # fmt: skip
+        name=name,
+        title=title,
+        seen=replace(seen, lines=lines, struck=struck),
+        took=took,
+        cpu=[turn.cpu_s[name] for turn in spent],
+        others=others,
+    )
 
 
 def own_ns(at_ns: int, spans: Sequence[tuple[int, int]]) -> int:
@@ -112,9 +114,10 @@ def waiting_of(jobs: Sequence[Job], name: str) -> float:
 def calm(job: Job, plan: Sequence[int]) -> list[int]:
     """The turns in which it met no fault."""
     return [
-        at for at, (first, last) in enumerate(pairwise(plan))
+        at
+        for at, (first, last) in enumerate(pairwise(plan))
         if not any(first <= fault.step < last for fault in job.seen.struck)
-    ]  # fmt: skip
+    ]
 
 
 def over_bound(took: Sequence[float], plain: Sequence[float], count: int) -> float:

@@ -27,12 +27,19 @@ def row_of(job: Job, figures: dict[str, Any]) -> list[str]:
         return figures[f"{job.name.replace('-', '_')}_{name}"]
 
     return [
-        job.title, number(of("jct_s"), 1), verdict(of("over_bound")),
+        job.title,
+        number(of("jct_s"), 1),
+        verdict(of("over_bound")),
         f"{of('over_bound_low'):.3f} to {of('over_bound_high'):.3f}",
-        f"{number(of('step_ratio'), 3)} ({number(of('step_ratio_bound'), 3)})", number(of("step_longer_ms"), 2),
-        number(of("cpu_ratio"), 3), number(of("stood_s"), 1),
-        str(of("faults")), str(of("lost_steps")), percent(of("once_share"), 2), number(of("bit_equal")),
-    ]  # fmt: skip
+        f"{number(of('step_ratio'), 3)} ({number(of('step_ratio_bound'), 3)})",
+        number(of("step_longer_ms"), 2),
+        number(of("cpu_ratio"), 3),
+        number(of("stood_s"), 1),
+        str(of("faults")),
+        str(of("lost_steps")),
+        percent(of("once_share"), 2),
+        number(of("bit_equal")),
+    ]
 
 
 def waiting(job: Job, figures: dict[str, Any]) -> float:
@@ -47,9 +54,14 @@ def pauses(job: Job) -> str:
 
 
 def words_of(
-    jobs: Sequence[Job], plan: Sequence[int], schedule: Sequence[Fault], figures: dict[str, Any],
-    about: dict[str, object], flags: str, model: str,
-) -> str:  # fmt: skip
+    jobs: Sequence[Job],
+    plan: Sequence[int],
+    schedule: Sequence[Fault],
+    figures: dict[str, Any],
+    about: dict[str, object],
+    flags: str,
+    model: str,
+) -> str:
     """The whole report."""
     head = ["system", "JCT (s)", f"over the bound (limit {LIMIT})", "95 % interval", "a step, over plain (bound)",
             "longer by (ms)", "its CPU time", "stood (s)", "faults", "steps lost", "samples once",
@@ -93,8 +105,14 @@ def draw(path: Path, jobs: Sequence[Job], plan: Sequence[int]) -> None:
         if job is jobs[-1]:
             for fault in job.seen.struck:
                 axes.axvline(fault.step, color="#b2182b", linewidth=0.6)
-                axes.text(fault.step, 0.02, f" {fault.what}", fontsize=6, color="#b2182b",
-                          transform=axes.get_xaxis_transform())  # fmt: skip
+                axes.text(
+                    fault.step,
+                    0.02,
+                    f" {fault.what}",
+                    fontsize=6,
+                    color="#b2182b",
+                    transform=axes.get_xaxis_transform(),
+                )
             met = [sum(fault.step < step for fault in job.seen.struck) for step in plan]
             passed = [0.0, *accumulate(plain)]
             allowed = [LIMIT * (s + SECOND_A_FAULT * n) - s for s, n in zip(passed, met, strict=True)]
@@ -106,9 +124,15 @@ def draw(path: Path, jobs: Sequence[Job], plan: Sequence[int]) -> None:
 
 
 def write(
-    out: Path, jobs: Sequence[Job], plan: Sequence[int], schedule: Sequence[Fault], figures: dict[str, Any],
-    about: dict[str, object], flags: str, model: str,
-) -> None:  # fmt: skip
+    out: Path,
+    jobs: Sequence[Job],
+    plan: Sequence[int],
+    schedule: Sequence[Fault],
+    figures: dict[str, Any],
+    about: dict[str, object],
+    flags: str,
+    model: str,
+) -> None:
     """Write all of it into a folder."""
     whole = {
         "machine": about, "flags": flags, "plan": list(plan), "schedule": list(schedule), "figures": figures,

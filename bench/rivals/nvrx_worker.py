@@ -98,8 +98,9 @@ def main() -> None:
     times = {name: seconds(value) for name, value in TUNED.items()} if order.tuned else {}
     wrapper = inprocess.Wrapper(
         store_kwargs={"port": int(os.environ["TASK_PORT"]), "timeout": seconds(120)},
-        rank_assignment=inprocess.rank_assignment.Tree([everybody]), **times,
-    )  # fmt: skip
+        rank_assignment=inprocess.rank_assignment.Tree([everybody]),
+        **times,
+    )
     wrapper(train)(order, task, Process())
     os._exit(0)
 

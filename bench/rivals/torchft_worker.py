@@ -34,10 +34,21 @@ def manager_of(order: Order, rank: int, task: Task) -> Any:
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     limit, patience = datetime.timedelta(seconds=order.timeout_s), datetime.timedelta(seconds=60)
     return Manager(
-        pg=ProcessGroupGloo(timeout=limit), timeout=limit, quorum_timeout=patience, connect_timeout=patience,
-        min_replica_size=1, init_sync=False, load_state_dict=task.load, state_dict=task.state, replica_id=f"r{rank}",
-        hostname="localhost", rank=0, world_size=1, store_addr="127.0.0.1", store_port=store.port,
-    )  # fmt: skip
+        pg=ProcessGroupGloo(timeout=limit),
+        timeout=limit,
+        quorum_timeout=patience,
+        connect_timeout=patience,
+        min_replica_size=1,
+        init_sync=False,
+        load_state_dict=task.load,
+        state_dict=task.state,
+        replica_id=f"r{rank}",
+        hostname="localhost",
+        rank=0,
+        world_size=1,
+        store_addr="127.0.0.1",
+        store_port=store.port,
+    )
 
 
 def main() -> None:
@@ -61,9 +72,12 @@ def main() -> None:
         optimizer.step()
         after = manager.current_step()
         log.step(
-            after, number if mine and after == before + 1 else NOT_MINE, manager.num_participants(), task,
+            after,
+            number if mine and after == before + 1 else NOT_MINE,
+            manager.num_participants(),
+            task,
             committed=after > before,
-        )  # fmt: skip
+        )
     manager.shutdown()
     os._exit(0)
 

@@ -189,9 +189,17 @@ def demonstrate(args: argparse.Namespace, console: Console) -> int:
     failed = shortfalls(comparison, incidents, rough.story, (calm_code, rough_code))
     step_s, seconds = step_seconds(before), time.monotonic() - begin
     write(
-        args.out / "demo-report.json", comparison, incidents, failed=failed, seconds=round(seconds, 1),
-        step_s=round(step_s, 4), ranks=RANKS, spares=SPARES, steps=args.epochs * args.epoch_steps, runs=str(folder),
-    )  # fmt: skip
+        args.out / "demo-report.json",
+        comparison,
+        incidents,
+        failed=failed,
+        seconds=round(seconds, 1),
+        step_s=round(step_s, 4),
+        ranks=RANKS,
+        spares=SPARES,
+        steps=args.epochs * args.epoch_steps,
+        runs=str(folder),
+    )
     draw(args.out / "demo-report.png", before, after, incidents, comparison.bit_equal)
     for table in tables_of(incidents):
         console.print(table)

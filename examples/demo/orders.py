@@ -44,8 +44,11 @@ def carry_out(act: Strike, facts: Facts, run_dir: Path) -> str:
     words = words_of(act, facts, run_dir)
     done = subprocess.run(
         [*torchrelay(words[0]), *words[1:], "--yes", "--run-dir", str(run_dir)],
-        capture_output=True, text=True, timeout=ORDER_S, stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=ORDER_S,
+        stdin=subprocess.DEVNULL,
+    )
     told = "torchrelay " + " ".join(words)
     if done.returncode != 0:
         raise OrderRefused(f"{told} ended with {done.returncode}: {done.stdout}{done.stderr}")

@@ -118,9 +118,14 @@ def net(width: int = 8) -> nn.Module:
 
 
 def train(
-    run: Any, step: Callable[[Any], Any], loader: Any, *, epochs: int, rank: int,
+    run: Any,
+    step: Callable[[Any], Any],
+    loader: Any,
+    *,
+    epochs: int,
+    rank: int,
     before: Callable[[int], None] | None = None,
-) -> None:  # fmt: skip
+) -> None:
     """The usual loops: a line per step, and a place `after` at which a rank can be struck."""
     for epoch in run.epochs(epochs):
         if before is not None:

@@ -303,11 +303,29 @@ def test_an_agent_tied_to_its_parent_ends_with_it(tmp_path: Path) -> None:
             # Between us and the agent stands a process that we can end.
             code = "import subprocess, sys; print(subprocess.Popen(sys.argv[1:]).pid, flush=True); input()"
             parent = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", code, sys.executable, "-m", "torchrelay.agent", "--node", NODE, "--slots", "1",
-                "--url", f"http://127.0.0.1:{stage.conductor.port}", "--token-file", str(stage.run_dir / "token"),
-                "--run-dir", str(stage.run_dir), "--folder", str(stage.sockets), "--tied",
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.DEVNULL,
-            )  # fmt: skip
+                sys.executable,
+                "-c",
+                code,
+                sys.executable,
+                "-m",
+                "torchrelay.agent",
+                "--node",
+                NODE,
+                "--slots",
+                "1",
+                "--url",
+                f"http://127.0.0.1:{stage.conductor.port}",
+                "--token-file",
+                str(stage.run_dir / "token"),
+                "--run-dir",
+                str(stage.run_dir),
+                "--folder",
+                str(stage.sockets),
+                "--tied",
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.DEVNULL,
+            )
             assert parent.stdout is not None
             agent = int(await parent.stdout.readline())
             await stage.attached(times=2)

@@ -51,9 +51,14 @@ class BuddyStage(Stage):
         before = len(self.of(RecordKept))
         generation = self.job.generation
         order = Recall(
-            node=NODE, worker=actor.worker, job=JOB, generation=generation, rank=Rank(rank), ward=Rank(ward),
+            node=NODE,
+            worker=actor.worker,
+            job=JOB,
+            generation=generation,
+            rank=Rank(rank),
+            ward=Rank(ward),
             point=point,
-        )  # fmt: skip
+        )
         self._tell(actor, encode(order))
         self.until(lambda: len(self.of(RecordKept)) > before, "an answer")
         answer = self.of(RecordKept)[-1]

@@ -32,9 +32,12 @@ def test_after_a_restart_from_the_checkpoint_it_is_loaded_again(tmp_path: Path) 
     calm = run_calm(tmp_path / "calm", SCRIPT, mode="skip-once")
     # The second kill leaves no spare state to go on from: both ranks at once.
     ran = run_case(
-        tmp_path / "ran", SCRIPT, mode="skip-once", strike="after:13:0,after:13:1",
+        tmp_path / "ran",
+        SCRIPT,
+        mode="skip-once",
+        strike="after:13:0,after:13:1",
         flags=("--nproc-per-node", "2", "--max-restarts", "1"),
-    )  # fmt: skip
+    )
     assert ran.code == 0, ran.output
     assert "fell back" in ran.resolutions, ran.resolutions
     ends = {key: value for key, value in ran.lines.items() if key[1] == "end"}

@@ -55,9 +55,15 @@ def editing(*files: Path, then: Callable[[Case], None] | None = None) -> Callabl
 
 
 def edited(
-    tmp_path: Path, calm: Ran, *names: str, flags: tuple[str, ...] = COLD, mode: str = "",
-    script: list[str] | None = None, then: Callable[[Case], None] | None = None, strike: str = "grad:30:1",
-) -> Verdict:  # fmt: skip
+    tmp_path: Path,
+    calm: Ran,
+    *names: str,
+    flags: tuple[str, ...] = COLD,
+    mode: str = "",
+    script: list[str] | None = None,
+    then: Callable[[Case], None] | None = None,
+    strike: str = "grad:30:1",
+) -> Verdict:
     project = project_in(tmp_path)
     files = [project / name for name in names]
     words = script or [str(project / "train.py")]
@@ -113,9 +119,7 @@ def test_a_link_that_leads_to_another_version(tmp_path: Path, calm: Ran) -> None
         case.until_step(20)
         (tmp_path / "next").rename(current)
 
-    verdict = disturbed(
-        tmp_path, [str(current / "train.py")], strike="grad:30:1", drive=deploy, flags=COLD, calm=calm
-    )  # fmt: skip
+    verdict = disturbed(tmp_path, [str(current / "train.py")], strike="grad:30:1", drive=deploy, flags=COLD, calm=calm)
     assert (current / "train.py").read_text() != (tmp_path / "project" / "train.py").read_text()
     assert verdict.fate is Fate.EQUAL, verdict
 
@@ -126,8 +130,12 @@ def test_code_that_could_not_be_kept_is_refused(tmp_path: Path, calm: Ran) -> No
 
     project = project_in(tmp_path)
     verdict = disturbed(
-        tmp_path, [str(project / "train.py")], strike="grad:30:1", flags=COLD, calm=calm,
+        tmp_path,
+        [str(project / "train.py")],
+        strike="grad:30:1",
+        flags=COLD,
+        calm=calm,
         drive=editing(project / "factors.py", then=lose),
-    )  # fmt: skip
+    )
     assert verdict.fate is Fate.REFUSED, verdict
     assert "factors.py: the rank's last holder ran other code" in verdict.ran.output, verdict

@@ -38,11 +38,20 @@ def facts(*rows: RankStatus, warm: int = 0, starting: int = 0, step_ms: float = 
     """A job of two ranks on two nodes, if nothing else is said."""
     ranks = rows or (row(0, A), row(1, B))
     job = JobStatus(
-        job=JOB, phase="running", why="", generation=Generation(1), world_size=2, step=5, step_ms=step_ms,
+        job=JOB,
+        phase="running",
+        why="",
+        generation=Generation(1),
+        world_size=2,
+        step=5,
+        step_ms=step_ms,
         spares=SpareTally(wanted=1, warm=warm, starting=starting),
-        incidents=IncidentTally(total=0, eligible=0, clean=0, open=0), restarts=0, joined=True, waiting_s=None,
+        incidents=IncidentTally(total=0, eligible=0, clean=0, open=0),
+        restarts=0,
+        joined=True,
+        waiting_s=None,
         outcome=None,
-    )  # fmt: skip
+    )
     return Facts(job, Ranks(job=JOB, generation=Generation(1), phase="running", ranks=tuple(ranks)))
 
 

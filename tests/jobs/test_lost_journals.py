@@ -130,9 +130,7 @@ def test_a_rank_that_is_lost_meanwhile_is_said_and_replaced_when_the_journal_is_
         wait_until("word of the loss", lambda: said in (tmp_path / "run.out").read_text(), deadline_s=60)
         for path in away.iterdir():
             path.replace(run_dir / path.name)
-        wait_until(
-            "the orchestrator", lambda: "is there again" in (tmp_path / "run.out").read_text(), deadline_s=60
-        )  # fmt: skip
+        wait_until("the orchestrator", lambda: "is there again" in (tmp_path / "run.out").read_text(), deadline_s=60)
 
     done = bereaved(tmp_path, move_away, and_then=lose_a_rank_and_put_it_back)
     assert done.code == 0, done.output

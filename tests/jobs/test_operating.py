@@ -251,12 +251,16 @@ class TestAudit:
                     assert answer.status == 202
             calls = await desk.ask("audit")
             assert [(one["call"], one["what"]) for one in calls] == [
-                ("drain", "node-1: new disks"), ("undrain", "node-1"), ("cancel", "job: enough"),
-            ]  # fmt: skip
+                ("drain", "node-1: new disks"),
+                ("undrain", "node-1"),
+                ("cancel", "job: enough"),
+            ]
             assert calls[-1]["who"] == "eve@office"
             assert [type(desk.journalled()[one["seq"] - 1]).__name__ for one in calls] == [
-                "TaintSet", "TaintCleared", "JobCancelled",
-            ]  # fmt: skip
+                "TaintSet",
+                "TaintCleared",
+                "JobCancelled",
+            ]
             table = (await desk.say("audit")).out
             # The same from the journal alone.
             write_endpoint(desk.run_dir, Endpoint(url="http://127.0.0.1:9", pid=1))

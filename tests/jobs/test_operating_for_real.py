@@ -109,9 +109,15 @@ def test_drained_restarted_and_back_again_it_trains_to_its_end(run: RealRun) -> 
     assert run.process.returncode == 0, told
     found = run.torchrelay("report")
     assert [(line["kind"], line["move"], line["resolution"]) for line in found["lines"]] == [
-        ("planned", "M-1", "clean"), ("planned", "M-2", "clean"),
-    ]  # fmt: skip
+        ("planned", "M-1", "clean"),
+        ("planned", "M-2", "clean"),
+    ]
     assert all(0 < line["pause_ms"] == sum(line["phases"].values()) for line in found["lines"])
     assert [call["call"] for call in run.torchrelay("audit")] == [
-        "submit", "drain", "restart-services", "undrain", "migrate", "shutdown",
-    ]  # fmt: skip
+        "submit",
+        "drain",
+        "restart-services",
+        "undrain",
+        "migrate",
+        "shutdown",
+    ]

@@ -33,8 +33,11 @@ def test_a_killed_rank_shares_a_slot_until_its_own_is_back(tmp_path: Path, layou
     job.say("untaint", "node-1/1", "cordon")
     job.until(0)
     assert sorted((row.node, row.slot) for row in job.ranks().values()) == [
-        ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1)
-    ]  # fmt: skip
+        ("node-0", 0),
+        ("node-0", 1),
+        ("node-1", 0),
+        ("node-1", 1),
+    ]
     done = end_job(job.process, job.run_dir, timeout_s=240)
     assert done.code == 0, done.output[-3000:]
     assert differences(done, job.calm) == []

@@ -62,9 +62,12 @@ def test_a_run_of_an_ordinary_user_survives_a_set_uid_child_and_ends_with_0(tmp_
     words = ["run", "--nproc-per-node", "2", "--spares", "1", "--run-dir", str(home / "run"), str(SCRIPT)]
     done = subprocess.run(
         [*AS_NOBODY, *READING, sys.executable, "-P", "-m", "torchrelay.cli.main", *words, str(program), str(mark)],
-        cwd=home, env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True,
+        cwd=home,
+        env={**os.environ, "HOME": str(home), "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
         timeout=150,
-    )  # fmt: skip
+    )
     said = done.stdout + done.stderr
     if mark.exists() and mark.read_text().endswith("refused"):
         pytest.skip("set-uid programs have no effect here")

@@ -121,9 +121,21 @@ def hear_facts() -> None:
     )
 
     for module in (
-        test_boundary, test_migration, test_taints, test_facts, test_details, test_budgets, test_two_jobs,
-        test_moves_and_faults, test_give_back, test_dating, test_requests, test_comparing, test_rollback, test_sharing,
-    ):  # fmt: skip
+        test_boundary,
+        test_migration,
+        test_taints,
+        test_facts,
+        test_details,
+        test_budgets,
+        test_two_jobs,
+        test_moves_and_faults,
+        test_give_back,
+        test_dating,
+        test_requests,
+        test_comparing,
+        test_rollback,
+        test_sharing,
+    ):
         run_tests_of(module)
 
 
@@ -178,9 +190,13 @@ def vary_sequences() -> None:
     from tests.support.properties import MOVES, check
 
     profile = settings(
-        max_examples=150, deadline=None, database=None, derandomize=True, phases=[Phase.generate],
+        max_examples=150,
+        deadline=None,
+        database=None,
+        derandomize=True,
+        phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
-    )  # fmt: skip
+    )
     profile(given(MOVES)(check))()
 
 

@@ -15,8 +15,9 @@ def test_who_never_committed_a_step_does_not_spoil_the_plots(tmp_path: Path) -> 
     plots = pytest.importorskip("compare_plots")
     world = World()
     world.train(0, 1)
-    world.lines = {rank: [msgspec.structs.replace(row, committed=0) for row in rows]
-                   for rank, rows in world.lines.items()}  # fmt: skip
+    world.lines = {
+        rank: [msgspec.structs.replace(row, committed=0) for row in rows] for rank, rows in world.lines.items()
+    }
     one, other = outcome_of("torchft-c", world), outcome_of("restart-naive", restarted())
     names = [path.name for path in plots.draw(run_of(one, other), tmp_path)]
     assert names == ["gpt-jct.png", "gpt-progress.png", "gpt-goodput.png", "gpt-phases.png"]

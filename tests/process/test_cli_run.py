@@ -211,11 +211,20 @@ class TestVoice:
 
     def test_the_last_line_says_how_it_ended_and_where_the_ledger_is(self) -> None:
         job = JobStatus(
-            job=JobId("train"), phase="ended", why="", generation=Generation(3), world_size=4, step=120, step_ms=None,
+            job=JobId("train"),
+            phase="ended",
+            why="",
+            generation=Generation(3),
+            world_size=4,
+            step=120,
+            step_ms=None,
             spares=SpareTally(wanted=1, warm=0, starting=0),
-            incidents=IncidentTally(total=2, eligible=2, clean=2, open=0), restarts=0, joined=True, waiting_s=None,
+            incidents=IncidentTally(total=2, eligible=2, clean=2, open=0),
+            restarts=0,
+            joined=True,
+            waiting_s=None,
             outcome=OutcomeView(code=0, reason="the script ended with 0 on every rank"),
-        )  # fmt: skip
+        )
         told = "train ended with 0 after 120 steps; 2 incidents, 2 resolved clean; ledger: torchrelay report --run-dir"
         assert summary(job, "runs/train") == f"{told} runs/train"
 
@@ -238,17 +247,25 @@ class TestNames:
         monkeypatch.setattr("torchrelay.cli.launch.run.datetime", Stopped)
         found = [plan(["train.py"]) for _ in range(3)]
         assert [made.spec.job for made in found] == [
-            "train-20260102-030405", "train-20260102-030405-2", "train-20260102-030405-3",
-        ]  # fmt: skip
+            "train-20260102-030405",
+            "train-20260102-030405-2",
+            "train-20260102-030405-3",
+        ]
         assert [made.run_dir.name for made in found] == [made.spec.job for made in found]
 
     @pytest.mark.parametrize("words", [["--job", "mine"], ["--run-dir", "here"]])
     def test_a_folder_in_which_a_run_starts_is_not_taken_by_another(self, words: list[str]) -> None:
         first = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from torchrelay.cli.launch.run import plan; "
-             f"plan({[*words, 'train.py']});"
-             "print('taken', flush=True); sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-c",
+                "import sys; from torchrelay.cli.launch.run import plan; "
+                f"plan({[*words, 'train.py']});"
+                "print('taken', flush=True); sys.stdin.read()",
+            ],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
         assert first.stdout is not None
         assert first.stdout.readline() == b"taken\n"
         with pytest.raises(NotPossible, match="in use by a run that starts") as caught:

@@ -77,18 +77,25 @@ class NowAndThen:
 def explore_the_way_to_the_boundary() -> int:
     """From the halt to the boundary, with all that can call it off; recoveries that follow are looked at once only."""
     return explore(
-        small.beginning_of_a_halt(), last_generation=2, limit=5_000,
-        quiet=NowAndThen(check_move_quiet, 20), alphabet=small.happenings_of_a_move, phases=MOVING,
-    )  # fmt: skip
+        small.beginning_of_a_halt(),
+        last_generation=2,
+        limit=5_000,
+        quiet=NowAndThen(check_move_quiet, 20),
+        alphabet=small.happenings_of_a_move,
+        phases=MOVING,
+    )
 
 
 def explore_a_cutover() -> int:
     """From the boundary to training on, in the new roster."""
     return explore(
-        small.beginning_of_a_cutover(spares=1), last_generation=3, limit=5_000,
-        quiet=NowAndThen(check_move_quiet, 20), alphabet=small.happenings_of_a_move,
+        small.beginning_of_a_cutover(spares=1),
+        last_generation=3,
+        limit=5_000,
+        quiet=NowAndThen(check_move_quiet, 20),
+        alphabet=small.happenings_of_a_move,
         phases=(HALTING, RECONFIGURING, RESUMING),
-    )  # fmt: skip
+    )
 
 
 def test_one_move_up_to_the_boundary_in_every_order_of_things() -> None:

@@ -40,8 +40,9 @@ def test_the_core_decides_the_same_on_the_cut_out_as_on_the_whole_job(
 
 def test_to_oversubscribe_changes_the_forecast() -> None:
     """No spare is left: to wait, or to go on at half speed in a slot that another rank uses."""
-    waits, shares = (forecast(job(spares=0, faults=OFTEN, hours=400.0, policy={"ranks_per_slot": ranks}), 3)
-                     for ranks in (1, 2))  # fmt: skip
+    waits, shares = (
+        forecast(job(spares=0, faults=OFTEN, hours=400.0, policy={"ranks_per_slot": ranks}), 3) for ranks in (1, 2)
+    )
     assert shares.means["ettr"].mean > waits.means["ettr"].mean + 0.01
     assert waits.means["ended"].mean > 0 == shares.means["ended"].mean
     assert shares.buckets["custom"].mean > 0 == waits.buckets["custom"].mean

@@ -31,17 +31,39 @@ from torchrelay.forecast.results import forecast, simulate
     share=1, short=Short.WAIT, snapshots=30, failover=True, retry=0.0,
 )  # fmt: skip
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
-def test_all_time_goes_somewhere(seed: int, strategy: Strategy, spares: int, floating: int, layout: str,
-                                 counting: Counting, calm: bool, share: int, short: Short, snapshots: int,
-                                 failover: bool, retry: float) -> None:  # fmt: skip
+def test_all_time_goes_somewhere(
+    seed: int,
+    strategy: Strategy,
+    spares: int,
+    floating: int,
+    layout: str,
+    counting: Counting,
+    calm: bool,
+    share: int,
+    short: Short,
+    snapshots: int,
+    failover: bool,
+    retry: float,
+) -> None:
     got = simulate(
         Settings(
-            gpus=64, hours=150, strategy=strategy, spares=spares, floating=floating, layout=layout_of(layout, 64),
-            counting=counting, during_recovery=not calm, faults=WILD, policy={"ranks_per_slot": share}, short=short,
-            snapshot_steps=snapshots, failover=failover, costs=Costs(retry=retry, spread=0.5),
+            gpus=64,
+            hours=150,
+            strategy=strategy,
+            spares=spares,
+            floating=floating,
+            layout=layout_of(layout, 64),
+            counting=counting,
+            during_recovery=not calm,
+            faults=WILD,
+            policy={"ranks_per_slot": share},
+            short=short,
+            snapshot_steps=snapshots,
+            failover=failover,
+            costs=Costs(retry=retry, spread=0.5),
         ),
         seed,
-    )  # fmt: skip
+    )
     assert got.productive_h + sum(got.bad_h.values()) == pytest.approx(got.wall_h, abs=1e-6)
     assert got.wall_h == pytest.approx(150, abs=1e-6)
     assert all(hours >= -1e-9 for hours in (got.productive_h, *got.bad_h.values()))
@@ -78,13 +100,31 @@ def test_restart_and_given_coverage_are_as_renewal_theory_says(gpus: int, rate: 
 def test_recoveries_that_are_struck_are_as_renewal_theory_says(given: dict[str, float]) -> None:
     """Faults in wall time, half an hour apart: they strike bring-ups and pauses, too."""
     costs = Costs(interval_h=0.2, **given)
-    job = Settings(gpus=64, gap_h=0.49, hours=1500.0, spares=None, strategy=Strategy.COVERED, checkpoint=False,
-                   thinned=False, step_s=1e-6, costs=costs)  # fmt: skip
+    job = Settings(
+        gpus=64,
+        gap_h=0.49,
+        hours=1500.0,
+        spares=None,
+        strategy=Strategy.COVERED,
+        checkpoint=False,
+        thinned=False,
+        step_s=1e-6,
+        costs=costs,
+    )
     found = forecast(job, 8).means["ettr"]
     theory = renewal_ettr(
-        Recovery(interval_h=0.2, replacement_h=1 / 6, restore_h=1 / 12, startup_h=1 / 12, coverage=costs.coverage,
-                 downtime_h=costs.covered_h, retry_share=costs.retry), 0.49, Counting.WALL,
-    )  # fmt: skip
+        Recovery(
+            interval_h=0.2,
+            replacement_h=1 / 6,
+            restore_h=1 / 12,
+            startup_h=1 / 12,
+            coverage=costs.coverage,
+            downtime_h=costs.covered_h,
+            retry_share=costs.retry,
+        ),
+        0.49,
+        Counting.WALL,
+    )
     assert found.high is not None
     half = found.high - found.mean
     assert abs(found.mean - theory) <= 1.5 * half
@@ -119,8 +159,7 @@ def test_the_ordering_of_the_published_benchmark() -> None:
 
 @pytest.mark.parametrize("strategy", [Strategy.RESTART, Strategy.TORCHFT, Strategy.MIGRATION])
 def test_more_spares_do_not_hurt_in_the_mean(strategy: Strategy) -> None:
-    job = Settings(gpus=128, hours=500, strategy=strategy,
-                   faults=Process(rate=40, repair_median_h=10, repair_p90_h=30))  # fmt: skip
+    job = Settings(gpus=128, hours=500, strategy=strategy, faults=Process(rate=40, repair_median_h=10, repair_p90_h=30))
     found = [forecast(replace(job, spares=spares), 6).means["ettr"].mean for spares in (0, 2, 4, 8)]
     assert all(more >= fewer - 0.003 for fewer, more in pairwise(found)), found
     assert found[-1] > found[0] + 0.01

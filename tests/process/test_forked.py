@@ -54,9 +54,13 @@ def child_of(alone: bool, patience_s: int) -> int:
 def run(program: str) -> int:
     """What it prints."""
     done = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False,
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
         cwd=Path(__file__).parents[2],
-    )  # fmt: skip
+    )
     assert done.returncode == 0, done.stderr
     return int(done.stdout)
 

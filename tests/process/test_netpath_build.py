@@ -43,9 +43,14 @@ def build(source: Path, what: str, **variables: str) -> tuple[Path, str]:
     """A wheel or sdist, as pip's frontends build it; and what was said meanwhile."""
     words = f"from setuptools import build_meta; print(build_meta.build_{what}('dist'))"
     done = subprocess.run(
-        [sys.executable, "-c", words], cwd=source, env=os.environ | variables, capture_output=True, text=True,
-        timeout=BUILD_S, check=False,
-    )  # fmt: skip
+        [sys.executable, "-c", words],
+        cwd=source,
+        env=os.environ | variables,
+        capture_output=True,
+        text=True,
+        timeout=BUILD_S,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     (made,) = (source / "dist").iterdir()
     return made, done.stdout + done.stderr
@@ -81,9 +86,14 @@ def test_without_a_compiler_the_package_is_built_without_the_library(source: Pat
     assert "torchrelay/netpath/native/library.py" in names
     words = "from torchrelay.cli.diagnose.consult import check_network_part; print(check_network_part())"
     told = subprocess.run(
-        [sys.executable, "-c", words], env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")}, cwd=tmp_path,
-        capture_output=True, text=True, check=True, timeout=60,
-    ).stdout  # fmt: skip
+        [sys.executable, "-c", words],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "installed")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    ).stdout
     assert "not built" in told
     assert "install a C compiler" in told
 
@@ -162,9 +172,12 @@ def test_the_plugin_is_switched_on_for_a_shell(capsys: pytest.CaptureFixture[str
     [((2, 30, 7), True, []), ((2, 29, 7), False, ["stays there"]), (None, True, ["no NCCL is installed"])],
 )
 def test_ports_that_nccl_fails_over_to(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, version: tuple[int, ...] | None,
-    recovers: bool, remarks: list[str],
-) -> None:  # fmt: skip
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    version: tuple[int, ...] | None,
+    recovers: bool,
+    remarks: list[str],
+) -> None:
     monkeypatch.setattr(environment, "nccl_version", lambda: version)
     carry_out(["net", "env", "--ib", "--merge", "mlx5_0,mlx5_1;mlx5_2,mlx5_3"])
     told, said = capsys.readouterr()

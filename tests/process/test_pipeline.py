@@ -60,10 +60,11 @@ class Script:
             "output_args": torch.zeros(ROWS, 4, requires_grad=True),
         }
         self.stages = [
-            PipelineStage(part, place + at * group.size(), stages, torch.device("cpu"), group=group,
-                          **(shape if told else {}))
+            PipelineStage(
+                part, place + at * group.size(), stages, torch.device("cpu"), group=group, **(shape if told else {})
+            )
             for at, part in enumerate(parts)
-        ]  # fmt: skip
+        ]
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
         self.schedule = self.make_schedule()
         self.settled = 0  # how often they had to agree

@@ -157,9 +157,10 @@ def sources_that_hold_another_shard(patch: pytest.MonkeyPatch) -> None:
 def orders_to_resume_that_are_not_given(patch: pytest.MonkeyPatch) -> None:
     real = speech.seat_orders
     patch.setattr(
-        speech, "seat_orders",
+        speech,
+        "seat_orders",
         lambda *given: (order for order in real(*given) if type(order).__name__ != "Resume"),
-    )  # fmt: skip
+    )
 
 
 def a_cutover_before_all_stand(patch: pytest.MonkeyPatch) -> None:

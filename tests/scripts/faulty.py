@@ -77,10 +77,12 @@ class Faults:
     def awaits_gate(self, run):
         """Whether another rank is to be struck while it waits for us in the gate."""
         return any(
-            fault["phase"] == "gate" and self.rank not in fault["ranks"] and self.begun(fault, run)
+            fault["phase"] == "gate"
+            and self.rank not in fault["ranks"]
+            and self.begun(fault, run)
             and not all((self.marks / f"{fault['id']}.rank{rank}").exists() for rank in fault["ranks"])
             for fault in self.plan
-        )  # fmt: skip
+        )
 
     def due(self, run, phase):
         for fault in self.plan:

@@ -32,9 +32,12 @@ def init(actions: Actions, address: str = "", timeout_s: float = 60.0, reference
     backend.make_alone(not address)
     store = meeting(address, "first") if address else dist.HashStore()
     dist.init_process_group(
-        "torchrelay", store=store, rank=actions.rank, world_size=actions.world_size,
+        "torchrelay",
+        store=store,
+        rank=actions.rank,
+        world_size=actions.world_size,
         timeout=timedelta(seconds=timeout_s),
-    )  # fmt: skip
+    )
     if reference and address:
         actions.kept["gloo"] = dist.new_group(backend="gloo")
 

@@ -19,9 +19,13 @@ BATCH = 8
 def model() -> torch.nn.Module:
     torch.manual_seed(5)
     return torch.nn.Sequential(
-        torch.nn.Linear(64, 300), torch.nn.BatchNorm1d(300), torch.nn.GELU(), torch.nn.Linear(300, 300),
-        torch.nn.LayerNorm(300), torch.nn.Linear(300, 10),
-    )  # fmt: skip
+        torch.nn.Linear(64, 300),
+        torch.nn.BatchNorm1d(300),
+        torch.nn.GELU(),
+        torch.nn.Linear(300, 300),
+        torch.nn.LayerNorm(300),
+        torch.nn.Linear(300, 10),
+    )
 
 
 def train(wrapped: Any, optimizer: torch.optim.Optimizer, rank: int, steps: int) -> list[torch.Tensor]:

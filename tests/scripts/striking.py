@@ -132,9 +132,11 @@ def place_hooks(striker):
     hook(Calls, "before_update", "rehearsing", lambda calls, *_: calls._session.rehearsing)
     hook(Standing, "halt", "halt heard", lambda standing, *_: standing.committed is not None)
     hook(
-        Safepoint, "_become_ready", "standing",
+        Safepoint,
+        "_become_ready",
+        "standing",
         lambda safepoint, order: isinstance(order, Decide) and safepoint._standing.halted == order.generation,
-    )  # fmt: skip
+    )
     hook(taking_over, "decode_record", "catching up")
     hook(groups, "reconfigure", "reconfigure")
     hook(transfer, "fetch_state", "restore")

@@ -17,8 +17,22 @@ pytestmark = pytest.mark.timeout(300)
 
 def test_a_job_is_operated_as_its_page_says(operator: Operator) -> None:
     """First the move, while its ranks are where it takes them from; then faults: the page speaks of incident 3."""
-    operator.start(["run", "--nodes", "2", "--nproc-per-node", "2", "--spares", "2", "--spare-nodes", "1",
-                    "examples/train_gpt.py", "--epochs", "1000"])  # fmt: skip
+    operator.start(
+        [
+            "run",
+            "--nodes",
+            "2",
+            "--nproc-per-node",
+            "2",
+            "--spares",
+            "2",
+            "--spare-nodes",
+            "1",
+            "examples/train_gpt.py",
+            "--epochs",
+            "1000",
+        ]
+    )
     operator.until(step=5, warm=4)
     commands = shown("docs/operate.md") + shown("docs/read-an-incident.md")
     faults = [words for words in commands if words[0] == "chaos"]

@@ -31,8 +31,9 @@ def test_an_agent_that_is_killed_adopts_its_workers_and_nothing_stops(tmp_path: 
     node = training.node_of(2)
     before, agent = training.pids_on(node), Whereabouts.of(training.run_dir).agent(node)
     training.strike(Wish(deed=Deed.AGENT, node=node))
-    wait_until("another agent", lambda: Whereabouts.of(training.run_dir).agents()[node] not in (agent, None),
-               deadline_s=20)  # fmt: skip
+    wait_until(
+        "another agent", lambda: Whereabouts.of(training.run_dir).agents()[node] not in (agent, None), deadline_s=20
+    )
     step = training.step()
     wait_until("ten steps more", lambda: training.step() >= step + 10, deadline_s=60)
     assert training.pids_on(node) == before

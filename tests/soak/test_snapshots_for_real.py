@@ -24,8 +24,9 @@ def test_the_interval_is_found_out_and_what_is_lost_since_is_made_again(tmp_path
     words = [*script, "--pace", "0.05", "--snapshots", "auto"]
     process = start_job(run_dir, words, ["--nproc-per-node", "4", "--spares", "1"])
     told = tmp_path / "run.out"
-    wait_until("step 42, or the end", lambda: "step 42 " in told.read_text() or process.poll() is not None,
-               deadline_s=120)  # fmt: skip
+    wait_until(
+        "step 42, or the end", lambda: "step 42 " in told.read_text() or process.poll() is not None, deadline_s=120
+    )
     assert process.poll() is None, told.read_text()[-3000:]
     ranks = Client.of(run_dir).view_ranks()
     assert ranks.snapshot_every > 100  # steps are short, and four ranks seldom fail
@@ -52,8 +53,10 @@ def lose_nodes(run_dir: Path, flags: list[str], words: list[str], *ranks: int) -
     # Nodes are taken in the order in which they join, which is not that of their names.
     nodes = [row.node for row in Client.of(run_dir).view_ranks().ranks if row.rank in ranks]
     with ThreadPoolExecutor() as hands:
-        blows = [["node", "--node", str(node), "--how", "power", "--no-wait", "--yes", "--run-dir", str(run_dir)]
-                 for node in nodes]  # fmt: skip
+        blows = [
+            ["node", "--node", str(node), "--how", "power", "--no-wait", "--yes", "--run-dir", str(run_dir)]
+            for node in nodes
+        ]
         struck = list(hands.map(lambda blow: torchrelay("chaos", *blow), blows))
     assert [each.returncode for each in struck] == [0] * len(ranks), [each.stderr for each in struck]
     return end_job(process, run_dir, timeout_s=240)

@@ -101,10 +101,18 @@ class Inside:
         source = look.holder(rank)
         live.arm(
             "cell.json",
-            {"id": name, "who": self.who, "when": self.when, "how": self.how, "witness": self.witness, "rank": rank,
-             "pids": {"source": source.pid, "bystander": look.holder(bystander).pid}, "nodes": {"source": source.node},
-             "run_dir": str(live.run_dir)},
-        )  # fmt: skip
+            {
+                "id": name,
+                "who": self.who,
+                "when": self.when,
+                "how": self.how,
+                "witness": self.witness,
+                "rank": rank,
+                "pids": {"source": source.pid, "bystander": look.holder(bystander).pid},
+                "nodes": {"source": source.node},
+                "run_dir": str(live.run_dir),
+            },
+        )
         by_taint = self.who == "untaint" or (self.who != "freeze" and live.chance.random() < 0.4)
         if by_taint:
             live.call("/v1/taint", node=source.node, slot=source.slot, key=KEY, reason="a test")
@@ -252,9 +260,15 @@ class Move:
 
 MOVES = [
     Move(kind)
-    for kind in ("migrate one rank", "migrate two ranks", "migrate to a node", "taint a slot", "taint a slot for 3 s",
-                 "drain and undrain")
-]  # fmt: skip
+    for kind in (
+        "migrate one rank",
+        "migrate two ranks",
+        "migrate to a node",
+        "taint a slot",
+        "taint a slot for 3 s",
+        "drain and undrain",
+    )
+]
 
 
 # ---------------------------------------------------------------- from outside

@@ -19,7 +19,7 @@ def aged(ranks: int, incidents: int, nodes: int = 2) -> Iterator[tuple[ev.AnyEve
     slots = ranks // nodes + 1
     spec = ev.JobSpec(
         job=JOB, world_size=ranks, nproc_per_node=ranks // nodes, nodes=nodes, spares=nodes, slot_faults=0
-    )  # fmt: skip
+    )
     coming: list[ev.Event] = [ev.JobSubmitted(spec=spec)]
     coming += [ev.NodeJoined(node=NodeId(f"node-{n}"), incarnation="a", slots=slots) for n in range(nodes)]
     for number in range(incidents + 1):

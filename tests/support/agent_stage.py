@@ -54,9 +54,16 @@ def spec() -> JobSpec:
 
 def assign(worker: str, rank: int = 2) -> Assign:
     return Assign(
-        node=NODE, worker=WorkerId(worker), job=JOB, generation=G1, rank=Rank(rank), world_size=4, local_world_size=4,
-        local_rank=rank, replacement=False,
-    )  # fmt: skip
+        node=NODE,
+        worker=WorkerId(worker),
+        job=JOB,
+        generation=G1,
+        rank=Rank(rank),
+        world_size=4,
+        local_world_size=4,
+        local_rank=rank,
+        replacement=False,
+    )
 
 
 def interrupt(worker: str, reason: str) -> Interrupt:
@@ -179,20 +186,40 @@ class Stage:
     def write_launch(self, function: str, args: tuple[str, ...] = (), preload: tuple[str, ...] | None = None) -> None:
         env = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "OPERATORS": "own"}
         launch = Launch(
-            script="train.py", args=args, cwd=str(self.run_dir), env=env, nproc_per_node=4,
+            script="train.py",
+            args=args,
+            cwd=str(self.run_dir),
+            env=env,
+            nproc_per_node=4,
             preload=preload if preload is not None else ("tests.support.fake_workers",),
             function=f"tests.support.fake_workers:{function}",
-        )  # fmt: skip
+        )
         write_launch(self.run_dir, launch)
 
     async def start_agent(self) -> asyncio.subprocess.Process:
         with (self.run_dir / "agent.log").open("ab") as log:
             self.agent = await asyncio.create_subprocess_exec(
-                sys.executable, *self.program, "--node", NODE, "--slots", "5",
-                "--url", f"http://127.0.0.1:{self.conductor.port}", "--token-file", str(self.run_dir / "token"),
-                "--run-dir", str(self.run_dir), "--folder", str(self.sockets), "--linger", str(self.linger_s),
-                *self.options, stderr=log, stdout=log, start_new_session=True,
-            )  # fmt: skip
+                sys.executable,
+                *self.program,
+                "--node",
+                NODE,
+                "--slots",
+                "5",
+                "--url",
+                f"http://127.0.0.1:{self.conductor.port}",
+                "--token-file",
+                str(self.run_dir / "token"),
+                "--run-dir",
+                str(self.run_dir),
+                "--folder",
+                str(self.sockets),
+                "--linger",
+                str(self.linger_s),
+                *self.options,
+                stderr=log,
+                stdout=log,
+                start_new_session=True,
+            )
         return self.agent
 
     async def attached(self, times: int = 1) -> None:
@@ -306,9 +333,13 @@ def on_stage(
 
 @asynccontextmanager
 async def staged(
-    folder: Path, function: str, *args: str, linger_s: float = 0.0, options: tuple[str, ...] = (),
+    folder: Path,
+    function: str,
+    *args: str,
+    linger_s: float = 0.0,
+    options: tuple[str, ...] = (),
     beat_ms: int = BEAT_MS,
-) -> AsyncIterator[Stage]:  # fmt: skip
+) -> AsyncIterator[Stage]:
     """An agent, attached, whose workers run `tests.support.fake_workers:<function>` with these arguments."""
     stage = Stage(folder, function, args, linger_s)
     stage.options = options

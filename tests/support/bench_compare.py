@@ -56,9 +56,16 @@ class World:
 
     def seen(self, digest: str = "same") -> Seen:
         return Seen(
-            ranks=RANKS, steps=self.steps, early=12, lines=self.lines, marks=self.marks, struck=self.struck,
-            digests=[digest] * RANKS, early_digests=["early"] * RANKS, cpu_a_step_s=0.3,
-        )  # fmt: skip
+            ranks=RANKS,
+            steps=self.steps,
+            early=12,
+            lines=self.lines,
+            marks=self.marks,
+            struck=self.struck,
+            digests=[digest] * RANKS,
+            early_digests=["early"] * RANKS,
+            cpu_a_step_s=0.3,
+        )
 
 
 PLAIN = Plain(jct_s=3.9, step_s=0.1, cpu_a_step_s=0.2, digest="same", early_digest="early")

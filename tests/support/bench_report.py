@@ -13,10 +13,20 @@ def run_of(*outcomes: Outcome) -> Run:
     calm.train(0, 40)
     again = Plain(jct_s=4.1, step_s=0.1, cpu_a_step_s=0.2, digest="same", early_digest="early")
     return Run(
-        model="gpt", about="A model.", steps=40, ranks=RANKS, per_job=1.0, schedule=[Fault(20, What.KILL, 2)],
-        plain=PLAIN, again=again, none=calm.seen(), every={"naive": 4, "tuned": 2}, copy_s=0.01, write_s=0.02,
+        model="gpt",
+        about="A model.",
+        steps=40,
+        ranks=RANKS,
+        per_job=1.0,
+        schedule=[Fault(20, What.KILL, 2)],
+        plain=PLAIN,
+        again=again,
+        none=calm.seen(),
+        every={"naive": 4, "tuned": 2},
+        copy_s=0.01,
+        write_s=0.02,
         outcomes=list(outcomes),
-    )  # fmt: skip
+    )
 
 
 def outcome_of(name: str, world: World, digest: str = "same") -> Outcome:

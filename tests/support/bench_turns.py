@@ -22,9 +22,15 @@ def spent(name: str, spans: list[float], waiting_s: float, cpu_s: float) -> list
 
 
 def job(
-    name: str, spans: list[float], *, struck: tuple[int, ...] = (), digest: str = "d", rest_s: float = 5.0,
-    waiting_s: float = 0.0, cpu_s: float = 9.0,
-) -> Job:  # fmt: skip
+    name: str,
+    spans: list[float],
+    *,
+    struck: tuple[int, ...] = (),
+    digest: str = "d",
+    rest_s: float = 5.0,
+    waiting_s: float = 0.0,
+    cpu_s: float = 9.0,
+) -> Job:
     """A job whose turns take so long, with others' turns between them."""
     lines: dict[int, list[Line]] = {rank: [Line(1, S, 0, rank, RANKS, 1, 1)] for rank in range(RANKS)}
     begins, now = [], S
@@ -39,9 +45,7 @@ def job(
         Struck(what=What.KILL, ranks=(2,), at_ns=next(row.at_ns for row in lines[0] if row.step == step), step=step)
         for step in struck
     ]
-    seen = Seen(
-        ranks=RANKS, steps=PLAN[-1], early=100, lines=lines, marks={}, struck=hit, digests=[digest] * RANKS
-    )  # fmt: skip
+    seen = Seen(ranks=RANKS, steps=PLAN[-1], early=100, lines=lines, marks={}, struck=hit, digests=[digest] * RANKS)
     return job_of(name, name, seen, begins, PLAN, spent(name, spans, waiting_s, cpu_s), 2)
 
 

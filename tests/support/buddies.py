@@ -58,9 +58,15 @@ class Circle:
     ) -> None:
         after, before = circle(rank, self.world, copies, turn)
         order = Reconfigure(
-            node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(generation), rank=Rank(rank),
-            store="", buddies=after, wards=before,
-        )  # fmt: skip
+            node=NodeId("n"),
+            worker=WorkerId("w"),
+            job=JobId("j"),
+            generation=Generation(generation),
+            rank=Rank(rank),
+            store="",
+            buddies=after,
+            wards=before,
+        )
         record = b"" if point is None else b"%d shares %d" % (rank, point.step)
         wanted = {RECORDS: (after, before)}
         ends, addresses = self.lanes[rank].meet(

@@ -163,9 +163,14 @@ class ByHand(Stage):
 
     def assign(self, rank: int, actor: Actor | None = None, *, replacement: bool = True) -> None:
         self.order(
-            Assign, rank, actor, world_size=self.world, local_world_size=self.world, local_rank=rank,
-            replacement=replacement
-        )  # fmt: skip
+            Assign,
+            rank,
+            actor,
+            world_size=self.world,
+            local_world_size=self.world,
+            local_rank=rank,
+            replacement=replacement,
+        )
 
     def reconfigure(self) -> None:
         """All holders connect."""

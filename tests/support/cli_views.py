@@ -28,9 +28,14 @@ def journal_of_a_recovery(tmp_path_factory: pytest.TempPathFactory) -> Path:
             )
             await service.put(exited)
             reported = WorkerReported(
-                job=JOB, generation=Generation(2), worker=WorkerId("node-0.0.0"), rank=Rank(0), committed=Point(7),
-                phase=WorkerPhase.COMPUTING, pending=Point(8),
-            )  # fmt: skip
+                job=JOB,
+                generation=Generation(2),
+                worker=WorkerId("node-0.0.0"),
+                rank=Rank(0),
+                committed=Point(7),
+                phase=WorkerPhase.COMPUTING,
+                pending=Point(8),
+            )
             await service.put(reported)
 
     asyncio.run(story())

@@ -21,9 +21,19 @@ from torchrelay.protocol.rules.cluster import Cluster, advance, orders
 from torchrelay.simulation.judge.checks import check_together
 
 (
-    STARTING, RUNNING, QUIESCING, HALTING, RELEASING, AGREEING, PREPARING, RECONFIGURING, RESUMING, FINISHING, ENDING,
+    STARTING,
+    RUNNING,
+    QUIESCING,
+    HALTING,
+    RELEASING,
+    AGREEING,
+    PREPARING,
+    RECONFIGURING,
+    RESUMING,
+    FINISHING,
+    ENDING,
     ENDED,
-) = JobPhase  # fmt: skip
+) = JobPhase
 
 # One event moves a job as far as what is known allows, so a step may pass over phases; what is not here never happens.
 AFTER: dict[JobPhase, set[JobPhase]] = {

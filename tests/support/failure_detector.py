@@ -50,9 +50,18 @@ class Ward:
         for rank, seat in self.cluster.jobs[JOB].seats.items():
             assert seat.worker is not None
             self.samples[rank] = Sample(
-                worker=seat.worker, rank=rank, generation=Generation(1), point=Point(10), phase=WorkerPhase.COMPUTING,
-                phase_ms=0, step_ms=100.0, collectives=100, beat_ms=50, process="S", cpu_ms=0,
-            )  # fmt: skip
+                worker=seat.worker,
+                rank=rank,
+                generation=Generation(1),
+                point=Point(10),
+                phase=WorkerPhase.COMPUTING,
+                phase_ms=0,
+                step_ms=100.0,
+                collectives=100,
+                beat_ms=50,
+                process="S",
+                cpu_ms=0,
+            )
 
     def set(self, rank: int, **fields: object) -> None:
         self.samples[Rank(rank)] = msgspec.structs.replace(self.samples[Rank(rank)], **fields)
@@ -76,9 +85,12 @@ class Ward:
             before = self.samples[Rank(rank)]
             assert before.point is not None
             self.set(
-                rank, point=before.point.after_step(), phase=WorkerPhase.COMPUTING,
-                collectives=entered, step_ms=float(ms),
-            )  # fmt: skip
+                rank,
+                point=before.point.after_step(),
+                phase=WorkerPhase.COMPUTING,
+                collectives=entered,
+                step_ms=float(ms),
+            )
         self.live(ms)
 
     def wait_for(self, rank: int, *, phase: WorkerPhase) -> None:

@@ -59,11 +59,19 @@ class FakeCore:
         self.send(
             json.dumps(
                 {
-                    "v": 1, "what": what, "ts": time.time(), "pid": os.getpid(), "rank": int(rank) if rank else None,
-                    "path": link.path, "interface": link.interface, "local": link.local, "remote": link.remote, **more,
+                    "v": 1,
+                    "what": what,
+                    "ts": time.time(),
+                    "pid": os.getpid(),
+                    "rank": int(rank) if rank else None,
+                    "path": link.path,
+                    "interface": link.interface,
+                    "local": link.local,
+                    "remote": link.remote,
+                    **more,
                 }
             )
-        )  # fmt: skip
+        )
 
     def send(self, text: str) -> bool:
         """Whether it was taken: where nobody listens, or has no time, it is dropped."""
@@ -97,13 +105,24 @@ class FakeCore:
         """The page, as the core writes it: its sequence is odd meanwhile."""
         rows = tuple(
             Row(
-                interface=link.interface, local=link.local, remote=link.remote, path=link.path,
-                live=0 if link.lost_us else 2, state=RowState.DOWN if link.lost_us else RowState.UP, round_trip_us=180,
-                sent_bytes=round(link.bytes), received_bytes=round(link.bytes), sent_again=3, duplicates=1, downs=0,
-                ups=0, corrupt=0, down_since_us=link.lost_us,
+                interface=link.interface,
+                local=link.local,
+                remote=link.remote,
+                path=link.path,
+                live=0 if link.lost_us else 2,
+                state=RowState.DOWN if link.lost_us else RowState.UP,
+                round_trip_us=180,
+                sent_bytes=round(link.bytes),
+                received_bytes=round(link.bytes),
+                sent_again=3,
+                duplicates=1,
+                downs=0,
+                ups=0,
+                corrupt=0,
+                down_since_us=link.lost_us,
             )
             for link in self.links.values()
-        )  # fmt: skip
+        )
         rank = os.environ.get("RANK", "")
         page = NetPage(pid=os.getpid(), rank=int(rank) if rank else None, updated_us=now_us(), rows=rows)
         self.sequence += 2

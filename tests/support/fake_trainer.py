@@ -147,9 +147,14 @@ class Trainer:
     def fail(self, code: int) -> None:
         assert self.assigned is not None, "a worker fails with a rank"
         raised = WorkerRaised(
-            worker=self.me, job=self.job, rank=self.assigned.rank, point=self.point, kind="script", signature="exit",
+            worker=self.me,
+            job=self.job,
+            rank=self.assigned.rank,
+            point=self.point,
+            kind="script",
+            signature="exit",
             summary=f"SystemExit: {code}",
-        )  # fmt: skip
+        )
         self.link.send(encode(raised))
         sys.exit(code)
 
@@ -181,9 +186,7 @@ class Trainer:
                 self.answer(WorkerReconfigured)
             case Restore(point=point, sources=sources):
                 self.point = point
-                self.answer(
-                    StateRestored, point=point, sources=(sources[0].rank,), digest="d1" * 16, size=4_000_000
-                )  # fmt: skip
+                self.answer(StateRestored, point=point, sources=(sources[0].rank,), digest="d1" * 16, size=4_000_000)
             case Resume(point=point):
                 self.resume(point)
 

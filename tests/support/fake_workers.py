@@ -219,9 +219,14 @@ class FakeWorker:
                 link.send(encode(WorkerWarm(worker=WorkerId("somebody-else"))))
             case Interrupt():
                 reported = WorkerReported(
-                    job=self.job, generation=order.generation, worker=self.me, rank=order.rank, committed=Point(3),
-                    phase=WorkerPhase.GATE, pending=Point(4),
-                )  # fmt: skip
+                    job=self.job,
+                    generation=order.generation,
+                    worker=self.me,
+                    rank=order.rank,
+                    committed=Point(3),
+                    phase=WorkerPhase.GATE,
+                    pending=Point(4),
+                )
                 link.send(encode(reported))
             case Leave(code=code):
                 sys.exit(code)

@@ -71,10 +71,16 @@ class Server:
     def fork(self, worker: str, function: str, *args: str, cwd: str = "/", log: str | None = None) -> None:
         self.say(
             Fork(
-                worker=WorkerId(worker), job=JobId("j"), slot=1, function=f"tests.support.fake_workers:{function}",
-                argv=("script", *args), env={"PYTHONPATH": str(ROOT)}, cwd=cwd, log=log or str(self.log(worker)),
+                worker=WorkerId(worker),
+                job=JobId("j"),
+                slot=1,
+                function=f"tests.support.fake_workers:{function}",
+                argv=("script", *args),
+                env={"PYTHONPATH": str(ROOT)},
+                cwd=cwd,
+                log=log or str(self.log(worker)),
             )
-        )  # fmt: skip
+        )
 
     def log(self, worker: str) -> Path:
         return self.folder / f"{worker}.log"

@@ -17,13 +17,31 @@ def line(number: int = 1, resolution: str = "clean", *, hours_ago: float = 1.0, 
     """A line of a ledger."""
     at = datetime.fromtimestamp(NOW.timestamp() - 3_600 * hours_ago).astimezone().isoformat(timespec="milliseconds")
     plain = Line(
-        id=f"I-{number}", job=JobId("train"), generation=Generation(2), at=at, kind="unplanned", move="",
-        cause="SIGKILL", detector="agent: process exit", ranks=(Rank(1),), nodes=(NodeId("node-0"),),
-        verdict="redo the step after 7", target="7", source="rank 0", shares={},
-        steps_lost=0 if resolution == "clean" else None, pause_ms=400, phases={}, bytes=1, digest="d1",
-        digest_equal=True, tried=(), resolution=resolution, eligible=True,
+        id=f"I-{number}",
+        job=JobId("train"),
+        generation=Generation(2),
+        at=at,
+        kind="unplanned",
+        move="",
+        cause="SIGKILL",
+        detector="agent: process exit",
+        ranks=(Rank(1),),
+        nodes=(NodeId("node-0"),),
+        verdict="redo the step after 7",
+        target="7",
+        source="rank 0",
+        shares={},
+        steps_lost=0 if resolution == "clean" else None,
+        pause_ms=400,
+        phases={},
+        bytes=1,
+        digest="d1",
+        digest_equal=True,
+        tried=(),
+        resolution=resolution,
+        eligible=True,
         story=("rank 1 moves to a spare", f"resolved: {resolution}"),
-    )  # fmt: skip
+    )
     changed: Line = replace(plain, **more)
     return changed
 

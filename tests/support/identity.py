@@ -8,6 +8,14 @@ from torchrelay.protocol.messages.orders import Assign
 
 def assign(rank: int = 5, replacement: bool = False) -> Assign:
     return Assign(
-        node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(1), rank=Rank(rank), world_size=8,
-        local_world_size=4, local_rank=rank % 4, replacement=replacement, restarts=2,
-    )  # fmt: skip
+        node=NodeId("n"),
+        worker=WorkerId("w"),
+        job=JobId("j"),
+        generation=Generation(1),
+        rank=Rank(rank),
+        world_size=8,
+        local_world_size=4,
+        local_rank=rank % 4,
+        replacement=replacement,
+        restarts=2,
+    )

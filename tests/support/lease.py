@@ -14,6 +14,10 @@ def an_uplink(where: Callable[[], str], token: Callable[[], str], on_message: Ca
     """The agent's end of a node without workers."""
     node = NodeId("node-0")
     return Uplink(
-        where=where, token=token, attach=lambda: Attach(node=node, incarnation="a", slots=1),
-        beat=lambda: Beat(node=node, incarnation="a"), on_message=on_message, on_acked=lambda _: None,
-    )  # fmt: skip
+        where=where,
+        token=token,
+        attach=lambda: Attach(node=node, incarnation="a", slots=1),
+        beat=lambda: Beat(node=node, incarnation="a"),
+        on_message=on_message,
+        on_acked=lambda _: None,
+    )

@@ -41,9 +41,20 @@ def view(
     story: tuple[tuple[int, str], ...] = (),
 ) -> IncidentView:
     incident = Incident(
-        3, JobId("job"), Generation(4), faults, Table(marks), story, "redo the step after 41", Point(41),
-        (Rank(0),) if restored else (), 8_000 if restored else 0, "d1" * 16 if restored else "", eligible, resolution,
-    )  # fmt: skip
+        3,
+        JobId("job"),
+        Generation(4),
+        faults,
+        Table(marks),
+        story,
+        "redo the step after 41",
+        Point(41),
+        (Rank(0),) if restored else (),
+        8_000 if restored else 0,
+        "d1" * 16 if restored else "",
+        eligible,
+        resolution,
+    )
     scene = Scene(CLUSTER, FailureDetector(), {}, (Anchor(0, WALL, 1),), 5_000)
     return view_incident(scene, incident)
 

@@ -61,9 +61,13 @@ class Look:
         """All ranks train, and nothing is under way."""
         heard = all(one.alive and one.silent_ms is not None and one.silent_ms < HEARD_MS for one in self.status.nodes)
         return (
-            self.job.phase == "running" and self.job.move is None and not self.job.incidents.open and heard
-            and not self.job.freezes and not any(row.replacement or not row.pid for row in self.held)
-        )  # fmt: skip
+            self.job.phase == "running"
+            and self.job.move is None
+            and not self.job.incidents.open
+            and heard
+            and not self.job.freezes
+            and not any(row.replacement or not row.pid for row in self.held)
+        )
 
 
 @dataclass

@@ -58,9 +58,15 @@ class Life:
 
     def loop(self, kind: str, source: Source, group: int = 1) -> Loop[Any]:
         return Loop(
-            self.cursor, kind, source, group=None if group == 1 else group, length=lambda: 0, inside_call=lambda: False,
-            arrive=lambda: None, holds=holdings.of(self.loader) if kind == "batches" else None,
-        )  # fmt: skip
+            self.cursor,
+            kind,
+            source,
+            group=None if group == 1 else group,
+            length=lambda: 0,
+            inside_call=lambda: False,
+            arrive=lambda: None,
+            holds=holdings.of(self.loader) if kind == "batches" else None,
+        )
 
     def run(self) -> Life:
         for epoch in self.loop("epochs", source_of(range(EPOCHS))):

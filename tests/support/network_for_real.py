@@ -46,9 +46,13 @@ class Job:
         env = {"TORCHRELAY_DIGESTS": str(digests), "OMP_NUM_THREADS": "1", "PYTHONPATH": with_folder(root)}
         with (folder / "run.out").open("w") as out:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", *launcher.split(), *flags, *words], env={**os.environ, **env}, stdout=out,
-                stderr=subprocess.STDOUT, text=True, cwd=root,
-            )  # fmt: skip
+                [sys.executable, "-m", *launcher.split(), *flags, *words],
+                env={**os.environ, **env},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                text=True,
+                cwd=root,
+            )
 
     def wish(self, others: dict[str, Any]) -> None:
         """All nodes' paths are whole, but for these."""

@@ -129,11 +129,22 @@ class World:
 def row(path: int, remote: str, figures: Figures, wall_s: float) -> Row:
     state = RowState.DOWN if not figures.up else RowState.SUSPECT if figures.suspect else RowState.UP
     return Row(
-        interface=f"eth{path}", local=local_of(path), remote=remote, path=path, live=figures.live, state=state,
-        round_trip_us=figures.round_trip_us, sent_bytes=figures.sent, received_bytes=figures.received, sent_again=0,
-        duplicates=0, downs=0, ups=0, corrupt=0,
+        interface=f"eth{path}",
+        local=local_of(path),
+        remote=remote,
+        path=path,
+        live=figures.live,
+        state=state,
+        round_trip_us=figures.round_trip_us,
+        sent_bytes=figures.sent,
+        received_bytes=figures.received,
+        sent_again=0,
+        duplicates=0,
+        downs=0,
+        ups=0,
+        corrupt=0,
         down_since_us=0 if figures.up else round((wall_s + figures.lost_at) * 1e6),
-    )  # fmt: skip
+    )
 
 
 def two_peers(**limits: Any) -> World:

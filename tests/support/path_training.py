@@ -56,9 +56,12 @@ class Training:
         news = [one.news for one in Client.of(self.run_dir).view_network().nodes if one.node == node]
         return {
             link.state
-            for one in news for each in one.paths if each.interface == own.name
-            for link in each.links if link.remote != own.address
-        }  # fmt: skip
+            for one in news
+            for each in one.paths
+            if each.interface == own.name
+            for link in each.links
+            if link.remote != own.address
+        }
 
     def await_state(self, node: NodeId, path: int, wanted: set[str]) -> None:
         self.until(f"path {path} of {node} is {wanted}", lambda _: self.state(node, path) == wanted)

@@ -45,9 +45,13 @@ class Warm:
         # One thread a process, as in all jobs here: whoever adds up with more of them may get other bits.
         environment = {**without_ours(os.environ), "OMP_NUM_THREADS": "1"}
         self._process = subprocess.Popen(
-            [sys.executable, str(WARM), str(os.getpid())], env=environment, stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            [sys.executable, str(WARM), str(os.getpid())],
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
 
     def ask(self, request: Mapping[str, Any]) -> list[int | None]:
         """Have ranks forked, and wait for their ends. The codes of all."""

@@ -19,9 +19,19 @@ from torchrelay.protocol.rules.cluster import EMPTY, Cluster, advance, orders
 
 RANKS = 3
 SPEC = ev.JobSpec(
-    job=JOB, world_size=RANKS, nproc_per_node=2, nodes=2, spares=2, slot_faults=0, max_restarts=1,
-    report_ms=500, ready_ms=2_000, reconfigure_ms=1_000, restore_ms=1_000, spare_wait_ms=3_000,
-)  # fmt: skip
+    job=JOB,
+    world_size=RANKS,
+    nproc_per_node=2,
+    nodes=2,
+    spares=2,
+    slot_faults=0,
+    max_restarts=1,
+    report_ms=500,
+    ready_ms=2_000,
+    reconfigure_ms=1_000,
+    restore_ms=1_000,
+    spare_wait_ms=3_000,
+)
 NODES = (NodeId("node-0"), NodeId("node-1"))
 
 

@@ -42,9 +42,15 @@ def run_cell(work: Path, rule: str, act: str) -> Verdict:
     if rule in EDITED:
         driver = editing(work / act / "project" / FILES[rule], driver)
     return disturbed(
-        work / act, given, mode=rule, flags=FLAGS.get(act, running.FLAGS), drive=driver,
-        strike=f"grad:{AT + 6}:1" if act == "kill" else "", env={"SLOW": str(AT + 1)} if driver else {}, calm=calm,
-    )  # fmt: skip
+        work / act,
+        given,
+        mode=rule,
+        flags=FLAGS.get(act, running.FLAGS),
+        drive=driver,
+        strike=f"grad:{AT + 6}:1" if act == "kill" else "",
+        env={"SLOW": str(AT + 1)} if driver else {},
+        calm=calm,
+    )
 
 
 def attempt(work: Path, rule: str, act: str) -> Verdict:

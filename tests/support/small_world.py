@@ -141,8 +141,12 @@ def answered(job: Job, order: od.Order) -> Iterator[ev.Event]:
 def standing(job: Job, seat: Seat) -> Iterator[Stand]:
     """Where an interrupted worker may stand. Nobody stands behind the last target, unless it is in the gate of that."""
     if not seat.replacement:
-        yield from (stand for stand in STANDS if job.target != NEXT or (NEXT in (stand.committed, stand.pending)
-                    and stand.phase is not WorkerPhase.COMPUTING))  # fmt: skip
+        yield from (
+            stand
+            for stand in STANDS
+            if job.target != NEXT
+            or (NEXT in (stand.committed, stand.pending) and stand.phase is not WorkerPhase.COMPUTING)
+        )
         return
     yield Stand()
     if job.target is not None:
@@ -224,9 +228,13 @@ def folded_move(move: Move) -> Move:
 
 
 def reachable(
-    start: Cluster, *, limit: int, last_generation: int,
-    alphabet: Callable[[Cluster], Iterator[Happening]] = happenings, phases: Container[JobPhase] = EARLIER_PHASES,
-) -> Iterator[tuple[Cluster, Happening, Cluster]]:  # fmt: skip
+    start: Cluster,
+    *,
+    limit: int,
+    last_generation: int,
+    alphabet: Callable[[Cluster], Iterator[Happening]] = happenings,
+    phases: Container[JobPhase] = EARLIER_PHASES,
+) -> Iterator[tuple[Cluster, Happening, Cluster]]:
     """Every transition between reachable states, breadth first, as (state, what happens, state after it, unfolded).
 
     Does not look behind `last_generation`, nor into other `phases`; more than `limit` states are an `AssertionError`.

@@ -103,9 +103,17 @@ class Stage:
     """A job on one pretended node."""
 
     def __init__(
-        self, folder: Path, argv: Sequence[str], *, world: int = 4, spares: int = 1, slots: int | None = None,
-        env: Mapping[str, str] | None = None, patience_s: float = 30.0, **spec: Any,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        argv: Sequence[str],
+        *,
+        world: int = 4,
+        spares: int = 1,
+        slots: int | None = None,
+        env: Mapping[str, str] | None = None,
+        patience_s: float = 30.0,
+        **spec: Any,
+    ) -> None:
         self.folder = folder
         self.logs = folder / "logs"
         self.digests = folder / "digests"
@@ -322,9 +330,15 @@ class Stage:
         actor.link = FrameSocket(connection)
         actor.said.clear()
         welcome = Welcome(
-            job=JOB, worker=actor.worker, node=NODE, slot=actor.slot, host="127.0.0.1", secret=self.secret,
-            patience_s=self._patience_s, logs=str(self.logs),
-        )  # fmt: skip
+            job=JOB,
+            worker=actor.worker,
+            node=NODE,
+            slot=actor.slot,
+            host="127.0.0.1",
+            secret=self.secret,
+            patience_s=self._patience_s,
+            logs=str(self.logs),
+        )
         actor.link.send(encode(welcome))
 
     def _hear(self, actor: Actor) -> None:
@@ -352,9 +366,12 @@ class Stage:
         page = Page(actor.page) if whole else None
         private = page.records() if page is not None else ()
         ended = WorkerExited(
-            worker=actor.worker, node=NODE, code=code if code >= 0 else None, signal=-code if code < 0 else None,
+            worker=actor.worker,
+            node=NODE,
+            code=code if code >= 0 else None,
+            signal=-code if code < 0 else None,
             private=private,
-        )  # fmt: skip
+        )
         self.take(ended)
 
 

@@ -163,9 +163,16 @@ class Stream:
     """From machine a to machine b, until `end`."""
 
     def __init__(
-        self, wires: Wires, program: Path, folder: Path, kind: str = "netpath", *, flags: Sequence[str] = (),
-        env: Mapping[str, str] | None = None, paths: Sequence[int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        wires: Wires,
+        program: Path,
+        folder: Path,
+        kind: str = "netpath",
+        *,
+        flags: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
+        paths: Sequence[int] | None = None,
+    ) -> None:
         """`flags` of stream.c; `paths`: only these (netpath)."""
         self.kind, self._folder, self._wires = kind, folder, wires
         self._name = f"{kind}-{time.monotonic_ns()}"

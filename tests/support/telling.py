@@ -252,9 +252,12 @@ def report(who: dict[str, Any], stand: Stand) -> ev.WorkerReported:
     """Where a worker stands, as it says it."""
     holds = stand.committed is not None
     return ev.WorkerReported(
-        **who, committed=stand.committed, phase=stand.phase, pending=stand.pending,
+        **who,
+        committed=stand.committed,
+        phase=stand.phase,
+        pending=stand.pending,
         caught_up=None if holds else stand.caught_up,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- what workers say unasked

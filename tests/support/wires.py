@@ -50,8 +50,11 @@ class Shell:
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             ["unshare", "-Urnm", "--propagation", "private", "bash"],
-            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-        )  # fmt: skip
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
         self._turn = threading.Lock()
         self.run("mount -t tmpfs tmpfs /run", "mkdir -p /run/netns")
         self.pid = int(self.run("echo $$"))
@@ -202,14 +205,21 @@ class Wires:
         return [*enter, "ip", "netns", "exec", machine, "env", "-C", os.getcwd(), *command]
 
     def start(
-        self, machine: str, command: Sequence[str], env: Mapping[str, str] | None = None,
-        stdout: int | IO[Any] | None = None, stderr: int | IO[Any] | None = None,
-    ) -> subprocess.Popen[Any]:  # fmt: skip
+        self,
+        machine: str,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        stdout: int | IO[Any] | None = None,
+        stderr: int | IO[Any] | None = None,
+    ) -> subprocess.Popen[Any]:
         """Start it there. It is killed with the world. `env` comes on top of ours."""
         process = subprocess.Popen(
-            self.words(machine, command), env={**os.environ, **(env or {})}, stdin=subprocess.DEVNULL, stdout=stdout,
+            self.words(machine, command),
+            env={**os.environ, **(env or {})},
+            stdin=subprocess.DEVNULL,
+            stdout=stdout,
             stderr=stderr,
-        )  # fmt: skip
+        )
         self._started.append(process)
         return process
 

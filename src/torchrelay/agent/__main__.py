@@ -122,9 +122,13 @@ async def watch_parent(agent: Agent, parent: int) -> None:
 
 async def serve(options: argparse.Namespace, folder: Path, launch: Launch, parent: int) -> int:
     site = Site(
-        node=NodeId(options.node), slots=options.slots, host=options.host, folder=folder,
-        logs=options.run_dir.absolute() / "logs", linger_s=options.linger,
-    )  # fmt: skip
+        node=NodeId(options.node),
+        slots=options.slots,
+        host=options.host,
+        folder=folder,
+        logs=options.run_dir.absolute() / "logs",
+        linger_s=options.linger,
+    )
     agent = Agent(site, launch, where=address_book(options), token=lambda: read_token(options.token_file))
     watching = asyncio.create_task(watch_parent(agent, parent)) if options.tied else None
     try:

@@ -82,18 +82,36 @@ class Agent:
         self.sampler = Sampler(site.folder)
         self.snapshot_store = snapshot_store_in(site.folder)
         self.processes = Processes(
-            site.folder, preload=launch.preload, env=self._env, cwd=launch.cwd, linger_s=site.linger_s,
+            site.folder,
+            preload=launch.preload,
+            env=self._env,
+            cwd=launch.cwd,
+            linger_s=site.linger_s,
             on_ended=self._on_ended,
-        )  # fmt: skip
+        )
         self.links = Links(site.folder / "link", self.processes, welcome=self._welcome, on_event=self._on_worker_event)
         self.uplink = Uplink(
-            where=where, token=token, attach=self._attach, beat=self._beat, on_message=self._on_message,
-            on_acked=self._on_acked, allegiance=Allegiance(site.folder),
-        )  # fmt: skip
-        self.network = None if launch.paths is None else Network(
-            site.folder, site.node, launch.paths, slot_of=self._slot_of, tell=self.uplink.tell,
-            show=lambda news: self.uplink.show(NetworkFrame(news)), adapters=launch.env.get("NCCL_IB_HCA", ""),
-        )  # fmt: skip
+            where=where,
+            token=token,
+            attach=self._attach,
+            beat=self._beat,
+            on_message=self._on_message,
+            on_acked=self._on_acked,
+            allegiance=Allegiance(site.folder),
+        )
+        self.network = (
+            None
+            if launch.paths is None
+            else Network(
+                site.folder,
+                site.node,
+                launch.paths,
+                slot_of=self._slot_of,
+                tell=self.uplink.tell,
+                show=lambda news: self.uplink.show(NetworkFrame(news)),
+                adapters=launch.env.get("NCCL_IB_HCA", ""),
+            )
+        )
 
     async def run(self) -> int:
         """Serve until told to end. Returns the process's exit code; nothing of ours is left running.
@@ -189,7 +207,7 @@ class Agent:
                 newest = max(seen.generation, sample.generation)
                 order = Leave(
                     node=self.site.node, worker=child.worker, job=child.job, generation=newest, code=ENDED_WELL
-                )  # fmt: skip
+                )
                 if self.links.pass_on(order):
                     finished.add(child.worker)
         until = asyncio.get_running_loop().time() + LEAVE_S
@@ -240,11 +258,16 @@ class Agent:
         logger.info("worker %s (process %s): %s", ended.worker, ended.pid, cause)
         self.uplink.tell(
             WorkerExited(
-                worker=ended.worker, node=self.site.node, code=ended.code, signal=ended.signal, cause=cause,
-                private=private, kept=self.snapshot_store.kept(),
+                worker=ended.worker,
+                node=self.site.node,
+                code=ended.code,
+                signal=ended.signal,
+                cause=cause,
+                private=private,
+                kept=self.snapshot_store.kept(),
             ),
             at_ns=ended.at_ns,
-        )  # fmt: skip
+        )
 
     def _logs_of(self, worker: WorkerId) -> list[Path]:
         """Where a worker's output is: its rank's log, or its own before it has a rank."""
@@ -328,25 +351,46 @@ class Agent:
             logger.error("%s has no slot %d", self.site.node, order.slot)
             return
         env = worker_environment(
-            self._env, self.launch, terms.result().spec, node=self.site.node, worker=order.worker, slot=order.slot,
-            link=self.links.path, page=self.sampler.path(order.worker), logs=self.site.logs, guest=order.guest,
+            self._env,
+            self.launch,
+            terms.result().spec,
+            node=self.site.node,
+            worker=order.worker,
+            slot=order.slot,
+            link=self.links.path,
+            page=self.sampler.path(order.worker),
+            logs=self.site.logs,
+            guest=order.guest,
             network=None if self.network is None else self.network.environment(),
-        )  # fmt: skip
+        )
         self.processes.start(
             Fork(
-                worker=order.worker, job=order.job, slot=order.slot, function=self.launch.function,
-                argv=self.launch.argv, env=env, cwd=self.launch.cwd, log=str(self.site.logs / f"{order.worker}.log"),
+                worker=order.worker,
+                job=order.job,
+                slot=order.slot,
+                function=self.launch.function,
+                argv=self.launch.argv,
+                env=env,
+                cwd=self.launch.cwd,
+                log=str(self.site.logs / f"{order.worker}.log"),
             )
-        )  # fmt: skip
+        )
 
     async def _welcome(self, child: Child) -> Welcome:
         """What a worker is told first. After a restart of the agent it waits here until the orchestrator is back."""
         terms = await asyncio.shield(self._terms[child.job])
         return Welcome(
-            job=child.job, worker=child.worker, node=self.site.node, slot=child.slot, host=self.site.host,
-            secret=terms.secret, patience_s=terms.patience_s, logs=str(self.site.logs),
-            world_size=terms.spec.world_size, nproc_per_node=terms.spec.nproc_per_node,
-        )  # fmt: skip
+            job=child.job,
+            worker=child.worker,
+            node=self.site.node,
+            slot=child.slot,
+            host=self.site.host,
+            secret=terms.secret,
+            patience_s=terms.patience_s,
+            logs=str(self.site.logs),
+            world_size=terms.spec.world_size,
+            nproc_per_node=terms.spec.nproc_per_node,
+        )
 
 
 # ---------------------------------------------------------------- what Gloo said before it ended a process

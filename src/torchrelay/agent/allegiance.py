@@ -109,6 +109,10 @@ def one_of(seen: WorkerSeen, sample: Sample | None) -> Lone:
     if sample is None:  # it is ending just now
         return Lone(worker=seen.worker, job=seen.job, rank=seen.rank)
     return Lone(
-        worker=seen.worker, job=seen.job, rank=seen.rank, generation=sample.generation, point=sample.point,
+        worker=seen.worker,
+        job=seen.job,
+        rank=seen.rank,
+        generation=sample.generation,
+        point=sample.point,
         phase=sample.phase,
-    )  # fmt: skip
+    )

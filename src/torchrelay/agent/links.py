@@ -60,9 +60,13 @@ class Links:
     """
 
     def __init__(
-        self, path: Path, processes: Processes, *, welcome: Callable[[Child], Awaitable[Welcome]],
+        self,
+        path: Path,
+        processes: Processes,
+        *,
+        welcome: Callable[[Child], Awaitable[Welcome]],
         on_event: Callable[[FromWorker], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.path = path
         self._processes = processes
         self._welcome = welcome
@@ -115,9 +119,16 @@ class Links:
         """A worker as an orchestrator should adopt it."""
         known = self._known.get(child.worker, Known())
         return WorkerSeen(
-            worker=child.worker, slot=child.slot, pid=child.pid, warm=known.warm, job=known.job or child.job,
-            rank=known.rank, generation=known.generation, address=known.address, store=known.store,
-        )  # fmt: skip
+            worker=child.worker,
+            slot=child.slot,
+            pid=child.pid,
+            warm=known.warm,
+            job=known.job or child.job,
+            rank=known.rank,
+            generation=known.generation,
+            address=known.address,
+            store=known.store,
+        )
 
     async def last_words(self, worker: WorkerId, deadline_s: float) -> None:
         """Wait until all that an ended worker has written is heard: what it said comes before its end."""

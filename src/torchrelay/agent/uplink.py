@@ -75,10 +75,16 @@ class Uplink:
     """
 
     def __init__(
-        self, *, where: Callable[[], str], token: Callable[[], str], attach: Callable[[], Attach],
-        beat: Callable[[], Beat], on_message: Callable[[ToAgent], None], on_acked: Callable[[Event], None],
+        self,
+        *,
+        where: Callable[[], str],
+        token: Callable[[], str],
+        attach: Callable[[], Attach],
+        beat: Callable[[], Beat],
+        on_message: Callable[[ToAgent], None],
+        on_acked: Callable[[Event], None],
         allegiance: Allegiance | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._where = where
         self._token = token
         self._attach = attach

@@ -231,9 +231,12 @@ def plan_power(wish: Wish, where: Whereabouts) -> Plan:
         return f"{link.interface} is down: nothing is closed, and its processes live on unseen"
 
     return Plan(
-        wish, (Step(what=f"ip link set {link.interface} down", node=node),), act, wish.for_s,
+        wish,
+        (Step(what=f"ip link set {link.interface} down", node=node),),
+        act,
+        wish.for_s,
         lambda: net.mend(network, node),
-    )  # fmt: skip
+    )
 
 
 def plan_path(wish: Wish, where: Whereabouts) -> Plan:

@@ -198,9 +198,11 @@ def any_rank_on(node: NodeId | None, facts: Facts) -> bool:
 def outlook_of_node(wish: Wish, facts: Facts) -> str:
     assert wish.node is not None, "drawn before"
     lost = sorted(row.rank for row in facts.on(wish.node) if row.rank is not None)
-    found = "found when its agent, started anew, finds nothing there" if wish.how is How.KILL else (
-        "found by silence, after 6 to 30 s"
-    )  # fmt: skip
+    found = (
+        "found when its agent, started anew, finds nothing there"
+        if wish.how is How.KILL
+        else ("found by silence, after 6 to 30 s")
+    )
     if not lost:
         return f"{wish.node} holds no rank: its spares are gone, training goes on; {found}"
     spares = facts.warm(but=wish.node)

@@ -70,12 +70,20 @@ def advise(inputs: Inputs, measured: Measured) -> Advice:
     plain, chosen = options[1], next(option for option in options if option.advised)
     whole = cluster.horizon_h * cluster.gpus * cluster.price_per_gpu_hour
     return Advice(
-        measured=measured, mttf_h=cluster.mttf_h, save_s=inputs.save_s, recovery_s=pause_s, coverage=share,
-        coverage_low=low, rollbacks=failures * (1 - share), rollbacks_low=failures * (1 - low),
-        options=options, saved_dollars=whole * (chosen.ettr_measured - plain.ettr_measured),
+        measured=measured,
+        mttf_h=cluster.mttf_h,
+        save_s=inputs.save_s,
+        recovery_s=pause_s,
+        coverage=share,
+        coverage_low=low,
+        rollbacks=failures * (1 - share),
+        rollbacks_low=failures * (1 - low),
+        options=options,
+        saved_dollars=whole * (chosen.ettr_measured - plain.ettr_measured),
         saved_low_dollars=whole * (chosen.ettr_low - plain.ettr_low),
-        reasons=reasons(inputs, cluster, measured, low, chosen), risks=risks(measured, share, low, plain, chosen),
-    )  # fmt: skip
+        reasons=reasons(inputs, cluster, measured, low, chosen),
+        risks=risks(measured, share, low, plain, chosen),
+    )
 
 
 def covered(measured: Measured) -> tuple[float, float]:
@@ -98,11 +106,17 @@ def options_of(inputs: Inputs, cluster: Cluster, share: float, low: float, pause
         chosen = migration(inputs, between, coverage, pause_h, interval_h)
         truths = [renewal_ettr(replace(chosen, coverage=truth), between, cluster.counting) for truth in (share, low, 0)]
         return Option(
-            name=name, interval_h=chosen.interval_h, thinner=chosen.interval_h / plain,
-            saves_a_day=HOURS_PER_DAY / (chosen.interval_h + save_h), ettr_measured=truths[0], ettr_low=truths[1],
-            ettr_none=truths[2], rollback_mean_h=chosen.interval_h / 2 + chosen.bring_up_h,
-            rollback_worst_h=chosen.interval_h + chosen.bring_up_h, advised=advised,
-        )  # fmt: skip
+            name=name,
+            interval_h=chosen.interval_h,
+            thinner=chosen.interval_h / plain,
+            saves_a_day=HOURS_PER_DAY / (chosen.interval_h + save_h),
+            ettr_measured=truths[0],
+            ettr_low=truths[1],
+            ettr_none=truths[2],
+            rollback_mean_h=chosen.interval_h / 2 + chosen.bring_up_h,
+            rollback_worst_h=chosen.interval_h + chosen.bring_up_h,
+            advised=advised,
+        )
 
     return (
         option("now (--interval-h)", inputs.interval_h, 0),
@@ -147,8 +161,10 @@ def risks(measured: Measured, share: float, low: float, plain: Option, chosen: O
         "the clean ratio, and make checkpoints dense again when it falls",
     ]
     if low < 0.5:
-        found.append(f"{measured.eligible} failures say little: the lower bound is {proven(low)}; break the job on "
-                     "purpose (torchrelay chaos any --repeat 35) to know more")  # fmt: skip
+        found.append(
+            f"{measured.eligible} failures say little: the lower bound is {proven(low)}; break the job on "
+            "purpose (torchrelay chaos any --repeat 35) to know more"
+        )
     elif share == 1:
         found.append("no failure went back so far, so the measured ratio alone would advise no checkpoints at all")
     return tuple(found)

@@ -61,34 +61,47 @@ def answer(inputs: Inputs, measured: Measured | None = None) -> Answer:
     cluster = cluster_of(inputs)
     views = views_of(inputs, cluster, measured)
     return Answer(
-        inputs=inputs, cluster=cluster, measured=measured, views=views, formula=formula(inputs, cluster, views[0]),
+        inputs=inputs,
+        cluster=cluster,
+        measured=measured,
+        views=views,
+        formula=formula(inputs, cluster, views[0]),
         rates=tuple(at_rate(inputs, measured, rate) for rate in RATES),
         remarks=remarks(inputs, cluster, measured, views),
-    )  # fmt: skip
+    )
 
 
 def cluster_of(inputs: Inputs) -> Cluster:
     return Cluster(
-        gpus=inputs.gpus, mttf_h=inputs.job_mttf_h, price_per_gpu_hour=inputs.price_per_gpu_hour,
-        horizon_h=inputs.horizon_h, counting=inputs.counting, gpus_per_node=inputs.gpus_per_node,
-    )  # fmt: skip
+        gpus=inputs.gpus,
+        mttf_h=inputs.job_mttf_h,
+        price_per_gpu_hour=inputs.price_per_gpu_hour,
+        horizon_h=inputs.horizon_h,
+        counting=inputs.counting,
+        gpus_per_node=inputs.gpus_per_node,
+    )
 
 
 def untuned(inputs: Inputs) -> Recovery:
     """Checkpoint-restart as it is published: no save is charged."""
     return Recovery(
-        interval_h=inputs.interval_h, replacement_h=inputs.replacement_min / 60, restore_h=inputs.restore_min / 60,
-        startup_h=inputs.startup_min / 60, retry_share=inputs.retry_share,
-    )  # fmt: skip
+        interval_h=inputs.interval_h,
+        replacement_h=inputs.replacement_min / 60,
+        restore_h=inputs.restore_min / 60,
+        startup_h=inputs.startup_min / 60,
+        retry_share=inputs.retry_share,
+    )
 
 
 def tuned(inputs: Inputs, between_h: float) -> Recovery:
     """Checkpoint-restart as it should be run: Young's interval, its saves charged, a hot spare."""
     save_h = inputs.save_s / 3600
     return Recovery(
-        interval_h=young_h(save_h, between_h), save_h=save_h, replacement_h=inputs.hot_spare_min / 60,
+        interval_h=young_h(save_h, between_h),
+        save_h=save_h,
+        replacement_h=inputs.hot_spare_min / 60,
         retry_share=inputs.retry_share,
-    )  # fmt: skip
+    )
 
 
 def headline(inputs: Inputs) -> Recovery:
@@ -101,9 +114,12 @@ def migration(inputs: Inputs, between_h: float, coverage: float, pause_h: float,
     save_h = inputs.save_s / 3600
     interval = interval_h or thinned_h(save_h, between_h, coverage, inputs.longest_interval_h)
     return replace(
-        tuned(inputs, between_h), interval_h=interval, coverage=coverage, downtime_h=pause_h,
+        tuned(inputs, between_h),
+        interval_h=interval,
+        coverage=coverage,
+        downtime_h=pause_h,
         step_overhead=inputs.step_overhead,
-    )  # fmt: skip
+    )
 
 
 def views_of(inputs: Inputs, cluster: Cluster, measured: Measured | None) -> tuple[View, ...]:
@@ -116,8 +132,17 @@ def views_of(inputs: Inputs, cluster: Cluster, measured: Measured | None) -> tup
     found = [view("as published", f"{held}, {percent(inputs.coverage)} covered, untuned restart", cluster,
                   base, headline(inputs), Form.LINEAR, spares)]  # fmt: skip
     if not is_linear(linear):
-        found.append(view("renewal form", "the same, exact for failures at random", cluster, base, headline(inputs),
-                          Form.RENEWAL, spares))  # fmt: skip
+        found.append(
+            view(
+                "renewal form",
+                "the same, exact for failures at random",
+                cluster,
+                base,
+                headline(inputs),
+                Form.RENEWAL,
+                spares,
+            )
+        )
     both = (inputs.spares, inputs.spares)
     best = migration(inputs, between, inputs.coverage, pause_h, None)
     found.append(
@@ -176,9 +201,15 @@ def view(
     """Both bills, and what is between them."""
     one, other = bill(cluster, before, form, spares[0]), bill(cluster, after, form, spares[1])
     return View(
-        name=name, what=what, restart=before, migration=after, restart_bill=one, migration_bill=other,
-        saved_dollars=one.lost_dollars - other.lost_dollars, net_dollars=one.total_dollars - other.total_dollars,
-    )  # fmt: skip
+        name=name,
+        what=what,
+        restart=before,
+        migration=after,
+        restart_bill=one,
+        migration_bill=other,
+        saved_dollars=one.lost_dollars - other.lost_dollars,
+        net_dollars=one.total_dollars - other.total_dollars,
+    )
 
 
 def at_rate(inputs: Inputs, measured: Measured | None, rate: Rate) -> AtRate:
@@ -215,24 +246,43 @@ def formula(inputs: Inputs, cluster: Cluster, first: View) -> tuple[tuple[str, s
         minutes += f" / (1 - {before.retry_share:g})"
     covered, downtime = after.coverage, after.downtime_h
     return (
-        ("time between failures", "M" if inputs.mttf_h else f"M = 24 * 1000 / (r * N/{inputs.gpus_per_node})",
-         f"{cluster.mttf_h:.4g} h" if inputs.mttf_h
-         else f"24,000 / ({inputs.rate:.4g} x {inputs.nodes:,.4g} nodes) = {cluster.mttf_h:.4g} h"),
-        ("failures", "F = H/(M + b)" if running else "F = H/M",
-         f"{cluster.horizon_h:g} h / {gap} = {found.failures:.4g}"),
+        (
+            "time between failures",
+            "M" if inputs.mttf_h else f"M = 24 * 1000 / (r * N/{inputs.gpus_per_node})",
+            f"{cluster.mttf_h:.4g} h"
+            if inputs.mttf_h
+            else f"24,000 / ({inputs.rate:.4g} x {inputs.nodes:,.4g} nodes) = {cluster.mttf_h:.4g} h",
+        ),
+        (
+            "failures",
+            "F = H/(M + b)" if running else "F = H/M",
+            f"{cluster.horizon_h:g} h / {gap} = {found.failures:.4g}",
+        ),
         ("lost by each", f"L = I/2 + {bring_up}", f"{before.interval_h:g} h / 2 + {minutes} = {lost:.4g} h"),
-        ("cost of restarts", "F * L * N * p",
-         f"{found.failures:.4g} x {lost:.4g} h x {price} = {dollars(found.lost_dollars)}"),
-        ("lost with migration", "Lm = c*d + (1-c)*L",
-         f"{covered:g} x {downtime * 60:.4g} min + {1 - covered:.4g} x {lost * 60:.4g} min"
-         f" = {first.migration_bill.loss_per_failure_h * 60:.4g} min"),
-        ("saved", "cost of restarts - F * Lm * N * p",
-         f"{dollars(found.lost_dollars)} - {dollars(first.migration_bill.lost_dollars)}"
-         f" = {dollars(first.saved_dollars)}"),
-        ("spares", f"n * {inputs.gpus_per_node} * H * p",
-         f"{inputs.spares:g} nodes x {inputs.gpus_per_node} GPUs x {cluster.horizon_h:g} h x "
-         f"${cluster.price_per_gpu_hour:g} = {dollars(first.migration_bill.spare_dollars)}"),
-    )  # fmt: skip
+        (
+            "cost of restarts",
+            "F * L * N * p",
+            f"{found.failures:.4g} x {lost:.4g} h x {price} = {dollars(found.lost_dollars)}",
+        ),
+        (
+            "lost with migration",
+            "Lm = c*d + (1-c)*L",
+            f"{covered:g} x {downtime * 60:.4g} min + {1 - covered:.4g} x {lost * 60:.4g} min"
+            f" = {first.migration_bill.loss_per_failure_h * 60:.4g} min",
+        ),
+        (
+            "saved",
+            "cost of restarts - F * Lm * N * p",
+            f"{dollars(found.lost_dollars)} - {dollars(first.migration_bill.lost_dollars)}"
+            f" = {dollars(first.saved_dollars)}",
+        ),
+        (
+            "spares",
+            f"n * {inputs.gpus_per_node} * H * p",
+            f"{inputs.spares:g} nodes x {inputs.gpus_per_node} GPUs x {cluster.horizon_h:g} h x "
+            f"${cluster.price_per_gpu_hour:g} = {dollars(first.migration_bill.spare_dollars)}",
+        ),
+    )
 
 
 def remarks(inputs: Inputs, cluster: Cluster, measured: Measured | None, views: tuple[View, ...]) -> tuple[str, ...]:

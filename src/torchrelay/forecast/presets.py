@@ -36,9 +36,19 @@ WITHIN = 0.01
 # StepFun's trace: bursts, lemons, slow repairs (the log-normal law with its median of 20 h and its mean of 133 h),
 # refailures; causes as in the Llama 3 run.
 REAL = Process(
-    gap=Gap.WEIBULL, shape=0.62, burst=0.05, burst_nodes=2.0, lemons=0.05, lemon_times=5.0, process=0.13, path=0.084,
-    repair_median_h=20.0, repair_p90_h=242.0, refail_day=0.19, refail_week=0.29,
-)  # fmt: skip
+    gap=Gap.WEIBULL,
+    shape=0.62,
+    burst=0.05,
+    burst_nodes=2.0,
+    lemons=0.05,
+    lemon_times=5.0,
+    process=0.13,
+    path=0.084,
+    repair_median_h=20.0,
+    repair_p90_h=242.0,
+    refail_day=0.19,
+    refail_week=0.29,
+)
 
 
 class Cell(Struct, frozen=True, kw_only=True):
@@ -69,8 +79,17 @@ class Row(Struct, frozen=True, kw_only=True):
 
 def simple(gpus: int, rate: float, column: int) -> Settings:
     """A cell's settings, with the table's simplifications: no failure in a recovery, spares without end."""
-    plain = Settings(gpus=gpus, gap_h=mttf_h(gpus, rate), spares=None, counting=Counting.RUNNING, during_recovery=False,
-                     strategy=Strategy.RESTART, checkpoint=False, thinned=False, step_s=1e-6)  # fmt: skip
+    plain = Settings(
+        gpus=gpus,
+        gap_h=mttf_h(gpus, rate),
+        spares=None,
+        counting=Counting.RUNNING,
+        during_recovery=False,
+        strategy=Strategy.RESTART,
+        checkpoint=False,
+        thinned=False,
+        step_s=1e-6,
+    )
     match column:
         case 0:
             return plain
@@ -91,13 +110,16 @@ def exact(settings: Settings) -> float:
     covers = settings.strategy is Strategy.COVERED
     return renewal_ettr(
         Recovery(
-            interval_h=settings.interval_h(), replacement_h=costs.hot_h if hot else costs.replacement_h,
-            restore_h=0.0 if hot else costs.restore_h, startup_h=0.0 if hot else costs.startup_h,
-            coverage=costs.coverage if covers else 0.0, downtime_h=costs.covered_h if covers else 0.0,
+            interval_h=settings.interval_h(),
+            replacement_h=costs.hot_h if hot else costs.replacement_h,
+            restore_h=0.0 if hot else costs.restore_h,
+            startup_h=0.0 if hot else costs.startup_h,
+            coverage=costs.coverage if covers else 0.0,
+            downtime_h=costs.covered_h if covers else 0.0,
             save_h=costs.save_h if settings.checkpoint else 0.0,
         ),
         settings.mttf_h,
-    )  # fmt: skip
+    )
 
 
 Told = Callable[[int, int], None]
@@ -119,11 +141,22 @@ def cells(runs: int = 400, seed: int = 0, told: Told = silent) -> list[Cell]:
             assert mean.low is not None, "there are several runs"
             assert mean.high is not None, "as for the other end"
             error = stdev([one.ettr for one in got.outcomes]) / SAMPLE**0.5
-            found.append(Cell(
-                gpus=gpus, rate=rate, mttf_h=settings.mttf_h, column=COLUMNS[column], published=value, ours=mean.mean,
-                low=mean.low, high=mean.high, exact=exact(settings), published_error=error,
-                difference=mean.mean - value, within=abs(mean.mean - value) <= WITHIN + 1e-9,
-            ))  # fmt: skip
+            found.append(
+                Cell(
+                    gpus=gpus,
+                    rate=rate,
+                    mttf_h=settings.mttf_h,
+                    column=COLUMNS[column],
+                    published=value,
+                    ours=mean.mean,
+                    low=mean.low,
+                    high=mean.high,
+                    exact=exact(settings),
+                    published_error=error,
+                    difference=mean.mean - value,
+                    within=abs(mean.mean - value) <= WITHIN + 1e-9,
+                )
+            )
             told(len(found), len(TABLE) * len(COLUMNS))
     return found
 
@@ -137,9 +170,14 @@ def full(gpus: int, rate: float, hours: float = 720.0) -> Settings:
     down = gpus / 8 * rate / 24_000 * MEAN_REPAIR_H
     spares = math.ceil((down + 2.33 * math.sqrt(2.6 * down)) / 2)
     return Settings(
-        gpus=gpus, hours=hours, strategy=Strategy.MIGRATION, faults=replace(REAL, rate=rate), spares=spares,
-        floating=spares, failover=True,
-    )  # fmt: skip
+        gpus=gpus,
+        hours=hours,
+        strategy=Strategy.MIGRATION,
+        faults=replace(REAL, rate=rate),
+        spares=spares,
+        floating=spares,
+        failover=True,
+    )
 
 
 def rows(runs: int = 3, seed: int = 0, hours: float = 720.0, told: Told = silent) -> list[Row]:
@@ -147,10 +185,14 @@ def rows(runs: int = 3, seed: int = 0, hours: float = 720.0, told: Told = silent
     found = []
     for gpus, rate, _ in TABLE:
         settings = full(gpus, rate, hours)
-        found.append(Row(
-            gpus=gpus, rate=rate, migration=forecast(settings, runs, seed),
-            hot_spare=forecast(replace(settings, strategy=Strategy.HOT_SPARE, failover=False), runs, seed),
-        ))  # fmt: skip
+        found.append(
+            Row(
+                gpus=gpus,
+                rate=rate,
+                migration=forecast(settings, runs, seed),
+                hot_spare=forecast(replace(settings, strategy=Strategy.HOT_SPARE, failover=False), runs, seed),
+            )
+        )
         told(len(found), len(TABLE))
     return found
 
@@ -172,10 +214,18 @@ def benchmark_64() -> tuple[Case, ...]:
     """3,000 steps, a checkpoint every 100, a fault every 2,700 to 4,500 s of wall time."""
     step_s = 7.75
     plain = Settings(
-        gpus=64, work_h=3000 * step_s * SECOND_H, gap_h=1.0, faults=Process(gap=Gap.UNIFORM, spread=0.25),
-        counting=Counting.WALL, spares=None, checkpoint=False, thinned=False, strategy=Strategy.COVERED, step_s=step_s,
+        gpus=64,
+        work_h=3000 * step_s * SECOND_H,
+        gap_h=1.0,
+        faults=Process(gap=Gap.UNIFORM, spread=0.25),
+        counting=Counting.WALL,
+        spares=None,
+        checkpoint=False,
+        thinned=False,
+        strategy=Strategy.COVERED,
+        step_s=step_s,
         costs=Costs(interval_h=100 * step_s * SECOND_H, coverage=1.0, covered_h=2.5 * MINUTE_H),
-    )  # fmt: skip
+    )
     interval = plain.costs.interval_h
     restart = Costs(interval_h=interval, replacement_h=16 * MINUTE_H)
     slow = Costs(interval_h=interval, torchft_step=1.4, replacement_h=0, restore_h=0, startup_h=0)
@@ -190,8 +240,11 @@ def llama3() -> dict[Strategy, Settings]:
     """54 days of 16,384 GPUs at the rate of the Llama 3 run (419 stops), with each strategy."""
     own = Strategy.MIGRATION  # a lost path only slows training with torchrelay's own network core
     plain = Settings(
-        gpus=16384, hours=54 * 24, faults=replace(REAL, rate=3.79, gap=Gap.EXPONENTIAL, shape=1.0), spares=40,
+        gpus=16384,
+        hours=54 * 24,
+        faults=replace(REAL, rate=3.79, gap=Gap.EXPONENTIAL, shape=1.0),
+        spares=40,
         floating=40,
-    )  # fmt: skip
+    )
     ways = (Strategy.RESTART, Strategy.TUNED, Strategy.HOT_SPARE, Strategy.TORCHFT, Strategy.MIGRATION)
     return {way: replace(plain, strategy=way, failover=way is own) for way in ways}

@@ -109,20 +109,34 @@ def outcome_of(world: World, seed: int) -> Outcome:
     spare_dollars = ((settings.spares or 0) * wall + lent) * node_price
     ended = world.verdicts[Resolution.ENDED]
     return Outcome(
-        seed=seed, wall_h=wall, productive_h=account.productive_h,
-        bad_h={bucket: account.bad_h[bucket] for bucket in Bucket}, ettr=ettr,
+        seed=seed,
+        wall_h=wall,
+        productive_h=account.productive_h,
+        bad_h={bucket: account.bad_h[bucket] for bucket in Bucket},
+        ettr=ettr,
         goodput=max(0.0, account.productive_h - account.dropped_h) / wall,
         jct_h=wall if settings.work_h is not None else settings.hours / ettr if ettr else math.inf,
-        step_mfu=settings.mfu / slower, job_mfu=job_mfu(settings.mfu, min(1.0, ettr)), faults=world.faults,
+        step_mfu=settings.mfu / slower,
+        job_mfu=job_mfu(settings.mfu, min(1.0, ettr)),
+        faults=world.faults,
         interruptions=world.interruptions,
-        clean=world.verdicts[Resolution.CLEAN], rollbacks=world.rollbacks,
-        back_to_snapshots=world.back_to_snapshots, ended=ended, alarms=world.alarms, moves=world.moves,
+        clean=world.verdicts[Resolution.CLEAN],
+        rollbacks=world.rollbacks,
+        back_to_snapshots=world.back_to_snapshots,
+        ended=ended,
+        alarms=world.alarms,
+        moves=world.moves,
         pause_p50_s=3600 * median(pauses) if pauses else None,
         pause_max_s=3600 * max(pauses) if pauses else None,
-        spares_taken=usage.taken, preempted=usage.preempted, borrowed_node_h=usage.borrowed_h, waited_h=usage.waited_h,
-        most_down=usage.most_down, lost_dollars=(gpu_h - settings.gpus * account.productive_h) * settings.price,
-        spare_dollars=spare_dollars, total_dollars=gpu_h * settings.price + spare_dollars,
-    )  # fmt: skip
+        spares_taken=usage.taken,
+        preempted=usage.preempted,
+        borrowed_node_h=usage.borrowed_h,
+        waited_h=usage.waited_h,
+        most_down=usage.most_down,
+        lost_dollars=(gpu_h - settings.gpus * account.productive_h) * settings.price,
+        spare_dollars=spare_dollars,
+        total_dollars=gpu_h * settings.price + spare_dollars,
+    )
 
 
 MEANS = ("ettr", "goodput", "jct_h", "step_mfu", "job_mfu", "faults", "interruptions", "clean", "rollbacks",

@@ -27,8 +27,9 @@ def gpus(settings: Settings, value: float) -> Settings:
     spares = None if settings.spares is None else round(settings.spares * times)
     layout = layout_of(settings.placed.name, whole("gpus", value), settings.gpus_per_node)
     gap = None if settings.gap_h is None else settings.gap_h / times
-    return replace(settings, gpus=int(value), spares=spares, floating=round(settings.floating * times), layout=layout,
-                   gap_h=gap)  # fmt: skip
+    return replace(
+        settings, gpus=int(value), spares=spares, floating=round(settings.floating * times), layout=layout, gap_h=gap
+    )
 
 
 def rate(settings: Settings, value: float) -> Settings:
@@ -70,9 +71,13 @@ def changed_to(name: str, value: float, settings: Settings) -> Settings:
 
 
 def sweep(
-    name: str, values: list[float], ways: list[Settings], runs: int, seed: int,
+    name: str,
+    values: list[float],
+    ways: list[Settings],
+    runs: int,
+    seed: int,
     told: Callable[[int, int], None] = lambda _, __: None,
-) -> tuple[Swept, ...]:  # fmt: skip
+) -> tuple[Swept, ...]:
     """Each value for each way. `told` hears how many runs of how many are done. Raises as `forecast`."""
     changed = [[changed_to(name, value, settings) for settings in ways] for value in values]  # all are checked before
     every, done, found = len(values) * len(ways) * runs, 0, []

@@ -375,13 +375,21 @@ def find(entry: Entry) -> Finding:
     lost = standing is Standing.NOT_CLEAN
     excluded = standing is Standing.EXCLUDED
     return Finding(
-        standing=standing, id=line.id, job=line.job, at=line.at, kind=line.kind, group=group_of(line), cause=line.cause,
-        resolution=line.resolution, steps_lost=line.steps_lost, pause_ms=line.pause_ms,
+        standing=standing,
+        id=line.id,
+        job=line.job,
+        at=line.at,
+        kind=line.kind,
+        group=group_of(line),
+        cause=line.cause,
+        resolution=line.resolution,
+        steps_lost=line.steps_lost,
+        pause_ms=line.pause_ms,
         lost=what_was_lost(line) if lost else "",
         reason=(line.excluded or Exclusion.UNTOLD) if excluded else "",
         why=why_lost(line) if lost else (line.evidence or last_words(line)) if excluded else "",
         origin=entry.origin,
-    )  # fmt: skip
+    )
 
 
 def standing_of(entry: Entry) -> Standing:

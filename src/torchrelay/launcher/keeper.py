@@ -157,9 +157,13 @@ class Keeper:
             command += ["--journal", self.endpoint.journal]
         with self._words_file().open("wb") as words:
             return await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, stdout=words, stderr=words,
-                start_new_session=True, preexec_fn=tethered(),
-            )  # fmt: skip
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                start_new_session=True,
+                preexec_fn=tethered(),
+            )
 
     def where(self) -> Endpoint:
         """Of whichever orchestrator wrote last where it is. Raises ValueError if the file is damaged."""

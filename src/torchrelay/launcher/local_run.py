@@ -199,16 +199,18 @@ class LocalRun:
 
     def works(self) -> tuple[Coroutine[Any, Any, None], ...]:
         """What is done beside one another while the job runs."""
-        renewal = Renewal(
-            self.plan.run_dir, self.keeper, self.scheduler.processes, self.now, self.voice.notice
-        )  # fmt: skip
+        renewal = Renewal(self.plan.run_dir, self.keeper, self.scheduler.processes, self.now, self.voice.notice)
         alone = Followed(
             self.folder, self.plan.spec, self.keeper, self.scheduler, self.voice.say, lambda: self.finishing
-        )  # fmt: skip
+        )
         return (
-            self.tell(), self.print_lines(), self.keeper.keep(), self.mind_nodes(), renewal.watch(),
+            self.tell(),
+            self.print_lines(),
+            self.keeper.keep(),
+            self.mind_nodes(),
+            renewal.watch(),
             self.follow_alone(alone),
-        )  # fmt: skip
+        )
 
     def now(self) -> Client:
         """A client of whichever orchestrator there is now: another one may have taken over elsewhere."""

@@ -231,9 +231,14 @@ class TorchrelayGroup(PathGroup):
         return self._all_to_all(out, into, into.parts, outputs, opts)
 
     def all_to_all_single(  # type: ignore[override]
-        self, result: torch.Tensor, values: torch.Tensor, result_splits: Sequence[int], splits: Sequence[int],
-        opts: Any = None, timeout: timedelta | None = None,
-    ) -> Work:  # fmt: skip
+        self,
+        result: torch.Tensor,
+        values: torch.Tensor,
+        result_splits: Sequence[int],
+        splits: Sequence[int],
+        opts: Any = None,
+        timeout: timedelta | None = None,
+    ) -> Work:
         what, count = "alltoall", self.size()
         tensors.checked(what, (result, values))
         into = Written([result])

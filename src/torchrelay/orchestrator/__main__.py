@@ -114,9 +114,7 @@ async def run(options: argparse.Namespace) -> str:
         try:
             url = await listen(door, options.host, options.port)
             inside = await listen_inside(runner, options.socket)
-            write_endpoint(
-                run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside)
-            )  # fmt: skip
+            write_endpoint(run_dir, Endpoint(url=url, pid=journal.anchors[-1].pid, journal=journal.name, socket=inside))
             log.info("listening on %s", url)
             await serve(service, LocalScheduler(run_dir), run_dir)
         finally:

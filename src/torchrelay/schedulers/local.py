@@ -91,9 +91,14 @@ class LocalScheduler:
     """
 
     caps = Caps(
-        shrink=True, native_replace=True, preempt=False, hold_drain=True, report_bad=True, watch=True,
+        shrink=True,
+        native_replace=True,
+        preempt=False,
+        hold_drain=True,
+        report_bad=True,
+        watch=True,
         gpu_granular=False,
-    )  # fmt: skip
+    )
 
     def __init__(
         self,
@@ -206,9 +211,13 @@ class LocalScheduler:
         # A session of its own: Ctrl-C in the terminal is for `torchrelay run`, which then ends the agents in order.
         with (self.run_dir / "logs" / f"agent-{node}.log").open("ab") as log:
             return await asyncio.create_subprocess_exec(
-                *self._command(node, slots), stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log,
-                start_new_session=True, preexec_fn=tethered(signal.SIGTERM),
-            )  # fmt: skip
+                *self._command(node, slots),
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                preexec_fn=tethered(signal.SIGTERM),
+            )
 
     async def _keep(self, agent: Agent) -> None:
         """Start an agent that ended again, unless it ends at once every time."""

@@ -111,24 +111,30 @@ def plan_network(run_dir: Path, nodes: Iterable[NodeId], subnet: int, links: int
 
     def path(number: int, place: int) -> PathLink:
         return PathLink(
-            name=f"path{number}", interface=f"tr{tag}p{number}n{place}",
+            name=f"path{number}",
+            interface=f"tr{tag}p{number}n{place}",
             address=f"{net_of(subnet + number)}.{FIRST_NODE + place}",
-        )  # fmt: skip
+        )
 
     found = tuple(
         NodeLink(
-            node=node, namespace=f"{PREFIX}{tag}-{node}", interface=f"tr{tag}n{place}",
+            node=node,
+            namespace=f"{PREFIX}{tag}-{node}",
+            interface=f"tr{tag}n{place}",
             address=f"{net_of(subnet)}.{FIRST_NODE + place}",
             paths=tuple(path(number, place) for number in range(1, links + 1)),
         )
         for place, node in enumerate(nodes)
-    )  # fmt: skip
+    )
     if len(found) > MOST_NODES:
         raise SchedulerError(f"{len(found)} isolated nodes: there is room for {MOST_NODES}")
     return Network(
-        tag=tag, bridge=f"tr{tag}", address=f"{net_of(subnet)}.1", nodes=found,
+        tag=tag,
+        bridge=f"tr{tag}",
+        address=f"{net_of(subnet)}.1",
+        nodes=found,
         path_bridges=tuple(f"tr{tag}p{number}" for number in range(1, links + 1)),
-    )  # fmt: skip
+    )
 
 
 def net_of(subnet: int) -> str:

@@ -55,38 +55,49 @@ def one_rank(ranks: argparse.ArgumentParser) -> None:
 
 def about(explain: argparse.ArgumentParser) -> None:
     explain.add_argument(
-        "about", nargs="+", metavar="NAME",
+        "about",
+        nargs="+",
+        metavar="NAME",
         help="an incident (I-3, or 3), a move (M-3), `rank 3`, a node (node-1), a slot (node-1/0), or a worker",
-    )  # fmt: skip
+    )
 
 
 def of_ledger(report: argparse.ArgumentParser) -> None:
     """The words of the ledger."""
     report.add_argument("--write", action="store_true", help="also write the lines to RUN_DIR/ledger.jsonl")
     report.add_argument(
-        "--guarantee", action="store_true",
+        "--guarantee",
+        action="store_true",
         help="how many interruptions were resolved clean, how sure that is, and what is not counted, with evidence",
-    )  # fmt: skip
+    )
     ours = report.add_argument_group("with --guarantee")
     ours.add_argument("--since", metavar="WHEN", help="from then on: 30d, 12h, or a date as 2026-10-01 (all)")
     ours.add_argument(
-        "--ledger", type=Path, nargs="+", action="extend", metavar="FILE",
+        "--ledger",
+        type=Path,
+        nargs="+",
+        action="extend",
+        metavar="FILE",
         help="also these: files written by `report --write`, or folders of runs that have one",
-    )  # fmt: skip
+    )
     ours.add_argument("--target", metavar="SHARE", help="what is to be shown: 0.9, or 90%% (0.9)")
     ours.add_argument("--check", action="store_true", help="exit code 1 unless the lower bound reaches the target")
     ours.add_argument(
-        "--exclude", nargs=3, action="append", metavar=("NAME", "REASON", "EVIDENCE"),
+        "--exclude",
+        nargs=3,
+        action="append",
+        metavar=("NAME", "REASON", "EVIDENCE"),
         help="do not count I-7 (or JOB/I-7): user-bug, operator-stop or storage-outage, and what shows it",
-    )  # fmt: skip
+    )
 
 
 def examined(doctor: argparse.ArgumentParser) -> None:
     """The words of the doctor."""
     doctor.add_argument(
-        "--layout", action="store_true",
+        "--layout",
+        action="store_true",
         help="of a job: where each rank's state would come from if it were lost now, and how much may be lost at once",
-    )  # fmt: skip
+    )
     doctor.add_argument(
         "--net", action="store_true", help="the network: which paths there are, and what protects control traffic"
     )
@@ -113,9 +124,10 @@ def moved(migrate: argparse.ArgumentParser) -> None:
 
 def tainted(taint: argparse.ArgumentParser) -> None:
     taint.add_argument(
-        "taint", metavar="KEY[=VALUE][:EFFECT]",
+        "taint",
+        metavar="KEY[=VALUE][:EFFECT]",
         help=f"effects: {', '.join(EFFECTS)} (NoExecute: what runs there moves away)",
-    )  # fmt: skip
+    )
     taint.add_argument("--ttl", metavar="TIME", help="it lifts itself after this time: 90s, 10m, 2h, 1d")
 
 
@@ -146,5 +158,12 @@ def positive(text: str) -> int:
 
 
 def add_output(verb: argparse.ArgumentParser, *kinds: Output) -> None:
-    verb.add_argument("-o", "--output", type=Output, choices=kinds, default=Output.TABLE, help="how it is printed",
-                      metavar="{" + ",".join(kinds) + "}")  # fmt: skip
+    verb.add_argument(
+        "-o",
+        "--output",
+        type=Output,
+        choices=kinds,
+        default=Output.TABLE,
+        help="how it is printed",
+        metavar="{" + ",".join(kinds) + "}",
+    )

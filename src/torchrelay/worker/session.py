@@ -148,14 +148,23 @@ def open_session(env: Mapping[str, str]) -> Session:
     identity.wait_on = lambda: standing.have_patience(welcome.patience_s)
     session = Session(worker, job, page, standing, identity, link, welcome, server, store)
     started = WorkerStarted(
-        worker=worker, node=NodeId(env["TORCHRELAY_NODE"]), slot=int(env["TORCHRELAY_SLOT"]), pid=os.getpid(),
-        address=server.address, store=store_address,
-    )  # fmt: skip
+        worker=worker,
+        node=NodeId(env["TORCHRELAY_NODE"]),
+        slot=int(env["TORCHRELAY_SLOT"]),
+        pid=os.getpid(),
+        address=server.address,
+        store=store_address,
+    )
     link.say(started)
     reach = Reach(
-        session.break_connections, groups.collectives, groups.begun_elsewhere, lambda: session.transfer.cancel(),
-        session.record_kept, session.snapshot_store.kept, Lookout(standing).look,
-    )  # fmt: skip
+        session.break_connections,
+        groups.collectives,
+        groups.begun_elsewhere,
+        lambda: session.transfer.cancel(),
+        session.record_kept,
+        session.snapshot_store.kept,
+        Lookout(standing).look,
+    )
     server.adopt, server.shelve = session.lanes.adopt, session.serve_snapshot_store
     link.start(reach)
     return session

@@ -42,8 +42,12 @@ data = Pairs(240)
 sampler = DistributedSampler(data, seed=5)
 loader = DataLoader(data, 3, sampler=sampler)
 kept = {
-    "meter": Meter(), "tensor": torch.zeros(2), "array": np.zeros(2), "buffer": None, "large": deque(maxlen=2000),
-}.get(MODE, {"total": 0.0})  # fmt: skip
+    "meter": Meter(),
+    "tensor": torch.zeros(2),
+    "array": np.zeros(2),
+    "buffer": None,
+    "large": deque(maxlen=2000),
+}.get(MODE, {"total": 0.0})
 run = torchrelay.protect(model=model, optimizer=optimizer, state={} if kept is None else {"kept": kept})
 
 

@@ -33,9 +33,15 @@ class OnlyUs:
 
 async def welcome(child: Child) -> Welcome:
     return Welcome(
-        job=child.job, worker=child.worker, node=NodeId("n"), slot=child.slot, host="127.0.0.1", secret=b"s" * 32,
-        patience_s=1.0, logs="/logs",
-    )  # fmt: skip
+        job=child.job,
+        worker=child.worker,
+        node=NodeId("n"),
+        slot=child.slot,
+        host="127.0.0.1",
+        secret=b"s" * 32,
+        patience_s=1.0,
+        logs="/logs",
+    )
 
 
 @asynccontextmanager

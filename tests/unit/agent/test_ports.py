@@ -58,8 +58,9 @@ def test_ports_are_read_as_the_kernel_shows_them(tmp_path: Path) -> None:
     Hardware(tmp_path)
     Hardware(tmp_path, port=2).show("1: DOWN", "2.5 Gb/sec (1X SDR)", 7)
     assert list(read_ports(tmp_path)) == [
-        Reading("mlx5_0:1", "ACTIVE", True, 400.0, 0), Reading("mlx5_0:2", "DOWN", False, 2.5, 7),
-    ]  # fmt: skip
+        Reading("mlx5_0:1", "ACTIVE", True, 400.0, 0),
+        Reading("mlx5_0:2", "DOWN", False, 2.5, 7),
+    ]
 
 
 def test_what_is_not_there_or_makes_no_sense_is_no_number(tmp_path: Path) -> None:
@@ -193,9 +194,15 @@ def test_an_agent_asks_for_a_taint_and_lifts_it_across_a_restart(tmp_path: Path)
 
     async def with_agent(story: Callable[[Network], None], ports: bool = True) -> None:
         network = Network(
-            tmp_path, NodeId("node-0"), limits if ports else PathLimits(), slot_of=lambda _: None, tell=told.append,
-            show=shown.append, adapters="mlx5", sysfs=tmp_path / "sysfs",
-        )  # fmt: skip
+            tmp_path,
+            NodeId("node-0"),
+            limits if ports else PathLimits(),
+            slot_of=lambda _: None,
+            tell=told.append,
+            show=shown.append,
+            adapters="mlx5",
+            sysfs=tmp_path / "sysfs",
+        )
         network.open()
         try:
             story(network)

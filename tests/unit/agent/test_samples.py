@@ -73,9 +73,16 @@ def test_a_page_is_read_while_it_changes(tmp_path: Path) -> None:
     page = Page(sampler.path(W), create=True)
     now = time.monotonic_ns()
     status = Status(
-        step=7, section=2, phase=WorkerPhase.SECTION, entered_ns=now - 60_000_000_000, committed_ns=now,
-        step_ns=4_500_000, collectives=11, beat_ns=now - 50_000_000, generation=3,
-    )  # fmt: skip
+        step=7,
+        section=2,
+        phase=WorkerPhase.SECTION,
+        entered_ns=now - 60_000_000_000,
+        committed_ns=now,
+        step_ns=4_500_000,
+        collectives=11,
+        beat_ns=now - 50_000_000,
+        generation=3,
+    )
     page.write_status(status)
     sample = sampler.sample(W, os.getpid(), Rank(1))
     assert sample is not None

@@ -25,9 +25,14 @@ class Ear:
     def __init__(self, folder: Path) -> None:
         self.slots: dict[int, int] = {}
         self.network = Network(
-            folder, NodeId("node-0"), PathLimits(down_s=60.0), slot_of=self.slots.get, tell=lambda _: None,
-            show=lambda _: None, sysfs=folder / "sysfs",
-        )  # fmt: skip
+            folder,
+            NodeId("node-0"),
+            PathLimits(down_s=60.0),
+            slot_of=self.slots.get,
+            tell=lambda _: None,
+            show=lambda _: None,
+            sysfs=folder / "sysfs",
+        )
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
 
     async def say(self, what: str) -> None:

@@ -232,8 +232,9 @@ def test_bits_are_equal_if_those_of_all_ranks_are() -> None:
 
 def test_a_pause_is_there_though_no_usual_step_was_seen() -> None:
     world = restarted()
-    world.lines = {rank: [msgspec.structs.replace(row, together=3) for row in rows]
-                   for rank, rows in world.lines.items()}  # fmt: skip
+    world.lines = {
+        rank: [msgspec.structs.replace(row, together=3) for row in rows] for rank, rows in world.lines.items()
+    }
     found = figures(world.seen(), PLAIN)
     assert math.isnan(found.step_s)
     assert found.unplanned_pause_p50_s == pytest.approx(3.0)
@@ -297,8 +298,10 @@ def test_ours_are_told_by_the_ledger_whatever_number_of_incidents_a_fault_made()
 
 def test_medians_keep_the_order_of_the_phases() -> None:
     assert list(medians([{"a": 1.0, "b": 2.0}, {"a": 3.0, "b": 4.0, "c": 5.0}]).items()) == [
-        ("a", 2.0), ("b", 3.0), ("c", 2.5)
-    ]  # fmt: skip
+        ("a", 2.0),
+        ("b", 3.0),
+        ("c", 2.5),
+    ]
 
 
 def test_the_mean_of_the_gaps_is_that_of_the_rate() -> None:

@@ -99,8 +99,12 @@ def test_who_was_ended_has_not_done_the_job_whatever_its_fastest_rank_did() -> N
     seen = msgspec.structs.replace(restarted().seen(), reason="ended with code 90 after step 40 of 40")
     found = figures(seen, PLAIN)
     assert found.jct_s is found.jct_samples_s is found.ettr is found.once_share is None
-    page = words_of([run_of(Outcome(name="torchrelay-spares", title="ours", reason=seen.reason, seen=seen,
-                                    figures=found))], {"cpu": "some"}, "", {"gpt": []})  # fmt: skip
+    page = words_of(
+        [run_of(Outcome(name="torchrelay-spares", title="ours", reason=seen.reason, seen=seen, figures=found))],
+        {"cpu": "some"},
+        "",
+        {"gpt": []},
+    )
     assert "- ours: **not held**: not to the end: ended with code 90" in page
     lost = page.partition("### Where torchrelay loses")[2].partition("###")[0]
     assert "- ours: not to the end: ended with code 90" in lost
@@ -134,6 +138,7 @@ def test_the_record_has_each_pause_and_the_phases_of_each_kind_of_fault() -> Non
 
 def test_what_is_not_known_is_not_shown_as_a_number() -> None:
     world = restarted()
-    world.lines = {rank: [msgspec.structs.replace(row, together=3) for row in rows]
-                   for rank, rows in world.lines.items()}  # fmt: skip
+    world.lines = {
+        rank: [msgspec.structs.replace(row, together=3) for row in rows] for rank, rows in world.lines.items()
+    }
     assert "nan" not in words_of([run_of(outcome_of("torchft-b", world))], {"cpu": "some"}, "", {"gpt": []})

@@ -265,9 +265,14 @@ def outcome_of(monkeypatch: pytest.MonkeyPatch, folder: Path, name: str, ends: l
     ],
 )
 def test_who_does_not_come_to_its_end_has_a_second_try_but_for_torchrelay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, ends: list[str | OSError], reason: str, before: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    ends: list[str | OSError],
+    reason: str,
+    before: str,
     shown: int,
-) -> None:  # fmt: skip
+) -> None:
     found = outcome_of(monkeypatch, tmp_path, name, ends)
     assert (found.reason, found.before) == (reason, before)
     assert found.seen is not None

@@ -103,8 +103,10 @@ class TestCounting:
         lines = [line(1), line(2, "fell back"), excluded(3, Exclusion.CALLED_OFF, "x", "called off"), line(4)]
         found = chapter(*map(Entry, lines), I_1="hang", I_2="hang", I_3="taint")
         assert by_kind([found, chapter(Entry(line(1)), I_1="drain")]) == {
-            "hang": [2, 1], "by itself": [1, 1], "drain": [1, 1],
-        }  # fmt: skip
+            "hang": [2, 1],
+            "by itself": [1, 1],
+            "drain": [1, 1],
+        }
 
     def test_what_was_never_seen_to_end_counts_as_lost(self) -> None:
         assert by_kind([chapter(Entry(line(1, "open")), I_1="hang")]) == {"hang": [1, 0]}

@@ -30,8 +30,13 @@ def test_what_may_be_lost(shards: list[str], losses: int, nodes: tuple[str, ...]
 def test_each_rank_is_told_where_its_state_would_come_from() -> None:
     told = survey("job", holders("a", "a", "b", "a", "b", "c"))
     assert [text_of(one, told) for one in told.ranks] == [
-        "ranks 1, 3", "ranks 0, 3", "rank 4", "ranks 0, 1", "rank 2", RESTART,
-    ]  # fmt: skip
+        "ranks 1, 3",
+        "ranks 0, 3",
+        "rank 4",
+        "ranks 0, 1",
+        "rank 2",
+        RESTART,
+    ]
     assert [one.elsewhere for one in told.ranks] == [(3,), (3,), (4,), (0, 1), (2,), ()]
     near = survey("job", holders("a", "a"))
     assert text_of(near.ranks[0], near) == "rank 1, all on the same node"

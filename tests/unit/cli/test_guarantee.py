@@ -127,8 +127,10 @@ class TestWhatCounts:
             ("planned", 1, 1),
         ]
         assert [(part.name, part.counted, part.clean) for part in found.causes] == [
-            ("process killed by a signal", 2, 1), ("hang", 1, 1), ("planned move", 1, 1),
-        ]  # fmt: skip
+            ("process killed by a signal", 2, 1),
+            ("hang", 1, 1),
+            ("planned move", 1, 1),
+        ]
 
     @pytest.mark.parametrize(
         ("detector", "cause", "group"),
@@ -284,8 +286,7 @@ def test_a_run_at_hand_tells_in_the_words_of_a_file() -> None:
 def test_two_reasons_for_not_counting_one_are_refused_and_the_one_that_is_told_is_kept(ask: Asked) -> None:
     stop = excluded(1, Exclusion.OPERATOR, "Ctrl-C")
     bug, old = replace(stop, excluded=Exclusion.USER_BUG), replace(stop, excluded=Exclusion.UNTOLD, evidence="")
-    assert "excluded is user bug in " in ask.refused(
-        "--ledger", ask.file("a.jsonl", stop), ask.file("b.jsonl", bug))  # fmt: skip
+    assert "excluded is user bug in " in ask.refused("--ledger", ask.file("a.jsonl", stop), ask.file("b.jsonl", bug))
     for files in ((stop, old), (old, stop)):
         paths = [ask.file(f"{number}.jsonl", one) for number, one in enumerate(files)]
         (one,) = json.loads(ask("--ledger", *paths, "-o", "json")[1])["findings"]
@@ -314,8 +315,9 @@ def test_a_line_that_was_taken_out_is_missed_and_counts_at_worst(ask: Asked) -> 
 def test_what_another_place_tells_of_or_lies_before_is_not_missing(ask: Asked) -> None:
     path = ask.file("a.jsonl", line(1, hours_ago=90), line(3, hours_ago=60), line(5))
     between = ask.file("b.jsonl", line(2, hours_ago=70), line(4, hours_ago=30))
-    another = ask.file("c.jsonl", line(1, hours_ago=400), line(2, hours_ago=300), line(3, hours_ago=290),
-                       line(4, hours_ago=280))  # fmt: skip
+    another = ask.file(
+        "c.jsonl", line(1, hours_ago=400), line(2, hours_ago=300), line(3, hours_ago=290), line(4, hours_ago=280)
+    )
     cases: list[tuple[tuple[str, ...], list[str]]] = [
         ((between,), []), ((another,), ["I-2", "I-4"]), (("--since", "50h"), ["I-4"]),
     ]  # fmt: skip

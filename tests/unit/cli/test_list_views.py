@@ -36,43 +36,94 @@ def a_rank(rank: int | None, worker: str | None, **fields: object) -> shown.Rank
 
 
 RANKS = shown.Ranks(
-    job=JOB, generation=Generation(3), phase="training",
+    job=JOB,
+    generation=Generation(3),
+    phase="training",
     ranks=(
         a_rank(0, "node-0.0.1"),
         a_rank(1, "node-0.1.1", section=2, shares_with=WorkerId("node-0.0.1"), process="S", in_state_ms=75_000),
-        a_rank(12, None, node=None, slot=None, pid=None, state="vacant", generation=None, step=None, step_ms=None,
-               in_state_ms=None, process=None, silent_ms=None),
+        a_rank(
+            12,
+            None,
+            node=None,
+            slot=None,
+            pid=None,
+            state="vacant",
+            generation=None,
+            step=None,
+            step_ms=None,
+            in_state_ms=None,
+            process=None,
+            silent_ms=None,
+        ),
         a_rank(2, "node-1.0.2", replacement=True, process="Q"),
         a_rank(None, "node-1.1.1", state="warm", step=None, step_ms=None),
     ),
-)  # fmt: skip
+)
 TAINT = shown.TaintView(
-    place="node-1", node=NodeId("node-1"), slot=None, key="gpu/ecc", value="63", effect="NoExecute",
-    reason="too many errors", source="ann@host", since="2026-10-01T12:00:00.000Z", age_s=312.0, left_s=7_300.0,
+    place="node-1",
+    node=NodeId("node-1"),
+    slot=None,
+    key="gpu/ecc",
+    value="63",
+    effect="NoExecute",
+    reason="too many errors",
+    source="ann@host",
+    since="2026-10-01T12:00:00.000Z",
+    age_s=312.0,
+    left_s=7_300.0,
     planned=False,
-)  # fmt: skip
+)
 OWN = shown.TaintView(
-    place="node-1/1", node=NodeId("node-1"), slot=1, key="drain", value="", effect="NoSchedule", reason="",
-    source="probation", since="", age_s=4.0, left_s=None, planned=True,
-)  # fmt: skip
+    place="node-1/1",
+    node=NodeId("node-1"),
+    slot=1,
+    key="drain",
+    value="",
+    effect="NoSchedule",
+    reason="",
+    source="probation",
+    since="",
+    age_s=4.0,
+    left_s=None,
+    planned=True,
+)
 
 
 def a_slot(slot: int, holds: str, rank: int | None = None, guests: int = 0) -> shown.SlotView:
     return shown.SlotView(
-        slot=slot, holds=holds, rank=None if rank is None else Rank(rank), worker=None, life="", move="", why="",
+        slot=slot,
+        holds=holds,
+        rank=None if rank is None else Rank(rank),
+        worker=None,
+        life="",
+        move="",
+        why="",
         guests=(WorkerId("guest"),) * guests,
-    )  # fmt: skip
+    )
 
 
 NODES = shown.Nodes(
     nodes=(
         shown.NodeView(
-            node=NodeId("node-0"), alive=True, lost_since="", silent_ms=300, incarnation="a",
-            slots=(a_slot(0, "rank", 3, guests=1), a_slot(1, "spare")), taints=(), failures=(), silence="",
+            node=NodeId("node-0"),
+            alive=True,
+            lost_since="",
+            silent_ms=300,
+            incarnation="a",
+            slots=(a_slot(0, "rank", 3, guests=1), a_slot(1, "spare")),
+            taints=(),
+            failures=(),
+            silence="",
         ),
         shown.NodeView(
-            node=NodeId("node-1"), alive=False, lost_since="2026-10-01T12:00:07.123Z", silent_ms=None,
-            incarnation="b", slots=(a_slot(0, "free"), a_slot(1, "target", 3)), taints=(TAINT, OWN),
+            node=NodeId("node-1"),
+            alive=False,
+            lost_since="2026-10-01T12:00:07.123Z",
+            silent_ms=None,
+            incarnation="b",
+            slots=(a_slot(0, "free"), a_slot(1, "target", 3)),
+            taints=(TAINT, OWN),
             failures=(
                 shown.FailureView(slot=None, times=("2026-09-30T10:00:00.000Z",)),
                 shown.FailureView(slot=1, times=tuple(f"2026-09-2{day}T10:0{day}:00.000Z" for day in range(4))),
@@ -81,7 +132,7 @@ NODES = shown.Nodes(
         ),
     ),
     freezes=(shown.FreezeView(source="ann@host", reason="a demo"), shown.FreezeView(source="file F", reason="")),
-)  # fmt: skip
+)
 
 
 def a_spare(worker: str, **fields: object) -> shown.SpareView:
@@ -93,13 +144,14 @@ def a_spare(worker: str, **fields: object) -> shown.SpareView:
 
 
 SPARES = shown.Spares(
-    job=JOB, wanted=3,
+    job=JOB,
+    wanted=3,
     spares=(
         a_spare("node-1.1.1"),
         a_spare("node-1.2.1", target_of=3, move="M-1", prepared=True),
         a_spare("node-1.3.1", target_of=4, move="M-1", state="starting", refused="node-1 gpu/ecc=63:NoExecute " * 3),
     ),
-)  # fmt: skip
+)
 
 
 def a_move(name: str, **fields: object) -> shown.MoveView:
@@ -119,17 +171,30 @@ MOVES = shown.Moves(
     job=JOB,
     moves=(
         a_move("M-1"),
-        a_move("M-2", open=True, state="preparing", tries=2, incident="", pause_ms=None, legs=(), why="waits for room",
-               reason="a reason so long that nobody would read all of it in a table of many columns"),
+        a_move(
+            "M-2",
+            open=True,
+            state="preparing",
+            tries=2,
+            incident="",
+            pause_ms=None,
+            legs=(),
+            why="waits for room",
+            reason="a reason so long that nobody would read all of it in a table of many columns",
+        ),
     ),
-)  # fmt: skip
+)
 
 
 def a_fault(rank: int | None, detector: str) -> shown.FaultView:
     return shown.FaultView(
-        at="2026-10-01T12:00:00.000Z", cause="SIGKILL", detector=detector, rank=None if rank is None else Rank(rank),
-        worker=WorkerId("node-0.0.1"), node=NodeId("node-0"),
-    )  # fmt: skip
+        at="2026-10-01T12:00:00.000Z",
+        cause="SIGKILL",
+        detector=detector,
+        rank=None if rank is None else Rank(rank),
+        worker=WorkerId("node-0.0.1"),
+        node=NodeId("node-0"),
+    )
 
 
 def an_incident(name: str, **fields: object) -> shown.IncidentView:
@@ -147,12 +212,30 @@ INCIDENTS = shown.Incidents(
     job=JOB,
     incidents=(
         an_incident("I-1"),
-        an_incident("I-2", kind="planned", move="M-1", faults=(), verdict="", pause_ms=None, phases={}, sources=(),
-                    shares={}, bytes=0, digest="", cause="drained by ann@host"),
-        an_incident("I-10", faults=(a_fault(2, "agent"), a_fault(None, "silence"), a_fault(1, "hang")),
-                    eligible=False, excluded="user bug", evidence="twice the same", cause="ValueError: " + "x" * 70),
+        an_incident(
+            "I-2",
+            kind="planned",
+            move="M-1",
+            faults=(),
+            verdict="",
+            pause_ms=None,
+            phases={},
+            sources=(),
+            shares={},
+            bytes=0,
+            digest="",
+            cause="drained by ann@host",
+        ),
+        an_incident(
+            "I-10",
+            faults=(a_fault(2, "agent"), a_fault(None, "silence"), a_fault(1, "hang")),
+            eligible=False,
+            excluded="user bug",
+            evidence="twice the same",
+            cause="ValueError: " + "x" * 70,
+        ),
     ),
-)  # fmt: skip
+)
 AUDIT = shown.Audit(
     calls=(
         shown.AuditEntry(at="2026-10-01T12:00:00.250Z", who="ann@host", call="drain", what="node-1", seq=812),
@@ -166,19 +249,32 @@ LINKS = (
 NETWORK = shown.NetworkView(
     nodes=(
         shown.NodeNetwork(
-            node=NodeId("node-1"), alive=True, age_s=2.0, taints=(TAINT,),
+            node=NodeId("node-1"),
+            alive=True,
+            age_s=2.0,
+            taints=(TAINT,),
             news=NetworkNews(
                 paths=(
                     PathNews(path=0, interface="eth0", local="10.0.0.1", links=LINKS),
-                    PathNews(path=1, interface="", local="10.0.1.1", links=LINKS[1:],
-                             finding=FindingNews(kind="down", where="here", evidence="no carrier", for_s=9.0,
-                                                 taint="network/eth1")),
+                    PathNews(
+                        path=1,
+                        interface="",
+                        local="10.0.1.1",
+                        links=LINKS[1:],
+                        finding=FindingNews(
+                            kind="down", where="here", evidence="no carrier", for_s=9.0, taint="network/eth1"
+                        ),
+                    ),
                 ),
-                processes=2, reports=7, malformed=1, strangers=2, left_out=3,
+                processes=2,
+                reports=7,
+                malformed=1,
+                strangers=2,
+                left_out=3,
             ),
         ),
     )
-)  # fmt: skip
+)
 FULL = {"ranks": RANKS, "nodes": NODES, "spares": SPARES, "moves": MOVES, "incidents": INCIDENTS, "audit": AUDIT}
 
 

@@ -32,9 +32,21 @@ from torchrelay.wire.messages.netreport import NetPage, Row, RowState, encode_pa
 from torchrelay.wire.messages.pathnews import FindingNews, LinkNews, NetworkNews, PathNews
 
 LINK = LinkNews(
-    remote="10.0.1.2", state="down", state_s=41.0, reason="carrier", live=0, round_trip_us=180, flaps=3, sent_rate=12e6,
-    received_rate=11e6, sent_bytes=4_000_000_000_000_000_001, received_bytes=2, sent_again=3, duplicates=4, corrupt=5,
-)  # fmt: skip
+    remote="10.0.1.2",
+    state="down",
+    state_s=41.0,
+    reason="carrier",
+    live=0,
+    round_trip_us=180,
+    flaps=3,
+    sent_rate=12e6,
+    received_rate=11e6,
+    sent_bytes=4_000_000_000_000_000_001,
+    received_bytes=2,
+    sent_again=3,
+    duplicates=4,
+    corrupt=5,
+)
 WELL = LinkNews(remote="10.0.0.2", state="up", state_s=9.0)
 FINDING = FindingNews(kind="down", where="here", evidence="path eth1 lost for 30 s", for_s=11.0, taint="network/eth1")
 NEWS = NetworkNews(
@@ -42,12 +54,25 @@ NEWS = NetworkNews(
         PathNews(path=0, interface="eth0", local="10.0.0.1", links=(WELL,)),
         PathNews(path=1, interface="eth1", local="10.0.1.1", links=(LINK,), finding=FINDING),
     ),
-    processes=2, reports=7, malformed=1, strangers=2,
-)  # fmt: skip
+    processes=2,
+    reports=7,
+    malformed=1,
+    strangers=2,
+)
 TAINT = TaintView(
-    place="node-0", node=NODE, slot=None, key="network/eth1", value="down", effect="NoExecute", reason="lost",
-    source="network", since="", age_s=1.0, left_s=None, planned=False,
-)  # fmt: skip
+    place="node-0",
+    node=NODE,
+    slot=None,
+    key="network/eth1",
+    value="down",
+    effect="NoExecute",
+    reason="lost",
+    source="network",
+    since="",
+    age_s=1.0,
+    left_s=None,
+    planned=False,
+)
 VIEW = NetworkView(nodes=(NodeNetwork(node=NODE, alive=True, age_s=1.25, news=NEWS, taints=(TAINT,)),))
 
 
@@ -177,14 +202,36 @@ def words(*given: str) -> argparse.Namespace:
 def test_the_page_shows_links_and_what_is_wrong() -> None:
     lines = network_page(VIEW).splitlines()
     assert re.split(r"  +", lines[0]) == [
-        "node", "path", "local", "peer", "state", "for", "sent/s", "received/s", "round trip", "flaps", "again",
-        "corrupt", "taint",
-    ]  # fmt: skip
+        "node",
+        "path",
+        "local",
+        "peer",
+        "state",
+        "for",
+        "sent/s",
+        "received/s",
+        "round trip",
+        "flaps",
+        "again",
+        "corrupt",
+        "taint",
+    ]
     assert lines[1].split()[:6] == ["node-0", "0", "eth0", "10.0.0.1", "10.0.0.2", "up"]
     assert re.split(r"  +", lines[2]) == [
-        "node-0", "1 eth1", "10.0.1.1", "10.0.1.2", "down (carrier)", "41 s", "12.0 MB", "11.0 MB", "0.2 ms", "3", "3",
-        "5", "network/eth1",
-    ]  # fmt: skip
+        "node-0",
+        "1 eth1",
+        "10.0.1.1",
+        "10.0.1.2",
+        "down (carrier)",
+        "41 s",
+        "12.0 MB",
+        "11.0 MB",
+        "0.2 ms",
+        "3",
+        "3",
+        "5",
+        "network/eth1",
+    ]
     assert lines[3:] == [
         "",
         "node-0: path eth1 lost for 30 s (found 11 s ago)",
@@ -246,9 +293,19 @@ def test_the_verb_says_why_there_is_nothing_to_show(tmp_path: Path, monkeypatch:
 
 def a_row(**fields: Any) -> Row:
     known: dict[str, Any] = dict.fromkeys(
-        ("round_trip_us", "sent_bytes", "received_bytes", "sent_again", "duplicates", "downs", "ups", "corrupt",
-         "down_since_us"), 0,
-    )  # fmt: skip
+        (
+            "round_trip_us",
+            "sent_bytes",
+            "received_bytes",
+            "sent_again",
+            "duplicates",
+            "downs",
+            "ups",
+            "corrupt",
+            "down_since_us",
+        ),
+        0,
+    )
     return Row(**(known | dict(interface="eth0", local="a", remote="b", path=0, live=1, state=RowState.UP) | fields))
 
 
@@ -291,9 +348,11 @@ def test_pages_are_found_below_the_folder_and_put_together(
 def test_a_link_is_down_if_all_who_use_it_have_lost_it() -> None:
     down, unused = a_row(live=0, state=RowState.DOWN, down_since_us=5), a_row(live=0)
     for rows, state in (
-        ([down, a_row()], "up"), ([down, unused], "down"), ([down, a_row(state=RowState.SUSPECT)], "suspect"),
+        ([down, a_row()], "up"),
+        ([down, unused], "down"),
+        ([down, a_row(state=RowState.SUSPECT)], "suspect"),
         ([unused, unused], "unused"),
-    ):  # fmt: skip
+    ):
         assert net.link_of("b", rows, (0, 0), 10).state == state
 
 
@@ -351,8 +410,9 @@ def test_what_cannot_be_meant_is_refused(name: str, text: str) -> None:
 def test_the_core_is_switched_on_and_gives_up_some_day(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCHRELAY_NET_GIVEUP_S", raising=False)
     assert net_flags.network_environment(flags("--net-failover")) == {
-        "NCCL_NET": "torchrelay", "TORCHRELAY_NET_GIVEUP_S": "300"
-    }  # fmt: skip
+        "NCCL_NET": "torchrelay",
+        "TORCHRELAY_NET_GIVEUP_S": "300",
+    }
     monkeypatch.setenv("TORCHRELAY_NET_GIVEUP_S", "77")
     assert net_flags.network_environment(flags("--net-failover"))["TORCHRELAY_NET_GIVEUP_S"] == "77"
     given = flags("--net-failover", "--net-giveup", "2m")

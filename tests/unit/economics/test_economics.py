@@ -221,10 +221,12 @@ class TestRenewal:
         found = [
             renewal_ettr(each, hours)
             for each in (
-                RESTART, tuned, replace(tuned, replacement_h=5 * MIN),
+                RESTART,
+                tuned,
+                replace(tuned, replacement_h=5 * MIN),
                 replace(RESTART, coverage=0.9, downtime_h=2 * MIN),
             )
-        ]  # fmt: skip
+        ]
         assert found == pytest.approx([naive, tuned_20, tuned_5, migrated], abs=0.01)
 
     def test_thinning_is_what_makes_coverage_pay(self) -> None:

@@ -139,9 +139,16 @@ def test_the_time_of_a_step_is_the_median() -> None:
 
 def moment(step: int, *news: str) -> Moment:
     return Moment(
-        title="disturbed", step=step, total=300, seconds=step / 10, phase="running", losses=[3.0, 2.0],
-        ranks=[(0, "computing", 11), (1, "hanging", 12)], spares=2, news=news,
-    )  # fmt: skip
+        title="disturbed",
+        step=step,
+        total=300,
+        seconds=step / 10,
+        phase="running",
+        losses=[3.0, 2.0],
+        ranks=[(0, "computing", 11), (1, "hanging", 12)],
+        spares=2,
+        news=news,
+    )
 
 
 def test_without_a_terminal_each_piece_of_news_is_told_once() -> None:
@@ -187,11 +194,16 @@ def test_the_tail_of_a_file_comes_line_by_line(tmp_path: Path) -> None:
 def seen(*processes: str, phase: str = "running") -> Seen:
     ranks = [
         {
-            "rank": rank, "state": "computing", "process": process, "pid": 50 + rank, "worker": f"w{rank}",
-            "node": "node-0", "slot": rank,
+            "rank": rank,
+            "state": "computing",
+            "process": process,
+            "pid": 50 + rank,
+            "worker": f"w{rank}",
+            "node": "node-0",
+            "slot": rank,
         }
         for rank, process in enumerate(processes)
-    ]  # fmt: skip
+    ]
     status = {"phase": phase, "step": 3, "world_size": 2, "spares": {"warm": 1}}
     return Seen(status, [*ranks, {"rank": None, "state": "warm", "process": "S", "pid": 99}], [])
 
@@ -213,10 +225,17 @@ def test_a_job_trains_when_every_rank_does(job: Seen, training: bool) -> None:
 
 def line_of_ledger(name: str, ranks: Sequence[int], at: str, resolution: str = "clean") -> dict[str, Any]:
     return {
-        "id": name, "kind": "unplanned", "cause": "SIGKILL", "detector": "agent: process exit", "ranks": ranks,
+        "id": name,
+        "kind": "unplanned",
+        "cause": "SIGKILL",
+        "detector": "agent: process exit",
+        "ranks": ranks,
         "at": at,
-        "verdict": "redo the step after 7", "resolution": resolution, "steps_lost": 0, "phases": {"detect": 3},
-    }  # fmt: skip
+        "verdict": "redo the step after 7",
+        "resolution": resolution,
+        "steps_lost": 0,
+        "phases": {"detect": 3},
+    }
 
 
 def test_strikes_and_incidents_find_each_other() -> None:

@@ -19,8 +19,19 @@ from torchrelay.terminal.show import milliseconds
 def test_a_table_shows_each_strategy_and_where_the_time_goes(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, err = said(capsys, *SHORT)
     assert (code, err) == (0, "")
-    for word in ("restart", "tuned", "hot-spare", "torchft", "migration", "±", "productive", "checkpoint save", "clean",
-                 "decided by the protocol core; phases: assumed", "95 % confidence"):  # fmt: skip
+    for word in (
+        "restart",
+        "tuned",
+        "hot-spare",
+        "torchft",
+        "migration",
+        "±",
+        "productive",
+        "checkpoint save",
+        "clean",
+        "decided by the protocol core; phases: assumed",
+        "95 % confidence",
+    ):
         assert word in out
 
 
@@ -191,8 +202,9 @@ def test_phases_come_from_a_ledger(capsys: pytest.CaptureFixture[str], tmp_path:
     code, out, _ = said(capsys, *SHORT, "--strategy", "migration", "--ledger", str(path), "-o", "json")
     assert code == 0
     assert json.loads(out)[0]["means"]["pause_p50_s"]["mean"] == pytest.approx(900, abs=0.001)
-    assert "1 incidents as they were measured" in said(
-        capsys, *SHORT, "--strategy", "migration", "--ledger", str(path))[1]  # fmt: skip
+    assert (
+        "1 incidents as they were measured" in said(capsys, *SHORT, "--strategy", "migration", "--ledger", str(path))[1]
+    )
 
 
 def test_the_table_is_of_its_own_simplifications() -> None:

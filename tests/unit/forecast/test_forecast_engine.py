@@ -134,7 +134,8 @@ def test_work_that_will_hardly_ever_be_done_is_refused(monkeypatch: pytest.Monke
 
 def test_given_phases_are_the_pause() -> None:
     none = dict.fromkeys(("interrupt", "agree", "acquire", "reconfigure", "restore", "resume"), Span(0, 0))
-    job = Settings(gpus=64, hours=300, spares=8, phases=Phases({**none, "detect": Span(30, 0)}),
-                   faults=Process(rate=100))  # fmt: skip
+    job = Settings(
+        gpus=64, hours=300, spares=8, phases=Phases({**none, "detect": Span(30, 0)}), faults=Process(rate=100)
+    )
     got = simulate(job, 0)
     assert got.pause_p50_s == pytest.approx(30, abs=1), "and 50 ms until the buddy has answered"

@@ -87,8 +87,10 @@ def test_phases_of_a_ledger_are_drawn_together(tmp_path: Path) -> None:
     path = tmp_path / "ledger.jsonl"
     path.write_bytes(b"\n".join(msgspec.json.encode(one) for one in (short, long, ended)))
     phases, chance = phases_of_ledger(path, {"resume": Span(3, 0)}), np.random.default_rng(0)
-    drawn = {(found["detect"], found["restore"], found["resume"], found["reconfigure"])
-             for found in (phases.draw(chance) for _ in range(50))}  # fmt: skip
+    drawn = {
+        (found["detect"], found["restore"], found["resume"], found["reconfigure"])
+        for found in (phases.draw(chance) for _ in range(50))
+    }
     assert drawn == {(0.1, 0.2, 3, 0), (1.0, 2.0, 3, 0)}
     assert "2 incidents" in phases.source
 

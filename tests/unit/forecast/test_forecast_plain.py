@@ -83,8 +83,18 @@ def test_a_foreseen_fault_that_does_not_come_gives_its_node_back() -> None:
 @pytest.mark.parametrize("strategy", [Strategy.RESTART, Strategy.HOT_SPARE, Strategy.TORCHFT, Strategy.COVERED])
 def test_after_a_storm_every_node_is_somewhere(strategy: Strategy) -> None:
     """Faults end after 400 h, and repairs within 50 h of that: 8 of the job, 2 spares, 2 of others are left."""
-    faults = Process(rate=150, burst=0.2, process=0.2, path=0.1, refail_day=0.2, refail_week=0.3, foreseen=0.5,
-                     precision=0.5, repair_median_h=5, repair_p90_h=9)  # fmt: skip
+    faults = Process(
+        rate=150,
+        burst=0.2,
+        process=0.2,
+        path=0.1,
+        refail_day=0.2,
+        refail_week=0.3,
+        foreseen=0.5,
+        precision=0.5,
+        repair_median_h=5,
+        repair_p90_h=9,
+    )
     for seed in range(5):
         job = Settings(gpus=64, hours=700.0, strategy=strategy, spares=2, floating=2, faults=faults)
         world = World(job, seed)
@@ -105,8 +115,9 @@ def test_after_a_storm_every_node_is_somewhere(strategy: Strategy) -> None:
 def test_a_warning_saves_the_pause_of_its_fault(spares: int | None) -> None:
     """With spares without end, too: the node is left, so its fault is nobody's."""
     job = covered(gpus=1024, hours=1000.0, spares=spares, costs=Costs(coverage=0.5))
-    ettrs = [forecast(replace(job, faults=Process(rate=23.7, foreseen=share)), 4).means["ettr"].mean
-             for share in (0.0, 1.0)]  # fmt: skip
+    ettrs = [
+        forecast(replace(job, faults=Process(rate=23.7, foreseen=share)), 4).means["ettr"].mean for share in (0.0, 1.0)
+    ]
     assert ettrs[1] > ettrs[0] + 0.02
 
 

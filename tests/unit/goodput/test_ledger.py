@@ -40,8 +40,14 @@ def test_a_line_says_how_much_of_the_state_each_of_several_sources_has_brought()
 def test_phases_follow_one_another_and_add_up_to_the_pause() -> None:
     found = line_of(view())
     assert found.phases == {
-        "detect": 5, "interrupt": 1, "agree": 4, "acquire": 40, "reconfigure": 30, "restore": 0, "resume": 10,
-    }  # fmt: skip
+        "detect": 5,
+        "interrupt": 1,
+        "agree": 4,
+        "acquire": 40,
+        "reconfigure": 30,
+        "restore": 0,
+        "resume": 10,
+    }
     assert sum(found.phases.values()) == found.pause_ms == 90
 
 
@@ -114,9 +120,16 @@ class TestMoves:
     def line(self, resolution: Resolution = Resolution.CLEAN, *without: Mark, kind: str = "planned") -> Line:
         marks = Table({mark: at for mark, at in MOVE_MARKS.items() if mark not in without})
         incident = Incident(
-            5, JobId("job"), Generation(6), (self.WISH,), marks, ((BEGUN, "asked for by ann"),), resolution=resolution,
-            kind=kind, move=4,
-        )  # fmt: skip
+            5,
+            JobId("job"),
+            Generation(6),
+            (self.WISH,),
+            marks,
+            ((BEGUN, "asked for by ann"),),
+            resolution=resolution,
+            kind=kind,
+            move=4,
+        )
         scene = Scene(CLUSTER, FailureDetector(), {}, (Anchor(0, WALL, 1),), 5_000)
         return line_of(view_incident(scene, incident))
 

@@ -42,7 +42,7 @@ def finish(story: Story, *points: Point | None) -> None:
             ev.WorkerFinished(
                 job=JOB, generation=story.job.generation, worker=story.holder(rank), rank=Rank(rank), point=point
             )
-        )  # fmt: skip
+        )
 
 
 class TestProof:
@@ -98,12 +98,20 @@ class TestBeats:
     def beats(self, story: Story, *points: Point, generation: int | None = None) -> list[ev.Event]:
         samples = tuple(
             Sample(
-                worker=story.holder(rank), rank=Rank(rank), generation=Generation(generation or story.job.generation),
-                point=point, phase=WorkerPhase.COMPUTING, phase_ms=0, step_ms=10.0, collectives=1, beat_ms=0,
-                process="S", cpu_ms=0,
+                worker=story.holder(rank),
+                rank=Rank(rank),
+                generation=Generation(generation or story.job.generation),
+                point=point,
+                phase=WorkerPhase.COMPUTING,
+                phase_ms=0,
+                step_ms=10.0,
+                collectives=1,
+                beat_ms=0,
+                process="S",
+                cpu_ms=0,
             )
             for rank, point in enumerate(points)
-        )  # fmt: skip
+        )
         failure_detector = hear(
             FailureDetector(), Beat(node=NODE, incarnation="a", samples=samples), story.cluster.now_ms
         )

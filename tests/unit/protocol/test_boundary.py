@@ -99,8 +99,9 @@ def test_all_targets_have_to_be_there_before_ranks_change_hands() -> None:
     assert (story.job.phase, story.holder(0), story.holder(1)) == (JobPhase.RECONFIGURING, first, second)
     # Nobody survives who has the state: it comes from those who left, and each has its own.
     assert {order.rank: order.sources[0].address for order in story.orders() if isinstance(order, od.Restore)} == {
-        0: "at:node-0.0.0", 1: "at:node-0.1.1"
-    }  # fmt: skip
+        0: "at:node-0.0.0",
+        1: "at:node-0.1.1",
+    }
     story.settle()
     assert (story.move.state, story.job.incidents[-1].sources) == (MoveState.DONE, (0, 1))
 
@@ -373,8 +374,10 @@ def test_a_boundary_that_comes_to_nothing_three_times_is_given_up() -> None:
     for tries in (1, 2):
         story.wait(500)
         assert (story.move.state, story.move.tries, story.move.again_ms) == (
-            MoveState.PREPARING, tries, story.now_ms + 1_000
-        )  # fmt: skip
+            MoveState.PREPARING,
+            tries,
+            story.now_ms + 1_000,
+        )
         assert story.move.targets[Rank(1)] == target
         let_go_on(story)
         story.wait(1_000)

@@ -196,9 +196,13 @@ def test_a_copy_counts_from_a_buddy_that_was_asked_and_of_the_point_that_is_look
     story = without_a_node()
     before = story.cluster
     for stranger in (
-        {"job": JobId("other")}, {"rank": Rank(9)}, {"ward": Rank(9)}, {"worker": story.holder(1)},
-        {"generation": Generation(1)}, {"point": NEXT},
-    ):  # fmt: skip
+        {"job": JobId("other")},
+        {"rank": Rank(9)},
+        {"ward": Rank(9)},
+        {"worker": story.holder(1)},
+        {"generation": Generation(1)},
+        {"point": NEXT},
+    ):
         story.hear(kept(story, 0, 1, **stranger))
         assert story.cluster == before, stranger
     story.hear(kept(story, 0, 1))
@@ -250,9 +254,12 @@ def test_at_a_boundary_what_others_say_does_not_count() -> None:
     assert story.job.phase is JobPhase.HALTING
     target, before = story.move.targets[Rank(1)], story.cluster
     for who in (
-        {"worker": WorkerId("nobody")}, {"worker": former}, {"worker": target, "generation": Generation(1)},
-        {"worker": WorkerId("node-0.4.4")}, {"generation": Generation(1)},
-    ):  # fmt: skip
+        {"worker": WorkerId("nobody")},
+        {"worker": former},
+        {"worker": target, "generation": Generation(1)},
+        {"worker": WorkerId("node-0.4.4")},
+        {"generation": Generation(1)},
+    ):
         story.hear(say(story, ev.WorkerReady, 1, point=NEXT, **who))
         assert story.cluster == before, who
 
@@ -312,8 +319,9 @@ def test_no_move_outlives_its_workers() -> None:
     story.hear(asked(1), raised(story, 0, kind="undeclared", summary="all_reduce"))
     assert (story.job.phase, story.job.restarts, story.job.boundary) == (JobPhase.STARTING, 1, None)
     assert (story.job.moves[0].state, story.job.moves[0].story[-1][1]) == (
-        MoveState.CALLED_OFF, "all workers start again: all_reduce"
-    )  # fmt: skip
+        MoveState.CALLED_OFF,
+        "all workers start again: all_reduce",
+    )
     assert (story.cluster.workers[target].life, len(story.job.requests)) == (Life.FENCING, 2)
 
 

@@ -31,16 +31,21 @@ from torchrelay.protocol.recovery.replicas import DETECTOR, TAINT, Verdict, judg
 )
 def test_the_majority_of_each_shard_is_believed(
     told: str, differing: tuple[int, ...], doubtful: tuple[int, ...]
-) -> None:  # fmt: skip
+) -> None:
     known = [(rank, word[0], word[1:]) for rank, word in enumerate(told.split())]
     assert judge(known) == Verdict(differing, doubtful)
 
 
 def differ(story: Story, *ranks: int, by: int = 0, generation: int | None = None) -> ev.ReplicasDiffer:
     return ev.ReplicasDiffer(
-        worker=story.holder(by), job=JOB, rank=Rank(by), generation=Generation(generation or story.job.generation),
-        point=Point(3), ranks=tuple(map(Rank, ranks)), evidence=f"ranks {ranks} differ",
-    )  # fmt: skip
+        worker=story.holder(by),
+        job=JOB,
+        rank=Rank(by),
+        generation=Generation(generation or story.job.generation),
+        point=Point(3),
+        ranks=tuple(map(Rank, ranks)),
+        evidence=f"ranks {ranks} differ",
+    )
 
 
 def three_ranks() -> Story:
@@ -60,8 +65,11 @@ def test_who_differs_is_replaced_and_its_place_taken_last(story: Story) -> None:
     assert (fault.rank, fault.worker, fault.detector, fault.cause) == (1, culprit, DETECTOR, "ranks (1,) differ")
     (taint,) = story.cluster.taints.values()
     assert (taint.node, taint.slot, taint.key, taint.effect) == (
-        NodeId("node-0"), 1, TAINT, Effect.PREFER_NO_SCHEDULE,
-    )  # fmt: skip
+        NodeId("node-0"),
+        1,
+        TAINT,
+        Effect.PREFER_NO_SCHEDULE,
+    )
     assert "differ" in taint.reason
     story.settle()
     assert story.job.open_incident is None
@@ -148,9 +156,13 @@ def finish(story: Story, *held: str, shards: str = "aaa", points: str = "888") -
         job = story.job.with_seat(Rank(rank), replace(seat, shard=shards[rank]))
         story.cluster = story.cluster.with_job(job)
         finished = ev.WorkerFinished(
-            job=JOB, generation=job.generation, worker=story.holder(rank), rank=Rank(rank),
-            point=Point(int(points[rank])), held=what,
-        )  # fmt: skip
+            job=JOB,
+            generation=job.generation,
+            worker=story.holder(rank),
+            rank=Rank(rank),
+            point=Point(int(points[rank])),
+            held=what,
+        )
         story.hear(finished)
 
 

@@ -43,8 +43,11 @@ def test_a_node_that_comes_first_does_not_take_the_ranks_of_those_that_follow() 
         story.hear(ev.NodeJoined(node=NodeId(f"node-{number}"), incarnation="a", slots=4))
     held = [story.cluster.workers[story.holder(rank)] for rank in range(4)]
     assert [(worker.node, worker.slot) for worker in held] == [
-        ("node-0", 0), ("node-0", 1), ("node-1", 0), ("node-1", 1)
-    ]  # fmt: skip
+        ("node-0", 0),
+        ("node-0", 1),
+        ("node-1", 0),
+        ("node-1", 1),
+    ]
 
 
 def test_when_a_node_is_lost_the_others_give_all_their_slots() -> None:
@@ -438,8 +441,9 @@ def test_who_should_not_be_there_is_ended_until_its_node_comes_back_without_it()
     seen = ev.WorkerSeen(worker=WorkerId("there"), slot=0, pid=5, job=JOB)
     story.hear(ev.NodeJoined(node=NODE, incarnation="a", slots=2, workers=(seen,)))
     assert {(order.worker, order.node) for order in story.orders() if isinstance(order, od.Fence)} == {
-        ("there", "node-0"), ("elsewhere", "node-1")
-    }  # fmt: skip
+        ("there", "node-0"),
+        ("elsewhere", "node-1"),
+    }
 
 
 # ---------------------------------------------------------------- tables
@@ -472,8 +476,14 @@ def wired() -> Story:
     story = submitted(spares=0)
     story.wait(1_000)
     while story.job.phase is not JobPhase.RUNNING:
-        story.hear(*(answer for order in story.orders() for answer in answers(order, story.stands)
-                     if not isinstance(answer, ev.WorkerJoined)))  # fmt: skip
+        story.hear(
+            *(
+                answer
+                for order in story.orders()
+                for answer in answers(order, story.stands)
+                if not isinstance(answer, ev.WorkerJoined)
+            )
+        )
     return story
 
 

@@ -390,8 +390,9 @@ def test_a_move_whose_room_is_gone_waits_again() -> None:
     story.lose(story.move.targets[Rank(1)], signal=SIGKILL)
     said = [text for _, text in story.move.story]
     assert (story.move.state, said[-2:]) == (
-        MoveState.WAITING, ["waits: no room for rank 1 any more", "waits: 1 worker needed, there is room for 0"]
-    )  # fmt: skip
+        MoveState.WAITING,
+        ["waits: no room for rank 1 any more", "waits: 1 worker needed, there is room for 0"],
+    )
 
 
 def test_who_thinks_of_another_node_gives_up_the_target_that_was_being_prepared() -> None:

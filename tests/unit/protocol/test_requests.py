@@ -141,8 +141,9 @@ def test_a_move_for_a_taint_ends_when_a_fault_has_moved_its_rank() -> None:
     story.hear(tainted())
     lose(story, 1)
     assert (story.move.state, told(story.move)[-1]) == (
-        MoveState.RECOVERED, "a fault came first: rank 1 is on node-0/2 now"
-    )  # fmt: skip
+        MoveState.RECOVERED,
+        "a fault came first: rank 1 is on node-0/2 now",
+    )
 
 
 def test_a_move_for_taints_goes_on_without_the_rank_that_a_fault_has_moved() -> None:
@@ -161,8 +162,9 @@ def test_what_is_left_of_a_move_is_judged_by_what_is_wanted_still() -> None:
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(0),), source="ann"))
     recover(story)
     assert [(move.state, move.ranks) for move in story.job.moves] == [
-        (MoveState.RECOVERED, (0, 1)), (MoveState.WAITING, (2,))
-    ]  # fmt: skip
+        (MoveState.RECOVERED, (0, 1)),
+        (MoveState.WAITING, (2,)),
+    ]
 
 
 def test_a_rank_of_several_that_has_to_leave_its_new_place_too_is_moved_by_another_move() -> None:
@@ -185,8 +187,9 @@ def test_a_rank_that_has_to_leave_its_new_place_too_is_moved_by_another_move() -
     story.hear(tainted(slot=2))
     recover(story)
     assert [(move.state, str(move.kind)) for move in story.job.moves] == [
-        (MoveState.RECOVERED, "planned"), (MoveState.WAITING, "pre-emptive")
-    ]  # fmt: skip
+        (MoveState.RECOVERED, "planned"),
+        (MoveState.WAITING, "pre-emptive"),
+    ]
 
 
 def test_a_move_by_halves_whose_other_half_was_withdrawn_says_who_has_gone() -> None:
@@ -227,9 +230,7 @@ def test_a_request_that_a_fault_has_fulfilled_before_its_turn_leaves_a_move_that
     assert (record.state, record.kind, record.ranks) == (MoveState.RECOVERED, MoveKind.PLANNED, (1,))
     assert (record.reason, dict(record.outgoing_workers), dict(record.to)) == ("wish 1", {1: before}, {})
     assert (record.asked_ms, record.ended_ms) == (5, 30)
-    assert record.story == (
-        (5, "wish 1 (ann)"), (30, "a fault came first: rank 1 has gone from node-0/1 to node-0/2")
-    )  # fmt: skip
+    assert record.story == ((5, "wish 1 (ann)"), (30, "a fault came first: rank 1 has gone from node-0/1 to node-0/2"))
     assert (set(story.job.requests), waits.ranks, waits.state) == ({0}, (0,), MoveState.WAITING)
 
 
@@ -310,8 +311,10 @@ def test_when_all_start_again_requests_are_weighed_like_after_any_fault() -> Non
     story.hear(ev.FreezeSet(source="ann"))
     story.lose(story.holder(1), signal=SIGKILL)
     assert (story.job.phase, story.job.moves[0].state, len(story.job.requests)) == (
-        JobPhase.STARTING, MoveState.CALLED_OFF, 2
-    )  # fmt: skip
+        JobPhase.STARTING,
+        MoveState.CALLED_OFF,
+        2,
+    )
     story.settle()
     assert (place(story, 0), place(story, 1), set(story.job.requests)) == ("node-0/0", "node-0/1", {0, 1})
     assert story.holder(0) not in before
@@ -326,8 +329,9 @@ def test_a_request_that_a_start_from_a_checkpoint_fulfils_is_told_though_its_mov
     story.settle()
     assert place(story, 1) != "node-0/1"
     assert [(move.number, move.state) for move in story.job.moves] == [
-        (1, MoveState.CALLED_OFF), (2, MoveState.RECOVERED)
-    ]  # fmt: skip
+        (1, MoveState.CALLED_OFF),
+        (2, MoveState.RECOVERED),
+    ]
 
 
 def test_what_a_move_fulfils_leaves_no_other_move() -> None:

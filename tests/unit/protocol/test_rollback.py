@@ -50,10 +50,16 @@ class Sharded:
         stand = self.story.stands[worker]
         self.story.hear(
             ev.WorkerReported(
-                job=JOB, generation=job.generation, worker=worker, rank=Rank(rank), committed=Point(point),
-                phase=stand.phase, pending=stand.pending, kept=kept,
+                job=JOB,
+                generation=job.generation,
+                worker=worker,
+                rank=Rank(rank),
+                committed=Point(point),
+                phase=stand.phase,
+                pending=stand.pending,
+                kept=kept,
             )
-        )  # fmt: skip
+        )
 
     def keep(self) -> None:
         """Whoever is asked for a record out of a snapshot has it."""
@@ -168,10 +174,15 @@ def test_a_copy_that_is_not_there_after_all_leads_to_an_older_one(sharded: Shard
             told = b"" if recall.ward == 1 else private(Point(6))
             sharded.story.hear(
                 ev.RecordKept(
-                    job=JOB, generation=recall.generation, worker=recall.worker, rank=recall.rank, ward=recall.ward,
-                    point=Point(6), private=told,
+                    job=JOB,
+                    generation=recall.generation,
+                    worker=recall.worker,
+                    rank=recall.rank,
+                    ward=recall.ward,
+                    point=Point(6),
+                    private=told,
                 )
-            )  # fmt: skip
+            )
     assert sharded.story.job.rolled == Point(1)
 
 

@@ -272,10 +272,13 @@ def test_what_the_kernel_kills_for_memory_counts_as_well_and_so_do_targets() -> 
         guest = holder_of(story, 1)
         story.hear(
             ev.WorkerExited(
-                worker=guest.worker, node=guest.node, signal=SIGKILL, cause="SIGKILL (out of memory: cgroup oom_kill)",
+                worker=guest.worker,
+                node=guest.node,
+                signal=SIGKILL,
+                cause="SIGKILL (out of memory: cgroup oom_kill)",
                 private=story.stands[guest.worker].records(guest.worker),
             )
-        )  # fmt: skip
+        )
         story.settle()
         story.train(HERE.after_step())
     assert story.job.seats[Rank(1)].worker is None

@@ -56,13 +56,21 @@ class Cast:
     def beat(self, node: NodeId) -> None:
         samples = [
             Sample(
-                worker=worker.worker, rank=worker.rank, generation=Generation(1), point=Point(self.step),
-                phase=WorkerPhase.COMPUTING, phase_ms=0, step_ms=100.0, collectives=self.step, beat_ms=50,
-                process="S", cpu_ms=0,
+                worker=worker.worker,
+                rank=worker.rank,
+                generation=Generation(1),
+                point=Point(self.step),
+                phase=WorkerPhase.COMPUTING,
+                phase_ms=0,
+                step_ms=100.0,
+                collectives=self.step,
+                beat_ms=50,
+                process="S",
+                cpu_ms=0,
             )
             for worker in self.cluster.workers.values()
             if worker.node == node
-        ]  # fmt: skip
+        ]
         incarnation = self.incarnations.get(node, "a")
         self.failure_detector = hear(
             self.failure_detector, Beat(node=node, incarnation=incarnation, samples=tuple(samples)), self.now_ms

@@ -58,8 +58,10 @@ def test_the_strongest_effect_counts_and_a_nodes_taint_lies_on_all_its_slots() -
     story = two_nodes()
     cluster = story.cluster
     assert (effect_on(cluster, OTHER, 0), closed(cluster, OTHER, 0), taken_last(cluster, OTHER, 0)) == (
-        None, False, False
-    )  # fmt: skip
+        None,
+        False,
+        False,
+    )
     story.hear(taint(effect=Effect.PREFER_NO_SCHEDULE))
     assert taken_last(story.cluster, OTHER, 0)
     assert not closed(story.cluster, OTHER, 0)

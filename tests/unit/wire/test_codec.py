@@ -26,20 +26,36 @@ EXITED = WorkerExited(
     worker=WorkerId("w"), node=NodeId("n"), signal=9, cause="SIGKILL", private=(PrivateRecord(Point(3, 1), b"\0\xff"),)
 )
 REPORTED = WorkerReported(
-    job=JobId("j"), generation=Generation(2), worker=WorkerId("w"), rank=Rank(0), committed=None,
-    phase=WorkerPhase.GATE, pending=Point(4),
-)  # fmt: skip
+    job=JobId("j"),
+    generation=Generation(2),
+    worker=WorkerId("w"),
+    rank=Rank(0),
+    committed=None,
+    phase=WorkerPhase.GATE,
+    pending=Point(4),
+)
 DECIDE = Decide(
-    node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(2), rank=Rank(1),
-    verdict=Verdict.ROLL_FORWARD, point=Point(4),
-)  # fmt: skip
+    node=NodeId("n"),
+    worker=WorkerId("w"),
+    job=JobId("j"),
+    generation=Generation(2),
+    rank=Rank(1),
+    verdict=Verdict.ROLL_FORWARD,
+    point=Point(4),
+)
 RESUME = Resume(
     node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(2), rank=Rank(1), point=None
 )
 WELCOME = Welcome(
-    job=JobId("j"), worker=WorkerId("w"), node=NodeId("n"), slot=1, host="127.0.0.1", secret=b"hush", patience_s=9.0,
+    job=JobId("j"),
+    worker=WorkerId("w"),
+    node=NodeId("n"),
+    slot=1,
+    host="127.0.0.1",
+    secret=b"hush",
+    patience_s=9.0,
     logs="/logs",
-)  # fmt: skip
+)
 
 
 @pytest.mark.parametrize("event", [EXITED, REPORTED, Tick()])

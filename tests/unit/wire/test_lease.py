@@ -43,9 +43,12 @@ class TestJournal:
             old.append(Tick(), 1)
             with closing(Journal(tmp_path / "journal.db", take_over=True)) as new:
                 for write in (
-                    lambda: old.append(Tick(), 2), lambda: old.anchor(2, 2), lambda: old.remember({}),
-                    lambda: old.note(CALL), old.check_lease,
-                ):  # fmt: skip
+                    lambda: old.append(Tick(), 2),
+                    lambda: old.anchor(2, 2),
+                    lambda: old.remember({}),
+                    lambda: old.note(CALL),
+                    old.check_lease,
+                ):
                     with pytest.raises(Superseded, match=r"lease 1 of .* another .* holds it now \(lease 2\)"):
                         write()
                 assert new.append(Tick(), 5) == 2

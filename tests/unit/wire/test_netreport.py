@@ -34,14 +34,30 @@ SHOWN = (
 TEXTS = st.text(st.characters(min_codepoint=32, max_codepoint=126), max_size=31)
 COUNTS = st.integers(0, 2**63 - 1)
 ROWS = st.builds(
-    Row, interface=TEXTS, local=TEXTS, remote=TEXTS, path=st.integers(0, 63), live=st.integers(0, 2**32 - 1),
-    state=st.sampled_from(RowState), round_trip_us=st.integers(0, 2**32 - 1), sent_bytes=COUNTS, received_bytes=COUNTS,
-    sent_again=COUNTS, duplicates=COUNTS, downs=COUNTS, ups=COUNTS, corrupt=COUNTS, down_since_us=COUNTS,
-)  # fmt: skip
+    Row,
+    interface=TEXTS,
+    local=TEXTS,
+    remote=TEXTS,
+    path=st.integers(0, 63),
+    live=st.integers(0, 2**32 - 1),
+    state=st.sampled_from(RowState),
+    round_trip_us=st.integers(0, 2**32 - 1),
+    sent_bytes=COUNTS,
+    received_bytes=COUNTS,
+    sent_again=COUNTS,
+    duplicates=COUNTS,
+    downs=COUNTS,
+    ups=COUNTS,
+    corrupt=COUNTS,
+    down_since_us=COUNTS,
+)
 PAGES = st.builds(
-    NetPage, pid=st.integers(1, 2**31 - 1), rank=st.none() | st.integers(0, 2**31 - 1), updated_us=COUNTS,
+    NetPage,
+    pid=st.integers(1, 2**31 - 1),
+    rank=st.none() | st.integers(0, 2**31 - 1),
+    updated_us=COUNTS,
     rows=st.lists(ROWS, max_size=MAX_ROWS).map(tuple),
-)  # fmt: skip
+)
 
 
 def told(**changes: Any) -> bytes:
@@ -104,10 +120,22 @@ class TestPages:
 
     def test_its_layout_is_that_of_the_core(self) -> None:
         row = Row(
-            interface="eth1", local="10.0.1.1", remote="10.0.1.2", path=1, live=2, state=RowState.SUSPECT,
-            round_trip_us=3, sent_bytes=4, received_bytes=5, sent_again=6, duplicates=7, downs=8, ups=9, corrupt=10,
+            interface="eth1",
+            local="10.0.1.1",
+            remote="10.0.1.2",
+            path=1,
+            live=2,
+            state=RowState.SUSPECT,
+            round_trip_us=3,
+            sent_bytes=4,
+            received_bytes=5,
+            sent_again=6,
+            duplicates=7,
+            downs=8,
+            ups=9,
+            corrupt=10,
             down_since_us=11,
-        )  # fmt: skip
+        )
         data = encode_page(NetPage(pid=77, rank=None, updated_us=99, rows=(row,)), sequence=6)
         assert len(data) == 64 + 240
         assert data[:8] == b"TRNETST1"
@@ -139,9 +167,22 @@ class TestPages:
     )  # fmt: skip
     def test_what_does_not_fit_is_refused(self, at: int, data: bytes) -> None:
         row = Row(
-            interface="a", local="b", remote="c", path=0, live=1, state=RowState.UP, round_trip_us=0, sent_bytes=0,
-            received_bytes=0, sent_again=0, duplicates=0, downs=0, ups=0, corrupt=0, down_since_us=0,
-        )  # fmt: skip
+            interface="a",
+            local="b",
+            remote="c",
+            path=0,
+            live=1,
+            state=RowState.UP,
+            round_trip_us=0,
+            sent_bytes=0,
+            received_bytes=0,
+            sent_again=0,
+            duplicates=0,
+            downs=0,
+            ups=0,
+            corrupt=0,
+            down_since_us=0,
+        )
         page = bytearray(encode_page(NetPage(pid=1, rank=0, updated_us=1, rows=(row,))))
         page[at : at + len(data)] = data
         with pytest.raises(WireError):

@@ -14,9 +14,12 @@ from torchrelay.wire.trust.trust import keys_of
 def test_the_soft_limit_is_raised_as_far_as_is_sensible(monkeypatch: pytest.MonkeyPatch) -> None:
     infinite = resource.RLIM_INFINITY
     for soft, hard, wanted in (
-        (USUAL, 20_000, 20_000), (USUAL, 1 << 30, ENOUGH), (USUAL, infinite, ENOUGH), (1 << 20, 1 << 20, 1 << 20),
+        (USUAL, 20_000, 20_000),
+        (USUAL, 1 << 30, ENOUGH),
+        (USUAL, infinite, ENOUGH),
+        (1 << 20, 1 << 20, 1 << 20),
         (infinite, infinite, infinite),
-    ):  # fmt: skip
+    ):
         limits = [(soft, hard)]
         monkeypatch.setattr(resource, "getrlimit", lambda _, now=limits: now[-1])
         monkeypatch.setattr(resource, "setrlimit", lambda _, new, now=limits: now.append(new))

@@ -184,17 +184,25 @@ class Judge:
 
     def _finding(
         self, kind: Kind, where: Where, ours: bool, concerned: list[Link], links: list[Link], told: str, now: float
-    ) -> Finding:  # fmt: skip
+    ) -> Finding:
         one = concerned[0]
         users = self.paths.users(one.local)
         name = f"{one.interface} ({one.local})" if one.interface else one.local
         known = [link for link in links if link in concerned or link.state is not LinkState.UNUSED]
         evidence = f"path {name} {told}, {to_whom(concerned, len(known))}: {WORDS[where]}"
         return Finding(
-            path=one.path, interface=one.interface, local=one.local, kind=kind, where=where, ours=ours,
-            remotes=tuple(sorted(link.remote for link in concerned)), evidence=evidence, since=now,
-            pids=tuple(sorted(users)), everyone=users >= self.paths.all_users(),
-        )  # fmt: skip
+            path=one.path,
+            interface=one.interface,
+            local=one.local,
+            kind=kind,
+            where=where,
+            ours=ours,
+            remotes=tuple(sorted(link.remote for link in concerned)),
+            evidence=evidence,
+            since=now,
+            pids=tuple(sorted(users)),
+            everyone=users >= self.paths.all_users(),
+        )
 
     # ------------------------------------------------------------ whether it is over
 
@@ -307,12 +315,14 @@ def tell_paths(judge: Judge, now: float, taint_of: Callable[[str], str]) -> Netw
     numbers = {local: min(link.path for link in links) for local, links in by_path.items()}  # processes may differ
     found = tuple(
         PathNews(
-            path=numbers[local], interface=next((link.interface for link in links if link.interface), ""), local=local,
+            path=numbers[local],
+            interface=next((link.interface for link in links if link.interface), ""),
+            local=local,
             links=tuple(tell_link(judge, link, now) for link in sorted(links, key=lambda one: one.remote)),
             finding=tell_finding(judge, local, now, taint_of(local)),
         )
         for local, links in sorted(by_path.items(), key=lambda one: (numbers[one[0]], one[0]))
-    )  # fmt: skip
+    )
     return NetworkNews(paths=found, processes=len(judge.paths.processes), left_out=judge.paths.left_out)
 
 
@@ -320,10 +330,17 @@ def tell_link(judge: Judge, link: Link, now: float) -> LinkNews:
     sent, received = judge.paths.link_rates.last(link.id)
     words = link.words.values()
     return LinkNews(
-        remote=link.remote, state=str(link.state), state_s=max(0.0, now - link.since), reason=link.reason,
-        live=sum(word.live for word in words), round_trip_us=max((word.round_trip_us for word in words), default=0),
-        flaps=len(link.flaps), sent_rate=sent, received_rate=received, **asdict(link.totals),
-    )  # fmt: skip
+        remote=link.remote,
+        state=str(link.state),
+        state_s=max(0.0, now - link.since),
+        reason=link.reason,
+        live=sum(word.live for word in words),
+        round_trip_us=max((word.round_trip_us for word in words), default=0),
+        flaps=len(link.flaps),
+        sent_rate=sent,
+        received_rate=received,
+        **asdict(link.totals),
+    )
 
 
 def tell_finding(judge: Judge, local: str, now: float, taint: str) -> FindingNews | None:
@@ -331,9 +348,12 @@ def tell_finding(judge: Judge, local: str, now: float, taint: str) -> FindingNew
     if finding is None:
         return None
     return FindingNews(
-        kind=str(finding.kind), where=str(finding.where), evidence=finding.evidence, for_s=now - finding.since,
+        kind=str(finding.kind),
+        where=str(finding.where),
+        evidence=finding.evidence,
+        for_s=now - finding.since,
         taint=taint,
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- which taints are asked for
@@ -437,7 +457,12 @@ class Register:
         logger.warning("%s is %s: %s", held.key, held.value, held.reason)
         self._tell(
             TaintSet(
-                node=self._node, slot=held.slot, key=held.key, value=held.value, reason=held.reason, source=SOURCE,
+                node=self._node,
+                slot=held.slot,
+                key=held.key,
+                value=held.value,
+                reason=held.reason,
+                source=SOURCE,
                 yields=True,
             )
-        )  # fmt: skip
+        )

@@ -79,9 +79,17 @@ class Network:
     """
 
     def __init__(
-        self, folder: Path, node: NodeId, limits: PathLimits, *, slot_of: Callable[[int], int | None],
-        tell: Callable[[Event], None], show: Callable[[NetworkNews], None], adapters: str = "", sysfs: Path = SYSFS,
-    ) -> None:  # fmt: skip
+        self,
+        folder: Path,
+        node: NodeId,
+        limits: PathLimits,
+        *,
+        slot_of: Callable[[int], int | None],
+        tell: Callable[[Event], None],
+        show: Callable[[NetworkNews], None],
+        adapters: str = "",
+        sysfs: Path = SYSFS,
+    ) -> None:
         self.judge = Judge(limits)
         self.ports = Ports(limits, adapters)
         self.register = Register(node, places_of=self._places, tell=tell)
@@ -360,9 +368,12 @@ class Network:
         told = tell_paths(self.judge, now, self.register.key_of)
         first = 1 + max((path.path for path in told.paths), default=-1)
         return structs.replace(
-            told, paths=told.paths + self.ports.news(now, first, self.register.key_of), reports=self.reports,
-            malformed=self.malformed, strangers=self.strangers,
-        )  # fmt: skip
+            told,
+            paths=told.paths + self.ports.news(now, first, self.register.key_of),
+            reports=self.reports,
+            malformed=self.malformed,
+            strangers=self.strangers,
+        )
 
 
 # ---------------------------------------------------------------- what the kernel says

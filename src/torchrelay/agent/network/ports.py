@@ -84,9 +84,13 @@ class Ports:
         """A port after it was read once more."""
         if known is None:
             return Port(
-                active=True, state=reading.state, since=now, gbps=reading.gbps, best_gbps=reading.gbps,
+                active=True,
+                state=reading.state,
+                since=now,
+                gbps=reading.gbps,
+                best_gbps=reading.gbps,
                 downed=reading.downed,
-            )  # fmt: skip
+            )
         gbps = reading.gbps or known.gbps
         best = max(known.best_gbps, gbps)
         slow = reading.active and gbps < self.limits.slow_share * best
@@ -94,12 +98,16 @@ class Ports:
         lost, uncounted = losses(known, reading.downed, seen=seen)
         flaps = tuple(at for at in known.flaps if now - at < self.limits.window_s) + (now,) * lost
         return Port(
-            active=reading.active, state=reading.state, gbps=gbps, best_gbps=best,
+            active=reading.active,
+            state=reading.state,
+            gbps=gbps,
+            best_gbps=best,
             since=now if reading.active is not known.active or lost else known.since,
             slow_since=(known.slow_since if known.slow_since is not None else now) if slow else None,
-            flaps=flaps[-1000:], uncounted=uncounted,
+            flaps=flaps[-1000:],
+            uncounted=uncounted,
             downed=known.downed if reading.downed is None else reading.downed,
-        )  # fmt: skip
+        )
 
     def _judge(self, name: str, port: Port, now: float) -> None:
         before, found = self.findings.get(name), self._fault(name, port, now)
@@ -137,11 +145,14 @@ class Ports:
         """The ports as paths, for people; they are numbered from `first` on."""
         return tuple(
             PathNews(
-                path=first + number, interface=name, local=name, links=(link_of(port, now),),
+                path=first + number,
+                interface=name,
+                local=name,
+                links=(link_of(port, now),),
                 finding=self._told(name, now, taint_of(name)),
             )
             for number, (name, port) in enumerate(sorted(self.ports.items()))
-        )  # fmt: skip
+        )
 
     def _told(self, name: str, now: float, taint: str) -> FindingNews | None:
         found = self.findings.get(name)
@@ -169,18 +180,28 @@ def finding(name: str, kind: Kind, told: str, now: float) -> Finding:
     """A port at fault: the whole node is to be left for it."""
     evidence = f"port {name} {told}: the port of this node or its cable"
     return Finding(
-        path=0, interface=name, local=name, remotes=(), kind=kind, where=Where.HERE, ours=True, evidence=evidence,
+        path=0,
+        interface=name,
+        local=name,
+        remotes=(),
+        kind=kind,
+        where=Where.HERE,
+        ours=True,
+        evidence=evidence,
         since=now,
-    )  # fmt: skip
+    )
 
 
 def link_of(port: Port, now: float) -> LinkNews:
     """A port as a link, to wherever its cable leads."""
     state = "down" if not port.active else "suspect" if port.slow_since is not None else "up"
     return LinkNews(
-        remote=f"{port.gbps:g} Gb/s", state=state, state_s=now - port.since, reason="" if port.active else port.state,
+        remote=f"{port.gbps:g} Gb/s",
+        state=state,
+        state_s=now - port.since,
+        reason="" if port.active else port.state,
         flaps=len(port.flaps),
-    )  # fmt: skip
+    )
 
 
 def uses(wanted: str, name: str) -> bool:
@@ -208,10 +229,12 @@ def read_ports(root: Path = SYSFS) -> Iterator[Reading]:
         rate = (word_in(folder / "rate") or "").split(" ", 1)[0]
         downed = word_in(folder / "counters" / "link_downed")
         yield Reading(
-            f"{folder.parent.parent.name}:{folder.name}", (state or text).strip(),
-            active=number.strip() == str(ACTIVE), gbps=float(rate) if is_number(rate) else 0.0,
+            f"{folder.parent.parent.name}:{folder.name}",
+            (state or text).strip(),
+            active=number.strip() == str(ACTIVE),
+            gbps=float(rate) if is_number(rate) else 0.0,
             downed=int(downed) if downed is not None and downed.isascii() and downed.isdecimal() else None,
-        )  # fmt: skip
+        )
 
 
 def word_in(path: Path) -> str | None:

@@ -63,9 +63,13 @@ class Children:
         """It could not be started."""
         named = f"{error.strerror}: {error.filename}" if error.filename else error.strerror or str(error)
         ended = Ended(
-            worker=worker, slot=slot, pid=None, code=CANNOT_START, cause=f"could not be started: {named}",
+            worker=worker,
+            slot=slot,
+            pid=None,
+            code=CANNOT_START,
+            cause=f"could not be started: {named}",
             at_ns=time.monotonic_ns(),
-        )  # fmt: skip
+        )
         self._ended[worker] = ended
         return ended
 

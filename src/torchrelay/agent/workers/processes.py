@@ -58,9 +58,15 @@ class Processes:
     """
 
     def __init__(
-        self, folder: Path, *, preload: tuple[str, ...], env: Mapping[str, str], cwd: str, linger_s: float,
+        self,
+        folder: Path,
+        *,
+        preload: tuple[str, ...],
+        env: Mapping[str, str],
+        cwd: str,
+        linger_s: float,
         on_ended: Callable[[Ended], None],
-    ) -> None:  # fmt: skip
+    ) -> None:
         self._path = folder / "forkserver"
         self._lives = folder / "lives"
         self._preload = preload
@@ -237,9 +243,13 @@ class Processes:
             for module in self._preload:
                 command += ["--preload", module]
             self._server = await asyncio.create_subprocess_exec(
-                *command, stdin=asyncio.subprocess.DEVNULL, env=self._env, cwd=self._cwd,
-                pass_fds=(listener.fileno(),), start_new_session=True,
-            )  # fmt: skip
+                *command,
+                stdin=asyncio.subprocess.DEVNULL,
+                env=self._env,
+                cwd=self._cwd,
+                pass_fds=(listener.fileno(),),
+                start_new_session=True,
+            )
         for fork in self._asked.values():
             self._send(fork)  # asked for while there was no forkserver
 
@@ -399,10 +409,19 @@ def torchrun_environment(launch: Launch, spec: JobSpec) -> dict[str, str]:
 
 
 def worker_environment(
-    base: Mapping[str, str], launch: Launch, spec: JobSpec, *,
-    node: NodeId, worker: WorkerId, slot: int, link: Path, page: Path, logs: Path, guest: bool = False,
+    base: Mapping[str, str],
+    launch: Launch,
+    spec: JobSpec,
+    *,
+    node: NodeId,
+    worker: WorkerId,
+    slot: int,
+    link: Path,
+    page: Path,
+    logs: Path,
+    guest: bool = False,
     network: Mapping[str, str] | None = None,
-) -> dict[str, str]:  # fmt: skip
+) -> dict[str, str]:
     """The whole environment of one worker. It holds no secret of ours: that comes with the link's welcome.
 
     `guest`: another rank uses the device of this slot. NCCL refuses two ranks on one device of one host, so this one

@@ -74,10 +74,19 @@ class Sampler:
         status, groups, page = self._look(worker)
         if status is None or page is None:  # it has not come so far as to make its page
             return Sample(
-                worker=worker, rank=rank, generation=Generation(0), point=None, phase=WorkerPhase.BOOTING,
-                phase_ms=span_ms(first, now), step_ms=0.0, collectives=0, beat_ms=span_ms(first, now), process=state,
-                cpu_ms=cpu_ms, main_ms=main_ms,
-            )  # fmt: skip
+                worker=worker,
+                rank=rank,
+                generation=Generation(0),
+                point=None,
+                phase=WorkerPhase.BOOTING,
+                phase_ms=span_ms(first, now),
+                step_ms=0.0,
+                collectives=0,
+                beat_ms=span_ms(first, now),
+                process=state,
+                cpu_ms=cpu_ms,
+                main_ms=main_ms,
+            )
         tells = self._tells(worker, status, groups, now)
         return Sample(
             worker=worker,

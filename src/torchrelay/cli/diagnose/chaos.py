@@ -91,12 +91,16 @@ class Result(Struct, frozen=True, kw_only=True):
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchrelay chaos", description=__doc__, epilog=EXAMPLES, allow_abbrev=False,
+        prog="torchrelay chaos",
+        description=__doc__,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     faults = parser.add_subparsers(dest="deed", metavar="FAULT", required=True)
-    made = {deed: faults.add_parser(deed, help=text, description=text, allow_abbrev=False)
-            for deed, text in SUMMARY.items()}  # fmt: skip
+    made = {
+        deed: faults.add_parser(deed, help=text, description=text, allow_abbrev=False) for deed, text in SUMMARY.items()
+    }
     made_any = faults.add_parser("any", help=f"one of {', '.join(MIX)}, drawn by chance", allow_abbrev=False)
     for deed, verb in [*made.items(), (None, made_any)]:
         if deed in (Deed.KILL, Deed.STOP, Deed.EXIT, Deed.OOM, Deed.SLOW):
@@ -106,17 +110,34 @@ def parser() -> argparse.ArgumentParser:
         if deed in (Deed.STOP, Deed.SLOW, Deed.PARTITION, Deed.NODE, Deed.PATH):
             verb.add_argument("--for", dest="for_s", type=seconds, metavar="TIME", help="how long: 20s, 500ms, 2m")
         if deed in (Deed.KILL, Deed.STOP):
-            verb.add_argument("--phase", type=phase, default=Phase.ANY, metavar="PHASE",
-                              help=f"hit it when it is in this phase: {', '.join(Phase)}")  # fmt: skip
+            verb.add_argument(
+                "--phase",
+                type=phase,
+                default=Phase.ANY,
+                metavar="PHASE",
+                help=f"hit it when it is in this phase: {', '.join(Phase)}",
+            )
         add_common(verb)
     made[Deed.EXIT].add_argument("--code", type=int, help="the exit code, 0 to 255 (1)")
     made[Deed.SLOW].add_argument("--factor", type=float, default=2.0, help="it runs 1/FACTOR of the time (2)")
-    made[Deed.NODE].add_argument("--how", type=How, choices=list(How), default=How.KILL, metavar="{kill,power}",
-                                 help="kill all processes, or cut the network link (kill)")  # fmt: skip
+    made[Deed.NODE].add_argument(
+        "--how",
+        type=How,
+        choices=list(How),
+        default=How.KILL,
+        metavar="{kill,power}",
+        help="kill all processes, or cut the network link (kill)",
+    )
     made[Deed.PATH].add_argument("--path", type=int, default=1, metavar="K", help="which of its paths, from 1 on (1)")
-    made[Deed.PATH].add_argument("--how", dest="cut", type=Cut, choices=list(Cut), default=Cut.DOWN,
-                                 metavar="{down,drop}",
-                                 help="its link is down, or packets are lost (down)")  # fmt: skip
+    made[Deed.PATH].add_argument(
+        "--how",
+        dest="cut",
+        type=Cut,
+        choices=list(Cut),
+        default=Cut.DOWN,
+        metavar="{down,drop}",
+        help="its link is down, or packets are lost (down)",
+    )
     return parser
 
 
@@ -129,8 +150,15 @@ def add_common(verb: argparse.ArgumentParser) -> None:
     verb.add_argument("--repeat", type=positive, default=1, metavar="N", help="so many times (1)")
     verb.add_argument("--every", type=seconds, default=30.0, metavar="TIME", help="from one to the next (30s)")
     verb.add_argument("--seed", type=int, help="of what is drawn by chance")
-    verb.add_argument("-o", "--output", type=Output, choices=[Output.TABLE, Output.JSON], default=Output.TABLE,
-                      metavar="{table,json}", help="how it is printed; json: one object a line")  # fmt: skip
+    verb.add_argument(
+        "-o",
+        "--output",
+        type=Output,
+        choices=[Output.TABLE, Output.JSON],
+        default=Output.TABLE,
+        metavar="{table,json}",
+        help="how it is printed; json: one object a line",
+    )
 
 
 def phase(text: str) -> Phase:
@@ -159,11 +187,17 @@ def wish_of(given: argparse.Namespace, chance: random.Random) -> Wish:
         raise NotPossible(f"--factor {factor:g}: more than 1", 2)
     node = getattr(given, "node", None)
     return Wish(
-        deed=deed, rank=None if rank is None else Rank(rank), node=None if node is None else NodeId(node),
-        phase=getattr(given, "phase", Phase.ANY), how=getattr(given, "how", How.KILL), code=code,
-        for_s=getattr(given, "for_s", None), factor=factor, path=getattr(given, "path", 1),
+        deed=deed,
+        rank=None if rank is None else Rank(rank),
+        node=None if node is None else NodeId(node),
+        phase=getattr(given, "phase", Phase.ANY),
+        how=getattr(given, "how", How.KILL),
+        code=code,
+        for_s=getattr(given, "for_s", None),
+        factor=factor,
+        path=getattr(given, "path", 1),
         cut=getattr(given, "cut", Cut.DOWN),
-    )  # fmt: skip
+    )
 
 
 def chaos(words: list[str]) -> int:
@@ -308,8 +342,14 @@ class Session:
                 calm_since = calm_since if calm_since is not None else time.monotonic()
                 enough = ended or (expects.incident and bool(incidents)) or time.monotonic() - calm_since >= CALM_S
                 if enough:
-                    return resolved(result, expects, incidents, "" if not ended or job.outcome is None else
-                                    f"the job ended with {job.outcome.code}: {job.outcome.reason}")  # fmt: skip
+                    return resolved(
+                        result,
+                        expects,
+                        incidents,
+                        ""
+                        if not ended or job.outcome is None
+                        else f"the job ended with {job.outcome.code}: {job.outcome.reason}",
+                    )
             else:
                 calm_since = None
         wanted = "no incident was seen to its end" if expects.incident else "not all was back"

@@ -147,9 +147,12 @@ def survey(job: str, rows: Sequence[Holder], intervals: Intervals = NO_SNAPSHOTS
 def origin_of(row: Holder, holders: Sequence[Holder]) -> Origin:
     others = [other for other in holders if other.rank != row.rank]
     return Origin(
-        rank=row.rank, node=row.node, shard=row.shard, replicas=tuple(other.rank for other in others),
+        rank=row.rank,
+        node=row.node,
+        shard=row.shard,
+        replicas=tuple(other.rank for other in others),
         elsewhere=tuple(other.rank for other in others if other.node != row.node),
-    )  # fmt: skip
+    )
 
 
 def page(told: Survey) -> str:

@@ -111,11 +111,16 @@ def used_assumptions(inputs: Inputs, given: dict[str, object]) -> tuple[Used, ..
     """All of them, in the order of the flags."""
     return tuple(
         Used(
-            flag=each.flag, value=getattr(inputs, each.field), unit=each.unit, default=default_text(each),
-            given="you" if each.field in given else "default", source=each.source, what=each.what,
+            flag=each.flag,
+            value=getattr(inputs, each.field),
+            unit=each.unit,
+            default=default_text(each),
+            given="you" if each.field in given else "default",
+            source=each.source,
+            what=each.what,
         )
         for each in ASSUMPTIONS
-    )  # fmt: skip
+    )
 
 
 # ---------------------------------------------------------------- what was measured
@@ -295,9 +300,7 @@ def rate_row(found: AtRate) -> tuple[object, ...]:
 
 def inputs_text(used: Sequence[Used]) -> str:
     """Every input with its value and its source."""
-    rows = [
-        (each.flag, value_text(each), "given" if each.given == "you" else clip(each.source, 70)) for each in used
-    ]  # fmt: skip
+    rows = [(each.flag, value_text(each), "given" if each.given == "you" else clip(each.source, 70)) for each in used]
     return table(("input", "value", "source"), rows)
 
 
@@ -373,10 +376,20 @@ def advice_page(advice: Advice, line: str) -> str:
         f"the horizon at the measured ratio, {advice.rollbacks_low:.3g} at the lower bound"
     )
     choices = table(
-        ("", "checkpoint", "every", "against none covered", "saves a day", f"ETTR at {share}", f"at {low}", "at 0 %",
-         "lost by a rollback", "at worst"),
+        (
+            "",
+            "checkpoint",
+            "every",
+            "against none covered",
+            "saves a day",
+            f"ETTR at {share}",
+            f"at {low}",
+            "at 0 %",
+            "lost by a rollback",
+            "at worst",
+        ),
         [option_row(option) for option in advice.options],
-    )  # fmt: skip
+    )
     return "\n\n".join([line, head, choices, f"why\n{notes(advice.reasons)}", f"risk\n{notes(advice.risks)}"])
 
 

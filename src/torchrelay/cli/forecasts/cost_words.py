@@ -37,9 +37,13 @@ USAGE = (
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchrelay cost", usage=USAGE, description=ABOUT, epilog=EXAMPLES, allow_abbrev=False,
+        prog="torchrelay cost",
+        usage=USAGE,
+        description=ABOUT,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     asked = parser.add_argument_group("what is asked").add_mutually_exclusive_group()
     asked.add_argument("--preset", metavar="NAME", help="a published figure worked through, or all of them: all")
     asked.add_argument("--list", action="store_true", help="the published figures")
@@ -58,8 +62,15 @@ def parser() -> argparse.ArgumentParser:
     for each in ASSUMPTIONS:
         add_assumption(made, each)
     parser.add_argument("--plot", type=Path, metavar="FILE", help="cost over the rate of failures (PNG, SVG or PDF)")
-    parser.add_argument("-o", "--output", type=Output, choices=[Output.TABLE, Output.JSON], default=Output.TABLE,
-                        metavar="{table,json}", help="how it is printed")  # fmt: skip
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Output,
+        choices=[Output.TABLE, Output.JSON],
+        default=Output.TABLE,
+        metavar="{table,json}",
+        help="how it is printed",
+    )
     return parser
 
 

@@ -43,13 +43,21 @@ def forecasts_page(found: Sequence[Forecast], settings: Settings) -> str:
 def row_of(one: Forecast) -> tuple[object, ...]:
     means = one.means
     return (
-        one.strategy, with_interval(means["ettr"]), with_interval(means["goodput"]), work_text(means["jct_h"].mean),
-        f"{means['step_mfu'].mean:.1%}", f"{means['job_mfu'].mean:.1%}", f"{means['interruptions'].mean:,.1f}",
-        f"{means['clean'].mean:,.1f}", f"{means['rollbacks'].mean + means['back_to_snapshots'].mean:,.1f}",
-        f"{means['ended'].mean:,.1f}", *(pause_text(one, name) for name in ("pause_p50_s", "pause_max_s")),
+        one.strategy,
+        with_interval(means["ettr"]),
+        with_interval(means["goodput"]),
+        work_text(means["jct_h"].mean),
+        f"{means['step_mfu'].mean:.1%}",
+        f"{means['job_mfu'].mean:.1%}",
+        f"{means['interruptions'].mean:,.1f}",
+        f"{means['clean'].mean:,.1f}",
+        f"{means['rollbacks'].mean + means['back_to_snapshots'].mean:,.1f}",
+        f"{means['ended'].mean:,.1f}",
+        *(pause_text(one, name) for name in ("pause_p50_s", "pause_max_s")),
         "-" if one.interval_h is None else milliseconds(3.6e6 * one.interval_h),
-        dollars(means["lost_dollars"].mean), dollars(means["spare_dollars"].mean),
-    )  # fmt: skip
+        dollars(means["lost_dollars"].mean),
+        dollars(means["spare_dollars"].mean),
+    )
 
 
 def work_text(hours: float) -> str:
@@ -109,11 +117,12 @@ def sweep_page(found: Sequence[Swept]) -> str:
     heads = (found[0].name, *(f"ETTR {way}" for way in ways), *(f"lost + spares {way}" for way in ways))
     rows = [
         (
-            f"{one.value:g}", *(with_interval(got.means["ettr"]) for got in one.forecasts),
+            f"{one.value:g}",
+            *(with_interval(got.means["ettr"]) for got in one.forecasts),
             *(dollars(got.means["lost_dollars"].mean + got.means["spare_dollars"].mean) for got in one.forecasts),
         )
         for one in found
-    ]  # fmt: skip
+    ]
     return table(heads, rows)
 
 
@@ -122,13 +131,19 @@ def cells_page(cells: Sequence[Cell]) -> str:
     heads = ("GPUs", "rate", "MTTF h", "way", "published", "ours", "95 %", "exact", "difference", "published ±")
     rows = [
         (
-            f"{one.gpus:,}", one.rate, f"{one.mttf_h:.2f}", one.column, one.published, f"{one.ours:.4f}",
-            f"{one.low:.4f} to {one.high:.4f}", f"{one.exact:.4f}",
+            f"{one.gpus:,}",
+            one.rate,
+            f"{one.mttf_h:.2f}",
+            one.column,
+            one.published,
+            f"{one.ours:.4f}",
+            f"{one.low:.4f} to {one.high:.4f}",
+            f"{one.exact:.4f}",
             f"{one.difference:+.4f}{'' if one.within else ' !'}",
             f"{1.96 * one.published_error:.3f}",
         )
         for one in cells
-    ]  # fmt: skip
+    ]
     far = [one for one in cells if not one.within]
     text = f"{len(cells) - len(far)} of {len(cells)} cells within {WITHIN}"
     if far:
@@ -155,12 +170,14 @@ def rows_page(rows: Sequence[Row]) -> str:
     heads = ("GPUs", "rate", "full model: migration", "clean of incidents", "full model: tuned, hot spare")
     found = [
         (
-            f"{one.gpus:,}", one.rate, with_interval(one.migration.means["ettr"]),
+            f"{one.gpus:,}",
+            one.rate,
+            with_interval(one.migration.means["ettr"]),
             f"{one.migration.means['clean'].mean:.1f} of {incidents(one.migration):.1f}",
             with_interval(one.hot_spare.means["ettr"]),
         )
         for one in rows
-    ]  # fmt: skip
+    ]
     return f"{table(heads, found)}\n\n{WHY_FULL}"
 
 
@@ -172,10 +189,15 @@ def benchmark_page(cases: Sequence[Benchmark]) -> str:
     """The published benchmark: the order, from parameters that its minutes imply."""
     heads = ("64 GPUs, 3,000 steps", "published min", "ours min", "stops", "with")
     rows = [
-        (one.name, one.published_minutes, with_interval(one.minutes, 0),
-         f"{one.forecast.means['interruptions'].mean:.1f}", one.implied)
+        (
+            one.name,
+            one.published_minutes,
+            with_interval(one.minutes, 0),
+            f"{one.forecast.means['interruptions'].mean:.1f}",
+            one.implied,
+        )
         for one in cases
-    ]  # fmt: skip
+    ]
     order = " < ".join(one.name for one in sorted(cases, key=lambda one: one.minutes.mean))
     return (
         f"{table(heads, rows)}\n\norder: {order}. The parameters are worked back from the published minutes, "

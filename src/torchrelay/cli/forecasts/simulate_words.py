@@ -43,17 +43,28 @@ Exit code: 0: done; 2: an input cannot be, and which.
 
 def parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="torchrelay simulate", description=ABOUT, epilog=EXAMPLES, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter, usage="torchrelay simulate [FLAGS]",
-    )  # fmt: skip
+        prog="torchrelay simulate",
+        description=ABOUT,
+        epilog=EXAMPLES,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        usage="torchrelay simulate [FLAGS]",
+    )
     add_asked(parser.add_argument_group("what is asked"))
     add_job(parser.add_argument_group("the job"))
     add_faults(parser.add_argument_group("faults"))
     add_spares(parser.add_argument_group("spares"))
     add_costs(parser.add_argument_group("what recovering takes"))
     parser.add_argument("--plot", type=Path, metavar="FILE", help="a plot of the result (PNG, SVG or PDF)")
-    parser.add_argument("-o", "--output", type=Output, choices=[Output.TABLE, Output.JSON], default=Output.TABLE,
-                        metavar="{table,json}", help="how it is printed")  # fmt: skip
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Output,
+        choices=[Output.TABLE, Output.JSON],
+        default=Output.TABLE,
+        metavar="{table,json}",
+        help="how it is printed",
+    )
     return parser
 
 
@@ -66,8 +77,12 @@ def add_asked(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--quick", action="store_true", help="with --preset ettr-table: without the full model")
     group.add_argument("--trace", type=Path, metavar="FILE", help="replay these faults (CSV: start,end,node,cause)")
     group.add_argument("--describe", action="store_true", help="with --trace: what it says of faults; nothing is run")
-    group.add_argument("--trace-nodes", type=int, metavar="N",
-                       help="with --describe: how many nodes there were (as many as the trace names)")  # fmt: skip
+    group.add_argument(
+        "--trace-nodes",
+        type=int,
+        metavar="N",
+        help="with --describe: how many nodes there were (as many as the trace names)",
+    )
     group.add_argument("--runs", type=int, metavar="N", help="with seeds of their own (5)")
     group.add_argument("--seed", type=int, default=0, metavar="N", help="of the first run (0)")
 
@@ -77,9 +92,11 @@ def add_job(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--gpus", type=whole, metavar="N", help=f"of the job ({known.gpus})")
     group.add_argument("--gpus-per-node", type=whole, metavar="N", help=f"({known.gpus_per_node})")
     group.add_argument(
-        "--days", type=amount("days"), metavar="DAYS",
+        "--days",
+        type=amount("days"),
+        metavar="DAYS",
         help=f"how long ({known.hours / 24:.1f}: a month; as long as a trace)",
-    )  # fmt: skip
+    )
     group.add_argument("--work", metavar="TIME", help="instead: until so much is done, as undisturbed time (6d)")
     group.add_argument("--layout", metavar="LAYOUT", help=f"where copies of the state are: {KNOWN} (ddp)")
     group.add_argument("--step", metavar="TIME", help=f"a training step ({known.step_s:g}s)")
@@ -90,17 +107,25 @@ def add_job(group: argparse._ArgumentGroup) -> None:
 def add_faults(group: argparse._ArgumentGroup) -> None:
     known = Process()
     group.add_argument(
-        "--rate", type=rate, metavar="RATE",
+        "--rate",
+        type=rate,
+        metavar="RATE",
         help="failures per 1,000 node-days: a number, or a published rate by its name: "
         f"{', '.join(known.name for known in RATES)} ({META_RATE}: meta; torchrelay cost takes headline, "
         f"{VENDOR_MTTF_H:g} h on {VENDOR_GPUS:,} GPUs: use your own)",
-    )  # fmt: skip
+    )
     group.add_argument("--mttf", metavar="TIME", help="instead: mean time to failure of the whole job")
-    group.add_argument("--counting", type=Counting, choices=list(Counting), metavar="{wall,running}",
-                       help="which time faults come in (wall)")  # fmt: skip
+    group.add_argument(
+        "--counting",
+        type=Counting,
+        choices=list(Counting),
+        metavar="{wall,running}",
+        help="which time faults come in (wall)",
+    )
     group.add_argument("--calm-recovery", action="store_true", help="no fault counts that comes during a recovery")
-    group.add_argument("--gap", type=Gap, choices=list(Gap), metavar=f"{{{','.join(Gap)}}}",
-                       help="from fault to fault (exponential)")  # fmt: skip
+    group.add_argument(
+        "--gap", type=Gap, choices=list(Gap), metavar=f"{{{','.join(Gap)}}}", help="from fault to fault (exponential)"
+    )
     group.add_argument(
         "--shape", type=float, metavar="K", help="of Weibull gaps; below 1: bursty (implies --gap weibull)"
     )
@@ -130,10 +155,20 @@ def add_spares(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--floating", type=int, metavar="N", help="nodes that other jobs can be made to give up (0)")
     group.add_argument("--preempt", metavar="TIME", help="how long that takes (5m)")
     group.add_argument("--displaced", type=float, metavar="SHARE", help="what an hour of theirs is worth (1)")
-    group.add_argument("--short", type=Short, choices=list(Short), metavar="{wait,shrink}",
-                       help="what restart does without a spare (wait)")  # fmt: skip
-    group.add_argument("--policy", action="append", default=[], metavar="KEY=VALUE",
-                       help="of the protocol core, a field of its JobSpec: ranks_per_slot=2, ...")  # fmt: skip
+    group.add_argument(
+        "--short",
+        type=Short,
+        choices=list(Short),
+        metavar="{wait,shrink}",
+        help="what restart does without a spare (wait)",
+    )
+    group.add_argument(
+        "--policy",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="of the protocol core, a field of its JobSpec: ranks_per_slot=2, ...",
+    )
 
 
 def add_costs(group: argparse._ArgumentGroup) -> None:
@@ -202,8 +237,9 @@ def settings_of(given: argparse.Namespace) -> Settings:
     """The forecast that was asked for, but for the strategy. Raises `NotPossible`, `Unreasonable`, `ValueError`."""
     if given.rate is not None and given.mttf is not None:
         raise NotPossible("--rate and --mttf say the same thing: give one of them", 2)
-    said: dict[str, object] = taken(given, "gpus", "gpus_per_node", "mfu", "price", "counting", "floating", "displaced",
-                                    "short", "path_speed")  # fmt: skip
+    said: dict[str, object] = taken(
+        given, "gpus", "gpus_per_node", "mfu", "price", "counting", "floating", "displaced", "short", "path_speed"
+    )
     for name, flag, field in (
         ("work", "--work", "work_h"),
         ("mttf", "--mttf", "gap_h"),
@@ -228,11 +264,19 @@ def settings_of(given: argparse.Namespace) -> Settings:
             raise impossible(name, getattr(given, name), "it must be 1 or more")
     layout = layout_of("ddp" if given.layout is None else given.layout, gpus, per_node)
     return Settings(
-        strategy=Strategy.RESTART, layout=layout, faults=faults_of(given),
-        costs=costs_of(given), during_recovery=not given.calm_recovery, failover=given.failover,
-        chosen=given.interval is not None, phases=phases_of(given), policy=policy_of(given.policy),
-        trace=trace, trace_file=given.trace or Path("trace"), **said,  # type: ignore[arg-type]
-    )  # fmt: skip
+        strategy=Strategy.RESTART,
+        layout=layout,
+        faults=faults_of(given),
+        costs=costs_of(given),
+        during_recovery=not given.calm_recovery,
+        failover=given.failover,
+        chosen=given.interval is not None,
+        phases=phases_of(given),
+        policy=policy_of(given.policy),
+        trace=trace,
+        trace_file=given.trace or Path("trace"),
+        **said,  # type: ignore[arg-type]
+    )
 
 
 def taken(given: argparse.Namespace, *names: str) -> dict[str, object]:
@@ -247,8 +291,21 @@ def count(flag: str, text: str) -> int:
 
 
 def faults_of(given: argparse.Namespace) -> Process:
-    said = taken(given, "rate", "gap", "shape", "burst", "switch", "switch_nodes", "lemons", "lemon_times", "process",
-                 "path", "foreseen", "precision")  # fmt: skip
+    said = taken(
+        given,
+        "rate",
+        "gap",
+        "shape",
+        "burst",
+        "switch",
+        "switch_nodes",
+        "lemons",
+        "lemon_times",
+        "process",
+        "path",
+        "foreseen",
+        "precision",
+    )
     if given.shape is not None:
         if given.gap not in (None, Gap.WEIBULL):
             raise NotPossible(f"--shape is of Weibull gaps, and --gap is {given.gap}", 2)
@@ -266,8 +323,13 @@ def faults_of(given: argparse.Namespace) -> Process:
 
 def costs_of(given: argparse.Namespace) -> Costs:
     said = taken(given, "retry", "spread", "coverage", "torchft_step")
-    for name, field in (("interval", "interval_h"), ("save", "save_h"), ("hot", "hot_h"), ("pause", "covered_h"),
-                        ("torchft_stall", "torchft_stall_h")):  # fmt: skip
+    for name, field in (
+        ("interval", "interval_h"),
+        ("save", "save_h"),
+        ("hot", "hot_h"),
+        ("pause", "covered_h"),
+        ("torchft_stall", "torchft_stall_h"),
+    ):
         text = getattr(given, name)
         if text is not None:
             said[field] = hours(f"--{name.replace('_', '-')}", text)

@@ -23,15 +23,19 @@ TIMES = {"net_down": "down_s", "net_window": "window_s", "net_slow": "slow_s", "
 def add_network(group: argparse._ArgumentGroup) -> None:
     """The flags themselves; none has a default, so that it is seen which were given."""
     group.add_argument(
-        "--net-failover", "--net_failover", action="store_true",
+        "--net-failover",
+        "--net_failover",
+        action="store_true",
         help="collectives use all network paths between nodes and get over the loss of some; ranks leave a node one of "
         "whose paths stays lost",
-    )  # fmt: skip
+    )
     group.add_argument(
-        "--ib-failover", "--ib_failover", action="store_true",
+        "--ib-failover",
+        "--ib_failover",
+        action="store_true",
         help="instead: NCCL's own failover between InfiniBand or RoCE ports (NCCL 2.29.7), which the agents watch; "
         "the limits below hold for ports, too",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--ib-merge", "--ib_merge", metavar="DEVICES", help="which ports back each other: mlx5_0,mlx5_1;mlx5_2,mlx5_3"
     )
@@ -66,10 +70,13 @@ def path_limits(given: argparse.Namespace) -> PathLimits | None:
     known = PathLimits()
     times = {field: seconds(said[name], name) for name, field in TIMES.items() if name in said}
     return msgspec.structs.replace(
-        known, **times, flaps=number(said, "net_flaps", known.flaps, 2, 1000),
+        known,
+        **times,
+        flaps=number(said, "net_flaps", known.flaps, 2, 1000),
         slow_share=number(said, "net_share", round(100 * known.slow_share), 1, 99) / 100,
-        probe_port=number(said, "net_probe_port", known.probe_port, 1, 65535), ports=given.ib_failover,
-    )  # fmt: skip
+        probe_port=number(said, "net_probe_port", known.probe_port, 1, 65535),
+        ports=given.ib_failover,
+    )
 
 
 def number(said: dict[str, str], name: str, otherwise: int, least: int, most: int) -> int:

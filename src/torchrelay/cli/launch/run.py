@@ -120,37 +120,52 @@ def add_spares(group: argparse._ArgumentGroup) -> None:
     """Who takes the place of a lost rank, and where."""
     group.add_argument("--spares", type=int, default=0, metavar="K", help="warm workers that wait for a rank (0)")
     group.add_argument(
-        *both("spare-nodes"), type=int, default=0, metavar="K",
+        *both("spare-nodes"),
+        type=int,
+        default=0,
+        metavar="K",
         help="further virtual nodes with room for as many ranks as each other has, all of them spares (0)",
-    )  # fmt: skip
+    )
     group.add_argument("--no-refill", action="store_true", help="never use the slot of a lost worker again")
     group.add_argument(
-        "--slot-faults", type=int, default=3, metavar="N",
+        "--slot-faults",
+        type=int,
+        default=3,
+        metavar="N",
         help="workers that a slot may lose in ten minutes before it is not used any more; 0: any number (3)",
-    )  # fmt: skip
+    )
     group.add_argument(
         "--spare-wait", type=float, default=600.0, metavar="S", help="seconds to wait if there is no spare (600)"
     )
     group.add_argument(
-        *both("oversubscribe"), type=int, default=1, metavar="N",
+        *both("oversubscribe"),
+        type=int,
+        default=1,
+        metavar="N",
         help="if no spare is left, up to N ranks run in one slot until there is room; 1: they wait for a spare (1)",
-    )  # fmt: skip
+    )
 
 
 def add_moving(group: argparse._ArgumentGroup) -> None:
     """What torchrelay may do of its own accord, before anything fails."""
     group.add_argument(
-        *both("moves-per-hour"), type=int, default=60, metavar="N",
+        *both("moves-per-hour"),
+        type=int,
+        default=60,
+        metavar="N",
         help="how often ranks may be moved within an hour; 0: never, less than 0: any number (60)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        *both("probation"), default="7d", metavar="TIME",
+        *both("probation"),
+        default="7d",
+        metavar="TIME",
         help="how long a place is taken last after a fault of it was repaired: 90s, 10m, 2h, 7d; 0: not at all (7d)",
-    )  # fmt: skip
+    )
     group.add_argument(
-        *both("return-home"), action="store_true",
+        *both("return-home"),
+        action="store_true",
         help="ranks move back, by themselves, to the node they began on, if it has room and is well again",
-    )  # fmt: skip
+    )
 
 
 def plan(words: list[str]) -> Plan:
@@ -210,13 +225,20 @@ def signals_in(text: str) -> frozenset[str]:
 def spec_of(given: argparse.Namespace, job: JobId, nodes: int, nproc: int) -> JobSpec:
     """What the orchestrator is told of the job."""
     return JobSpec(
-        job=job, world_size=nodes * nproc, nproc_per_node=nproc, nodes=nodes,
+        job=job,
+        world_size=nodes * nproc,
+        nproc_per_node=nproc,
+        nodes=nodes,
         spares=given.spares + given.spare_nodes * nproc,
-        refill=not given.no_refill, max_restarts=given.max_restarts, slot_faults=given.slot_faults,
-        spare_wait_ms=round(given.spare_wait * 1000), moves_per_hour=given.moves_per_hour,
-        probation_ms=time_in(given.probation), return_home=given.return_home,
+        refill=not given.no_refill,
+        max_restarts=given.max_restarts,
+        slot_faults=given.slot_faults,
+        spare_wait_ms=round(given.spare_wait * 1000),
+        moves_per_hour=given.moves_per_hour,
+        probation_ms=time_in(given.probation),
+        return_home=given.return_home,
         ranks_per_slot=given.oversubscribe,
-    )  # fmt: skip
+    )
 
 
 def remarks(given: argparse.Namespace) -> tuple[str, ...]:

@@ -50,9 +50,12 @@ def net(words: list[str]) -> int:
 def parser() -> argparse.ArgumentParser:
     """The words after `torchrelay net`."""
     parser = argparse.ArgumentParser(
-        prog="torchrelay net", description=f"{VERBS['net'].help.capitalize()}.", epilog=EXAMPLES, allow_abbrev=False,
+        prog="torchrelay net",
+        description=f"{VERBS['net'].help.capitalize()}.",
+        epilog=EXAMPLES,
+        allow_abbrev=False,
         formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    )
     whats = parser.add_subparsers(dest="what", metavar="WHAT", required=True)
     env_help = 'variables that switch it on for NCCL and RCCL: eval "$(torchrelay net env)"'
     env = whats.add_parser("env", help=env_help, description=env_help, allow_abbrev=False)
@@ -94,10 +97,12 @@ def add_net_status(parser: argparse.ArgumentParser) -> None:
     """The words of the verb."""
     parser.add_argument("--run-dir", type=Path, help="the run's folder (the newest under ./torchrelay-runs)")
     parser.add_argument(
-        "--local", type=Path, metavar="FOLDER",
+        "--local",
+        type=Path,
+        metavar="FOLDER",
         help="do not ask the orchestrator: read the pages that processes on this machine keep (TORCHRELAY_NET_STATS, "
         "or a folder above it)",
-    )  # fmt: skip
+    )
     parser.add_argument("-w", "--watch", action="store_true", help="again every second, until Ctrl-C")
     add_output(parser, Output.TABLE, Output.JSON)
 
@@ -290,9 +295,16 @@ def link_of(remote: str, rows: Sequence[Row], rates: tuple[float, float], update
     state = "unused" if not used else "down" if not up else "up" if RowState.UP in up else "suspect"
     since = max(row.down_since_us for row in used) if state == "down" else 0
     return LinkNews(
-        remote=remote, state=state, state_s=max(0, updated_us - since) / 1e6 if since else 0.0,
-        live=sum(row.live for row in rows), round_trip_us=max(row.round_trip_us for row in rows),
-        sent_rate=rates[0], received_rate=rates[1], sent_bytes=sum(row.sent_bytes for row in rows),
-        received_bytes=sum(row.received_bytes for row in rows), sent_again=sum(row.sent_again for row in rows),
-        duplicates=sum(row.duplicates for row in rows), corrupt=sum(row.corrupt for row in rows),
-    )  # fmt: skip
+        remote=remote,
+        state=state,
+        state_s=max(0, updated_us - since) / 1e6 if since else 0.0,
+        live=sum(row.live for row in rows),
+        round_trip_us=max(row.round_trip_us for row in rows),
+        sent_rate=rates[0],
+        received_rate=rates[1],
+        sent_bytes=sum(row.sent_bytes for row in rows),
+        received_bytes=sum(row.received_bytes for row in rows),
+        sent_again=sum(row.sent_again for row in rows),
+        duplicates=sum(row.duplicates for row in rows),
+        corrupt=sum(row.corrupt for row in rows),
+    )

@@ -44,9 +44,7 @@ def uncordon(given: argparse.Namespace) -> None:
 
 
 def post(given: argparse.Namespace, body: dict[str, Any]) -> None:
-    ask_and_do(
-        given.run_dir, f"/v1/{given.verb}", body, yes=given.yes, dry_run=given.dry_run, output=given.output
-    )  # fmt: skip
+    ask_and_do(given.run_dir, f"/v1/{given.verb}", body, yes=given.yes, dry_run=given.dry_run, output=given.output)
 
 
 def taint_in(text: str) -> dict[str, Any]:

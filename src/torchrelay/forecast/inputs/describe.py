@@ -56,18 +56,28 @@ def describe(trace: Trace, nodes: int | None = None) -> Description:
     again = refails(trace)
     span = max(trace.span_h, 1e-9)
     return Description(
-        faults=len(starts), nodes=present, span_days=trace.span_h / DAY_H,
+        faults=len(starts),
+        nodes=present,
+        span_days=trace.span_h / DAY_H,
         rate=rate_per_1000_node_days(present, span / len(starts), 1),
         gap_cv=float(gaps.std() / gaps.mean()) if len(gaps) > 1 and gaps.mean() > 0 else None,
         weibull_shape=weibull_shape(gaps.tolist()),
-        in_burst=float((gaps <= BURST_H).sum()) / len(starts), largest_burst=largest_burst(trace),
-        never_failed=int((counts == 0).sum()), worst_node=int(counts.max()),
+        in_burst=float((gaps <= BURST_H).sum()) / len(starts),
+        largest_burst=largest_burst(trace),
+        never_failed=int((counts == 0).sum()),
+        worst_node=int(counts.max()),
         dispersion=float(counts.var() / counts.mean()),
-        refail_day=share_within(again, DAY_H), refail_week=share_within(again, 7 * DAY_H),
-        repair_median_h=quantile(repairs, 0.5), repair_mean_h=float(np.mean(repairs)) if repairs else None,
-        repair_p90_h=quantile(repairs, 0.9), down_p50=down[0], down_p95=down[1], down_p99=down[2],
-        spares_99=down[2] / present, causes=dict(Counter(entry.cause for entry in trace.entries).most_common()),
-    )  # fmt: skip
+        refail_day=share_within(again, DAY_H),
+        refail_week=share_within(again, 7 * DAY_H),
+        repair_median_h=quantile(repairs, 0.5),
+        repair_mean_h=float(np.mean(repairs)) if repairs else None,
+        repair_p90_h=quantile(repairs, 0.9),
+        down_p50=down[0],
+        down_p95=down[1],
+        down_p99=down[2],
+        spares_99=down[2] / present,
+        causes=dict(Counter(entry.cause for entry in trace.entries).most_common()),
+    )
 
 
 def quantile(values: Sequence[float], share: float) -> float | None:

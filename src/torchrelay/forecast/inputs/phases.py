@@ -50,9 +50,12 @@ class Phases:
     """Where phases come from: incidents of a ledger, or given spans; a given one has precedence."""
 
     def __init__(
-        self, given: Mapping[str, Span], measured: tuple[Mapping[str, int], ...] = (), source: str = "",
+        self,
+        given: Mapping[str, Span],
+        measured: tuple[Mapping[str, int], ...] = (),
+        source: str = "",
         moves: tuple[Mapping[str, int], ...] = (),
-    ) -> None:  # fmt: skip
+    ) -> None:
         unknown = sorted(set(given) - set(ALL_PHASES))
         if unknown:
             why = f"{unknown[0]!r} is not known; there are: {', '.join(ALL_PHASES)}"

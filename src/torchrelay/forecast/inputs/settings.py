@@ -70,8 +70,20 @@ class Costs:
     retry: float = 0.0  # share of bring-ups that fail and are begun anew
 
     def __post_init__(self) -> None:
-        for name in ("save_h", "detect_h", "replacement_h", "restore_h", "startup_h", "hot_h", "torchft_step",
-                     "torchft_stall_h", "covered_h", "move_h", "warm_h", "spread"):  # fmt: skip
+        for name in (
+            "save_h",
+            "detect_h",
+            "replacement_h",
+            "restore_h",
+            "startup_h",
+            "hot_h",
+            "torchft_step",
+            "torchft_stall_h",
+            "covered_h",
+            "move_h",
+            "warm_h",
+            "spread",
+        ):
             at_least(name, getattr(self, name), 0)
             finite(name, getattr(self, name))
         above("interval_h", self.interval_h, 0)

@@ -59,8 +59,9 @@ def read_trace(path: Path) -> Trace:
         raise BadTrace(path, 0, f"is empty; its first line is to be: {','.join(COLUMNS)}")
     heads = [head.strip() for head in rows[0]]
     check_heads(path, heads)
-    found = [entry_of(path, number, dict(zip(heads, row, strict=True)))
-             for number, row in checked(path, rows, len(heads))]  # fmt: skip
+    found = [
+        entry_of(path, number, dict(zip(heads, row, strict=True))) for number, row in checked(path, rows, len(heads))
+    ]
     if not found:
         raise BadTrace(path, 0, "has no fault in it: nothing to describe or replay")
     return trace_of(path, found)
@@ -134,8 +135,12 @@ def time_of(path: Path, line: int, column: str, text: str) -> float:
     if not math.isfinite(hours):
         raise BadTrace(path, line, f"{column} {text!r} is no time: give hours (3.25), or a date (2026-03-01T12:00:00)")
     if hours < 0:
-        raise BadTrace(path, line, f"{column} {text!r} lies before the beginning, from which hours are counted: give "
-                       "hours from 0 on, or dates from 1970 on")  # fmt: skip
+        raise BadTrace(
+            path,
+            line,
+            f"{column} {text!r} lies before the beginning, from which hours are counted: give "
+            "hours from 0 on, or dates from 1970 on",
+        )
     return hours
 
 
@@ -171,8 +176,12 @@ def replay(trace: Trace, nodes: int, source: Path) -> Iterator[Fault]:
     Raises `BadTrace` if the trace names more nodes than there are.
     """
     if len(trace.nodes) > nodes:
-        raise BadTrace(source, 0, f"names {len(trace.nodes)} nodes, and the cluster has {nodes} with its spares: "
-                       "give more GPUs (--gpus) or spares, or a part of the trace")  # fmt: skip
+        raise BadTrace(
+            source,
+            0,
+            f"names {len(trace.nodes)} nodes, and the cluster has {nodes} with its spares: "
+            "give more GPUs (--gpus) or spares, or a part of the trace",
+        )
     numbers = {name: number for number, name in enumerate(trace.nodes)}
     for one in trace.entries:
         cause = Cause(one.cause.lower()) if one.cause.lower() in tuple(Cause) else Cause.NODE

@@ -66,8 +66,12 @@ class Crew:
         match order:
             case od.StartWorker(worker=worker, node=node, slot=slot):
                 warm = 3600 * self.settings.costs.warm_h
-                yield 0.5 * warm, ev.WorkerStarted(worker=worker, node=node, slot=slot, pid=1, address=f"at:{worker}",
-                                                   store=f"on:{worker}")  # fmt: skip
+                yield (
+                    0.5 * warm,
+                    ev.WorkerStarted(
+                        worker=worker, node=node, slot=slot, pid=1, address=f"at:{worker}", store=f"on:{worker}"
+                    ),
+                )
                 yield warm, ev.WorkerWarm(worker=worker)
             case od.Fence(worker=worker, node=node):
                 yield EXIT_S, self.ended(worker, node, signal=9, cause="fenced")
@@ -151,8 +155,13 @@ class Crew:
 
     def joined(self, who: dict[str, Any]) -> ev.WorkerJoined:
         shard = self.cut.shard(self.cut.whole(who["rank"]))
-        return ev.WorkerJoined(worker=who["worker"], job=who["job"], rank=who["rank"], shard=shard,
-                               snapshot_every=self.settings.snapshot_steps)  # fmt: skip
+        return ev.WorkerJoined(
+            worker=who["worker"],
+            job=who["job"],
+            rank=who["rank"],
+            shard=shard,
+            snapshot_every=self.settings.snapshot_steps,
+        )
 
     def reporting(self, rank: Rank) -> float:
         """The first survivor ends `interrupt`; the last one ends `agree`."""
@@ -187,10 +196,13 @@ class Crew:
         held, brought = self.new.get(worker, (Point(self.step), None))
         running = held is not None and held == Point(self.step)
         return ev.WorkerReported(
-            **who, committed=held, phase=WorkerPhase.COMPUTING if running else WorkerPhase.STOPPED,
+            **who,
+            committed=held,
+            phase=WorkerPhase.COMPUTING if running else WorkerPhase.STOPPED,
             pending=held.after_step() if running and held is not None else None,
-            caught_up=brought if held is None else None, kept=self.kept(worker),
-        )  # fmt: skip
+            caught_up=brought if held is None else None,
+            kept=self.kept(worker),
+        )
 
     def has_record(self, asked: Rank, ward: Rank) -> bool:
         """Whether this rank keeps a copy of the other's private record: as a buddy of the whole job's ring."""

@@ -45,9 +45,13 @@ class CutOut:
     """A job that trains, with its spares; what the core is shown of it is `cluster`."""
 
     def __init__(
-        self, spec: JobSpec, layout: Layout, places: Iterable[int], spares: Iterable[int],
+        self,
+        spec: JobSpec,
+        layout: Layout,
+        places: Iterable[int],
+        spares: Iterable[int],
         incarnations: Mapping[NodeId, str] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         self.spec = spec
         self.layout = layout
         self.outside = dict(enumerate(places))  # rank -> node, of ranks that are not shown
@@ -150,9 +154,17 @@ class CutOut:
             its_worker, worker=name, node=node, slot=0, rank=dense, address=f"at:{name}", store=f"on:{name}"
         )
         return worker, replace(
-            its_seat, worker=name, shard=self.shard(rank), home=node, report=report, private=(), place=None,
-            failed=frozenset(), distrusted=frozenset(), asked_buddies=frozenset(),
-        )  # fmt: skip
+            its_seat,
+            worker=name,
+            shard=self.shard(rank),
+            home=node,
+            report=report,
+            private=(),
+            place=None,
+            failed=frozenset(),
+            distrusted=frozenset(),
+            asked_buddies=frozenset(),
+        )
 
     def survivor(self) -> tuple[Worker, Seat] | None:
         """Somebody with a rank to whom nothing has happened, if there is one; else any holder."""
@@ -195,8 +207,15 @@ class CutOut:
             worker = workers[seat.worker]
             if rank in needed:
                 workers[seat.worker] = replace(worker, rank=Rank(len(seats)))
-                plain = Seat(worker=seat.worker, joined=True, shard=seat.shard, home=seat.home, place=seat.place,
-                             assigned_in=seat.assigned_in, assigned_ms=seat.assigned_ms)  # fmt: skip
+                plain = Seat(
+                    worker=seat.worker,
+                    joined=True,
+                    shard=seat.shard,
+                    home=seat.home,
+                    place=seat.place,
+                    assigned_in=seat.assigned_in,
+                    assigned_ms=seat.assigned_ms,
+                )
                 seats.append((Rank(len(seats)), plain))
                 shown.append(rank)
             else:

@@ -142,8 +142,12 @@ class Driving:
         self.dead |= {worker.worker for worker in there}
         seconds = self.crew.foresee()["detect"]
         if gone:
-            lost = ev.NodeLost(node=name, incarnation=self.cut.incarnations.get(name, "0"), reason=fault.cause,
-                               age_ms=round(seconds * 1000))  # fmt: skip
+            lost = ev.NodeLost(
+                node=name,
+                incarnation=self.cut.incarnations.get(name, "0"),
+                reason=fault.cause,
+                age_ms=round(seconds * 1000),
+            )
             self.later(seconds, Heard(lost, loss=True, felt=felt))
             self.unheard += felt
         for worker in there if not gone else ():

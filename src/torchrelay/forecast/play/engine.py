@@ -100,8 +100,9 @@ class World:
         self._heap: list[tuple[float, int, Callable[[int], None], int]] = []
         self._number = 0
         self.every = settings.pool + settings.floating
-        self.stream = Stream(settings.faults, self.every, self.mean_gap_h(), nature,
-                             repairs=settings.spares is not None)  # fmt: skip
+        self.stream = Stream(
+            settings.faults, self.every, self.mean_gap_h(), nature, repairs=settings.spares is not None
+        )
         self.again = Again(settings.faults, seed)
         source = replay(settings.trace, self.every, settings.trace_file) if settings.trace else self.stream
         self._coming: Iterator[Fault] = iter(source)

@@ -248,12 +248,22 @@ def paths() -> list[Path]:
     library.free.np_counts(counts, MAX_PATHS)
     return [
         Path(
-            info.interface.decode(), info.address.decode(), info.speed_mbps, bool(info.up), count.sent_bytes,
-            count.received_bytes, count.sent_again, count.duplicates, count.downs, count.ups, count.corrupt, count.live,
+            info.interface.decode(),
+            info.address.decode(),
+            info.speed_mbps,
+            bool(info.up),
+            count.sent_bytes,
+            count.received_bytes,
+            count.sent_again,
+            count.duplicates,
+            count.downs,
+            count.ups,
+            count.corrupt,
+            count.live,
             count.round_trip,
         )
         for info, count in zip(infos[:number], counts[:number], strict=True)
-    ]  # fmt: skip
+    ]
 
 
 def inject(faults: str) -> None:

@@ -162,10 +162,13 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
     tainted = tuple((one.slot, one.key) for one in taints if (one.node, one.source) == (attach.node, SOURCE))
     link.send(
         Attached(
-            jobs=service.all_terms(), beat_ms=BEAT_MS, lease=service.journal.lease, journal=service.journal.name,
+            jobs=service.all_terms(),
+            beat_ms=BEAT_MS,
+            lease=service.journal.lease,
+            journal=service.journal.name,
             tainted=tainted,
         )
-    )  # fmt: skip
+    )
     joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
     await service.attach(link, joined)
     service.remind(link)

@@ -187,10 +187,11 @@ async def get_events(request: web.Request) -> web.StreamResponse:
         raise refusal(web.HTTPBadRequest, "`since` is the number of the last event you have, or 0") from None
     stream = web.StreamResponse(
         headers={
-            "Content-Type": "text/event-stream", "Cache-Control": "no-store",
+            "Content-Type": "text/event-stream",
+            "Cache-Control": "no-store",
             "X-Torchrelay-Journal": service.journal.name,
         }
-    )  # fmt: skip
+    )
     await stream.prepare(request)
     try:
         await tell_all(service, stream, since)
@@ -288,9 +289,15 @@ LINK_METRICS: tuple[tuple[str, str, str], ...] = (
 def figures(link: LinkNews) -> tuple[float, ...]:
     """Those of `LINK_METRICS`, in their order."""
     return (
-        link.live, link.round_trip_us / 1e6, link.flaps, link.sent_bytes, link.received_bytes, link.sent_again,
-        link.duplicates, link.corrupt,
-    )  # fmt: skip
+        link.live,
+        link.round_trip_us / 1e6,
+        link.flaps,
+        link.sent_bytes,
+        link.received_bytes,
+        link.sent_again,
+        link.duplicates,
+        link.corrupt,
+    )
 
 
 def metrics(view: NetworkView) -> str:
@@ -311,9 +318,12 @@ def metrics(view: NetworkView) -> str:
 
 def labels_of(node: NodeId, path: PathNews, link: LinkNews) -> Labels:
     return (
-        ("node", node), ("path", str(path.path)), ("interface", path.interface), ("local", path.local),
+        ("node", node),
+        ("path", str(path.path)),
+        ("interface", path.interface),
+        ("local", path.local),
         ("remote", link.remote),
-    )  # fmt: skip
+    )
 
 
 def states(links: Iterable[tuple[Labels, LinkNews]]) -> list[Sample]:
@@ -335,9 +345,11 @@ def reports(view: NetworkView) -> list[Sample]:
         ((("node", one.node), ("what", what)), count)
         for one in view.nodes
         for what, count in (
-            ("heard", one.news.reports), ("malformed", one.news.malformed), ("strangers", one.news.strangers)
+            ("heard", one.news.reports),
+            ("malformed", one.news.malformed),
+            ("strangers", one.news.strangers),
         )
-    ]  # fmt: skip
+    ]
 
 
 def metric(name: str, kind: str, text: str, samples: list[Sample]) -> Iterator[str]:

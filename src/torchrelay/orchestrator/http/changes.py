@@ -263,9 +263,14 @@ async def post_undrain(request: web.Request) -> web.Response:
 async def post_cordon(request: web.Request) -> web.Response:
     ask = await body_of(request, TaintAsk)
     ask = TaintAsk(
-        node=ask.node, slot=ask.slot, key=CORDON, effect=Effect.NO_SCHEDULE, reason=ask.reason, ttl_ms=ask.ttl_ms,
+        node=ask.node,
+        slot=ask.slot,
+        key=CORDON,
+        effect=Effect.NO_SCHEDULE,
+        reason=ask.reason,
+        ttl_ms=ask.ttl_ms,
         verb="cordon",
-    )  # fmt: skip
+    )
     what = f"{place_of(ask)}{because(ask.reason)}"
     return await carried_out(request, lambda service, who: plan_taint(service.scene(), ask, who), what)
 

@@ -33,11 +33,19 @@ CLOSING = (Effect.NO_SCHEDULE, Effect.NO_EXECUTE)
 def view_taint(scene: Scene, taint: Taint) -> TaintView:
     now = scene.now_ms
     return TaintView(
-        place=taint.place, node=taint.node, slot=taint.slot, key=taint.key, value=taint.value, effect=taint.effect,
-        reason=taint.reason, source=taint.source, since=scene.at(taint.since_ms),
+        place=taint.place,
+        node=taint.node,
+        slot=taint.slot,
+        key=taint.key,
+        value=taint.value,
+        effect=taint.effect,
+        reason=taint.reason,
+        source=taint.source,
+        since=scene.at(taint.since_ms),
         age_s=max(0, now - taint.since_ms) / 1000,
-        left_s=None if taint.until_ms is None else max(0, taint.until_ms - now) / 1000, planned=taint.planned,
-    )  # fmt: skip
+        left_s=None if taint.until_ms is None else max(0, taint.until_ms - now) / 1000,
+        planned=taint.planned,
+    )
 
 
 def view_taints(scene: Scene, node: NodeId | None = None) -> tuple[TaintView, ...]:
@@ -103,7 +111,7 @@ def view_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> SlotView:
     guests = tuple(sorted((one.worker for one in there if one != worker), key=natural))
     return SlotView(
         slot=slot, holds=holds, rank=rank, worker=worker.worker, life=worker.life, move=move, why=why, guests=guests
-    )  # fmt: skip
+    )
 
 
 def empty_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> tuple[str, str]:
@@ -145,10 +153,16 @@ def view_spare(scene: Scene, job: Job, spare: Worker) -> SpareView:
     name = move.name if move is not None and spare.incoming_for is not None else ""
     refused = refusal_text(refusing(scene.cluster, spare.node, spare.slot))
     return SpareView(
-        worker=spare.worker, node=spare.node, slot=spare.slot, state=spare.life, target_of=spare.incoming_for,
+        worker=spare.worker,
+        node=spare.node,
+        slot=spare.slot,
+        state=spare.life,
+        target_of=spare.incoming_for,
         move=name,
-        prepared=spare.prepared, note=spare.note, refused=refused,
-    )  # fmt: skip
+        prepared=spare.prepared,
+        note=spare.note,
+        refused=refused,
+    )
 
 
 # ---------------------------------------------------------------- moves

@@ -221,9 +221,16 @@ def plan_taint(scene: Scene, ask: TaintAsk, who: str) -> Planned:
         since = f", since {scene.at(before.since_ms)[:19]}, by {before.source}"
         return nothing(ask.verb, f"{place} {done} already{since}", explain=place)
     event = TaintSet(
-        node=node.node, slot=slot, key=ask.key, value=ask.value, effect=ask.effect, reason=ask.reason, source=who,
-        ttl_ms=ask.ttl_ms, planned=planned,
-    )  # fmt: skip
+        node=node.node,
+        slot=slot,
+        key=ask.key,
+        value=ask.value,
+        effect=ask.effect,
+        reason=ask.reason,
+        source=who,
+        ttl_ms=ask.ttl_ms,
+        planned=planned,
+    )
     value = f"={ask.value}" if ask.value else ""
     head = f"{ask.verb} {place}" if ask.verb in DONE else f"taint {place} {ask.key}{value}:{ask.effect}"
     lines = [f"{head}: {MEANING[ask.effect]}"]
@@ -310,9 +317,15 @@ def foresee(
 
 
 def tell_change(
-    before: Cluster, after: Cluster, verb: str, lines: tuple[str, ...], about: tuple[tuple[JobId, Rank], ...],
-    explain: str = "", *, applied: bool = False,
-) -> Change:  # fmt: skip
+    before: Cluster,
+    after: Cluster,
+    verb: str,
+    lines: tuple[str, ...],
+    about: tuple[tuple[JobId, Rank], ...],
+    explain: str = "",
+    *,
+    applied: bool = False,
+) -> Change:
     """What is different, in words: called-off moves, the ways of ranks, and why something waits."""
     said: list[str] = [*lines]
     legs: list[Leg] = []
@@ -337,9 +350,15 @@ def tell_change(
         elif any(wanted(after, job, rank) for rank in mine):
             waits.append(held_up(job, move))
     return Change(
-        verb=verb, applied=applied, changes=True, plan=tuple(said), waits="; ".join(waits), legs=tuple(legs),
-        move=name, explain=name or explain,
-    )  # fmt: skip
+        verb=verb,
+        applied=applied,
+        changes=True,
+        plan=tuple(said),
+        waits="; ".join(waits),
+        legs=tuple(legs),
+        move=name,
+        explain=name or explain,
+    )
 
 
 def held_up(job: Job, move: Move | None) -> str:

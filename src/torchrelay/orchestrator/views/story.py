@@ -73,9 +73,14 @@ def tell(seq: int, at_ms: int, at: str, event: Event, before: Cluster, after: Cl
             notes += tell_job(known, job)
             outcomes |= {name: job.outcome.code} if job.outcome is not None else {}
     return Moment(
-        seq=seq, at_ms=at_ms, at=at, event=type(event).__name__, facts=plain(event), notes=tuple(notes),
+        seq=seq,
+        at_ms=at_ms,
+        at=at,
+        event=type(event).__name__,
+        facts=plain(event),
+        notes=tuple(notes),
         outcomes=outcomes,
-    )  # fmt: skip
+    )
 
 
 def tell_nodes(before: Cluster, after: Cluster) -> Iterator[Note]:

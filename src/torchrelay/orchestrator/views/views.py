@@ -130,9 +130,14 @@ def view_nodes(scene: Scene) -> tuple[NodeStatus, ...]:
         silent = None if heard is None else scene.now_ms - heard
         rhythm = scene.failure_detector.rhythms.get(node.node)
         status = NodeStatus(
-            node=node.node, alive=node.alive, slots=node.slots, silent_ms=silent, silence=scene.silence(node),
-            gap_ms=None if rhythm is None else rhythm.longest_ms, limit_ms=None if rhythm is None else rhythm.limit_ms,
-        )  # fmt: skip
+            node=node.node,
+            alive=node.alive,
+            slots=node.slots,
+            silent_ms=silent,
+            silence=scene.silence(node),
+            gap_ms=None if rhythm is None else rhythm.longest_ms,
+            limit_ms=None if rhythm is None else rhythm.limit_ms,
+        )
         found.append(status)
     return tuple(found)
 
@@ -153,9 +158,13 @@ def view_ranks(scene: Scene, job: Job) -> Ranks:
     waiting = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural(spare.worker))
     rows += [view_worker(scene, spare, None, replacement=False) for spare in waiting]
     return Ranks(
-        job=job.spec.job, generation=job.generation, phase=job.phase, ranks=tuple(rows),
-        snapshot_every=job.snapshot_every, snapshot_buddies=job.snapshot_buddies,
-    )  # fmt: skip
+        job=job.spec.job,
+        generation=job.generation,
+        phase=job.phase,
+        ranks=tuple(rows),
+        snapshot_every=job.snapshot_every,
+        snapshot_buddies=job.snapshot_buddies,
+    )
 
 
 def view_rank(scene: Scene, rank: Rank, seat: Seat) -> RankStatus:
@@ -163,10 +172,23 @@ def view_rank(scene: Scene, rank: Rank, seat: Seat) -> RankStatus:
     if worker is not None:
         return view_worker(scene, worker, rank, replacement=seat.replacement, shard=seat.shard)
     return RankStatus(
-        rank=rank, worker=None, node=None, slot=None, pid=None, state="vacant", generation=None, step=None,
-        section=None, step_ms=None, in_state_ms=None, process=None, cpu_ms=None, silent_ms=None, replacement=False,
+        rank=rank,
+        worker=None,
+        node=None,
+        slot=None,
+        pid=None,
+        state="vacant",
+        generation=None,
+        step=None,
+        section=None,
+        step_ms=None,
+        in_state_ms=None,
+        process=None,
+        cpu_ms=None,
+        silent_ms=None,
+        replacement=False,
         shard=seat.shard,
-    )  # fmt: skip
+    )
 
 
 def view_worker(scene: Scene, worker: Worker, rank: Rank | None, *, replacement: bool, shard: str = "") -> RankStatus:
@@ -243,9 +265,13 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
 
 def view_fault(scene: Scene, job: JobId, fault: Fault) -> FaultView:
     return FaultView(
-        at=scene.told_at(job, fault.at_ms), cause=fault.cause, detector=fault.detector, rank=fault.rank,
-        worker=fault.worker, node=fault.node,
-    )  # fmt: skip
+        at=scene.told_at(job, fault.at_ms),
+        cause=fault.cause,
+        detector=fault.detector,
+        rank=fault.rank,
+        worker=fault.worker,
+        node=fault.node,
+    )
 
 
 def phases_of(incident: Incident) -> dict[str, int]:

@@ -127,9 +127,11 @@ def hear(failure_detector: FailureDetector, beat: Beat, now_ms: int) -> FailureD
     gap = now_ms - failure_detector.heard.get((beat.node, beat.incarnation), now_ms)
     rhythm = failure_detector.rhythms.get(beat.node, Rhythm(now_ms)).note(gap, now_ms)
     return replace(
-        failure_detector, heard=failure_detector.heard.put((beat.node, beat.incarnation), now_ms), pulses=Table(pulses),
+        failure_detector,
+        heard=failure_detector.heard.put((beat.node, beat.incarnation), now_ms),
+        pulses=Table(pulses),
         rhythms=failure_detector.rhythms.put(beat.node, rhythm),
-    )  # fmt: skip
+    )
 
 
 def end_deafness(failure_detector: FailureDetector, now_ms: int) -> FailureDetector:
@@ -229,7 +231,7 @@ def silence_of(failure_detector: FailureDetector, cluster: Cluster, node: Node, 
     until = max(heard + limit, (proof or 0) + limit, heard + DEAF_MS if deaf else 0)
     return Silence(
         node.node, now_ms - heard, limit, max(0, until - now_ms), None if proof is None else now_ms - proof, deaf
-    )  # fmt: skip
+    )
 
 
 def last_proof(failure_detector: FailureDetector, cluster: Cluster, node: NodeId) -> int | None:
@@ -277,10 +279,15 @@ def judge_ways(failure_detector: FailureDetector, job: Job, now_ms: int) -> tupl
     one = parted.one
     return (
         WorkerRaised(
-            worker=one.worker, job=job.spec.job, rank=one.rank, point=one.point, kind="undeclared", signature="strayed",
+            worker=one.worker,
+            job=job.spec.job,
+            rank=one.rank,
+            point=one.point,
+            kind="undeclared",
+            signature="strayed",
             summary=str(parted),
         ),
-    )  # fmt: skip
+    )
 
 
 def way_of(pulse: Pulse, now_ms: int) -> Way | None:
@@ -294,9 +301,12 @@ def way_of(pulse: Pulse, now_ms: int) -> Way | None:
 
 
 def judge_worker(
-    failure_detector: FailureDetector, job: Job, pulse: Pulse, now_ms: int,
+    failure_detector: FailureDetector,
+    job: Job,
+    pulse: Pulse,
+    now_ms: int,
     pictures: dict[JobId, WaitForGraph] | None = None,
-) -> str:  # fmt: skip
+) -> str:
     """Why this worker counts as hung; empty if it does not. `pictures`: of this moment, filled as they are needed."""
     sample = pulse.sample
     if pulse.stopped_ms is not None and pulse.heard_ms - pulse.stopped_ms < stopped_limit(sample) / 2:
@@ -382,7 +392,7 @@ def fresh(failure_detector: FailureDetector, job: Job, now_ms: int) -> list[Puls
 
 def waited_for(
     failure_detector: FailureDetector, job: Job, pulse: Pulse, now_ms: int, pictures: dict[JobId, WaitForGraph]
-) -> tuple[int, str]:  # fmt: skip
+) -> tuple[int, str]:
     """Since when others have waited for this worker while all of them stood still, and who, in words; now: none do."""
     if pulse.sample.generation == job.generation:
         if job.spec.job not in pictures:

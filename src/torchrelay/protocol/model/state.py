@@ -94,9 +94,14 @@ def keep_private(seat: Seat, records: Iterable[PrivateRecord]) -> Seat:
 def vacate(seat: Seat) -> Seat:
     """The seat without its holder; which shard belongs to it, and what former holders left, stays."""
     return Seat(
-        shard=seat.shard, home=seat.home, private=seat.private, distrusted=seat.distrusted, outgoing=seat.outgoing,
-        place=seat.place, ended_ms=seat.ended_ms,
-    )  # fmt: skip
+        shard=seat.shard,
+        home=seat.home,
+        private=seat.private,
+        distrusted=seat.distrusted,
+        outgoing=seat.outgoing,
+        place=seat.place,
+        ended_ms=seat.ended_ms,
+    )
 
 
 def seated(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:
@@ -111,9 +116,7 @@ def seated(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:
 
 def started(worker: Worker, event: WorkerStarted, now_ms: int) -> Worker:
     """The worker, with what is known of it once its link is up."""
-    return replace(
-        worker, life=Life.STARTED, pid=event.pid, address=event.address, store=event.store, since_ms=now_ms
-    )  # fmt: skip
+    return replace(worker, life=Life.STARTED, pid=event.pid, address=event.address, store=event.store, since_ms=now_ms)
 
 
 def exit_text(event: WorkerExited) -> str:

@@ -39,9 +39,15 @@ def with_move(job: Job, move: Move) -> Job:
 def fresh(seat: Seat) -> Seat:
     """The seat at the beginning of a generation: nothing has been answered in it."""
     return replace(
-        seat, report=None, ready=False, reconfigured=False, resumed=False, failed=frozenset(), serves=False,
+        seat,
+        report=None,
+        ready=False,
+        reconfigured=False,
+        resumed=False,
+        failed=frozenset(),
+        serves=False,
         asked_buddies=frozenset(),
-    )  # fmt: skip
+    )
 
 
 def renew(job: Job) -> Job:
@@ -152,9 +158,16 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
         job = job.tell(now, changed)
         move = move.tell(now, changed)
         seat = replace(
-            seat, worker=target, outgoing=seat.worker, replacement=True, holds=None, serves=False,
-            shard=worker.shard or seat.shard, assigned_in=job.generation, assigned_ms=now,
-        )  # fmt: skip
+            seat,
+            worker=target,
+            outgoing=seat.worker,
+            replacement=True,
+            holds=None,
+            serves=False,
+            shard=worker.shard or seat.shard,
+            assigned_in=job.generation,
+            assigned_ms=now,
+        )
         job = job.with_seat(rank, seat)
         cluster = cluster.with_worker(replace(worker, rank=rank, incoming_for=None))
     incident = job.open_incident
@@ -162,9 +175,13 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
     cutovers = (*(at for at in job.cutovers if now - at < HOUR_MS), now)
     advanced = job.target is None or boundary is None or boundary > job.target
     job = replace(
-        job, target=boundary, trained=True, starts=0, cutovers=cutovers,
+        job,
+        target=boundary,
+        trained=True,
+        starts=0,
+        cutovers=cutovers,
         fruitless=0 if advanced else job.fruitless,
-    )  # fmt: skip
+    )
     move = replace(move, targets=Table())
     move = move.enter(MoveState.MOVING, now, f"cut over after {boundary}, generation {job.generation}")
     job = with_move(job, move)
@@ -236,9 +253,14 @@ def give_back(cluster: Cluster, job: Job, rank: Rank) -> Job | None:
         return None
     text = f"rank {rank} goes back to {outgoing.worker} on {outgoing.node}, which has it still"
     kept = Seat(
-        worker=outgoing.worker, joined=True, shard=seat.shard, home=seat.home, private=seat.private,
-        distrusted=seat.distrusted, holds=job.boundary,
-    )  # fmt: skip
+        worker=outgoing.worker,
+        joined=True,
+        shard=seat.shard,
+        home=seat.home,
+        private=seat.private,
+        distrusted=seat.distrusted,
+        holds=job.boundary,
+    )
     return job.with_seat(rank, kept).tell(cluster.now_ms, text)
 
 

@@ -24,10 +24,15 @@ ENDING_MS = 60_000
 
 
 def choose_spare(
-    spares: Iterable[Worker], rank: Rank, *, near: NodeId | None, last: Callable[[Worker], bool] = lambda _: False,
-    apart: Callable[[Worker], bool] = lambda _: True, host: Callable[[Worker], Worker | None] = lambda _: None,
+    spares: Iterable[Worker],
+    rank: Rank,
+    *,
+    near: NodeId | None,
+    last: Callable[[Worker], bool] = lambda _: False,
+    apart: Callable[[Worker], bool] = lambda _: True,
+    host: Callable[[Worker], Worker | None] = lambda _: None,
     cold: Callable[[Worker], bool] = lambda _: False,
-) -> tuple[Worker | None, str]:  # fmt: skip
+) -> tuple[Worker | None, str]:
     """The spare for a rank: warm before started before starting, then on the node it leaves, then by name.
 
     A spare that is still starting is taken too: it has a head start over one that is not there. `last`: whether its
@@ -43,10 +48,16 @@ def choose_spare(
     best = min(
         able,
         key=lambda spare: (
-            spare.life is not Life.WARM, cold(spare), host(spare) is not None, last(spare), order.index(spare.life),
-            not apart(spare), spare.node != near, natural(spare.worker),
+            spare.life is not Life.WARM,
+            cold(spare),
+            host(spare) is not None,
+            last(spare),
+            order.index(spare.life),
+            not apart(spare),
+            spare.node != near,
+            natural(spare.worker),
         ),
-    )  # fmt: skip
+    )
     why = ", though its place is to be used last" if last(best) else ""
     other = host(best)
     if other is not None:

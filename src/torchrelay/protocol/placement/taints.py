@@ -56,9 +56,17 @@ def taint_set(cluster: Cluster, event: ev.TaintSet) -> Cluster:
     now = cluster.now_ms
     until = None if event.ttl_ms is None else now + event.ttl_ms
     taint = Taint(
-        event.node, event.slot, event.key, event.value, event.effect, event.reason, event.source, now, until,
+        event.node,
+        event.slot,
+        event.key,
+        event.value,
+        event.effect,
+        event.reason,
+        event.source,
+        now,
+        until,
         event.planned,
-    )  # fmt: skip
+    )
     before = cluster.taints.get(key)
     if before is not None and event.yields and before.source != event.source:
         return cluster  # what a person holds against a place is not a detector's to change
@@ -130,9 +138,16 @@ def put_on_probation(cluster: Cluster, node: NodeId, slot: int | None, why: str)
     quarantined = faults >= QUARANTINE_AFTER or (lying is not None and lying.until_ms is None)
     reason = f"{why}; {faults} fault{'s' if faults != 1 else ''} within 30 days"
     taint = Taint(
-        node, slot, PROBATION, "", Effect.NO_SCHEDULE if quarantined else Effect.PREFER_NO_SCHEDULE, reason,
-        "torchrelay", now, None if quarantined else now + base * 2 ** max(0, faults - 1),
-    )  # fmt: skip
+        node,
+        slot,
+        PROBATION,
+        "",
+        Effect.NO_SCHEDULE if quarantined else Effect.PREFER_NO_SCHEDULE,
+        reason,
+        "torchrelay",
+        now,
+        None if quarantined else now + base * 2 ** max(0, faults - 1),
+    )
     return replace(cluster, taints=cluster.taints.put((node, slot, PROBATION), taint))
 
 

@@ -55,9 +55,11 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
     return sorted(
         free,
         key=lambda place: (
-            taken_last(cluster, *place), hurry and not cluster.nodes[place[0]].proven, *slot_order(job.spec, *place)
+            taken_last(cluster, *place),
+            hurry and not cluster.nodes[place[0]].proven,
+            *slot_order(job.spec, *place),
         ),
-    )  # fmt: skip
+    )
 
 
 def fill_slots(cluster: Cluster, job: Job) -> Cluster:
@@ -130,10 +132,14 @@ def spare_for(
 ) -> tuple[Worker | None, str]:
     """The best of these spares for a rank, and why it is that one, or none. `near`: the node that the rank leaves."""
     return choose_spare(
-        spares, rank, near=near, last=lambda worker: taken_last(cluster, worker.node, worker.slot),
-        apart=apart_from(cluster, job, rank), host=lambda worker: shares_with(cluster, worker),
+        spares,
+        rank,
+        near=near,
+        last=lambda worker: taken_last(cluster, worker.node, worker.slot),
+        apart=apart_from(cluster, job, rank),
+        host=lambda worker: shares_with(cluster, worker),
         cold=lambda worker: is_cold(cluster, worker),
-    )  # fmt: skip
+    )
 
 
 def is_cold(cluster: Cluster, worker: Worker) -> bool:

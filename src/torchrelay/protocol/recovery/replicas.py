@@ -94,11 +94,16 @@ def replicas_differ(cluster: Cluster, event: ReplicasDiffer) -> Cluster:
         # One bit may be nobody's fault: the place is taken last. A second one tells of the place.
         again = (holder.node, holder.slot, TAINT) in cluster.taints
         taint = TaintSet(
-            node=holder.node, slot=holder.slot, key=TAINT, value=str(event.point), reason=event.evidence,
-            source=DETECTOR, effect=Effect.NO_EXECUTE if again else Effect.PREFER_NO_SCHEDULE,
-        )  # fmt: skip
+            node=holder.node,
+            slot=holder.slot,
+            key=TAINT,
+            value=str(event.point),
+            reason=event.evidence,
+            source=DETECTOR,
+            effect=Effect.NO_EXECUTE if again else Effect.PREFER_NO_SCHEDULE,
+        )
         cluster = taint_set(cluster, taint)
         cluster = lose(
             cluster, holder.worker, cause=event.evidence, detector=DETECTOR, ended=False, age_ms=event.age_ms
-        )  # fmt: skip
+        )
     return cluster

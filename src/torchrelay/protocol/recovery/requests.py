@@ -98,10 +98,14 @@ def record(cluster: Cluster, job: Job, group: Sequence[Request]) -> Job:
     """What was asked for together, and a fault has fulfilled before it was its turn: a move that nobody had to make."""
     first = group[0]
     move = Move(
-        job.moved + 1, MoveKind.PLANNED, tuple(request.rank for request in group), first.reason, first.asked_ms,
+        job.moved + 1,
+        MoveKind.PLANNED,
+        tuple(request.rank for request in group),
+        first.reason,
+        first.asked_ms,
         outgoing_workers=Table((request.rank, request.worker) for request in group),
         to=Table((request.rank, request.to) for request in group if request.to is not None),
-    ).begin(first.asked_ms, first.source)  # fmt: skip
+    ).begin(first.asked_ms, first.source)
     ways = []
     for request in group:
         name = job.seats[request.rank].worker

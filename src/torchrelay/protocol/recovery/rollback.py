@@ -111,7 +111,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     job = renew(drop_move(job, now, text))
     job = replace(
         job, seats=seats, target=None, boundary=None, waiting_ms=None, rolled=point, furthest=furthest, rolls=rolls
-    )  # fmt: skip
+    )
     incident = job.open_incident
     assert incident is not None, "somebody was lost"
     job = job.with_incident(replace(incident, lost=max(incident.lost, furthest.step - point.step)))

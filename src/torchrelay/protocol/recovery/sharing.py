@@ -127,10 +127,15 @@ def slots_to_share(
         best = min(
             able,
             key=lambda place: (
-                not cluster.nodes[place[0]].proven, load[place], taken_last(cluster, *place), not apart(place[0]),
-                guests[place[0]], natural(place[0]), place[1],
+                not cluster.nodes[place[0]].proven,
+                load[place],
+                taken_last(cluster, *place),
+                not apart(place[0]),
+                guests[place[0]],
+                natural(place[0]),
+                place[1],
             ),
-        )  # fmt: skip
+        )
         chosen.append(best)
         load[best] += 1
         guests[best[0]] += 1

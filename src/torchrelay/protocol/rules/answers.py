@@ -151,9 +151,7 @@ def worker_resumed(cluster: Cluster, event: ev.WorkerResumed) -> Cluster:
 
 def worker_finished(cluster: Cluster, event: ev.WorkerFinished) -> Cluster:
     """The script ended with 0. It may have finished in any phase: the answer also proves that it had resumed."""
-    found = answering(
-        cluster, event, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESUMING, JobPhase.RELEASING
-    )  # fmt: skip
+    found = answering(cluster, event, JobPhase.STARTING, JobPhase.RUNNING, JobPhase.RESUMING, JobPhase.RELEASING)
     if found is None:
         return cluster
     job, seat = found

@@ -119,7 +119,7 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
         cause = f"its node {event.node} is lost: {event.reason}"
         cluster = lose(
             cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True, age_ms=event.age_ms
-        )  # fmt: skip
+        )
     return cluster
 
 
@@ -185,9 +185,14 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     elif known.life is not Life.FENCING:
         cluster = trained_to_death(cluster, event)
     cluster = lose(
-        cluster, event.worker, cause=cause, detector=detector, ended=True, private=event.private,
+        cluster,
+        event.worker,
+        cause=cause,
+        detector=detector,
+        ended=True,
+        private=event.private,
         age_ms=event.age_ms,
-    )  # fmt: skip
+    )
     return judge_deaths(judge_raised(cluster, known.job), event)
 
 
@@ -249,9 +254,15 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
         fault = Fault(event.summary, detector, at, event.rank, event.worker, known.node)
         return fall_back(cluster, job.suffer(fault, now), event.summary, code)
     raised = Raised(
-        event.worker, event.rank, event.point, event.signature, event.summary, now, event.fatal,
+        event.worker,
+        event.rank,
+        event.point,
+        event.signature,
+        event.summary,
+        now,
+        event.fatal,
         cramped=out_of_memory(event.signature) and is_shared(cluster, known),
-    )  # fmt: skip
+    )
     job = replace(job, raised=(*job.raised[-63:], raised))
     cluster = cluster.with_job(job.tell(now, f"rank {event.rank} raised: {event.summary}"))
     return judge_raised(cluster, known.job)

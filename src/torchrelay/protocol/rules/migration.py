@@ -84,7 +84,7 @@ def cramped(cluster: Cluster, job: Job, others: Iterable[Rank]) -> dict[Rank, Wi
             who = "a spare" if host.rank is None else f"rank {host.rank}"
             found[rank] = Wish(
                 MoveKind.PLANNED, f"rank {rank} shares slot {worker.place} with {who}", "torchrelay", group="room"
-            )  # fmt: skip
+            )
     # A move that is being prepared has taken its room.
     move = job.open_move
     under_way = () if move is None or move.shares or move.state is MoveState.WAITING else move.ranks

@@ -42,7 +42,7 @@ def standing_orders(cluster: Cluster) -> frozenset[Order]:
                 StartWorker(
                     node=worker.node, worker=worker.worker, slot=worker.slot, job=worker.job, guest=worker.guest
                 )
-            )  # fmt: skip
+            )
         elif worker.life is Life.FENCING:
             said.append(Fence(node=worker.node, worker=worker.worker))
     for job in cluster.jobs.values():
@@ -194,9 +194,13 @@ def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: W
     sources = source_list(cluster, job, rank)
     if record is not None and sources:
         yield Replay(
-            **to(job, worker), rank=rank, point=job.target, private=record.data, sources=sources,
+            **to(job, worker),
+            rank=rank,
+            point=job.target,
+            private=record.data,
+            sources=sources,
             snapshot=job.rolled is not None,
-        )  # fmt: skip
+        )
 
 
 def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
@@ -215,9 +219,7 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
         for other, asked in buddies_to_ask(cluster, job, rank):
             if asked.worker not in busy:
                 busy.add(asked.worker)
-                yield Recall(
-                    **to(job, asked), rank=other, ward=rank, point=job.target, restarts=job.restarts
-                )  # fmt: skip
+                yield Recall(**to(job, asked), rank=other, ward=rank, point=job.target, restarts=job.restarts)
 
 
 def reconfigure_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
@@ -227,15 +229,16 @@ def reconfigure_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worke
         assert host is not None, "all ranks are held while they connect"
         keepers = circle_of(cluster, job)
         yield Reconfigure(
-            **to(job, worker), rank=rank, store=cluster.workers[host].store, buddies=keepers.get(rank, ()),
+            **to(job, worker),
+            rank=rank,
+            store=cluster.workers[host].store,
+            buddies=keepers.get(rank, ()),
             wards=buddies.wards(keepers, rank),
-        )  # fmt: skip
+        )
     if not restored(job, seat):
         assert job.target is not None, "at the first wiring nobody has anything to restore"
         sources = source_list(cluster, job, rank)
-        yield Restore(
-            **to(job, worker), rank=rank, point=job.target, sources=sources, snapshot=job.rolled is not None
-        )  # fmt: skip
+        yield Restore(**to(job, worker), rank=rank, point=job.target, sources=sources, snapshot=job.rolled is not None)
 
 
 def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:

@@ -251,9 +251,17 @@ def sample_of(process: Process) -> Sample:
     phase_ms = process.world.now - process.phase_since_ms
     groups = tuple((sum(1 << rank for rank in members), begun) for members, begun in others.items())
     return Sample(
-        worker=process.id, rank=process.rank, generation=training.resumed, point=training.committed,
-        phase=process.phase, phase_ms=phase_ms, step_ms=100.0 if training.index else 0.0,
-        collectives=process.begun.get(everybody, 0) + training.shots.awaited, beat_ms=0,
-        process="T" if process.life is Life.STOPPED else "S", cpu_ms=process.cpu_ms,
-        elsewhere=sum(others.values()), groups=groups if phase_ms >= STANDS_MS else None,
-    )  # fmt: skip
+        worker=process.id,
+        rank=process.rank,
+        generation=training.resumed,
+        point=training.committed,
+        phase=process.phase,
+        phase_ms=phase_ms,
+        step_ms=100.0 if training.index else 0.0,
+        collectives=process.begun.get(everybody, 0) + training.shots.awaited,
+        beat_ms=0,
+        process="T" if process.life is Life.STOPPED else "S",
+        cpu_ms=process.cpu_ms,
+        elsewhere=sum(others.values()),
+        groups=groups if phase_ms >= STANDS_MS else None,
+    )

@@ -26,11 +26,22 @@ SEQUENCE: dict[Any, int] = {
     kind: place
     for place, kind in enumerate(
         (
-            od.Fence, od.StartWorker, od.PassOn, od.Assign, od.Interrupt, od.Halt, od.Decide, od.Recall, od.Replay,
-            od.Reconfigure, od.Restore, od.Resume, od.Leave,
+            od.Fence,
+            od.StartWorker,
+            od.PassOn,
+            od.Assign,
+            od.Interrupt,
+            od.Halt,
+            od.Decide,
+            od.Recall,
+            od.Replay,
+            od.Reconfigure,
+            od.Restore,
+            od.Resume,
+            od.Leave,
         )
     )
-}  # fmt: skip
+}
 
 
 class Shell:

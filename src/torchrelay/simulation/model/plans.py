@@ -243,11 +243,13 @@ def draw_script(chance: Random, lacks: frozenset[Lack], ranks: int) -> Script:
         error = ScriptError(chance.randrange(len(calls)), one)
     some = frozenset(call for call in range(1, len(calls)) if chance.random() < 0.5)
     return Script(
-        tuple(calls), shards,
+        tuple(calls),
+        shards,
         saves=some if Lack.RESTARTS in lacks else frozenset(),
         undeclared=some if Lack.UNDECLARED in lacks else frozenset(),
-        error=error, refused=Lack.REFUSED in lacks,
-    )  # fmt: skip
+        error=error,
+        refused=Lack.REFUSED in lacks,
+    )
 
 
 def draw_cluster(chance: Random, lacks: frozenset[Lack], ranks: int) -> tuple[tuple[int, ...], JobSpec]:
@@ -259,15 +261,25 @@ def draw_cluster(chance: Random, lacks: frozenset[Lack], ranks: int) -> tuple[tu
     for extra in range(spares):
         slots[extra % nodes] += 1
     spec = JobSpec(
-        job=JOB, world_size=ranks, nproc_per_node=each, nodes=nodes, spares=spares,
+        job=JOB,
+        world_size=ranks,
+        nproc_per_node=each,
+        nodes=nodes,
+        spares=spares,
         refill=Lack.REFILL not in lacks,
         max_restarts=1 if Lack.RESTARTS in lacks else 0,
         slot_faults=1 if Lack.SLOTS in lacks else chance.choice((0, 3)),
         slot_window_ms=chance.choice((3_000, 600_000)),
-        moves_per_hour=chance.choice((-1, -1, -1, 1)), probation_ms=chance.choice((0, 5_000, 3_600_000)),
-        return_home=chance.random() < 0.2, ranks_per_slot=chance.choice((1, 1, 2)),
-        spare_wait_ms=6_000, report_ms=6_000, ready_ms=9_000, reconfigure_ms=4_000, restore_ms=6_000,
-    )  # fmt: skip
+        moves_per_hour=chance.choice((-1, -1, -1, 1)),
+        probation_ms=chance.choice((0, 5_000, 3_600_000)),
+        return_home=chance.random() < 0.2,
+        ranks_per_slot=chance.choice((1, 1, 2)),
+        spare_wait_ms=6_000,
+        report_ms=6_000,
+        ready_ms=9_000,
+        reconfigure_ms=4_000,
+        restore_ms=6_000,
+    )
     return tuple(slots), spec
 
 

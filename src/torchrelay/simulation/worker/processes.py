@@ -209,6 +209,13 @@ class Process:
     def seen(self) -> ev.WorkerSeen:
         """As its agent knows it."""
         return ev.WorkerSeen(
-            worker=self.id, slot=self.slot, pid=self.pid, warm=self.warm, job=self.job, rank=self.rank,
-            generation=self.training.heard, address=self.address, store=self.store,
-        )  # fmt: skip
+            worker=self.id,
+            slot=self.slot,
+            pid=self.pid,
+            warm=self.warm,
+            job=self.job,
+            rank=self.rank,
+            generation=self.training.heard,
+            address=self.address,
+            store=self.store,
+        )

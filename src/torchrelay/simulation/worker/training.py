@@ -114,9 +114,13 @@ class Training(Safepoint):
 
     def tell_standing(self) -> ev.WorkerReported:
         return ev.WorkerReported(
-            **self.speaking(), committed=self.committed, phase=self.process.phase, pending=self.pending,
-            caught_up=self.caught_up if self.committed is None else None, kept=self.shots.snapshot_store.kept,
-        )  # fmt: skip
+            **self.speaking(),
+            committed=self.committed,
+            phase=self.process.phase,
+            pending=self.pending,
+            caught_up=self.caught_up if self.committed is None else None,
+            kept=self.shots.snapshot_store.kept,
+        )
 
     def halt(self) -> None:
         """Promise to begin no call behind the one under way, and say how far that is. Nothing is cut."""
@@ -165,8 +169,11 @@ class Training(Safepoint):
     def speaking(self) -> dict[str, Any]:
         """The address of an answer."""
         return {
-            "job": self.process.job, "generation": self.heard, "worker": self.process.id, "rank": self.process.rank,
-        }  # fmt: skip
+            "job": self.process.job,
+            "generation": self.heard,
+            "worker": self.process.id,
+            "rank": self.process.rank,
+        }
 
     def greet(self) -> None:
         """What a new agent must know of this worker."""
@@ -186,10 +193,8 @@ class Training(Safepoint):
     def say_joined(self) -> None:
         rank = self.rank
         self.process.say(
-            ev.WorkerJoined(
-                worker=self.process.id, job=self.process.job, rank=rank, shard=self.script.shards[rank]
-            )
-        )  # fmt: skip
+            ev.WorkerJoined(worker=self.process.id, job=self.process.job, rank=rank, shard=self.script.shards[rank])
+        )
 
     def answer(self, kind: type[od.Order], event: ev.Event) -> None:
         self.answers[kind] = event, self.world.now
@@ -280,9 +285,15 @@ class Training(Safepoint):
 
     def say_raised(self, kind: str, signature: str, *, fatal: bool) -> None:
         event = ev.WorkerRaised(
-            worker=self.process.id, job=self.process.job, rank=self.rank, point=self.committed, kind=kind,
-            signature=signature, summary=signature, fatal=fatal,
-        )  # fmt: skip
+            worker=self.process.id,
+            job=self.process.job,
+            rank=self.rank,
+            point=self.committed,
+            kind=kind,
+            signature=signature,
+            summary=signature,
+            fatal=fatal,
+        )
         if fatal:
             self.standing_news = event
         self.process.say(event)

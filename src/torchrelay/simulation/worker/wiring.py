@@ -194,10 +194,14 @@ class Replicas:
         if training.rank == lowest and not training.interrupted:
             assert training.committed is not None, "who compares holds state"
             event = ReplicasDiffer(
-                worker=training.process.id, job=training.process.job, rank=training.rank,
-                generation=training.resumed, point=training.committed, ranks=tuple(map(Rank, error.ranks)),
+                worker=training.process.id,
+                job=training.process.job,
+                rank=training.rank,
+                generation=training.resumed,
+                point=training.committed,
+                ranks=tuple(map(Rank, error.ranks)),
                 evidence="replicas differ",
-            )  # fmt: skip
+            )
             training.standing_news = event
             training.process.say(event)
 

@@ -151,9 +151,16 @@ class Page:
         if create:
             self._map = mmap.mmap(self._file, SIZE)
             blank = Status(
-                step=-1, section=0, phase=WorkerPhase.BOOTING, entered_ns=0, committed_ns=0, step_ns=0,
-                collectives=0, beat_ns=0, generation=0,
-            )  # fmt: skip
+                step=-1,
+                section=0,
+                phase=WorkerPhase.BOOTING,
+                entered_ns=0,
+                committed_ns=0,
+                step_ns=0,
+                collectives=0,
+                beat_ns=0,
+                generation=0,
+            )
             self.write_status(blank)
 
     def _read(self, at: int, size: int) -> bytes:
@@ -218,9 +225,16 @@ class Page:
         if magic not in (MAGIC, WITHOUT_GROUPS) or not 0 <= phase < len(_PHASES):
             raise BadPage(f"{self.path} is not a worker's page")
         return Status(
-            step=step, section=section, phase=_PHASES[phase], entered_ns=entered, committed_ns=committed,
-            step_ns=took, collectives=collectives, beat_ns=beat, generation=generation,
-        )  # fmt: skip
+            step=step,
+            section=section,
+            phase=_PHASES[phase],
+            entered_ns=entered,
+            committed_ns=committed,
+            step_ns=took,
+            collectives=collectives,
+            beat_ns=beat,
+            generation=generation,
+        )
 
     # ------------------------------------------------------------ the spot
 

@@ -165,10 +165,22 @@ def row_at(data: bytes, offset: int) -> Row:
     names = [text_in(name) for name in (interface, local, remote)]
     sent, received, again, twice, downs, ups, corrupt, since = counts
     return Row(
-        interface=names[0], local=names[1], remote=names[2], path=path, live=live, state=RowState(state),
-        round_trip_us=round_trip, sent_bytes=sent, received_bytes=received, sent_again=again, duplicates=twice,
-        downs=downs, ups=ups, corrupt=corrupt, down_since_us=since,
-    )  # fmt: skip
+        interface=names[0],
+        local=names[1],
+        remote=names[2],
+        path=path,
+        live=live,
+        state=RowState(state),
+        round_trip_us=round_trip,
+        sent_bytes=sent,
+        received_bytes=received,
+        sent_again=again,
+        duplicates=twice,
+        downs=downs,
+        ups=ups,
+        corrupt=corrupt,
+        down_since_us=since,
+    )
 
 
 def text_in(field: bytes) -> str:
@@ -187,12 +199,24 @@ def encode_page(page: NetPage, sequence: int = 2) -> bytes:
     head = _HEAD.pack(MAGIC, sequence, page.updated_us, page.pid, rank, len(page.rows), _ROW.size)
     return head + b"".join(
         _ROW.pack(
-            row.interface.encode(), row.local.encode(), row.remote.encode(), row.path, row.live, row.state,
-            row.round_trip_us, row.sent_bytes, row.received_bytes, row.sent_again, row.duplicates, row.downs, row.ups,
-            row.corrupt, row.down_since_us,
+            row.interface.encode(),
+            row.local.encode(),
+            row.remote.encode(),
+            row.path,
+            row.live,
+            row.state,
+            row.round_trip_us,
+            row.sent_bytes,
+            row.received_bytes,
+            row.sent_again,
+            row.duplicates,
+            row.downs,
+            row.ups,
+            row.corrupt,
+            row.down_since_us,
         )
         for row in page.rows
-    )  # fmt: skip
+    )
 
 
 def read_page(path: Path) -> NetPage | None:

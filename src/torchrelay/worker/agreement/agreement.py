@@ -114,7 +114,7 @@ def digest_of(lines: list[str]) -> str:
 
 def _compare(
     everyone: list[_Told], aspect: Callable[[_Told], str], lines: list[str], difference: str, remedy: str
-) -> None:  # fmt: skip
+) -> None:
     """Raises `StateMismatchError` if a rank differs from the first one with the same shard, naming the first line."""
     seen: dict[str, int] = {}
     differing = [

@@ -51,9 +51,15 @@ def tell_raised(session: Session, error: BaseException, *, fatal: bool, kind: st
         return
     summary = f"{summary_of(error)}. {remedy}" if remedy else summary_of(error)
     raised = WorkerRaised(
-        worker=session.worker, job=session.job, rank=session.rank, point=session.standing.committed, kind=kind,
-        signature=signature_of(error), summary=summary, fatal=fatal,
-    )  # fmt: skip
+        worker=session.worker,
+        job=session.job,
+        rank=session.rank,
+        point=session.standing.committed,
+        kind=kind,
+        signature=signature_of(error),
+        summary=summary,
+        fatal=fatal,
+    )
     session.link.say(raised)
 
 
@@ -62,9 +68,12 @@ def tell_failed(session: Session, error: BaseException) -> None:
     if not session.identity.known:
         return
     failed = CollectiveFailed(
-        worker=session.worker, job=session.job, rank=session.rank, generation=session.standing.wired,
+        worker=session.worker,
+        job=session.job,
+        rank=session.rank,
+        generation=session.standing.wired,
         summary=f"{type(error).__name__}: {_first_line(error)[:200]}",
-    )  # fmt: skip
+    )
     session.link.say(failed)
 
 

@@ -188,12 +188,15 @@ class Comparison:
         what = next((text for lines in others if (text := _difference(lines, first))), "their parameters")
         how = "differ from one another" if verdict.doubtful else "differs from most of its replicas"
         return ReplicasDiffer(
-            worker=self._session.worker, job=self._session.job, rank=Rank(self._session.rank),
-            generation=self._session.standing.wired, point=Point(after),
+            worker=self._session.worker,
+            job=self._session.job,
+            rank=Rank(self._session.rank),
+            generation=self._session.standing.wired,
+            point=Point(after),
             ranks=() if verdict.doubtful else tuple(map(Rank, verdict.differing)),
             evidence=f"{who} {how} after step {after}: {what}",
             since=renewed if _is_recent(pending, renewed) else None,
-        )  # fmt: skip
+        )
 
 
 def _never_alike(told: Sequence[tuple[str, str]]) -> str:

@@ -44,7 +44,7 @@ from torchrelay.worker.parallel import ddp
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.session import Session, open_session
-from torchrelay.worker.source import program, script  # fmt: skip
+from torchrelay.worker.source import program, script
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import values
@@ -146,9 +146,13 @@ def finish(session: Session, joining: Joining) -> int:
         standing.enter(WorkerPhase.FINISHED)
         wired = standing.wired
         finished = WorkerFinished(
-            job=session.job, generation=wired or standing.heard, worker=session.worker, rank=session.rank,
-            point=standing.committed, held="" if calls is None else calls.held(),
-        )  # fmt: skip
+            job=session.job,
+            generation=wired or standing.heard,
+            worker=session.worker,
+            rank=session.rank,
+            point=standing.committed,
+            held="" if calls is None else calls.held(),
+        )
         link.answer(finished, Leave)
 
         def next_thing(told: Generation = wired) -> Leave | bool | None:

@@ -119,11 +119,20 @@ class WorkerRun:
         around.see()
         holds = around if isinstance(items, range) else holdings.of(items)
         return Loop(
-            self._cursor, kind, source, group=group, length=lambda: len(items),
+            self._cursor,
+            kind,
+            source,
+            group=group,
+            length=lambda: len(items),
             name=f"a {type(items).__module__}.{type(items).__qualname__}",
-            inside_call=lambda: self._calls.inside, arrive=lambda: self._before(source), here=self._calls.places.here,
-            keeps=True, holds=holds, plain=self._calls.returned.plain_now, since=self._calls.returned.since,
-        )  # fmt: skip
+            inside_call=lambda: self._calls.inside,
+            arrive=lambda: self._before(source),
+            here=self._calls.places.here,
+            keeps=True,
+            holds=holds,
+            plain=self._calls.returned.plain_now,
+            since=self._calls.returned.since,
+        )
 
     def _before(self, source: Any) -> None:
         """A loop is about to begin: it has a place, and ranks may have to agree on something before."""

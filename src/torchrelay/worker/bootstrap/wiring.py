@@ -29,9 +29,16 @@ class Wiring:
         self._session = session
 
     def init_process_group(
-        self, backend: str | None = None, init_method: str | None = None, timeout: timedelta | None = None,
-        world_size: int = -1, store: Any = None, rank: int = -1, group_name: str = "", **options: Any,
-    ) -> None:  # fmt: skip
+        self,
+        backend: str | None = None,
+        init_method: str | None = None,
+        timeout: timedelta | None = None,
+        world_size: int = -1,
+        store: Any = None,
+        rank: int = -1,
+        group_name: str = "",
+        **options: Any,
+    ) -> None:
         """As torch's. How ranks find each other is the launcher's affair: `init_method` and `store` are not used.
 
         A backend that we cannot reconfigure is torch's own affair, all of it; `protect()` refuses it.
@@ -49,14 +56,24 @@ class Wiring:
         given = {name: value for name, value in options.items() if value is not None}
         if backend is not None and foreign.is_foreign(repr(c10d.BackendConfig(c10d.Backend(backend)))):
             groups.init_as_torch(
-                backend, init_method=init_method, timeout=timeout, world_size=world_size, store=store, rank=rank,
-                group_name=group_name, **given,
-            )  # fmt: skip
+                backend,
+                init_method=init_method,
+                timeout=timeout,
+                world_size=world_size,
+                store=store,
+                rank=rank,
+                group_name=group_name,
+                **given,
+            )
             return
         groups.init_replacement(
-            backend, rank=assigned.rank, world_size=assigned.world_size, timeout=timeout, host=session.welcome.host,
+            backend,
+            rank=assigned.rank,
+            world_size=assigned.world_size,
+            timeout=timeout,
+            host=session.welcome.host,
             **given,
-        )  # fmt: skip
+        )
         if not assigned.replacement:
             Safepoint(session).wire()
 

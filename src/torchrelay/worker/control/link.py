@@ -227,9 +227,14 @@ class Link:
             return
         assert self._reach is not None, "orders are heard after the start"
         kept = RecordKept(
-            job=self._job, generation=order.generation, worker=self._worker, rank=order.rank, ward=order.ward,
-            point=order.point, private=self._reach.kept(order.ward, order.point, order.restarts),
-        )  # fmt: skip
+            job=self._job,
+            generation=order.generation,
+            worker=self._worker,
+            rank=order.rank,
+            ward=order.ward,
+            point=order.point,
+            private=self._reach.kept(order.ward, order.point, order.restarts),
+        )
         with self._lock:
             self._send(kept)
 
@@ -245,10 +250,16 @@ class Link:
 
     def _reported_event(self, report: Report) -> WorkerReported:
         return WorkerReported(
-            job=self._job, generation=report.generation, worker=self._worker, rank=self._identity.rank,
-            committed=report.committed, phase=report.phase, pending=report.pending, caught_up=report.caught_up,
+            job=self._job,
+            generation=report.generation,
+            worker=self._worker,
+            rank=self._identity.rank,
+            committed=report.committed,
+            phase=report.phase,
+            pending=report.pending,
+            caught_up=report.caught_up,
             kept=self._reach.snapshot_store() if self._reach is not None else (),
-        )  # fmt: skip
+        )
 
     def _repeat_answer(self, order: WorkerOrder) -> None:
         with self._lock:

@@ -36,7 +36,7 @@ from torchrelay.worker.data.consumers import (
     line_of,
     look,
     place_of,
-)  # fmt: skip
+)
 from torchrelay.worker.data.cursor import Cursor, Frame
 from torchrelay.worker.source import flow
 

@@ -289,9 +289,7 @@ def _uncounted(kind: str, uneven: str) -> Unknown:
     )
 
 
-def _rows(
-    name: str, items: tuple[Any, ...], current: Any, count: int, control: tuple[Any, ...]
-) -> Counting | Unknown:  # fmt: skip
+def _rows(name: str, items: tuple[Any, ...], current: Any, count: int, control: tuple[Any, ...]) -> Counting | Unknown:
     """Of zip() or map() over several: it counts rows, and the others go along. `control`: of one that nobody knows."""
     rows = count  # unless a list tells otherwise
     behind = False

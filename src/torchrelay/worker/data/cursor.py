@@ -248,9 +248,13 @@ class Cursor:
             )
 
     def ask(
-        self, place: Place, draw: Callable[[], bytes], keep: Callable[[], bytes] = bytes,
-        hold: Callable[[], bytes] = bytes, plain: Callable[[], bytes] = bytes,
-    ) -> Skip | None:  # fmt: skip
+        self,
+        place: Place,
+        draw: Callable[[], bytes],
+        keep: Callable[[], bytes] = bytes,
+        hold: Callable[[], bytes] = bytes,
+        plain: Callable[[], bytes] = bytes,
+    ) -> Skip | None:
         """The script asks for the point here. Returns where it is to go on; None: as it is.
 
         `draw`: the random state now. `keep`: the variables of the script now. `hold`: the data that it uses.
@@ -350,9 +354,12 @@ class Cursor:
     # ------------------------------------------------------------ loops
 
     def open(
-        self, kind: str, length: int = -1, holds: Callable[[], bytes] = bytes,
+        self,
+        kind: str,
+        length: int = -1,
+        holds: Callable[[], bytes] = bytes,
         since: Callable[[], tuple[bytes, bytes]] | None = None,
-    ) -> Opened:  # fmt: skip
+    ) -> Opened:
         """A tracked loop of so many items begins, inside the item of the innermost open one. Raises `Diverged`.
 
         `holds`: what its objects hold; `since`: see `Since`. Asked only of a loop that is not recorded.
@@ -385,9 +392,16 @@ class Cursor:
         self.point = frame.begun
 
     def next_item(
-        self, frame: Frame, mark: bytes, drawn: bytes, moved: bytes = b"", item: bytes = b"", kept: bytes = b"",
-        along: list[tuple[str, int]] | None = None, plain: bytes = b"",
-    ) -> None:  # fmt: skip
+        self,
+        frame: Frame,
+        mark: bytes,
+        drawn: bytes,
+        moved: bytes = b"",
+        item: bytes = b"",
+        kept: bytes = b"",
+        along: list[tuple[str, int]] | None = None,
+        plain: bytes = b"",
+    ) -> None:
         """The loop yields its next item. Raises `RefusedError` if it had been left, and `Diverged`."""
         self._climb_to(frame)
         if self.replaying:

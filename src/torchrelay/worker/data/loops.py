@@ -30,12 +30,22 @@ class Loop(Generic[T_co]):
     """An iterable whose place is part of every record. Each `iter()` is a loop of its own."""
 
     def __init__(
-        self, cursor: Cursor, kind: str, source: Source, *, group: int | None = None, name: str | None = None,
-        length: Callable[[], int], inside_call: Callable[[], bool], arrive: Callable[[], None],
-        here: Callable[[int], Place] | None = None, keeps: bool = False,
-        holds: Holdings | None = None, plain: Callable[[], bytes] = bytes,
+        self,
+        cursor: Cursor,
+        kind: str,
+        source: Source,
+        *,
+        group: int | None = None,
+        name: str | None = None,
+        length: Callable[[], int],
+        inside_call: Callable[[], bool],
+        arrive: Callable[[], None],
+        here: Callable[[int], Place] | None = None,
+        keeps: bool = False,
+        holds: Holdings | None = None,
+        plain: Callable[[], bytes] = bytes,
         since: Callable[[], tuple[bytes, bytes]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`group`: yield lists of so many items of the source; None: the items themselves. `name`: of the loader.
 
         `arrive`: called when a loop begins, which has a place then, or inside a call. `here`: see `own_loops.Places`.

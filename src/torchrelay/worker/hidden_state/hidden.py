@@ -166,9 +166,13 @@ class Hidden:
     """All of it, of one rank."""
 
     def __init__(
-        self, told: Iterable[tuple[str, Any]] = (), *, carried: Iterable[Any] = (), quiet: bool = False,
+        self,
+        told: Iterable[tuple[str, Any]] = (),
+        *,
+        carried: Iterable[Any] = (),
+        quiet: bool = False,
         known: Callable[[], Iterable[Any]] | None = None,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`told`: modules and other objects that protect() was given. `carried`: what others carry.
 
         `quiet`: the script has functions of its own that may carry more. `known`: all that the state is made of.

@@ -56,11 +56,17 @@ class Moving:
     """What of these objects moves."""
 
     def __init__(
-        self, roots: Callable[[], Iterable[tuple[str, Any]]], *, passed: Callable[[], Iterable[Any]] = tuple,
-        functions: Iterable[Any] | None = None, variables: Callable[[], Iterable[Leaf]] = tuple,
-        orders: bool = False, quiet: bool = False, limit: int = graph.MAX_LEAVES,
+        self,
+        roots: Callable[[], Iterable[tuple[str, Any]]],
+        *,
+        passed: Callable[[], Iterable[Any]] = tuple,
+        functions: Iterable[Any] | None = None,
+        variables: Callable[[], Iterable[Leaf]] = tuple,
+        orders: bool = False,
+        quiet: bool = False,
+        limit: int = graph.MAX_LEAVES,
         known: Callable[[], Iterable[Any]] = tuple,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
 
         `functions`: what they use from around them is looked at, too; then of objects only the script's own.
@@ -137,10 +143,13 @@ class Moving:
             self.still = Still(
                 [leaf for path, leaf in walk.leaves.items() if self._is_still(path, leaf)],
                 [leaf for leaf in walk.absent.values() if _is_global(leaf)],
-                [holder for holder in walk.holders.values() if id(holder) not in walk.of_torch], walk.containers,
+                [holder for holder in walk.holders.values() if id(holder) not in walk.of_torch],
+                walk.containers,
                 [leaf.value.container for leaf in walk.leaves.values() if isinstance(leaf.value, Filled)],
-                self._may_move(), lambda holder: id(holder) in walk.of_torch, self._restless,
-            )  # fmt: skip
+                self._may_move(),
+                lambda holder: id(holder) in walk.of_torch,
+                self._restless,
+            )
         self._walk.holders.clear()
         self._walk.parents.clear()
         self._walk.absent.clear()

@@ -36,10 +36,16 @@ class Still:
     """Of one rank, as the last look has found it."""
 
     def __init__(
-        self, leaves: Iterable[Leaf] = (), absent: Iterable[Leaf] = (), holders: Iterable[Any] = (),
-        containers: Iterable[Any] = (), filled: Iterable[Any] = (), things: Iterable[Any] = (),
-        seldom: Callable[[Any], bool] = lambda _: False, restless: dict[int, int] | None = None,
-    ) -> None:  # fmt: skip
+        self,
+        leaves: Iterable[Leaf] = (),
+        absent: Iterable[Leaf] = (),
+        holders: Iterable[Any] = (),
+        containers: Iterable[Any] = (),
+        filled: Iterable[Any] = (),
+        things: Iterable[Any] = (),
+        seldom: Callable[[Any], bool] = lambda _: False,
+        restless: dict[int, int] | None = None,
+    ) -> None:
         """`leaves`: of numbers, texts and flags. `absent`: globals that are not there yet.
 
         `holders`: of names, such as attributes. `containers`: that may grow. `filled`: those in which objects come up.

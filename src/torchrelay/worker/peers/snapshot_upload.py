@@ -27,7 +27,7 @@ MOST = 1 << 44  # bytes that are announced at most
 
 def give(
     address: str, secret: bytes, generation: Generation, what: Snapshot, kept: Kept, keep: Point | None, cancel: Cancel
-) -> str:  # fmt: skip
+) -> str:
     """Send a snapshot to the state server at `address`; returns why it was refused, or nothing.
 
     `keep`: the one of this rank that must stay there, too; None: all. Raises `StreamBroken`.

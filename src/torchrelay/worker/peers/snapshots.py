@@ -205,9 +205,13 @@ class Snapshots:
         """To the core, by one rank: how many steps are made again at most."""
         session = self._session
         joined = WorkerJoined(
-            worker=session.worker, job=session.job, rank=session.rank, shard=self._shard, snapshot_every=self.every,
+            worker=session.worker,
+            job=session.job,
+            rank=session.rank,
+            shard=self._shard,
+            snapshot_every=self.every,
             snapshot_buddies=self._state.snapshot_buddies,
-        )  # fmt: skip
+        )
         session.link.say(joined)
 
     def passed(self, complete: bool | None, *, step: bool = True) -> None:
@@ -293,9 +297,14 @@ class _Sender(threading.Thread):
             while not self.cancel.cancelled:
                 try:
                     self.refused = give(
-                        self.address, self._session.welcome.secret, self._generation, self._what, kept, self._keep,
+                        self.address,
+                        self._session.welcome.secret,
+                        self._generation,
+                        self._what,
+                        kept,
+                        self._keep,
                         self.cancel,
-                    )  # fmt: skip
+                    )
                     self.sent = True
                     return
                 except StreamBroken as error:

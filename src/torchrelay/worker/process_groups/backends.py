@@ -140,9 +140,15 @@ class Backends:
         _c10d._world.pg_backend_config[group] = repr(config)
         members = tuple(ranks) or tuple(range(size))
         wiring = Wiring(
-            str(group_name), members, rank, kinds, timeout, not ranks, group_desc or "undefined",
+            str(group_name),
+            members,
+            rank,
+            kinds,
+            timeout,
+            not ranks,
+            group_desc or "undefined",
             nccl_options=backend_options,
-        )  # fmt: skip
+        )
         self._note_made(group, wiring, meeting)
         return group, meeting
 
@@ -154,9 +160,16 @@ class Backends:
             self._connect_later(group, wiring, meeting)
 
     def _make_path_group(
-        self, size: int, rank: int, ranks: list[int], store: Store, group_name: GroupName, timeout: timedelta,
-        pg_tag: Any, group_desc: str | None,
-    ) -> tuple[ProcessGroup, Store]:  # fmt: skip
+        self,
+        size: int,
+        rank: int,
+        ranks: list[int],
+        store: Store,
+        group_name: GroupName,
+        timeout: timedelta,
+        pg_tag: Any,
+        group_desc: str | None,
+    ) -> tuple[ProcessGroup, Store]:
         """A group over the paths of the machine. It is alone until it is connected."""
         made = self._make_torchs(size, rank, ranks, PATHS, store, group_name, None, timeout, pg_tag, None, group_desc)
         group, meeting = made

@@ -154,9 +154,10 @@ class Foresight:
         if self._calls < CALLS:
             for at, (_, leaf) in enumerate(leaves):
                 self._sources[at] = [
-                    source for source in self._sources[at]
+                    source
+                    for source in self._sources[at]
                     if _equal(leaf, _as(kinds[at], self._seen.get(source, _NOWHERE)))
-                ][: MOST if self._calls == CALLS - 1 else None]  # fmt: skip
+                ][: MOST if self._calls == CALLS - 1 else None]
                 if not _equal(leaf, self._constants[at]):
                     self._constants[at] = _NOWHERE
         elif told is not None:

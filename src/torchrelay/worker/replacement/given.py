@@ -241,8 +241,11 @@ class Proving:
         self._doubts.pop(_cut(mine.now, 0), None)
         if self.settled and self._doubts:
             what = ", ".join(doubt.what for doubt in self._doubts.values())
-            print(f"torchrelay: not used for {steps} steps, so nobody can tell whether it is right: {what}",
-                  file=sys.stderr, flush=True)  # fmt: skip
+            print(
+                f"torchrelay: not used for {steps} steps, so nobody can tell whether it is right: {what}",
+                file=sys.stderr,
+                flush=True,
+            )
             self._doubts.clear()
 
 

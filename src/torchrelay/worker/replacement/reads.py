@@ -308,13 +308,15 @@ def _loaded_in_source(function: FunctionType) -> frozenset[str] | None:
     except (OSError, SyntaxError, TypeError, ValueError):
         return None
     added = {
-        id(node.func.value) for node in ast.walk(parsed)
+        id(node.func.value)
+        for node in ast.walk(parsed)
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _ADDS
-    }  # fmt: skip
+    }
     return frozenset(
-        node.id for node in ast.walk(parsed)
+        node.id
+        for node in ast.walk(parsed)
         if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and id(node) not in added
-    )  # fmt: skip
+    )
 
 
 def _is_of_tensors(entry: Any, depth: int = 0) -> bool:

@@ -232,18 +232,29 @@ class Bringing:
 
     def _fetch_values(self, order: Replay, cancel: transfer.Cancel) -> None:
         self._values = transfer.fetch_values(
-            order.sources, self._session.welcome.secret, order.generation, order.point, timeout_s=VALUES_S,
+            order.sources,
+            self._session.welcome.secret,
+            order.generation,
+            order.point,
+            timeout_s=VALUES_S,
             cancel=cancel,
-        )  # fmt: skip
+        )
         self.moved = returned.take(self._state, self._values)
 
     def _fetch_state(self, order: Replay, cancel: transfer.Cancel) -> None:
         session = self._session
         want = snapshot_of(order.rank, session.identity.wait().restarts) if order.snapshot else STATE
         transfer.fetch_state(
-            order.sources, session.welcome.secret, order.generation, order.point, self._state, want=want,
-            host=session.server.host, timeout_s=STATE_S, cancel=cancel,
-        )  # fmt: skip
+            order.sources,
+            session.welcome.secret,
+            order.generation,
+            order.point,
+            self._state,
+            want=want,
+            host=session.server.host,
+            timeout_s=STATE_S,
+            cancel=cancel,
+        )
 
 
 # ---------------------------------------------------------------- where it learns its place
@@ -295,9 +306,13 @@ def _complete(session: Session, record: Record, order: Replay) -> bytes | None:
     for source in order.sources:
         try:
             found = transfer.fetch_record(
-                [source], session.welcome.secret, order.generation, order.point, timeout_s=RECORD_S,
+                [source],
+                session.welcome.secret,
+                order.generation,
+                order.point,
+                timeout_s=RECORD_S,
                 cancel=session.new_transfer(),
-            )  # fmt: skip
+            )
         except transfer.TransferFailed as error:
             print(f"torchrelay: the record of {order.point} did not come: {error}", file=sys.stderr, flush=True)
         else:

@@ -44,9 +44,12 @@ class Private:
     """
 
     def __init__(
-        self, modules: Sequence[tuple[str, torch.nn.Module]], generators: Sequence[GeneratorPart],
-        hidden: Hidden | None = None, parts: Callable[[], Iterable[Part]] = tuple,
-    ) -> None:  # fmt: skip
+        self,
+        modules: Sequence[tuple[str, torch.nn.Module]],
+        generators: Sequence[GeneratorPart],
+        hidden: Hidden | None = None,
+        parts: Callable[[], Iterable[Part]] = tuple,
+    ) -> None:
         """`parts`: of the state: of those that are each rank's own, see `own`."""
         self.own = Own(parts)
         self._own_buffers: set[str] = set()
@@ -204,9 +207,10 @@ def _buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> dict[str, torch.
 def _batch_norm_buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> set[str]:
     plain = torch.nn.modules.batchnorm._BatchNorm
     return {
-        name for name, module in _submodule_buffers(modules)
+        name
+        for name, module in _submodule_buffers(modules)
         if isinstance(module, plain) and not isinstance(module, torch.nn.SyncBatchNorm)
-    }  # fmt: skip
+    }
 
 
 def _same_everywhere(modules: Sequence[tuple[str, torch.nn.Module]]) -> set[str]:

@@ -75,9 +75,17 @@ def parts(seen: Seen) -> tuple[bytes | memoryview, ...]:
     torch_state = torch_tensor.numpy().data
     key, position, has_gauss, gauss = (b"", 0, False, 0.0) if numpy_state is None else numpy_state
     head = _HEAD.pack(
-        _MAGIC, len(torch_state), len(devices), python_gauss is not None, numpy_state is not None, has_gauss, tracked,
-        position, python_gauss or 0.0, gauss,
-    )  # fmt: skip
+        _MAGIC,
+        len(torch_state),
+        len(devices),
+        python_gauss is not None,
+        numpy_state is not None,
+        has_gauss,
+        tracked,
+        position,
+        python_gauss or 0.0,
+        gauss,
+    )
     return head, torch_state, words, key, *devices
 
 

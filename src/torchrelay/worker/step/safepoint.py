@@ -64,9 +64,12 @@ class Safepoint:
     """The safepoint of one worker. `record` tells the place of its script, for replacements."""
 
     def __init__(
-        self, session: Session, state: State | None = None, record: Callable[[], bytes] | None = None,
+        self,
+        session: Session,
+        state: State | None = None,
+        record: Callable[[], bytes] | None = None,
         values: Callable[[], bytes] = bytes,
-    ) -> None:  # fmt: skip
+    ) -> None:
         """`values`: of the state, as they were when the last call returned; asked for by the main thread."""
         self._values = values
         self._session = session
@@ -192,9 +195,13 @@ class Safepoint:
         self._ready = generation
         session = self._session
         ready = WorkerReady(
-            job=session.job, generation=generation, worker=session.worker, rank=session.rank, point=point,
+            job=session.job,
+            generation=generation,
+            worker=session.worker,
+            rank=session.rank,
+            point=point,
             private=private,
-        )  # fmt: skip
+        )
         session.link.answer(ready, Assign, Decide, Replay)
 
     # ------------------------------------------------------------ reconfigure
@@ -216,18 +223,24 @@ class Safepoint:
             self._connect_lanes(order, store, here, record)
         except groups.ReconfigureError as error:
             failed = ReconfigureFailed(
-                job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
+                job=session.job,
+                generation=order.generation,
+                worker=session.worker,
+                rank=session.rank,
                 reason=error.reason,
-            )  # fmt: skip
+            )
             session.link.answer(failed, Reconfigure)
             return
         finally:
             standing.end_wiring()
         self._reconfigured = order.generation
         reconfigured = WorkerReconfigured(
-            job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
+            job=session.job,
+            generation=order.generation,
+            worker=session.worker,
+            rank=session.rank,
             took_ms=1000 * (time.monotonic() - begin),
-        )  # fmt: skip
+        )
         session.link.answer(reconfigured, Reconfigure)
 
     def _connect_lanes(self, order: Reconfigure, store: Store, point: Point | None, record: bytes) -> None:
@@ -271,10 +284,17 @@ class Safepoint:
             return None  # interrupted just before the handle was there to be cut
         try:
             received = transfer.fetch_state(
-                order.sources, session.welcome.secret, order.generation, order.point, state,
-                want=self._wanted(order), host=session.server.host,
-                failed=lambda error: self._say_failed(order, error), timeout_s=RESTORE_S, cancel=cancel,
-            )  # fmt: skip
+                order.sources,
+                session.welcome.secret,
+                order.generation,
+                order.point,
+                state,
+                want=self._wanted(order),
+                host=session.server.host,
+                failed=lambda error: self._say_failed(order, error),
+                timeout_s=RESTORE_S,
+                cancel=cancel,
+            )
         except transfer.TransferCancelled:
             return None
         except transfer.TransferFailed as error:
@@ -287,10 +307,17 @@ class Safepoint:
         if not self._standing.hold(order.point, order.generation):
             return None
         restored = StateRestored(
-            job=session.job, generation=order.generation, worker=session.worker, rank=session.rank, point=order.point,
-            sources=received.sources, shares=tuple(received.shares[rank] for rank in received.sources),
-            digest=received.digest, size=received.size, took_ms=1000 * received.took_s,
-        )  # fmt: skip
+            job=session.job,
+            generation=order.generation,
+            worker=session.worker,
+            rank=session.rank,
+            point=order.point,
+            sources=received.sources,
+            shares=tuple(received.shares[rank] for rank in received.sources),
+            digest=received.digest,
+            size=received.size,
+            took_ms=1000 * received.took_s,
+        )
         session.link.answer(restored, Restore)
         return state.gradients()
 
@@ -303,9 +330,14 @@ class Safepoint:
         """A source has not delivered. Others may go on meanwhile: this answer is then followed by another."""
         session = self._session
         failed = RestoreFailed(
-            job=session.job, generation=order.generation, worker=session.worker, rank=session.rank,
-            source=error.source, reason=error.reason, mismatch=error.mismatch,
-        )  # fmt: skip
+            job=session.job,
+            generation=order.generation,
+            worker=session.worker,
+            rank=session.rank,
+            source=error.source,
+            reason=error.reason,
+            mismatch=error.mismatch,
+        )
         session.link.answer(failed, Restore)
 
     # ------------------------------------------------------------ resume

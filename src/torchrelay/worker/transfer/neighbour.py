@@ -182,9 +182,13 @@ class Reader:
             size = sum(vector.length for vector in batch)
             target = _Vector(ctypes.addressof(ctypes.c_char.from_buffer(view)), size)
             count: int = _libc.process_vm_readv(
-                ctypes.c_int(self._pid), ctypes.byref(target), ctypes.c_ulong(1),
-                (_Vector * len(batch))(*batch), ctypes.c_ulong(len(batch)), ctypes.c_ulong(0),
-            )  # fmt: skip
+                ctypes.c_int(self._pid),
+                ctypes.byref(target),
+                ctypes.c_ulong(1),
+                (_Vector * len(batch))(*batch),
+                ctypes.c_ulong(len(batch)),
+                ctypes.c_ulong(0),
+            )
             if count != size:
                 why = os.strerror(ctypes.get_errno()) if count < 0 else f"{max(count, 0)} bytes of {size}"
                 raise StreamBroken(f"its memory cannot be read: {why}")

@@ -62,10 +62,17 @@ class Stand:
         self.group = Group()
         self.buddies = Buddies()
         session = SimpleNamespace(
-            page=self.page, standing=self.standing, worker="w", job="j", rank=0, link=SimpleNamespace(say=self.hear),
+            page=self.page,
+            standing=self.standing,
+            worker="w",
+            job="j",
+            rank=0,
+            link=SimpleNamespace(say=self.hear),
             identity=SimpleNamespace(known=True),
-            welcome=SimpleNamespace(patience_s=0.2), buddies=self.buddies, snapshots=None,
-        )  # fmt: skip
+            welcome=SimpleNamespace(patience_s=0.2),
+            buddies=self.buddies,
+            snapshots=None,
+        )
         self.gate = Gate(cast(Any, session), Sum(cast(Any, self.group), torch.device("cpu")))
         self.then: Callable[[], None] = lambda: None  # when the worker has told of a failure
 

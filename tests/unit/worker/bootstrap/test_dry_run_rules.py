@@ -35,10 +35,12 @@ class Target:
         model = torch.nn.Linear(4, 1)
         self.state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
         self.session: Any = SimpleNamespace(
-            rehearsing=False, worker="w", link=SimpleNamespace(say=self.said.append),
+            rehearsing=False,
+            worker="w",
+            link=SimpleNamespace(say=self.said.append),
             standing=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_, **__: None),
             identity=SimpleNamespace(assigned_cpu_s=0.0),
-        )  # fmt: skip
+        )
         self.told: list[Example] = []
         monkeypatch.setattr(dry_run, "_fetch", lambda _: Told(self.told))
 

@@ -21,9 +21,15 @@ def test_an_interrupt_right_after_the_order_hears_where_the_script_is_going(tmp_
     page = Page(tmp_path / "page", create=True)
     standing = Standing(page)
     order = Replay(
-        node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(2), rank=Rank(1), point=Point(4),
-        private=b"", sources=(),
-    )  # fmt: skip
+        node=NodeId("n"),
+        worker=WorkerId("w"),
+        job=JobId("j"),
+        generation=Generation(2),
+        rank=Rank(1),
+        point=Point(4),
+        private=b"",
+        sources=(),
+    )
     assert standing.hear(order)
     reports: list[Report | None] = []
 
@@ -32,9 +38,10 @@ def test_an_interrupt_right_after_the_order_hears_where_the_script_is_going(tmp_
         raise Enough
 
     session: Any = SimpleNamespace(
-        standing=standing, welcome=SimpleNamespace(patience_s=1.0),
+        standing=standing,
+        welcome=SimpleNamespace(patience_s=1.0),
         identity=SimpleNamespace(take_over_output=take_over_output),
-    )  # fmt: skip
+    )
     try:
         taking_over.await_place(session, cursor=None)  # type: ignore[arg-type]
     except Enough:

@@ -19,9 +19,16 @@ from torchrelay.worker.control.identity import Identity, environment_of
 
 def test_the_variables_are_torchruns() -> None:
     assert environment_of(assign(6)) == {
-        "RANK": "6", "LOCAL_RANK": "2", "GROUP_RANK": "1", "ROLE_RANK": "6", "WORLD_SIZE": "8", "ROLE_WORLD_SIZE": "8",
-        "LOCAL_WORLD_SIZE": "4", "GROUP_WORLD_SIZE": "2", "TORCHELASTIC_RESTART_COUNT": "2",
-    }  # fmt: skip
+        "RANK": "6",
+        "LOCAL_RANK": "2",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "6",
+        "WORLD_SIZE": "8",
+        "ROLE_WORLD_SIZE": "8",
+        "LOCAL_WORLD_SIZE": "4",
+        "GROUP_WORLD_SIZE": "2",
+        "TORCHELASTIC_RESTART_COUNT": "2",
+    }
 
 
 @pytest.fixture

@@ -194,9 +194,7 @@ class TestReports:
     def test_a_replacement_says_where_it_has_been_brought(self, page: Page) -> None:
         standing = Standing(page)
         standing.bring_to(Point(7))
-        assert standing.interrupt(Generation(4)) == Report(
-            Generation(4), None, WorkerPhase.BOOTING, None, Point(7)
-        )  # fmt: skip
+        assert standing.interrupt(Generation(4)) == Report(Generation(4), None, WorkerPhase.BOOTING, None, Point(7))
         assert page.status().step == -1
 
 

@@ -41,9 +41,13 @@ class Life:
 
     def loop(self, kind: str, items: Any) -> Loop[Any]:
         return Loop(
-            self.cursor, kind, source_of(items), length=lambda: len(items), inside_call=lambda: False,
+            self.cursor,
+            kind,
+            source_of(items),
+            length=lambda: len(items),
+            inside_call=lambda: False,
             arrive=lambda: None,
-        )  # fmt: skip
+        )
 
     def batches(self) -> Loop[Any]:
         return self.loop("batches", BATCHES)

@@ -159,9 +159,14 @@ def test_a_replacement_gets_the_same_items(name: str, places: Places) -> None:
 
 def epoch_of(hidden: Hidden, loader: Any) -> list[Any]:
     loop: Loop[Any] = Loop(
-        Cursor(), "batches", source_of(loader, hidden), group=None, length=lambda: 0, inside_call=lambda: False,
+        Cursor(),
+        "batches",
+        source_of(loader, hidden),
+        group=None,
+        length=lambda: 0,
+        inside_call=lambda: False,
         arrive=lambda: None,
-    )  # fmt: skip
+    )
     return [item.tolist() for item in loop]
 
 
@@ -335,9 +340,14 @@ def cursor(monkeypatch: pytest.MonkeyPatch) -> Cursor:
 
 def batches(cursor: Cursor, loader: Any) -> Loop[Any]:
     return Loop(
-        cursor, "batches", source_of(loader), group=None, length=lambda: 0, inside_call=lambda: False,
+        cursor,
+        "batches",
+        source_of(loader),
+        group=None,
+        length=lambda: 0,
+        inside_call=lambda: False,
         arrive=lambda: None,
-    )  # fmt: skip
+    )
 
 
 def test_a_second_loader_that_is_gone_on_with_in_a_later_item_is_refused(cursor: Cursor) -> None:
@@ -408,16 +418,26 @@ def test_an_evaluation_within_an_item_of_the_same_dataset_is_told_of(cursor: Cur
     hidden, data = Hidden(), Drawing()
     loader, others = DataLoader(data, batch_size=4), DataLoader(data, batch_size=2)
     loop: Loop[Any] = Loop(
-        cursor, "batches", source_of(loader, hidden), group=None, length=lambda: 0, inside_call=lambda: False,
+        cursor,
+        "batches",
+        source_of(loader, hidden),
+        group=None,
+        length=lambda: 0,
+        inside_call=lambda: False,
         arrive=lambda: None,
-    )  # fmt: skip
+    )
     for number, _ in enumerate(loop):
         assert Drawing.__name__ not in str(hidden.record()), "the loop's own record tells of it"
         if number != 1:
             continue
         inside: Loop[Any] = Loop(
-            cursor, "batches", source_of(others, hidden), group=None, length=lambda: 0, inside_call=lambda: True,
+            cursor,
+            "batches",
+            source_of(others, hidden),
+            group=None,
+            length=lambda: 0,
+            inside_call=lambda: True,
             arrive=lambda: None,
-        )  # fmt: skip
+        )
         list(inside)
         assert Drawing.__name__ in str(hidden.record())

@@ -239,18 +239,28 @@ def test_a_loop_inside_a_call_has_no_place_of_its_own() -> None:
     cursor = Cursor()
     before = cursor.record()
     loop: Loop[int] = Loop(
-        cursor, "batches", source_of([1, 2, 3]), group=None, length=lambda: 3, inside_call=lambda: True,
+        cursor,
+        "batches",
+        source_of([1, 2, 3]),
+        group=None,
+        length=lambda: 3,
+        inside_call=lambda: True,
         arrive=lambda: None,
-    )  # fmt: skip
+    )
     assert list(loop) == [1, 2, 3]
     assert cursor.record() == before
 
 
 def test_a_loop_tells_its_length() -> None:
     loop: Loop[int] = Loop(
-        Cursor(), "batches", source_of(range(7)), group=3, length=lambda: 7, inside_call=lambda: False,
+        Cursor(),
+        "batches",
+        source_of(range(7)),
+        group=3,
+        length=lambda: 7,
+        inside_call=lambda: False,
         arrive=lambda: None,
-    )  # fmt: skip
+    )
     assert len(loop) == len(list(loop)) == 3
 
 

@@ -12,9 +12,16 @@ NODE = NodeId("node-0")
 
 def finding(local: str, path: int = 0) -> Finding:
     return Finding(
-        path=path, interface="eth1", local=local, remotes=("10.0.1.9",), kind=Kind.DOWN, where=Where.HERE, ours=True,
-        evidence=f"path {local} lost", since=1.0,
-    )  # fmt: skip
+        path=path,
+        interface="eth1",
+        local=local,
+        remotes=("10.0.1.9",),
+        kind=Kind.DOWN,
+        where=Where.HERE,
+        ours=True,
+        evidence=f"path {local} lost",
+        since=1.0,
+    )
 
 
 def register() -> tuple[Register, list[Event]]:

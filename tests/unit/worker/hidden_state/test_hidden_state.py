@@ -358,9 +358,13 @@ def elsewhere() -> dict[str, Callable[[], float]]:
         return int(own["seen"])
 
     return {
-        "thread": of_thread, "context": of_context, "dicts": of_dicts, "class": of_class,
-        "environment": of_environment, "function": of_function,
-    }  # fmt: skip
+        "thread": of_thread,
+        "context": of_context,
+        "dicts": of_dicts,
+        "class": of_class,
+        "environment": of_environment,
+        "function": of_function,
+    }
 
 
 def looked_at(function: Callable[[], float]) -> Hidden:

@@ -57,9 +57,16 @@ def train(items: Items) -> dict[str, Any]:
         largest = np.maximum(largest, np.float64(item))
     assert alias is recent
     return {
-        "count": count, "best": best, "recent": list(recent), "total": float(total), "seen": seen, "kinds": kinds,
-        "largest": float(largest), "untouched": untouched, "declared": declared,
-    }  # fmt: skip
+        "count": count,
+        "best": best,
+        "recent": list(recent),
+        "total": float(total),
+        "seen": seen,
+        "kinds": kinds,
+        "largest": float(largest),
+        "untouched": untouched,
+        "declared": declared,
+    }
 
 
 class Stream:
@@ -352,10 +359,21 @@ def of_all_kinds(items: Items) -> dict[str, Any]:
         spoil()
         meter.add()
     return {
-        "phase": phase, "progress": progress, "plan": plan, "late": late, "sums": sums, "counts": counts, "bad": bad,
-        "order": order, "window": list(window), "history": history, "outputs": torch.stack(outputs).tolist(),
-        "declared": declared, "met": met, "shown": shown,
-    }  # fmt: skip
+        "phase": phase,
+        "progress": progress,
+        "plan": plan,
+        "late": late,
+        "sums": sums,
+        "counts": counts,
+        "bad": bad,
+        "order": order,
+        "window": list(window),
+        "history": history,
+        "outputs": torch.stack(outputs).tolist(),
+        "declared": declared,
+        "met": met,
+        "shown": shown,
+    }
 
 
 def test_values_of_all_kinds_go_on_in_a_function_that_enters_in_the_middle() -> None:

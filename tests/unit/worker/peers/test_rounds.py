@@ -47,9 +47,13 @@ class Circle:
 
     def connect_one(self, rank: int, generation: int, timeout_s: float = DEADLINE_S) -> None:
         order = Reconfigure(
-            node=NodeId("n"), worker=WorkerId("w"), job=JobId("j"), generation=Generation(generation), rank=Rank(rank),
+            node=NodeId("n"),
+            worker=WorkerId("w"),
+            job=JobId("j"),
+            generation=Generation(generation),
+            rank=Rank(rank),
             store="",
-        )  # fmt: skip
+        )
         wanted = {GATE: partners(Rank(rank), self.world)}
         ends, _ = self.lanes[rank].meet(self.servers[rank].address, self.secret, order, self.store, wanted, timeout_s)
         self.ends[rank] = ends[GATE]

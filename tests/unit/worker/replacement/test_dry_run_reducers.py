@@ -57,10 +57,12 @@ def trained_layout(*, unused: bool) -> ddp.Layout:
 
 def prepare(state: State, step: Callable[[torch.Tensor], None], layouts: list[ddp.Layout]) -> bool:
     session: Any = SimpleNamespace(
-        rehearsing=False, worker="w", link=SimpleNamespace(say=lambda _: None),
+        rehearsing=False,
+        worker="w",
+        link=SimpleNamespace(say=lambda _: None),
         standing=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_, **__: None),
         identity=SimpleNamespace(assigned_cpu_s=0.0),
-    )  # fmt: skip
+    )
     told = Told([example_of(name_of(step), (X,), {})], [], layouts)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(dry_run, "_fetch", lambda _: told)

@@ -55,9 +55,11 @@ def test_only_what_is_alike_is_given_and_each_once() -> None:
     reserve = Reserve([Piece("bfloat16", (2, 3), (1, 2)), Piece("nonsense", (1,), (1,))])
     leaf = Leaf(torch.bfloat16, (2, 3), (1, 2), "cpu", 0)
     for other in (
-        Leaf(torch.float16, (2, 3), (1, 2), "cpu", 0), Leaf(torch.bfloat16, (3, 2), (1, 2), "cpu", 0),
-        Leaf(torch.bfloat16, (2, 3), (3, 1), "cpu", 0), Leaf(torch.bfloat16, (2, 3), (1, 2), "cuda", 0),
-    ):  # fmt: skip
+        Leaf(torch.float16, (2, 3), (1, 2), "cpu", 0),
+        Leaf(torch.bfloat16, (3, 2), (1, 2), "cpu", 0),
+        Leaf(torch.bfloat16, (2, 3), (3, 1), "cpu", 0),
+        Leaf(torch.bfloat16, (2, 3), (1, 2), "cuda", 0),
+    ):
         assert reserve.take(other) is None
     taken = reserve.take(leaf)
     assert taken is not None
