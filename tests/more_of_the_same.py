@@ -21,7 +21,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_26_edited": ("link_that_leads", "by_its_name", "target_of_a_move"),
     "test_case_before_a_section": (
         "undisturbed[save-grad:41:0]", "undisturbed[save-eval", "undisturbed[norm-grad:25", "undisturbed[clip-grad:25",
-        "undisturbed[begin", "undisturbed[two", "undisturbed[rate-loops", "read[swap-eval", "read[loads",
+        "undisturbed[begin", "undisturbed[two", "undisturbed[rate-loops", "undisturbed[rate-own", "undisturbed[draw-grad",
+        "read[swap-eval", "read[loads",
         "target_of_a_move",
     ),
     "test_case_collected": (
@@ -43,14 +44,18 @@ MORE: dict[str, tuple[str, ...]] = {
     ),
     "test_case_late_decision": ("[early", "after_the_last_step"),
     "test_case_meters": ("[dict]", "[default]", "[list]", "made_once[grad:9"),
-    "test_case_own_state": ("[array-", "[dict-grad:3", "[late-grad:110", "move[meter]"),
+    "test_case_own_state": (
+        "[array-", "[dict-grad:3", "[late-grad:110", "move[meter]", "[tensor-grad", "[inside-grad", "refused[late]",
+    ),
     "test_case_own_stream": ("[tuple]", "[list]", "[dict]", "[argument]", "[buffer]"),
     "test_case_own_variables": ("[teacher-", "[best-", "and_after_a_move"),
     "test_case_places": ("[migrate]",),
     "test_case_reads_between": ("[norm]", "[told]", "[zeroes]", "[freeze]", "[moments]"),
     "test_case_returned": ("[graph]", "[item]", "[own-clip]", "[later-"),
-    "test_case_saved": ("[norm-grad:25:1", "[random-", "target_of_a_move"),
-    "test_case_stale_gradients": ("[gan-grad:26", "[clip-grad:27", "[log-grad:26", "move[gan]"),
+    "test_case_saved": ("[norm-grad:25:1", "[random-", "[path-", "target_of_a_move"),
+    "test_case_stale_gradients": (
+        "[gan-grad:26", "[clip-grad:2:1]", "[clip-grad:27", "[log-grad:26", "move[gan]", "between_two_steps",
+    ),
     "test_case_two_steps": ("[again]",),
     "test_case_undisturbed": (
         "[collected]", "[hard-examples]", "[kept-between]", "[late-decision]", "[meters]", "[kept-elsewhere]",
@@ -58,7 +63,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "[own-attributes]", "[own-data]", "[own-sampler]", "[own-stream]", "[own-variables]", "[rules]",
         "[second-loader]", "[saves-between]", "[returned]",
     ),
-    "test_case_written_in_place": ("[alias]", "[large-view]", "target_of_a_move"),
+    "test_case_written_in_place": ("[alias]", "[numpy]", "[large-view]", "[large-torch]", "target_of_a_move"),
     "test_cases": ("after_a_kill_and_a_move",),
     "test_cli_simulate": ("published_table_is_met",),
     "test_ddp": (
@@ -91,7 +96,9 @@ MORE: dict[str, tuple[str, ...]] = {
         "[hidden:", "[looks:", "[proving:", "[tail:", "[returned:", "[comparing:", "[arguments:", "[kept:",
         "[collected:", "[foresight:", "[still:", "[holdings: the record", "[holdings: other", "[holdings: what changes",
         "[holdings: only", "[holdings: each", "[holdings: functions", "[holdings: own", "[given: what a step",
-        "[given: other", "[reads:", "[code: a replacement",
+        "[given: other", "[reads:", "[code: a replacement", "[own: another", "[own: and", "[own: what", "[own: buffers",
+        "[saved: what", "[saved: load", "[saved: statistics", "[plain: a call", "[lying: those", "[lying: a",
+        "[lying: in", "[drawn: states", "[drawn: a call", "[way: values",
     ),
     "test_restored_from_all": ("a_large_state_comes",),
     "test_run": (

@@ -248,7 +248,9 @@ class Redo:
                 self._look_next = True  # digests will tell
             self._hidden.look_gate()
             return
-        now = self._probe.look(filter(self._probe.buffers.__contains__, self._before))
+        # With save() all is looked at as at the entry, see below: but not what moves there.
+        moving = [path for path in self._before if path in self._probe.buffers] if self._state.saves else []
+        now = self._probe.look(moving) if moving else {}
         with self._as_at_entry():
             now |= self._probe.look(path for path in self._before if path not in now)
         self._looks += 1
