@@ -21,9 +21,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_26_edited": ("link_that_leads", "by_its_name", "target_of_a_move"),
     "test_case_before_a_section": (
         "undisturbed[save-grad:41:0]", "undisturbed[save-eval", "undisturbed[norm-grad:25", "undisturbed[clip-grad:25",
-        "undisturbed[begin", "undisturbed[two", "undisturbed[rate-loops", "undisturbed[rate-own", "undisturbed[draw-grad",
-        "read[swap-eval", "read[loads",
-        "target_of_a_move",
+        "undisturbed[begin", "undisturbed[two", "undisturbed[rate-loops", "undisturbed[rate-own",
+        "undisturbed[draw-grad", "read[swap-eval", "read[loads", "target_of_a_move",
     ),
     "test_case_collected": (
         "[set]", "[dict]", "[nested]", "[wrapped]", "[sum]", "[star]", "[map]", "[reduce]", "[next]", "[plain]",
