@@ -19,6 +19,8 @@ from tests.scripts import groups_training as gpt
 from tests.scripts.groups_ranks import Failed, Troupe, troupe
 from tests.support.groups import EMPTY_CACHE, extension  # noqa: F401  a fixture
 from torchrelay.worker.parallel import ddp as ddps
+from torchrelay.worker.state import layout
+from torchrelay.worker.state.state import State
 
 STEPS = 7
 MODELS: dict[str, dict[str, Any]] = {
@@ -455,6 +457,17 @@ def test_what_cannot_be_restored_is_refused_with_the_remedy(spoil: Any, why: str
     spoil(ddp)
     with pytest.raises(AssertionError, match=why):
         raise AssertionError(ddps.refusal(ddp))
+
+
+@pytest.mark.usefixtures("alone")
+def test_one_that_has_trained_before_protect_is_refused() -> None:
+    ddp = wrap()
+    assert layout.refusal(State(ddp)) is None
+    for _ in range(2):
+        backward(ddp)
+    refused = layout.refusal(State(ddp))
+    assert refused is not None
+    assert "has been through backward passes before protect()" in refused[0]
 
 
 @pytest.mark.usefixtures("alone")

@@ -165,6 +165,12 @@ def settle(ddp: DistributedDataParallel) -> bool:
     return True
 
 
+def has_trained(ddp: DistributedDataParallel) -> bool:
+    """Whether it has been through more than one backward pass: torch counts an iteration when the next one begins."""
+    counted: int = ddp._get_ddp_logging_data().get("iteration", 0)
+    return counted > 0
+
+
 def is_final(ddp: DistributedDataParallel) -> bool:
     """Whether this wrapper's reducer goes on beside fresh ones of the same layout without a difference.
 

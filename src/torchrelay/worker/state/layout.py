@@ -113,6 +113,13 @@ def refusal(state: State) -> tuple[str, str] | None:
         why = ddp.refusal(wrapper)
         if why is not None:
             return why, "see docs: what is supported"
+        if ddp.has_trained(wrapper):
+            return (
+                "a DDP module has been through backward passes before protect(): a worker that takes over a rank is "
+                "alone there",
+                "call protect() before; look for a learning rate and the like on the module that is not wrapped yet, "
+                "or in a run of its own",
+            )
     for path, module in state.modules():
         why = fsdp.refusal(module)
         if why is not None:
