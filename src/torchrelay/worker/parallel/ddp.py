@@ -167,8 +167,8 @@ def settle(ddp: DistributedDataParallel) -> bool:
 
 def has_trained(ddp: DistributedDataParallel) -> bool:
     """Whether it has been through more than one backward pass: torch counts an iteration when the next one begins."""
-    counted: int = ddp._get_ddp_logging_data().get("iteration", 0)
-    return counted > 0
+    told: dict[str, int] = ddp._get_ddp_logging_data()  # type: ignore[no-untyped-call]  # torch's own has no types
+    return told.get("iteration", 0) > 0
 
 
 def is_final(ddp: DistributedDataParallel) -> bool:
