@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout(240)
 CASE = "written-in-place"
 
 
-@pytest.mark.parametrize("mode", ["numpy", "torch", "alias", "buffer"])
+@pytest.mark.parametrize("mode", ["numpy", "torch", "alias", "buffer", "held"])
 def test_it_is_as_undisturbed(tmp_path: Path, mode: str) -> None:
     verdict = disturbed(tmp_path, CASE, mode=mode, strike="grad:25:1")
     assert verdict.fate is Fate.EQUAL, verdict

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -15,6 +15,7 @@ import xxhash
 from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
 from torchrelay.worker.hidden_state.made import Filled
+from torchrelay.worker.parallel import shards
 from torchrelay.worker.tensors import arguments
 
 EACH = 16 << 10  # bytes of one attribute that are carried
@@ -50,33 +51,40 @@ def signature(value: Any) -> tuple[str, Any]:
     return "object", (kind, id(value))
 
 
-def glance(value: Any, place: object) -> str:
+def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
     """What tells whether a value is another one, in next to no time. `place`: where it is, one and the same each time.
 
     Of a large array a few pieces are looked at, and the whole when it is seen for the 1st, 2nd, 4th, 8th ... time.
+    `entries_by_ids`: what is written into the tensors of a container is no matter.
     """
     kind = type(value)
     if issubclass(kind, torch.Tensor):
-        return f"{id(value)} {value._version}"
+        return f"{id(value)} {_version_of(value)}"
     if issubclass(kind, np.generic) or (issubclass(kind, np.ndarray) and value.dtype.hasobject):
         return f"{id(value)} {value.flat[0] if value.size else None} {value.flat[-1] if value.size else None}"
     if issubclass(kind, np.ndarray):
         return f"{id(value)} {_glance_at_array(value, place) if value.flags.writeable else ''}"
     if kind in graph.CONTAINERS or kind in made.DICTS:
         entries = [*itertools.islice(value, SMALL)]
-        if isinstance(value, dict):
-            entries += [value[key] for key in entries]
+        if isinstance(value, dict):  # what is written into a key is no matter
+            entries = [key if graph.is_plain(key) else id(key) for key in entries] + [value[key] for key in entries]
         elif kind in (list, tuple, deque) and len(value) > SMALL:
             entries += [value[-1], value[-2]]
-        return repr((len(value), [_glance_at_entry(entry) for entry in entries]))
+        return repr((len(value), [_glance_at_entry(entry, by_id=entries_by_ids) for entry in entries]))
     return repr(value) if kind in graph.PLAIN else repr(made.tell(value, LARGEST)) if made.is_made(value) else ""
 
 
-def _glance_at_entry(entry: Any) -> Any:
+def _version_of(tensor: torch.Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version  # torch counts no writes to those
+
+
+def _glance_at_entry(entry: Any, *, by_id: bool) -> Any:
     if graph.is_plain(entry):
         return entry
+    if by_id:
+        return id(entry)
     if issubclass(type(entry), torch.Tensor):
-        return id(entry), entry._version
+        return id(entry), _version_of(entry)
     if type(entry) is np.ndarray and entry.nbytes <= WHOLE and not entry.dtype.hasobject:
         return id(entry), _digest_of(entry)
     return id(entry)
@@ -163,3 +171,42 @@ def size(value: Any) -> int:
     if kind in graph.CONTAINERS:
         return len(repr(value)) if len(value) <= 8 * SMALL else max(EACH + 1, 8 * len(value))
     return len(value) if kind in (str, bytes) else 8
+
+
+# ---------------------------------------------------------------- what comes with the state
+
+
+def leave_to_state(places: Callable[[], tuple[Collection[int], Collection[int]]]) -> None:
+    """What lies in this memory, and the objects with these ids, come with the state, whatever variable names them."""
+    global _of_state
+    _of_state = places
+
+
+def _nothing() -> tuple[Collection[int], Collection[int]]:
+    return (), ()
+
+
+_of_state: Callable[[], tuple[Collection[int], Collection[int]]] = _nothing
+
+
+def is_of_state(value: Any) -> bool:
+    places, ids = _of_state()
+    return _lies_in(value, places) if isinstance(value, torch.Tensor) else id(value) in ids
+
+
+def _lies_in(tensor: torch.Tensor, places: Collection[int]) -> bool:
+    try:
+        return tensor.requires_grad or shards.local(tensor).untyped_storage().data_ptr() in places
+    except (RuntimeError, NotImplementedError):  # it has no memory of its own
+        return False
+
+
+def holds_state_alone(value: Any) -> bool:
+    """Whether all entries of a container are tensors of the state."""
+    if type(value) not in graph.CONTAINERS and type(value) not in made.DICTS:
+        return False
+    entries = list(value.values() if isinstance(value, dict) else value)
+    if not entries or not all(isinstance(each, torch.Tensor) for each in entries):
+        return False
+    places, _ = _of_state()
+    return all(_lies_in(each, places) for each in entries)

@@ -22,7 +22,7 @@ import operator
 import re
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from enum import Enum
 from functools import partial
@@ -38,7 +38,6 @@ from msgspec import Struct
 
 from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import generators, graph, made, signatures
-from torchrelay.worker.parallel import shards
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
 from torchrelay.worker.source.names import Names, declared, used_by_functions
 from torchrelay.worker.tensors import values
@@ -90,6 +89,7 @@ _walking: dict[int, CodeType] = {}  # generators with tracked loops, by id
 # a code is to hash all of its constants, for each frame of each step; and codes of different files may be equal.
 _names_of: dict[int, tuple[CodeType, Names | None]] = {}
 _MOST_CODES = 4096  # a script that makes functions anew in each step does not fill the memory
+_of_parameters: set[tuple[Place, str]] = set()  # containers that hold tensors of the state, and nothing else
 _first: dict[tuple[Place, str], str | None] = {}  # containers as they were at the first item, or `MOVED`
 _may_go: dict[type, _Goes] = {}  # by class
 
@@ -288,31 +288,11 @@ def _is_settled(one: _Told, code: CodeType, names: Names, name: str, value: Any,
     if name in names.assigned:
         return not lives or (kind is bool and name in names.flags) or _keep(one, name, value)
     if kind in _FILLED or kind in made.DICTS:
-        return not _has_moved(code, name, value) or _keep(one, name, value) or _is_of_state(value)
+        return not _has_moved(code, name, value) or _keep(one, name, value) or signatures.is_of_state(value)
     if issubclass(kind, _FILLED_BY_PLACES):
         stays = not lives or not _has_moved(code, name, value)
-        return stays or _is_of_state(value) or _keep(one, name, value)
+        return stays or signatures.is_of_state(value) or _keep(one, name, value)
     return not _goes_on([value])
-
-
-def leave_to_state(places: Callable[[], tuple[Collection[int], Collection[int]]]) -> None:
-    """What lies in this memory, and the objects with these ids, come with the state, whatever variable names them."""
-    global _of_state
-    _of_state = places
-
-
-def _nothing() -> tuple[Collection[int], Collection[int]]:
-    return (), ()
-
-
-_of_state: Callable[[], tuple[Collection[int], Collection[int]]] = _nothing
-
-
-def _is_of_state(value: Any) -> bool:
-    places, ids = _of_state()
-    if isinstance(value, torch.Tensor):
-        return value.requires_grad or shards.local(value).untyped_storage().data_ptr() in places
-    return id(value) in ids
 
 
 def _has_moved(code: CodeType, name: str, value: Any) -> bool:
@@ -321,9 +301,12 @@ def _has_moved(code: CodeType, name: str, value: Any) -> bool:
     first = _first.get(place)
     if first == MOVED:
         return True
-    now = signatures.glance(value, place)
+    now = signatures.glance(value, place, entries_by_ids=place in _of_parameters)
     if first is None:
         _first[place] = now
+    elif first != now and place not in _of_parameters and signatures.holds_state_alone(value):
+        _of_parameters.add(place)  # a list of parameters, say: they come with the state
+        _first[place] = signatures.glance(value, place, entries_by_ids=True)
     elif first != now:
         _first[place] = MOVED
         return True

@@ -70,7 +70,7 @@ class Own:
         found = {path: _told(part) for path, part in self._kept.items()}
         for path in [path for path, data in found.items() if data is None]:
             del self._kept[path]
-            self.lacking.add(path)
+            self.lack({path}, EACH)
         return {path: data for path, data in found.items() if data is not None}
 
     def take(self, told: dict[str, bytes], lacking: Iterable[str] = ()) -> None:

@@ -116,6 +116,8 @@ def draw() -> None:
     random.random()
     if (numpy := sys.modules.get("numpy")) is not None:
         numpy.random.random()
+    for generator in torch.cuda.default_generators:  # none, before CUDA is used
+        generator.seed()
 
 
 def of_torch(data: bytes) -> bytes:

@@ -154,3 +154,11 @@ def test_a_buffer_that_differs_late_and_is_too_large_ends_no_job(pair: Pair, mon
         pair.state.private.load(pair.state.private.record())
     with pytest.raises(RefusedError, match=r"buffers of .* may differ"):
         pair.state.private.keep_own(["model.seen"], early=True)
+
+
+def test_a_history_that_outgrows_its_room_is_said_once(pair: Pair, capsys: pytest.CaptureFixture[str]) -> None:
+    pair.state.private.keep_own(["state['kept']"], early=True)
+    pair.kept.update({f"sample {at}": float(at) for at in range(2000)})
+    for _ in range(3):
+        pair.state.private.record()
+    assert capsys.readouterr().err.count("state['kept'] is each rank's own") == 1
