@@ -114,8 +114,8 @@ def draw() -> None:
     """A number from each global generator that `restore` puts back."""
     torch.rand(())
     random.random()
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.random()
+    if (numpy_random := sys.modules.get("numpy.random.mtrand")) is not None:
+        numpy_random.random()
     for generator in torch.cuda.default_generators:  # none, before CUDA is used
         generator.seed()
 
