@@ -39,6 +39,7 @@ from torchrelay.worker.data.consumers import (
 )
 from torchrelay.worker.data.cursor import Cursor, Frame
 from torchrelay.worker.source import flow
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 ITEMS = 8  # of each loop that are looked at
 _IN_A_THREAD = Unknown(
@@ -166,7 +167,7 @@ def _kept(frame: FrameType) -> dict[str, Any]:
     found = {name: local[name] for name in flow.of(code, frame.f_lasti).needed if name in local}
     first = local.get(code.co_varnames[0]) if code.co_argcount else None
     if code.co_varnames[:1] == ("self",) and isinstance(getattr(first, "__dict__", None), dict):
-        found |= {f"self.{name}": value for name, value in vars(first).items()}
+        found |= {f"self.{name}": value for name, value in items_of(vars(first))}
     # Iterators not: the loop's own is one of them, and whoever holds it keeps it from its end.
     return {name: _copy(value, _DEPTH) for name, value in found.items() if not hasattr(type(value), "__next__")}
 
@@ -174,9 +175,9 @@ def _kept(frame: FrameType) -> dict[str, Any]:
 def _copy(value: Any, depth: int) -> Any:
     """A container as it is now."""
     if depth and type(value) in _FILLED:
-        return [_copy(each, depth - 1) for each in value]
+        return [_copy(each, depth - 1) for each in entries_of(value)]
     if depth and isinstance(value, Mapping):
-        return [_copy(each, depth - 1) for pair in value.items() for each in pair]
+        return [_copy(each, depth - 1) for pair in list(value.items()) for each in pair]
     return None if hasattr(type(value), "__next__") else value
 
 

@@ -13,7 +13,6 @@ import types
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
-from itertools import islice
 from typing import Any
 
 import torch
@@ -35,6 +34,7 @@ from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.source.names import functions_in
 from torchrelay.worker.tensors import memory
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 MAX_FUNCTIONS = 4096
 RESULTS = 8  # of a cached function that are looked at
@@ -71,7 +71,7 @@ def around(functions: Iterable[Any]) -> Iterator[Leaf]:
             if one not in classes and is_of_the_script(one):
                 classes.add(one)
                 yield from of_class(one)
-                waiting += [*functions_in(one), *(each for each in vars(one).values() if isinstance(each, type))]
+                waiting += [*functions_in(one), *(each for each in list(vars(one).values()) if isinstance(each, type))]
             continue
         if not isinstance(one, types.FunctionType) or is_library(one.__code__.co_filename):
             continue
@@ -95,7 +95,7 @@ def _of_cache(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[L
     """What `lru_cache` keeps for a function and may be gone on with: it is made once."""
     few = leaf.value.cache_info().currsize <= RESULTS
     held = gc.get_referents(leaf.value)
-    held += [result for one in held if few and type(one) is dict for result in one.values()]
+    held += [result for one in held if few and type(one) is dict for result in entries_of(one)]
     kept = (one for one in held if few and type(one) is not dict)
     filled = [one for one in kept if graph.is_fillable(one) or is_of_the_script(type(one))]
     found = [*filter(graph.is_generator, held), *filled]
@@ -114,7 +114,7 @@ def of_modules(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
         fields = vars(module)
         for hooks in _HOOKS:
             yield from list((fields.get(hooks) or {}).values())
-        for parameter in fields.get("_parameters", {}).values():
+        for parameter in entries_of(fields.get("_parameters", {})):
             for hooks in _TENSOR_HOOKS:
                 yield from list((getattr(parameter, hooks, None) or {}).values())
         kind = type(module)
@@ -172,7 +172,7 @@ class Outsiders:
         """Whether there is something new in a variable. In the path of every step, where most values are numbers."""
         passed, known = self._passed, _holders
         for frame in variables.outside():
-            for value in frame.f_locals.values():
+            for value in list(frame.f_locals.values()):
                 kind = type(value)
                 holds = known.get(kind)
                 if holds is None:
@@ -203,7 +203,7 @@ class Outsiders:
         """Paths, with the tensors of each; or with itself, if it is a schedule or a scaler."""
         ours = [each for each in known if isinstance(each, torch.Tensor)]
         for each in known:
-            ours += [one for one in each.values() if isinstance(one, torch.Tensor)] if isinstance(each, dict) else []
+            ours += [one for one in entries_of(each) if isinstance(one, torch.Tensor)] if isinstance(each, dict) else []
         trained = Counter(each.shape for each in {id(each): each for each in ours}.values() if each.requires_grad)
         if not trained or any(map(is_shard, ours)):
             return  # FSDP2 puts other tensors in the place of its parameters while it computes
@@ -258,7 +258,7 @@ def _may_hold(value: Any, count: int, depth: int = 0) -> bool:
         return True
     if not isinstance(value, (dict, list, tuple)) or not value or depth == DEPTH:
         return False
-    some = list(islice(value.values() if isinstance(value, dict) else value, SAMPLED))
+    some = entries_of(value, SAMPLED)
     if len(value) >= count and any(isinstance(one, torch.Tensor) for one in some):
         return True
     return any(_may_hold(one, count, depth + 1) for one in some)
@@ -266,7 +266,7 @@ def _may_hold(value: Any, count: int, depth: int = 0) -> bool:
 
 def _inside(value: Any) -> list[tuple[str, Any]]:
     if isinstance(value, dict):
-        return [(f"[{key!r}]", one) for key, one in list(islice(value.items(), ENTRIES))]
+        return [(f"[{key!r}]", one) for key, one in items_of(value, ENTRIES)]
     if type(value) in (list, tuple):
         return [(f"[{at}]", one) for at, one in enumerate(value[:ENTRIES])]
     if is_of_the_script(type(value)):

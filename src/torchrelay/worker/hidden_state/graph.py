@@ -31,10 +31,10 @@ from torchrelay.worker.hidden_state.made import MISSING as MISSING
 from torchrelay.worker.hidden_state.made import NESTED as NESTED
 from torchrelay.worker.hidden_state.made import PLAIN as PLAIN
 from torchrelay.worker.hidden_state.made import WIDTH as WIDTH
-from torchrelay.worker.hidden_state.made import first_of
 from torchrelay.worker.hidden_state.made import is_plain as is_plain
 from torchrelay.worker.source.lines import found_in_class, is_library, is_of_the_script
 from torchrelay.worker.source.names import assigned_outside, names_used
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 FILLABLE = (dict, list, deque, *made.DICTS)
 VARIABLE = "variable "  # begins the path of what is found in a variable
@@ -248,11 +248,9 @@ class Walk:
         if inner is not None and holder is not None:
             self.parents[id(inner)] = holder, name
         self._entries(path, holder, name, value)
-        pairs: Iterator[tuple[Any, Any]] = iter(())
+        pairs = [] if type(value) in (set, frozenset) else list(enumerate(entries_of(value, WIDTH)))
         if isinstance(value, dict):
-            pairs = first_of(value.items())
-        elif type(value) not in (set, frozenset):
-            pairs = enumerate(first_of(value))
+            pairs = items_of(value, WIDTH)
         self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
 
     def _entries(self, path: str, holder: Any, name: Any, value: Any) -> None:
@@ -299,8 +297,8 @@ class Walk:
             if type(function) is types.FunctionType and not str(function.__module__).startswith("torch."):
                 self._function(function)
         if module:
-            modules = (fields or {}).get("_modules") or {}
-            self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules.items() if inner is not None)
+            modules = items_of((fields or {}).get("_modules") or {})
+            self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules if inner is not None)
             if not _is_of_the_script(kind):
                 self.of_torch.add(id(fields))
                 if str(kind.__module__).startswith("torch.nn.modules."):
@@ -407,7 +405,7 @@ def of_class(kind: type) -> Iterator[Leaf]:
         if not is_of_the_script(each):
             continue
         yield Leaf(each.__qualname__, each, HOLDER, MISSING)
-        for name, value in vars(each).items():
+        for name, value in list(vars(each).items()):
             if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
                 yield Leaf(f"{each.__qualname__}.{name}", each, name, value)
 

@@ -17,9 +17,10 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.around import around
-from torchrelay.worker.hidden_state.rows import CONTAINERS, DOERS, entries_of, is_table
+from torchrelay.worker.hidden_state.rows import CONTAINERS, DOERS, is_table
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.source.names import names_used
+from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 DATA = "data"  # the path of what is gone through itself
 LEAST = 8  # values in a container that is told
@@ -78,7 +79,7 @@ def counts(value: Any) -> bool:
         return len(value) >= LEAST_TEXT
     if isinstance(value, CONTAINERS):
         long = len(value) >= LEAST and not _is_settings(value)
-        return long or any(counts(entry) for entry in list(entries_of(value))[:MOST])
+        return long or any(counts(entry) for entry in entries_of(value, MOST))
     return is_table(value) or (graph.attributes(value) is not None and not isinstance(value, DOERS))
 
 
@@ -93,9 +94,9 @@ def is_unfilled(value: Any) -> bool:
 
 def _is_settings(value: Any) -> bool:
     """Names with values of several kinds, or with texts: settings, or an environment. They may name this process."""
-    if not isinstance(value, dict) or len(value) > SETTINGS or not all(type(key) is str for key in value):
+    if not isinstance(value, dict) or len(value) > SETTINGS or not all(type(key) is str for key in keys_of(value)):
         return False
-    kinds = {type(entry) for entry in value.values()}
+    kinds = {type(entry) for entry in entries_of(value)}
     return kinds <= graph.PLAIN and (len(kinds) > 1 or kinds == {str})
 
 
@@ -207,7 +208,7 @@ def _inner(value: Any) -> Iterator[tuple[Any, Any]]:
     """Entries of a container that holds objects, such as data sets that are put together."""
     if isinstance(value, (set, frozenset)) or type(value).__name__ == "array":
         return
-    pairs = list(value.items()) if isinstance(value, dict) else list(enumerate(value))
+    pairs = items_of(value) if isinstance(value, dict) else list(enumerate(entries_of(value)))
     sets = [(key, entry) for key, entry in pairs if isinstance(entry, Dataset)]
     if len(pairs) > MOST:
         yield from sets

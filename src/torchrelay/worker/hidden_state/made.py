@@ -12,13 +12,14 @@ import dataclasses
 import enum
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch.utils.data import Dataset, Sampler
 
 from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
@@ -33,7 +34,7 @@ def is_made(value: Any) -> bool:
     """Whether it is of one of these classes, whatever is in it."""
     kind = type(value)
     if kind is dict:  # by members of an enumeration
-        return any(isinstance(key, enum.Enum) for key in first_of(value))
+        return any(isinstance(key, enum.Enum) for key in keys_of(value, WIDTH))
     if kind in PLAIN or kind in CONTAINERS:
         return False
     return issubclass(kind, enum.Enum) or kind in DICTS or _is_named_tuple(kind) or _is_frozen(kind)
@@ -46,7 +47,7 @@ def tell(value: Any, most: int) -> list[Any] | None:
         inner: Any = value.value if value.name is None else value.name
         how = "value" if value.name is None else "name"
     elif kind in DICTS or kind is dict:
-        how, inner = "dict", [[_told(each) for each in pair] for pair in value.items()]
+        how, inner = "dict", [[_told(each) for each in pair] for pair in items_of(value)]
     elif _is_named_tuple(kind):
         how, inner = "tuple", [_told(each) for each in value]
     else:
@@ -139,14 +140,12 @@ def _base_of(container: Any) -> Any:
 
 def pairs(container: Any) -> Iterable[tuple[Any, Any]]:
     """Keys and entries, or numbers and entries, whatever its class makes of it."""
-    kind = _base_of(container)
-    return kind.items(container) if isinstance(container, dict) else enumerate(kind.__iter__(container))
+    return items_of(container) if isinstance(container, dict) else enumerate(entries_of(container))
 
 
 def holds_objects(container: Any) -> bool:
     """Whether an object of the script's classes is in it."""
-    entries = container.values() if isinstance(container, dict) else container
-    return any(_is_object(type(entry)) for entry in first_of(entries))
+    return any(_is_object(type(entry)) for entry in entries_of(container, WIDTH))
 
 
 def _is_object(kind: type) -> bool:
@@ -163,7 +162,7 @@ def _told_entry(entry: Any) -> Any:
     fields = getattr(entry, "__dict__", None)
     if not _is_object(kind) or type(fields) is not dict or "<locals>" in kind.__qualname__:
         return MISSING
-    inner = [[name, _told_entry(value)] for name, value in fields.items()]
+    inner = [[name, _told_entry(value)] for name, value in items_of(fields)]
     return (
         MISSING
         if any(told is MISSING for _, told in inner)
@@ -223,12 +222,5 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if kind not in CONTAINERS or depth >= NESTED:
         return False
     if kind is dict:
-        return all(type(key) in PLAIN and is_plain(entry, depth + 1) for key, entry in first_of(value.items()))
-    return all(is_plain(entry, depth + 1) for entry in first_of(value))
-
-
-def first_of(entries: Iterable[Any]) -> Iterator[Any]:
-    for at, entry in enumerate(list(entries) if not hasattr(entries, "__len__") else entries):
-        if at == WIDTH:
-            return
-        yield entry
+        return all(type(key) in PLAIN and is_plain(entry, depth + 1) for key, entry in items_of(value, WIDTH))
+    return all(is_plain(entry, depth + 1) for entry in entries_of(value, WIDTH))

@@ -36,6 +36,7 @@ from torchrelay.worker.hidden_state.still import Still, is_glanced_at
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.source.names import declared
 from torchrelay.worker.tensors import memory, values
+from torchrelay.worker.tensors.entries import entries_of
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
@@ -269,7 +270,7 @@ class Moving:
         )
 
     def _places_known(self) -> set[Any]:
-        found = [each for one in self._known() for each in (one.values() if isinstance(one, dict) else [one])]
+        found = [each for one in self._known() for each in (entries_of(one) if isinstance(one, dict) else [one])]
         return {memory.place(each) for each in found if isinstance(each, torch.Tensor)}
 
     def _warn(self, about: str, message: str) -> None:

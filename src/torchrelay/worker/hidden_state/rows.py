@@ -13,7 +13,7 @@ import sys
 import types
 from array import array
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
 
@@ -24,6 +24,7 @@ import xxhash
 
 from torchrelay.worker.hidden_state import graph
 from torchrelay.worker.tensors import arguments
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, array)
 DOERS = (torch.nn.Module, torch.optim.Optimizer, type, types.ModuleType, types.FunctionType, types.MethodType)
@@ -45,10 +46,6 @@ def digest(value: Any, mode: bytes) -> bytes:
 
 def is_table(value: Any) -> bool:
     return bool(_kind_of_table(value))
-
-
-def entries_of(value: Any) -> Iterable[Any]:
-    return list(value.values()) if isinstance(value, dict) else list(value)
 
 
 def size(value: Any) -> int:
@@ -130,7 +127,7 @@ def _container(hashed: Any, value: Any, whole: bool, depth: int) -> None:
     if isinstance(value, array):
         hashed.update(memoryview(value))
         return
-    entries = list(value.items()) if isinstance(value, dict) else list(value)
+    entries = items_of(value) if isinstance(value, dict) else entries_of(value)
     try:
         if isinstance(value, (set, frozenset)):
             entries = sorted(entries, key=lambda entry: (type(entry).__name__, _encode(entry)))

@@ -17,6 +17,7 @@ from torchrelay.worker.hidden_state.graph import MISSING
 from torchrelay.worker.hidden_state.made import Filled
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.tensors import arguments
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 EACH = 16 << 10  # bytes of one attribute that are carried
 SAMPLES = 256  # entries of a large container that are looked at
@@ -137,7 +138,7 @@ def _shown(value: Any) -> str:
     if type(value) is deque:
         return repr([value[0], value[1], value[-2], value[-1]])
     if type(value) is dict:
-        return repr(list(itertools.islice(value.items(), SMALL)))
+        return repr(items_of(value, SMALL))
     return ""
 
 
@@ -205,7 +206,7 @@ def holds_state_alone(value: Any) -> bool:
     """Whether all entries of a container are tensors of the state."""
     if type(value) not in graph.CONTAINERS and type(value) not in made.DICTS:
         return False
-    entries = list(value.values() if isinstance(value, dict) else value)
+    entries = entries_of(value)
     if not entries or not all(isinstance(each, torch.Tensor) for each in entries):
         return False
     places, _ = _of_state()

@@ -23,7 +23,6 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from enum import Enum
 from functools import partial
 from inspect import CO_GENERATOR
@@ -41,6 +40,7 @@ from torchrelay.worker.hidden_state import generators, graph, made, signatures
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
 from torchrelay.worker.source.names import Names, declared, used_by_functions
 from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 LIMIT = 32 << 10  # bytes of all variables of all functions
 TEXT = 4096  # characters or bytes of one that is carried
@@ -167,10 +167,8 @@ def objects() -> Iterator[graph.Leaf]:
 
 def _holds_objects(value: Any) -> bool:
     """Whether there is more in a container than values, which are told with each item: iterators, or objects."""
-    entries = itertools.islice(value.values() if type(value) is dict else value, signatures.SMALL)
-    with suppress(RuntimeError):  # another thread is filling it
-        return any(type(each) in _STEPPING or is_of_the_script(type(each)) for each in entries)
-    return False
+    inside = entries_of(value, signatures.SMALL)
+    return any(type(each) in _STEPPING or is_of_the_script(type(each)) for each in inside)
 
 
 def called() -> Iterator[Any]:
@@ -198,7 +196,7 @@ def held() -> Iterator[graph.Leaf]:
 
 def contents() -> list[Any]:
     """The values of all variables of these functions."""
-    return [value for each in outside() for value in each.f_locals.values()]
+    return [value for each in outside() for value in list(each.f_locals.values())]
 
 
 def finder(path: str) -> Callable[[], Any] | None:
@@ -349,7 +347,7 @@ def _way_of(kind: type) -> _Goes:
 def _goes(value: Any, way: _Goes) -> bool:
     if way is _Goes.ITSELF:
         return _is_under_way(value)
-    inner = (graph.attributes(value) or {}).values()
+    inner = list((graph.attributes(value) or {}).values())
     return any(type(each) in _STEPPING and _is_under_way(each) for each in inner)
 
 
@@ -405,8 +403,8 @@ def _is_flat(value: Any) -> bool:
     if len(value) > ENTRIES:
         return False
     if type(value) is dict:
-        return _DIRECT.issuperset(map(type, value.values())) and {str}.issuperset(map(type, value))
-    return _DIRECT.issuperset(map(type, value))
+        return all(type(key) is str and type(entry) in _DIRECT for key, entry in items_of(value))
+    return _DIRECT.issuperset(map(type, entries_of(value)))
 
 
 def _is_values(value: Any, depth: int = 0) -> bool:
@@ -418,8 +416,7 @@ def _is_values(value: Any, depth: int = 0) -> bool:
         return True
     if kind not in graph.CONTAINERS or depth >= graph.NESTED:
         return False
-    entries = value.values() if kind is dict else value
-    return all(_is_values(entry, depth + 1) for entry in itertools.islice(entries, signatures.SMALL))
+    return all(_is_values(entry, depth + 1) for entry in entries_of(value, signatures.SMALL))
 
 
 def _numbers_in(value: Any, depth: int = 0) -> int:
@@ -434,9 +431,9 @@ def _numbers_in(value: Any, depth: int = 0) -> int:
         return ENTRIES + 1 if value.dtype.hasobject else int(value.size)
     if kind not in graph.CONTAINERS or len(value) > ENTRIES or depth > graph.NESTED:
         return ENTRIES + 1
-    if kind is dict and not all(type(key) in graph.PLAIN for key in value):
+    if kind is dict and not all(type(key) in graph.PLAIN for key in keys_of(value)):
         return ENTRIES + 1
-    return sum(_numbers_in(entry, depth + 1) for entry in (value.values() if kind is dict else value))
+    return sum(_numbers_in(entry, depth + 1) for entry in entries_of(value))
 
 
 def _packed(name: str, value: Any) -> bytes:

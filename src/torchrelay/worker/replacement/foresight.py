@@ -32,6 +32,7 @@ from msgspec import Struct
 from torchrelay.errors import RefusedError, UnprovedError
 from torchrelay.worker.source.lines import is_library
 from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 MAX_RESULT = 256 << 10  # bytes
 MOST_BYTES = 4096  # of a result that is computed before the update
@@ -222,7 +223,7 @@ def _small(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         if value.numel() <= FEW and value.layout is torch.strided:
             yield path, value
     elif type(value) in (list, tuple, dict) and len(value) <= FEW and len(path) < DEPTH:
-        for key, entry in value.items() if type(value) is dict else enumerate(value):
+        for key, entry in items_of(value) if type(value) is dict else enumerate(entries_of(value)):
             if type(key) in (str, int):
                 yield from _small(entry, (*path, key))
 

@@ -32,6 +32,7 @@ from torch.optim import Optimizer
 
 from torchrelay.worker.source.lines import found_in_class, is_library, is_of_the_script
 from torchrelay.worker.tensors import arguments
+from torchrelay.worker.tensors.entries import entries_of
 
 MAX_FUNCTIONS = 64  # that a step calls, and whose reads count as its own
 MAX_NAMES = arguments.MAX_ENTRIES  # that are told apart
@@ -168,8 +169,7 @@ class Reads:
         if kind is list or kind is deque:
             return bool(value) and (_is_of_tensors(value[-1]) or _is_of_tensors(value[0]))
         if kind is tuple or kind is dict:
-            entries = value if kind is tuple else value.values()
-            return 0 < len(value) <= arguments.MAX_FIELDS and all(map(self._counts, entries))
+            return 0 < len(value) <= arguments.MAX_FIELDS and all(map(self._counts, entries_of(value)))
         return False
 
 

@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 
 from torchrelay.errors import RefusedError, StateMismatchError, a
 from torchrelay.worker.parallel import fsdp, zero
+from torchrelay.worker.tensors.entries import entries_of, items_of
 from torchrelay.worker.tensors.landing import Landing, array_fits
 from torchrelay.worker.tensors.tree import REMEDY, ArrayLeaf, Fields, Named
 from torchrelay.worker.tensors.values import into
@@ -401,17 +402,17 @@ class ContainerPart:
 
     def _without_parts(self) -> Any:
         if isinstance(self.value, dict):
-            return {key: entry for key, entry in self.value.items() if key not in self._parts}
+            return {key: entry for key, entry in items_of(self.value) if key not in self._parts}
         if isinstance(self.value, set):
             return set(self.value)
-        return [None if at in self._parts else entry for at, entry in enumerate(self.value)]
+        return [None if at in self._parts else entry for at, entry in enumerate(entries_of(self.value))]
 
 
 def _objects(value: Any) -> Iterator[tuple[Any, Any]]:
     """The entries of a container that are, or hold somewhere, an object with a state of its own; with their keys."""
     if isinstance(value, set):
         return
-    for key, entry in value.items() if isinstance(value, dict) else enumerate(value):
+    for key, entry in items_of(value) if isinstance(value, dict) else enumerate(entries_of(value)):
         if _is_object(entry) or (type(entry) in (dict, list) and any(True for _ in _objects(entry))):
             yield key, entry
 

@@ -32,6 +32,7 @@ import xxhash
 
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.tensors import memory, sums
+from torchrelay.worker.tensors.entries import entries_of
 
 SIZE = 8  # bytes of a digest
 WHOLE = 1 << 20  # bytes of a tensor up to which all of it counts
@@ -272,7 +273,7 @@ class _Maker:
 def fields_of(value: Any) -> dict[str, Any] | None:
     """What an object holds, if it is data and nothing else; None for whatever does something, such as a model."""
     fields = _fields(value)
-    if fields is None or len(fields) > MAX_FIELDS or not all(is_data(entry) for entry in fields.values()):
+    if fields is None or len(fields) > MAX_FIELDS or not all(is_data(entry) for entry in entries_of(fields)):
         return None
     return fields
 
@@ -285,11 +286,14 @@ def is_data(value: Any, depth: int = 0) -> bool:
     if depth > 4:
         return False
     if isinstance(value, Mapping):
-        return len(value) <= MAX_FIELDS and all(is_data(entry, depth + 1) for entry in value.values())
+        inner = entries_of(value) if isinstance(value, dict) else list(value.values())
+        return len(value) <= MAX_FIELDS and all(is_data(entry, depth + 1) for entry in inner)
     if isinstance(value, (list, tuple)) or kind in (set, frozenset):
-        return len(value) <= MAX_NODES and all(is_data(entry, depth + 1) for entry in list(value)[:MAX_FIELDS])
+        return len(value) <= MAX_NODES and all(is_data(entry, depth + 1) for entry in entries_of(value, MAX_FIELDS))
     fields = _fields(value)
-    return fields is not None and len(fields) <= MAX_FIELDS and all(is_data(one, depth + 1) for one in fields.values())
+    return (
+        fields is not None and len(fields) <= MAX_FIELDS and all(is_data(one, depth + 1) for one in entries_of(fields))
+    )
 
 
 def _fields(value: Any) -> dict[str, Any] | None:

@@ -20,6 +20,7 @@ from torchrelay.errors import RefusedError
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.parallel.shards import Described
 from torchrelay.worker.tensors import memory
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 _DEPTH = 100  # containers within one another; deeper is a tree that contains itself
 _INT64 = range(-(1 << 63), 1 << 63)
@@ -181,15 +182,15 @@ class _Encoder:
             raise NotCarriedError(f"{path} is a tensor in a set or in the key of a dict: use a list, or another key")
 
     def items(self, values: Iterable[Any], path: str, depth: int) -> list[Any]:
-        return [self.node(value, f"{path}[{at}]", depth + 1) for at, value in enumerate(values)]
+        return [self.node(value, f"{path}[{at}]", depth + 1) for at, value in enumerate(entries_of(values))]
 
     def pairs(self, values: dict[Any, Any], path: str, depth: int) -> list[Any]:
         self._without_tensors += 1
-        keys = [(self.node(key, f"{path} key {key!r}", depth + 1), key) for key in values]
+        keys = [(self.node(key, f"{path} key {key!r}", depth + 1), key, value) for key, value in items_of(values)]
         self._without_tensors -= 1
         if self._canonical:
             keys.sort(key=lambda pair: msgspec.msgpack.encode(pair[0]))
-        pairs = ((node, self.node(values[key], _path(values, path, key), depth + 1)) for node, key in keys)
+        pairs = ((node, self.node(value, _path(values, path, key), depth + 1)) for node, key, value in keys)
         return [part for pair in pairs for part in pair]
 
     def unordered(self, values: Iterable[Any], path: str, depth: int) -> list[Any]:

@@ -6,12 +6,13 @@ import contextvars
 import gc
 import os
 import random
+import sys
 import threading
 import weakref
-from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -244,23 +245,62 @@ def test_too_much_that_moves_is_said_and_carried_in_part(capsys: pytest.CaptureF
     assert said.count("and others change") <= 1
 
 
+class Board:
+    """What a logger, or a prefetcher, fills in its thread."""
+
+    seen: ClassVar[dict[str, Any]] = {}
+
+    def __init__(self) -> None:
+        self.containers: list[Any] = [{}, set(), deque(maxlen=30), OrderedDict(), defaultdict(list), Counter(), []]
+        self.inner = {"deep": {"deeper": self.containers[0]}}
+        self.fields = SimpleNamespace()
+        self.objects: dict[str, Any] = {}
+
+    def change(self, at: int) -> None:
+        key = f"{at % 50}"
+        for one in (*self.containers, self.seen):
+            if isinstance(one, dict):
+                one[key] = at if isinstance(one, Counter) else [at] * (at % 3)
+            elif isinstance(one, set):
+                one.symmetric_difference_update({at % 50, at * 7 % 50})
+            else:
+                one.append(at)
+        self.objects[key] = Averaged()
+        vars(self.fields)[key] = at
+        if at % 50 == 0:
+            for one in (*self.containers, self.seen, self.objects, vars(self.fields)):
+                one.clear()
+
+
+@pytest.fixture
+def _threads_take_turns_often() -> Iterator[None]:
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
+@pytest.mark.usefixtures("_threads_take_turns_often")
 def test_a_thread_that_changes_what_is_looked_at_does_no_harm() -> None:
-    life, stop = Life(), threading.Event()
+    life, board, stop = Life(), Board(), threading.Event()
+    life.model.board = board  # type: ignore[assignment]
+    life.hidden.add(lambda: (board, Board.seen))
+    life.call()
 
     def change() -> None:
         at = 0
         while not stop.is_set():
             at += 1
-            life.model.config[f"{at % 50}"] = [at] * (at % 3)
-            if at % 100 == 0:
-                for key in list(life.model.config):
-                    del life.model.config[key]
+            board.change(at)
 
     thread = threading.Thread(target=change)
     thread.start()
     try:
-        for _ in range(200):
+        for _ in range(20):
             life.hidden.state.look()
+            life.attempt()
+            life.finish()
+            life.hidden.state.remember()
     finally:
         stop.set()
         thread.join()
