@@ -359,11 +359,11 @@ class Moving:
         if any(path.endswith(ENTRIES) for path, *_ in entries):
             entries.sort(key=lambda entry: not entry[0].endswith(ENTRIES))  # they bring attributes with them
             for path, told, *_ in entries:
-                if path.endswith(ENTRIES) and path in self._walk.leaves:
-                    _take(self._walk.leaves[path], values.decode(told))
+                if path.endswith(ENTRIES) and (leaf := self._leaf(path)) is not None:
+                    _take(leaf, values.decode(told))
             self._walk = self._go()
         for path, told, encoded, moved in entries:
-            leaf = self._walk.leaves.get(path) or self._made(path)
+            leaf = self._leaf(path)
             if leaf is None or not _take(leaf, values.decode(told) if encoded else told):
                 if path.startswith(VARIABLE) or _is_yet_to_be_made(path):
                     continue
@@ -376,10 +376,14 @@ class Moving:
         self._let_go()
         return {entry[0] for entry in entries}
 
-    def _made(self, path: str) -> Leaf | None:
-        """An attribute that the script has not made yet in this process."""
-        if path in self._walk.absent:
-            return self._walk.absent[path]
+    def _leaf(self, path: str) -> Leaf | None:
+        """What is there; an attribute that is yet to be made; or entries, of what was empty there and is not here."""
+        leaves, absent = self._walk.leaves, self._walk.absent
+        if path in leaves or path in absent:
+            return leaves.get(path) or absent[path]
+        plain = leaves.get(path.removesuffix(ENTRIES))
+        if plain is not None and graph.is_fillable(plain.value):
+            return graph.Entries(path, plain.holder, plain.name, Filled(plain.value))
         above, _, name = path.rpartition(".")
         holder = self._walk.holders.get(above)
         return Leaf(path, holder, name, None) if holder is not None and name.isidentifier() else None

@@ -215,6 +215,24 @@ def test_one_that_a_call_has_made_goes_when_it_is_made_again() -> None:
     assert meters == {}
 
 
+@pytest.mark.parametrize("holds", ["closure", "attribute"])
+def test_what_is_told_as_objects_in_a_container_may_be_taken_where_it_has_none(holds: str) -> None:
+    def made() -> tuple[Any, Callable[[], None]]:
+        kept: dict[str, Any] = {"loss": 0.5}
+        number = itertools.count()
+        told = SimpleNamespace(kept=kept)
+
+        def step() -> None:
+            here = kept if holds == "closure" else told.kept
+            here["loss"] = Meter() if next(number) < 3 else 0.25
+
+        return kept, step
+
+    (kept, step), (new, other) = made(), made()
+    replaced(called(step, 6), other)
+    assert new == kept == {"loss": 0.25}
+
+
 def test_objects_that_hold_more_than_values_are_refused_by_their_place() -> None:
     kept: dict[str, SimpleNamespace] = {}
 
