@@ -122,25 +122,25 @@ PROOFS = (
         (OTHER_ITEMS,),
     ),
     Mutant(
-        "holdings: other rows are let pass", "worker/hidden_state/holdings.py",
+        "holdings: other rows are let pass", "worker/data/holdings.py",
         "            if path in own and own[path] != found", "            if False and own[path] != found", (HOLDINGS,),
     ),
     Mutant(
-        "holdings: what changes is told on", "worker/hidden_state/holdings.py",
+        "holdings: what changes is told on", "worker/data/holdings.py",
         "                del self._steady[path]\n", "                pass\n", (HOLDINGS,),
     ),
     Mutant(
-        "holdings: only arrays count", "worker/hidden_state/held.py",
+        "holdings: only arrays count", "worker/data/held.py",
         "        elif isinstance(value, CONTAINERS):\n            self._seen",
         "        elif False:\n            self._seen",
         (HOLDINGS,),
     ),
     Mutant(
-        "holdings: each loop has its own first look", "worker/hidden_state/holdings.py",
+        "holdings: each loop has its own first look", "worker/data/holdings.py",
         "            names[part.name] = None\n            return False\n", "            return True\n", (HOLDINGS,),
     ),
     Mutant(
-        "holdings: functions are not looked at", "worker/hidden_state/held.py",
+        "holdings: functions are not looked at", "worker/data/held.py",
         "    for frame in variables.outside():\n", "    for frame in ():\n", (HOLDINGS,),
     ),
     Mutant(

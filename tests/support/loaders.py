@@ -15,10 +15,10 @@ from torch.utils.data import (
     DistributedSampler,
 )
 
+from torchrelay.worker.data import holdings
 from torchrelay.worker.data.cursor import Cursor, decode_record
 from torchrelay.worker.data.loaders import Source, source_of
 from torchrelay.worker.data.loops import Loop
-from torchrelay.worker.hidden_state import holdings
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.state import random_state
 

@@ -23,12 +23,12 @@ from torchrelay.protocol.messages.ids import START, WorkerPhase
 from torchrelay.worker.agreement import comparing
 from torchrelay.worker.agreement.agreement import check_agreement
 from torchrelay.worker.bootstrap import loaded
-from torchrelay.worker.data import alongside, beside
+from torchrelay.worker.data import alongside, beside, holdings
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.data.loops import Loop
 from torchrelay.worker.hardware import device
-from torchrelay.worker.hidden_state import holdings, signatures, variables
+from torchrelay.worker.hidden_state import signatures, variables
 from torchrelay.worker.parallel import pipeline
 from torchrelay.worker.parallel.prepared import Prepared
 from torchrelay.worker.peers import snapshots

@@ -11,10 +11,10 @@ from torchrelay.errors import UndeclaredError, UnprovedError
 from torchrelay.worker.data.ahead import Around, Entered, Watch
 from torchrelay.worker.data.beside import tracked
 from torchrelay.worker.data.cursor import Cursor, Diverged, Frame
+from torchrelay.worker.data.holdings import Holdings
 from torchrelay.worker.data.loaders import Source
 from torchrelay.worker.data.own_loops import Place, Places
 from torchrelay.worker.hidden_state import variables
-from torchrelay.worker.hidden_state.holdings import Holdings
 from torchrelay.worker.source.names import collects
 from torchrelay.worker.state import random_state
 from torchrelay.worker.tensors import arguments

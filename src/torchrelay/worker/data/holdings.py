@@ -23,8 +23,9 @@ import numpy as np
 import torch
 
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.hidden_state import held, rows, signatures
-from torchrelay.worker.hidden_state.held import DATA, Part
+from torchrelay.worker.data import held, rows
+from torchrelay.worker.data.held import DATA, Part
+from torchrelay.worker.hidden_state import signatures
 from torchrelay.worker.source.lines import Place, place_of
 from torchrelay.worker.tensors import arguments
 

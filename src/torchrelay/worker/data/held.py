@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from torchrelay.worker.data.rows import CONTAINERS, DOERS, is_table
 from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.around import around
-from torchrelay.worker.hidden_state.rows import CONTAINERS, DOERS, is_table
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.source.names import names_used
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of

@@ -27,7 +27,7 @@ from torch.utils.data import (
 )
 
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.hidden_state import holdings
+from torchrelay.worker.data import holdings
 
 ROWS = 40
 
