@@ -18,7 +18,7 @@ CASES = [
     ("collected", "list"), ("control", ""), ("edited", ""), ("exits", "caught"), ("fake-dimensions", ""),
     ("forgetful-loader", ""),
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
-    ("kept-elsewhere", "closure"), ("meters", "along"), ("reads-between", "eval"),
+    ("kept-elsewhere", "closure"), ("kept-tensors", "hidden"), ("meters", "along"), ("reads-between", "eval"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
     ("own-state", "dict"),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-places", ""), ("own-sampler", "numpy"),

@@ -26,6 +26,14 @@ import numpy as np
 import torch
 
 from torchrelay.worker.hidden_state import made
+from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
+from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
+from torchrelay.worker.hidden_state.leaves import MAX_DEPTH, Within, slot, slots, value_in_context
+from torchrelay.worker.hidden_state.leaves import Entries as Entries
+from torchrelay.worker.hidden_state.leaves import Leaf as Leaf
+from torchrelay.worker.hidden_state.leaves import attributes as attributes
+from torchrelay.worker.hidden_state.leaves import is_fillable as is_fillable
+from torchrelay.worker.hidden_state.leaves import is_own as is_own
 from torchrelay.worker.hidden_state.made import CONTAINERS as CONTAINERS
 from torchrelay.worker.hidden_state.made import MISSING as MISSING
 from torchrelay.worker.hidden_state.made import NESTED as NESTED
@@ -36,12 +44,9 @@ from torchrelay.worker.source.lines import found_in_class, is_library, is_of_the
 from torchrelay.worker.source.names import assigned_outside, names_used
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
-FILLABLE = (dict, list, deque, *made.DICTS)
 VARIABLE = "variable "  # begins the path of what is found in a variable
 BUFFERS = (bytearray, array.array)
-ENTRIES = " entries"  # ends the path of the objects in a container
 MAX_LEAVES = 4096
-MAX_DEPTH = 8
 VISITS = 4  # objects that are visited for each leaf that there may be
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
@@ -67,90 +72,6 @@ _OF_PROCESSES = (
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
-class Leaf:
-    """A value at a path: a number, a text, a container of such, a tensor, an array, a generator, or unknown."""
-
-    __slots__ = ("_anchor", "_begin", "_names", "holder", "name", "path", "value")
-
-    def __init__(self, path: str, holder: Any, name: Any, value: Any) -> None:
-        self.path = path
-        self.holder = holder  # a dict (also of attributes), a list, or an object with slots; None: cannot be set
-        self.name = name
-        self.value = value
-        self._anchor: Any = None  # the way to the holder, see `remember_way`
-        self._begin: Callable[[], Any] | None = None
-        self._names: list[Any] = []
-
-    def remember_way(self, parents: dict[int, tuple[Any, Any]], begin: Callable[[], Any] | None = None) -> None:
-        """How the holder is found again if a script puts another object in place of one on the way.
-
-        `begin`: what gives the object with which the way begins, if that may be another one, too.
-        """
-        holder, names = self.holder, list[Any]()
-        while id(holder) in parents and len(names) <= MAX_DEPTH:
-            holder, name = parents[id(holder)]
-            names.append(name)
-        self._anchor, self._begin, self._names = holder, begin, names[::-1]
-
-    def find(self) -> None:
-        """Go that way again."""
-        if self._begin is not None:
-            self.value = self._begin()
-            if self.holder is None:
-                return
-            holder = inside(self.value)
-        elif self._names:
-            holder = self._anchor
-        else:
-            return
-        for name in self._names:
-            holder = inside(Leaf("", holder, name, None).read()) if holder is not None else None
-        self.holder = {} if holder is None else holder
-
-    def read(self) -> Any:
-        """The value now, or `MISSING`."""
-        holder = self.holder
-        if type(holder) is dict:
-            return holder.get(self.name, MISSING)
-        if type(holder) is list:
-            return holder[self.name] if self.name < len(holder) else MISSING
-        if type(holder) is contextvars.ContextVar:
-            return _in_context(holder)
-        if holder is os.environ:
-            return holder.get(self.name, MISSING)
-        return self.value if holder is None else _slot(holder, self.name)
-
-    def put(self, value: Any) -> bool:
-        """Set it; returns whether that is possible here."""
-        if type(self.holder) in (dict, list) or self.holder is os.environ:
-            self.holder[self.name] = value
-        elif self.holder is None:
-            return False
-        elif type(self.holder) is contextvars.ContextVar:
-            self.holder.set(value)
-        elif isinstance(self.holder, type):
-            setattr(self.holder, self.name, value)
-        else:
-            object.__setattr__(self.holder, self.name, value)
-        return True
-
-
-class Entries(Leaf):
-    """The objects that a container has; it is the container that is found at the place."""
-
-    __slots__ = ()
-
-    def find(self) -> None:
-        super().find()
-        self.value = made.Filled(self.value) if is_fillable(self.value) else self.value
-
-    def read(self) -> Any:
-        found = super().read()
-        if isinstance(found, made.Filled):
-            return found
-        return made.Filled(found) if is_fillable(found) else MISSING
-
-
 class Walk:
     """One walk: the leaves by their paths, and the attributes of each object by its path."""
 
@@ -163,9 +84,11 @@ class Walk:
         self.leaves: dict[str, Leaf] = {}
         self.holders: dict[str, Any] = {}
         self.containers: list[Any] = []
+        self.opened: dict[str, Leaf] = {}  # containers that are no values, by their paths
         self.of_torch: set[int] = set()  # ids of the attributes of torch's own modules
         self._named: dict[str, list[tuple[int, Any]]] = {}
-        self._seen = {id(thing) for thing in passed}
+        self._passed = {id(thing) for thing in passed}
+        self._seen = set(self._passed)
         self.absent: dict[str, Leaf] = {}  # variables without a value
         self.parents: dict[
             int, tuple[Any, Any]
@@ -199,7 +122,8 @@ class Walk:
         if kind in PLAIN or (made.is_made(value) and kind not in made.DICTS):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
-        if id(value) in self._seen:
+        # A tensor may be kept in several places, each of which may get another one.
+        if id(value) in (self._seen if kind not in (torch.Tensor, np.ndarray) else self._passed):
             return
         if not issubclass(kind, CONTAINERS):
             self._seen.add(id(value))
@@ -224,7 +148,7 @@ class Walk:
             self._object(path, holder, name, value, depth)
 
     def _context(self, path: str, variable: contextvars.ContextVar[Any], depth: int) -> None:
-        found = _in_context(variable)
+        found = value_in_context(variable)
         if found is MISSING:
             self.absent[path] = Leaf(path, variable, "value", MISSING)
         self._later([(path, variable, "value", found, depth + 1)])
@@ -244,6 +168,7 @@ class Walk:
         if id(value) in self._seen or depth >= MAX_DEPTH:
             return
         self._seen.add(id(value))
+        self.opened[path] = Leaf(path, holder, name, value)
         inner = value if type(value) in (dict, list) else None
         if inner is not None and holder is not None:
             self.parents[id(inner)] = holder, name
@@ -251,7 +176,10 @@ class Walk:
         pairs = [] if type(value) in (set, frozenset) else list(enumerate(entries_of(value, WIDTH)))
         if isinstance(value, dict):
             pairs = items_of(value, WIDTH)
-        self._later((f"{path}[{key!r}]", inner, key, entry, depth + 1) for key, entry in pairs if type(key) in PLAIN)
+        for key, entry in pairs:
+            if type(key) in PLAIN:
+                place = (holder, Within(name, key)) if type(value) in (tuple, deque) else (inner, key)
+                self._waiting.append((f"{path}[{key!r}]", *place, entry, depth + 1))
 
     def _entries(self, path: str, holder: Any, name: Any, value: Any) -> None:
         """Objects that may come up in a container; of one of the script's classes all that is in it."""
@@ -285,7 +213,7 @@ class Walk:
         module = issubclass(kind, torch.nn.Module)
         fields = attributes(value)
         narrow = self._looks_into is not None and depth and not module and not self._looks_into(kind)
-        if narrow or (fields is None and not _slots(kind)):
+        if narrow or (fields is None and not slots(kind)):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self.holders[path] = value if fields is None else fields
@@ -312,7 +240,7 @@ class Walk:
         for at, inner in list((fields or {}).items()):
             if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
                 self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
-        self._later((f"{path}.{at}", value, at, _slot(value, at), depth + 1) for at in _slots(kind))
+        self._later((f"{path}.{at}", value, at, slot(value, at), depth + 1) for at in slots(kind))
 
 
 def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
@@ -326,17 +254,6 @@ def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[s
 def _of_optimizers() -> frozenset[str]:
     """What torch's optimizers keep. Asked when there is one: the first that is made takes a second of imports."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
-
-
-def is_fillable(value: Any) -> bool:
-    """Whether it is a list or dict, or of a class of the script's that is made from one."""
-    return type(value) in FILLABLE or is_own(value)
-
-
-def is_own(value: Any) -> bool:
-    """Whether it is a list or dict of a class of the script's."""
-    kind = type(value)
-    return kind not in FILLABLE and issubclass(kind, (list, dict, deque)) and is_of_the_script(kind)
 
 
 def is_whole(value: Any) -> bool:
@@ -355,32 +272,6 @@ def _is_filled(value: Any) -> bool:
     if kind in made.DICTS:
         return bool(value) and made.tell(value, WIDTH) is not None
     return kind is itertools.count or (kind in (list, dict, set, deque) and bool(value) and is_plain(value))
-
-
-def _in_context(variable: contextvars.ContextVar[Any]) -> Any:
-    """Its value now, or the one that it begins with."""
-    try:
-        return variable.get()
-    except LookupError:
-        return MISSING
-
-
-def inside(value: Any) -> Any:
-    """Where the entries or attributes of a value are; None if it has none."""
-    if type(value) in (dict, list):
-        return value
-    fields = attributes(value)
-    return fields if fields is not None else value if _slots(type(value)) else None
-
-
-def attributes(value: Any) -> dict[str, Any] | None:
-    """The `__dict__` of an object, without asking the object."""
-    asked = threading.local if issubclass(type(value), threading.local) else object  # one for each thread
-    try:
-        found = asked.__getattribute__(value, "__dict__")
-    except (AttributeError, TypeError):
-        return None
-    return found if type(found) is dict else None
 
 
 def variables_of(function: types.FunctionType) -> Iterator[Leaf]:
@@ -469,30 +360,3 @@ def _is_of_the_script(kind: type) -> bool:
     """Whether a module's class, or one that it is made from, is neither torch's nor Python's own, as `abc.ABC` is."""
     tops = (str(each.__module__).partition(".")[0] for each in kind.__mro__[:-1])
     return any(top != "torch" and (top not in sys.stdlib_module_names or top == "__main__") for top in tops)
-
-
-_slots_of: dict[type, tuple[str, ...]] = {}
-
-
-def _slots(kind: type) -> tuple[str, ...]:
-    found = _slots_of.get(kind)
-    if found is None:
-        found = _slots_of[kind] = _find_slots(kind)
-    return found
-
-
-def _find_slots(kind: type) -> tuple[str, ...]:
-    if kind.__module__ == "builtins":
-        return ()
-    return tuple(
-        name for each in kind.__mro__ for name, found in vars(each).items()
-        if type(found) is types.MemberDescriptorType and not name.startswith("__")
-        and each.__module__ != "builtins" and each.__flags__ & (1 << 9)
-    )  # fmt: skip
-
-
-def _slot(value: Any, name: str) -> Any:
-    try:
-        return object.__getattribute__(value, name)
-    except (AttributeError, TypeError, ValueError):  # the last of a variable without a value
-        return MISSING

@@ -26,6 +26,7 @@ from torchrelay.worker.hidden_state import graph, moving, variables
 from torchrelay.worker.hidden_state.around import Outsiders, around, of_modules
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.still import Still
+from torchrelay.worker.hidden_state.told import recall
 
 FIRST = 12  # looks that are made in any case
 EARLY = 10  # calls in which a script is refused for what a fault would need
@@ -140,7 +141,7 @@ class OfLoader:
 
     def within_call(self) -> None:
         """A loop begins inside a call, which may be redone."""
-        self._hidden.touched([(part, part.moving.record(part.moving.generators())) for part in self._parts])
+        self._hidden.touched([(part, part.moving.mark(part.moving.generators())) for part in self._parts])
         for part in self._parts:
             part.stirred = True
 
@@ -272,7 +273,7 @@ class Hidden:
         """At the entry of a call: what is known to move is put back if it is redone. Raises `RefusedError`."""
         if self._outsiders is not None and self._outsiders.stirred:
             self._look_outside()
-        self._before = self.state.record() if self.state.kept else b""
+        self._before = self.state.mark() if self.state.kept else b""
         self._remembered = []
         self._touched = []
         self._looking = False
@@ -294,7 +295,7 @@ class Hidden:
         else:
             return
         self._calm, self._looking = False, True
-        self._before = self.state.record() if self.state.kept else b""
+        self._before = self.state.mark() if self.state.kept else b""
         self._remembered = self.state.remember()
         self._enter()
 
@@ -343,11 +344,11 @@ class Hidden:
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
         _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})
-        moving.recall(self._remembered)
+        recall(self._remembered)
         self._still.rewind()
-        self.state.put(self._before)
+        self.state.put(self._before, again=True)
         for part, told in self._touched:
-            part.moving.put(told)
+            part.moving.put(told, again=True)
 
     # ------------------------------------------------------------ the record
 

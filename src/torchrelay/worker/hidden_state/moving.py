@@ -13,7 +13,6 @@ from then on: `record` tells it, `put` makes it so in another process that has b
 
 from __future__ import annotations
 
-import copy
 import itertools
 import re
 import sys
@@ -23,15 +22,16 @@ from types import CellType
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
-from torchrelay.worker.hidden_state import generators, graph, made, variables
+from torchrelay.worker.hidden_state import frames, generators, graph, made, told, variables
 from torchrelay.worker.hidden_state.around import around
+from torchrelay.worker.hidden_state.frames import FRAME
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, VARIABLE, Leaf, Walk
+from torchrelay.worker.hidden_state.leaves import Within
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
-from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, SMALL, is_held, only_grew, same, signature, size
+from torchrelay.worker.hidden_state.signatures import EACH, SMALL, is_held, only_grew, same, signature, size
 from torchrelay.worker.hidden_state.still import Still, is_glanced_at
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.source.names import declared
@@ -43,8 +43,6 @@ LIMIT = 48 << 10  # bytes of all that is kept of one object
 _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded, whether it was seen to move
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
-_COUNT = "itertools.count"
-_ENTRIES, _BUFFER = "torchrelay entries", "torchrelay buffer"
 LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is gone on with
 OBJECTS = "objects"  # come up in a container, and are not made of values
 _NO_VALUES = ("object", "iterator")
@@ -86,6 +84,10 @@ class Moving:
         self.still = Still()
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
+        self._begun: dict[str, Any] = {}  # references to the tensors that were there before the first call
+        self._told: dict[str, Any] = {}  # and to those of which the last record tells
+        self._marked: dict[str, Any] = {}
+        self._first_of: dict[int, str] = {}  # by the id of a tensor, the first path at which it was told
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
@@ -124,6 +126,7 @@ class Moving:
     def calm(self) -> None:
         """What has changed up to now means nothing: the script has made its objects ready."""
         self._seen = self._signatures() or self._seen
+        self._begun = {path: told.reference(leaf.value) for path, leaf in self._walk.leaves.items()}
         self._let_go()
 
     def _signatures(self) -> dict[str, Any] | None:
@@ -154,6 +157,7 @@ class Moving:
         self._walk.holders.clear()
         self._walk.parents.clear()
         self._walk.absent.clear()
+        self._walk.opened.clear()
         self._walk.containers.clear()
         for path, leaf in self._walk.leaves.items():
             if not _is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
@@ -200,7 +204,8 @@ class Moving:
         if only_grew(before, self._seen[path]) and not self._may_be_counted(leaf.value):
             return False
         none_yet = before is MISSING or before == ("value", None)
-        if none_yet and (path.endswith("]") or self._seen[path][0] == "tensor"):
+        is_in_row = self._functions is not None and (type(leaf.name) is Within or type(leaf.holder) is list)
+        if none_yet and not is_in_row and (path.endswith("]") or self._seen[path][0] == "tensor"):
             return False  # an entry of a cache
         if before is MISSING and type(leaf.holder) is CellType:
             return False  # a function has come up, and with it what it has from around it
@@ -282,11 +287,11 @@ class Moving:
 
     # ------------------------------------------------------------ to remember and to put back
 
-    def remember(self) -> list[tuple[Leaf, Any]]:
+    def remember(self) -> list[tuple[Leaf, Any, Any]]:
         """All small values, to be put back by `recall`."""
         try:
             leaves = [leaf for leaf in self._go().leaves.values() if _is_small(leaf.value)]
-            return [(leaf, _copied(leaf.value)) for leaf in leaves]
+            return [(leaf, told.copied(leaf.value), told.reference(leaf.value)) for leaf in leaves]
         except RuntimeError:  # as above
             return []
 
@@ -295,6 +300,12 @@ class Moving:
     def generators(self) -> dict[str, Leaf]:
         """All generators that were seen at the last look."""
         return {path: leaf for path, leaf in self._walk.leaves.items() if graph.is_generator(leaf.value)}
+
+    def mark(self, more: dict[str, Leaf] | None = None) -> bytes:
+        """The same as `record`, to be put back here with `again`."""
+        found = self.record(more)
+        self._marked = self._told
+        return found
 
     def record(self, more: dict[str, Leaf] | None = None, only: Collection[str] | None = None) -> bytes:
         """The values now of what is kept, or `only` of these paths, and of `more`; empty if there is nothing.
@@ -307,26 +318,38 @@ class Moving:
         if not kept:
             return b""
         entries = []
+        self._told, self._first_of = {}, {}
         for path in sorted(kept):  # and not in the order in which it was found
-            leaf = kept[path]
-            leaf.find()
-            value = leaf.read()
-            if value is MISSING:
-                continue
-            kind = type(value)
-            if kind is Filled and value.tell() is None:
-                self.lacking[path] = OBJECTS
-                continue
-            if kind in graph.FILLABLE and holds_objects(value):
-                continue  # it was plain before; they are told by themselves
-            if kind in _QUICK or (kind is int and -(1 << 63) <= value < 1 << 63):
-                entries.append((path, value, False, path in self.kept))
-            else:
-                entries.append((path, _told(path, value), True, path in self.kept))
-        found = _encode(entries)
+            kept[path].find()
+            entries += self._entry(path, kept[path])
+        held, others = frames.of_entries(kept[path] for path in sorted(kept))
+        for path in sorted(others.keys() - kept.keys()):
+            entries += self._entry(path, others[path], moved=True)
+        found = _encode([*((path, one, False, False) for path, one in held.items()), *entries])
         if len(found) > LIMIT:
             return self.record() if more else self._shortened(entries, len(found))
         return found
+
+    def _entry(self, path: str, leaf: Leaf, *, moved: bool = False) -> list[tuple[str, Any, bool, bool]]:
+        """What is told of it, if anything."""
+        value = leaf.read()
+        kind = type(value)
+        moved = moved or path in self.kept
+        if value is MISSING:
+            return []
+        if kind is Filled and value.tell() is None:
+            self.lacking[path] = OBJECTS
+            return []
+        if kind in graph.FILLABLE and holds_objects(value):
+            return []  # it was plain before; they are told by themselves
+        if kind in _QUICK or (kind is int and -(1 << 63) <= value < 1 << 63):
+            return [(path, value, False, moved)]
+        self._told[path] = reference = told.reference(value)
+        begun = self._begun.get(path)
+        replaced = reference is not None and (begun is None or begun() is not value)
+        if replaced and self._first_of.setdefault(id(value), path) != path:
+            return [(path, values.encode([told.SAME, self._first_of[id(value)]], path), True, moved)]
+        return [(path, told.tell(path, value, replaced=replaced), True, moved)]
 
     def _shortened(self, entries: list[Any], size: int) -> bytes:
         """Too much moves: of an order of data that cannot be; of all else as much is kept as there is room for."""
@@ -347,24 +370,26 @@ class Moving:
         self.kept = {entry[0]: self.kept[entry[0]] for entry in short}
         return _encode(short)
 
-    def put(self, record: bytes) -> set[str]:
+    def put(self, record: bytes, *, again: bool = False) -> set[str]:
         """Make it so; what has moved is kept from now on. Returns the paths.
 
+        `again`: it is what `mark` has told last, and the tensors of which it tells take their places again.
         Raises `StateMismatchError` if there is no such thing here.
         """
         if not record:
             return set()
         entries = _decode(record)
         self._walk = self._go()
-        if any(path.endswith(ENTRIES) for path, *_ in entries):
+        if any(path.endswith((ENTRIES, FRAME)) for path, *_ in entries):
             entries.sort(key=lambda entry: not entry[0].endswith(ENTRIES))  # they bring attributes with them
-            for path, told, *_ in entries:
+            for path, value, *_ in entries:
                 if path.endswith(ENTRIES) and (leaf := self._leaf(path)) is not None:
-                    _take(leaf, values.decode(told))
+                    told.take(leaf, values.decode(value))
+            entries = frames.make(entries, self._anew)
             self._walk = self._go()
-        for path, told, encoded, moved in entries:
+        for path, value, encoded, moved in entries:
             leaf = self._leaf(path)
-            if leaf is None or not _take(leaf, values.decode(told) if encoded else told):
+            if leaf is None or not self._take(leaf, values.decode(value) if encoded else value, again=again):
                 if path.startswith(VARIABLE) or _is_yet_to_be_made(path):
                     continue
                 raise StateMismatchError(
@@ -376,11 +401,24 @@ class Moving:
         self._let_go()
         return {entry[0] for entry in entries}
 
+    def _take(self, leaf: Leaf, value: Any, *, again: bool) -> bool:
+        if type(value) is list and len(value) == 2 and value[0] == told.SAME:
+            other = self._leaf(value[1])
+            return other is not None and leaf.put(other.read())
+        in_place = told.bring_back(leaf, self._marked.get(leaf.path)) if again else None
+        return told.take(leaf, value, in_place=in_place)
+
+    def _anew(self, path: str) -> Leaf | None:
+        self._walk = self._go()
+        return self._leaf(path)
+
     def _leaf(self, path: str) -> Leaf | None:
         """What is there; an attribute that is yet to be made; or entries, of what was empty there and is not here."""
-        leaves, absent = self._walk.leaves, self._walk.absent
-        if path in leaves or path in absent:
-            return leaves.get(path) or absent[path]
+        leaves = self._walk.leaves
+        found = leaves.get(path) or self._walk.absent.get(path) or self._walk.opened.get(path)
+        found = found or frames.entry(path, self._leaf)
+        if found is not None:
+            return found
         plain = leaves.get(path.removesuffix(ENTRIES))
         if plain is not None and graph.is_fillable(plain.value):
             return graph.Entries(path, plain.holder, plain.name, Filled(plain.value))
@@ -393,17 +431,6 @@ def _is_yet_to_be_made(path: str) -> bool:
     """Whether it is of a function that one under way makes: what that has around it are variables told with items."""
     match = _inner.match(path)
     return match is not None and any(each.f_code.co_qualname == match[1] for each in variables.outside())
-
-
-def recall(remembered: list[tuple[Leaf, Any]]) -> None:
-    """Put back what `Moving.remember` has told."""
-    for leaf, told in remembered:
-        live = leaf.read()
-        if type(told) is not list:
-            if live is not told:
-                leaf.put(told)
-        elif len(told) == 2 or not same(signature(live), signature(told[0])):
-            _take(leaf, told)
 
 
 def _is_small(value: Any) -> bool:
@@ -419,80 +446,3 @@ def _is_small(value: Any) -> bool:
 
 def _is_global(absent: Leaf) -> bool:
     return type(absent.holder) is dict and absent.name in declared(absent.holder)
-
-
-def _copied(value: Any) -> Any:
-    if graph.is_generator(value):
-        return [generators.kind_of(value), generators.state_of(value)]
-    if type(value) is itertools.count:
-        return [_COUNT, generators.place_of_count(value)]
-    if type(value) is torch.Tensor:
-        return [value.clone()]
-    if type(value) in graph.BUFFERS:
-        return [_BUFFER, bytes(value)]
-    copied = type(value) in graph.CONTAINERS or type(value) in made.DICTS
-    return [copy.deepcopy(value)] if copied else value
-
-
-# ---------------------------------------------------------------- the values
-
-
-def _told(path: str, value: Any) -> bytes:
-    generator = graph.is_generator(value)
-    if type(value) is itertools.count:
-        return values.encode([_COUNT, generators.place_of_count(value)], path)
-    if type(value) is Filled:
-        return values.encode([_ENTRIES, value.tell()], path)
-    if type(value) in graph.BUFFERS:
-        return values.encode([_BUFFER, bytes(value)], path)
-    try:
-        found = made.tell(value, LARGEST) if made.is_made(value) else value
-        return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
-    except TypeError as error:
-        raise RefusedError(
-            str(error), "keep numbers, texts, tensors, and lists or dicts of them in attributes"
-        ) from error
-
-
-def _refill(buffer: Any, told: bytes) -> bool:
-    del buffer[:]
-    (buffer.extend if type(buffer) is bytearray else buffer.frombytes)(told)
-    return True
-
-
-def _take(leaf: Leaf, told: Any) -> bool:
-    """Give the leaf this value; returns whether that is possible."""
-    live = leaf.read()
-    if type(told) is list and len(told) == 2 and told[0] == _ENTRIES:
-        return type(live) is Filled and live.fill(told[1])
-    if type(told) is list and len(told) == 2 and told[0] == _BUFFER:
-        return type(live) in graph.BUFFERS and _refill(live, told[1])
-    if type(told) is list and len(told) == 2 and told[0] == _COUNT:
-        return type(live) is itertools.count and generators.count_on(leaf, live, *told[1])
-    if type(told) is list and len(told) == 2:
-        if not graph.is_generator(live) or generators.kind_of(live) != told[0]:
-            return False
-        generators.put_state(live, told[1])
-        return True
-    value = told[0] if type(told) is list else told
-    if isinstance(value, torch.Tensor) and type(live) is torch.Tensor and live.shape == value.shape:
-        with torch.no_grad():
-            live.copy_(value)
-        return True
-    if isinstance(value, np.ndarray) and type(live) is np.ndarray and live.shape == value.shape:
-        np.copyto(live, value)
-        return True
-    if made.is_told(value):
-        value = made.make(value, live)
-        return value is not MISSING and (value is live or leaf.put(value))
-    if type(live) is type(value) and type(value) in made.DICTS:
-        live.clear()
-        for key, entry in value.items():
-            live[key] = entry
-        return True
-    if type(live) is type(value) and type(value) in (list, dict, set, deque):
-        # In place: it may be known elsewhere, too.
-        live.clear()
-        (live.extend if type(value) in (list, deque) else live.update)(value)
-        return True
-    return leaf.put(value)

@@ -233,6 +233,124 @@ def test_what_is_told_as_objects_in_a_container_may_be_taken_where_it_has_none(h
     assert new == kept == {"loss": 0.25}
 
 
+def as_numbers(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.tolist()
+    if isinstance(value, dict):
+        return {key: as_numbers(each) for key, each in value.items()}
+    return (
+        [type(value).__name__, getattr(value, "maxlen", 0), *map(as_numbers, value)]
+        if isinstance(value, (list, tuple, deque))
+        else value
+    )
+
+
+def hidden_state(before: Any) -> Any:
+    first, second = (torch.zeros(2), torch.zeros(2)) if before is None else before
+    return first + 1, second * 2 - 1
+
+
+START = torch.zeros(1)
+GROWING: dict[str, Callable[[Any], Any]] = {
+    "a tuple": hidden_state,
+    "a list": lambda before: [*(before or [torch.zeros(2)]), torch.ones(2)][-4:],
+    "a deque": lambda before: deque([*(before or []), torch.ones(2) * len(before or [])], maxlen=3),
+    "a dict": lambda before: {"h": hidden_state(before and before["h"]), "n": before["n"] + 1 if before else START},
+    "a tuple of tuples": lambda before: ((before[0][0] + 1, 7), "x") if before else ((torch.zeros(1), 3), "y"),
+}
+
+
+@pytest.mark.parametrize("grow", GROWING.values(), ids=GROWING)
+@pytest.mark.parametrize("begun", [False, True], ids=["None at first", "there at first"])
+@pytest.mark.parametrize("where", ["attribute", "entry", "below"])
+def test_tensors_in_containers_that_come_up_or_are_replaced_by_others(
+    grow: Callable[[Any], Any], begun: bool, where: str
+) -> None:
+    """Such as the hidden state of an LSTM, which is another tuple after each step."""
+
+    def made() -> tuple[Any, Callable[[], None]]:
+        def first() -> Any:
+            return grow(None) if begun else None
+
+        kept = SimpleNamespace(value=first(), entries={"value": first()}, below=SimpleNamespace(value=first()))
+
+        def step() -> None:
+            kept.value, kept.entries["value"] = grow(kept.value), grow(kept.entries["value"])
+            if where == "below":
+                kept.below.value = grow(kept.below.value)
+
+        return kept, step
+
+    (kept, step), (new, other) = made(), made()
+    hidden = called(step, 5)
+    replaced(hidden, other)
+    assert as_numbers(vars(new.below)) == as_numbers(vars(kept.below))
+    assert (as_numbers(new.value), as_numbers(new.entries)) == (as_numbers(kept.value), as_numbers(kept.entries))
+
+
+def test_a_tuple_that_another_replaces_is_put_back_as_it_was_and_the_other_left_alone() -> None:
+    kept = SimpleNamespace(hidden=(torch.zeros(2), torch.zeros(2)))
+
+    def step() -> None:
+        kept.hidden = hidden_state(kept.hidden)
+
+    hidden = called(step)
+    before = as_numbers(kept.hidden)
+    hidden.mark()
+    hidden.look_entry()
+    step()
+    after, told = kept.hidden, as_numbers(kept.hidden)
+    hidden.rewind()
+    assert as_numbers(kept.hidden) == before
+    assert as_numbers(after) == told
+
+
+def table_of_rows() -> tuple[Any, Callable[[], None]]:
+    kept = SimpleNamespace(table=torch.arange(12.0).view(6, 2), rows=[torch.ones(1) * at for at in range(6)], at=0)
+    kept.row, kept.one, kept.twice = kept.table[0], kept.rows[0], None
+
+    def step() -> None:
+        kept.at += 1
+        kept.row, kept.one = kept.table[kept.at % 6], kept.rows[kept.at % 6]
+        kept.twice = kept.newest = torch.ones(2) * kept.at
+
+    return kept, step
+
+
+def test_a_tensor_whose_place_another_takes_is_not_written_to() -> None:
+    (kept, step), (new, other) = table_of_rows(), table_of_rows()
+    replaced(called(step, 4), other)
+    assert (new.row.tolist(), new.one.tolist()) == (kept.row.tolist(), kept.one.tolist()) == ([8.0, 9.0], [4.0])
+    assert new.twice is new.newest
+    assert new.twice.tolist() == kept.twice.tolist()
+    assert (as_numbers(new.rows), new.table.tolist()) == (as_numbers(kept.rows), kept.table.tolist())
+
+
+def test_nor_when_a_call_is_made_again() -> None:
+    kept, step = table_of_rows()
+    hidden = called(step, 4)
+    before, rows = as_numbers(vars(kept)), list(kept.rows)
+    hidden.mark()
+    hidden.look_entry()
+    step()
+    hidden.rewind()
+    assert as_numbers(vars(kept)) == before
+    assert kept.one is rows[4], "the very tensor"
+
+
+@pytest.mark.parametrize("count", [3, 64, 65, 300])
+@pytest.mark.parametrize("kind", [list, deque, partial(deque, maxlen=100)])
+def test_a_row_of_tensors_is_told_to_its_end(count: int, kind: Any) -> None:
+    def made() -> tuple[Any, Callable[[], None]]:
+        kept = SimpleNamespace(losses=kind())
+        return kept, lambda: kept.losses.append(torch.tensor(0.5 + len(kept.losses)))
+
+    (kept, step), (new, other) = made(), made()
+    replaced(called(step, count), other)
+    assert as_numbers(new.losses) == as_numbers(kept.losses)
+    assert getattr(new.losses, "maxlen", None) == getattr(kept.losses, "maxlen", None)
+
+
 def test_objects_that_hold_more_than_values_are_refused_by_their_place() -> None:
     kept: dict[str, SimpleNamespace] = {}
 

@@ -1,0 +1,198 @@
+"""Leaves: one value each, and where it is kept, so that it can be read and set again later."""
+
+from __future__ import annotations
+
+import contextvars
+import os
+import threading
+import types
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from torchrelay.worker.hidden_state import made
+from torchrelay.worker.hidden_state.made import MISSING
+from torchrelay.worker.source.lines import is_of_the_script
+
+FILLABLE = (dict, list, deque, *made.DICTS)
+ENTRIES = " entries"  # ends the path of the objects in a container
+MAX_DEPTH = 8
+
+
+class Within(NamedTuple):
+    """The name of an entry of a tuple or deque: the script puts another tuple there, as `hidden` of an LSTM."""
+
+    name: Any  # of the tuple, in its holder
+    at: int
+
+    def of(self, whole: Any) -> Any:
+        """The entry in the tuple that is there now."""
+        return whole[self.at] if type(whole) in (tuple, deque) and self.at < len(whole) else MISSING
+
+
+class Leaf:
+    """A value at a path: a number, a text, a container of such, a tensor, an array, a generator, or unknown."""
+
+    __slots__ = ("_anchor", "_begin", "_names", "holder", "name", "path", "value")
+
+    def __init__(self, path: str, holder: Any, name: Any, value: Any) -> None:
+        self.path = path
+        self.holder = holder  # a dict (also of attributes), a list, or an object with slots; None: cannot be set
+        self.name = name
+        self.value = value
+        self._anchor: Any = None  # the way to the holder, see `remember_way`
+        self._begin: Callable[[], Any] | None = None
+        self._names: list[Any] = []
+
+    def remember_way(self, parents: dict[int, tuple[Any, Any]], begin: Callable[[], Any] | None = None) -> None:
+        """How the holder is found again if a script puts another object in place of one on the way.
+
+        `begin`: what gives the object with which the way begins, if that may be another one, too.
+        """
+        holder, names = self.holder, list[Any]()
+        while id(holder) in parents and len(names) <= MAX_DEPTH:
+            holder, name = parents[id(holder)]
+            names.append(name)
+        self._anchor, self._begin, self._names = holder, begin, names[::-1]
+
+    def find(self) -> None:
+        """Go that way again."""
+        if self._begin is not None:
+            self.value = self._begin()
+            if self.holder is None:
+                self.value = _descend(self.value, self.name)
+                return
+            holder = inside(self.value)
+        elif self._names:
+            holder = self._anchor
+        else:
+            return
+        for name in self._names:
+            holder = inside(Leaf("", holder, name, None).read()) if holder is not None else None
+        self.holder = {} if holder is None else holder
+
+    def read(self) -> Any:
+        """The value now, or `MISSING`."""
+        holder = self.holder
+        if type(self.name) is Within:
+            return self.value if holder is None else self.name.of(self.whole().read())
+        if type(holder) is dict:
+            return holder.get(self.name, MISSING)
+        if type(holder) is list:
+            return holder[self.name] if self.name < len(holder) else MISSING
+        if type(holder) is contextvars.ContextVar:
+            return value_in_context(holder)
+        if holder is os.environ:
+            return holder.get(self.name, MISSING)
+        return self.value if holder is None else slot(holder, self.name)
+
+    def whole(self) -> Leaf:
+        """The tuple in which this is an entry."""
+        return Leaf("", self.holder, self.name.name, None)
+
+    def put(self, value: Any) -> bool:
+        """Set it; returns whether that is possible here."""
+        if type(self.name) is Within:
+            whole, at = self.whole().read(), self.name.at
+            if self.name.of(whole) is MISSING:
+                return False
+            if type(whole) is tuple:
+                return self.whole().put((*whole[:at], value, *whole[at + 1 :]))
+            whole[at] = value
+            return True
+        if type(self.holder) in (dict, list) or self.holder is os.environ:
+            self.holder[self.name] = value
+        elif self.holder is None:
+            return False
+        elif type(self.holder) is contextvars.ContextVar:
+            self.holder.set(value)
+        elif isinstance(self.holder, type):
+            setattr(self.holder, self.name, value)
+        else:
+            object.__setattr__(self.holder, self.name, value)
+        return True
+
+
+def _descend(value: Any, name: Any) -> Any:
+    """From what a variable has to what is meant: itself, or an entry of a tuple."""
+    return name.of(_descend(value, name.name)) if type(name) is Within else value
+
+
+class Entries(Leaf):
+    """The objects that a container has; it is the container that is found at the place."""
+
+    __slots__ = ()
+
+    def find(self) -> None:
+        super().find()
+        self.value = made.Filled(self.value) if is_fillable(self.value) else self.value
+
+    def read(self) -> Any:
+        found = super().read()
+        if isinstance(found, made.Filled):
+            return found
+        return made.Filled(found) if is_fillable(found) else MISSING
+
+
+def is_fillable(value: Any) -> bool:
+    """Whether it is a list or dict, or of a class of the script's that is made from one."""
+    return type(value) in FILLABLE or is_own(value)
+
+
+def is_own(value: Any) -> bool:
+    """Whether it is a list or dict of a class of the script's."""
+    kind = type(value)
+    return kind not in FILLABLE and issubclass(kind, (list, dict, deque)) and is_of_the_script(kind)
+
+
+def value_in_context(variable: contextvars.ContextVar[Any]) -> Any:
+    """Its value now, or the one that it begins with."""
+    try:
+        return variable.get()
+    except LookupError:
+        return MISSING
+
+
+def inside(value: Any) -> Any:
+    """Where the entries or attributes of a value are; None if it has none."""
+    if type(value) in (dict, list):
+        return value
+    fields = attributes(value)
+    return fields if fields is not None else value if slots(type(value)) else None
+
+
+def attributes(value: Any) -> dict[str, Any] | None:
+    """The `__dict__` of an object, without asking the object."""
+    asked = threading.local if issubclass(type(value), threading.local) else object  # one for each thread
+    try:
+        found = asked.__getattribute__(value, "__dict__")
+    except (AttributeError, TypeError):
+        return None
+    return found if type(found) is dict else None
+
+
+_slots_of: dict[type, tuple[str, ...]] = {}
+
+
+def slots(kind: type) -> tuple[str, ...]:
+    found = _slots_of.get(kind)
+    if found is None:
+        found = _slots_of[kind] = _find_slots(kind)
+    return found
+
+
+def _find_slots(kind: type) -> tuple[str, ...]:
+    if kind.__module__ == "builtins":
+        return ()
+    return tuple(
+        name for each in kind.__mro__ for name, found in vars(each).items()
+        if type(found) is types.MemberDescriptorType and not name.startswith("__")
+        and each.__module__ != "builtins" and each.__flags__ & (1 << 9)
+    )  # fmt: skip
+
+
+def slot(value: Any, name: str) -> Any:
+    try:
+        return object.__getattribute__(value, name)
+    except (AttributeError, TypeError, ValueError):  # the last of a variable without a value
+        return MISSING
