@@ -15,13 +15,15 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
-PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None)})
+_OF_NUMPY = {np.dtype(code).type for code in "?bhilBHILefdFD"}  # a NumPy schedule gives those, as a metric does
+PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), *_OF_NUMPY})
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 WIDTH = 64  # entries of a container that are looked into
 NESTED = 3  # containers within one another that are one value

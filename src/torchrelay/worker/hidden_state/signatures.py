@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections import deque
 from collections.abc import Callable, Collection
 from typing import Any
@@ -149,7 +148,7 @@ def same(one: Any, other: Any) -> bool:
     if one[0] == "value":
         if type(first) is not type(second):
             return False
-        return bool(first == second) or (type(first) is float and math.isnan(first) and math.isnan(second))
+        return bool(first == second) or bool(first != first and second != second)
     return bool(first == second)
 
 

@@ -24,6 +24,8 @@ from torch._C._distributed_c10d import FakeWork
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
+from torchrelay.errors import UnprovedError
+
 STATELESS = (default_hooks.allreduce_hook, default_hooks.fp16_compress_hook, default_hooks.bf16_compress_hook)
 _create_work: Any = getattr(_distributed_c10d, "_create_work_from_future")  # noqa: B009  the stubs do not know it
 BUILTIN = {str(hook): hook for hook in _distributed_c10d.BuiltinCommHookType.__members__.values()}
@@ -146,7 +148,9 @@ def settle(ddp: DistributedDataParallel) -> bool:
 
     Returns whether the layout is final; then it needs not be called again.
     """
-    if ddp._has_rebuilt_buckets or (ddp.find_unused_parameters and not ddp.static_graph):
+    if ddp._has_rebuilt_buckets:
+        return _is_known(ddp)
+    if ddp.find_unused_parameters and not ddp.static_graph:
         return True
     reducer = ddp.reducer
     if not _is_whole(ddp):
@@ -160,8 +164,20 @@ def settle(ddp: DistributedDataParallel) -> bool:
     elif not reducer._rebuild_buckets():
         return False  # no backward pass with communication yet
     ddp._has_rebuilt_buckets = True
-    if all(parameter.device.type == "cpu" for parameter in _remember(ddp).parameters):
-        layout(ddp)  # for targets to come. It takes as much memory as all gradients: a GPU may have none left
+    return _is_known(ddp)
+
+
+def _is_known(ddp: DistributedDataParallel) -> bool:
+    """Read the layout on the CPU, for targets to come: it takes as much memory as all gradients.
+
+    After DDP has changed them, buckets of sparse gradients can be read only when the next backward pass is over.
+    """
+    built = _remember(ddp)
+    if known_layout(ddp) is None and all(parameter.device.type == "cpu" for parameter in built.parameters):
+        try:
+            layout(ddp)
+        except UnprovedError:
+            return False
     return True
 
 
@@ -232,7 +248,15 @@ def known_layout(ddp: DistributedDataParallel) -> Layout | None:
 def _read_buckets(ddp: DistributedDataParallel) -> list[list[int]]:
     """The buckets of the live reducer. It hands them out with zeros as large as all gradients, so it is asked once."""
     numbers = {id(parameter): number for number, parameter in enumerate(_remember(ddp).parameters)}
-    buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    try:
+        buckets = ddp.reducer._get_zeros_like_grad_buckets()
+    except RuntimeError as error:
+        if not any(_remember(ddp).sparse):
+            raise
+        raise UnprovedError(
+            "a rank was lost before the second step with sparse gradients: in which order DDP sends them is not known "
+            "yet. Start the job again: nothing but its first steps is lost"
+        ) from error
     return [[numbers[id(parameter)] for parameter in bucket.parameters()] for bucket in buckets]
 
 

@@ -38,6 +38,8 @@ LOOKS = frozenset(
         *("is_contiguous", "is_floating_point", "is_complex", "requires_grad", "requires_grad_", "grad", "grad_fn"),
         *("names", "_backward_hooks", "_version", "register_hook", "is_nested", "is_mkldnn", "is_xla", "is_mps"),
         *("is_inference", "get_device", "has_names", "retains_grad", "_is_view", "__len__", "__hash__"),
+        *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "zeros_like", "ones_like", "empty_like"),
+        *("full_like", "rand_like", "randn_like", "randint_like", "is_signed", "can_cast", "result_type"),
     )
 )
 

@@ -34,7 +34,6 @@ from torchrelay.worker.state.gradients import Carried, CarriedGradients, Gradien
 from torchrelay.worker.state.parts import GeneratorPart, ModulePart, StatefulPart
 from torchrelay.worker.state.record import Learned
 from torchrelay.worker.state.state import State
-from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.digest import Digest
 
 FIRST = 3  # calls that are looked at from the start
@@ -211,7 +210,7 @@ class Redo:
         if self._sections:
             return CarriedGradients([])
         with_one = [(name, each.grad) for name, each in self._named() if each.grad is not None]
-        fits = len(self._optimizers) > 1 and sum(memory.size(grad) for _, grad in with_one) <= COPY_LIMIT
+        fits = len(self._optimizers) > 1 and sum(gradients.size(grad) for _, grad in with_one) <= COPY_LIMIT
         copies = {name: gradients.copy(grad) for name, grad in with_one} if fits else {}
         return CarriedGradients(self._named(), [module for _, module in self._state.modules()], copies=copies)
 

@@ -58,6 +58,11 @@ def put(parameters: Named, gradients: Gradients) -> None:
             local(parameter.grad).detach().copy_(value)
 
 
+def size(grad: torch.Tensor) -> int:
+    """Bytes of a copy, which is dense."""
+    return grad.numel() * grad.element_size() if grad.is_sparse else memory.size(grad)
+
+
 def copy(grad: torch.Tensor) -> torch.Tensor:
     """Of its local part."""
     return local(grad.to_dense() if grad.is_sparse else grad).detach().clone()
