@@ -70,7 +70,7 @@ class WorkerRun:
             used, place = holdings.of_functions(here), self._calls.places.here(1)
             if not self._cursor.replaying:
                 used.see()
-            plain = self._calls.returned.plain_now
+            plain = self._calls.returned.place
             turn = self._cursor.ask(place, random_state.capture, lambda: variables.told(here), used.told, plain)
             if turn is not None:
                 used.check(turn.holds)
@@ -130,7 +130,7 @@ class WorkerRun:
             here=self._calls.places.here,
             keeps=True,
             holds=holds,
-            plain=self._calls.returned.plain_now,
+            plain=self._calls.returned.place,
             since=self._calls.returned.since,
         )
 

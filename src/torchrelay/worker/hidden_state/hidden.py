@@ -365,6 +365,14 @@ class Hidden:
         told = Record(self.state.record(), [*resting, *self._waiting], list(self._late), self.state.lacking)
         return msgspec.msgpack.encode(told)
 
+    def now(self) -> bytes:
+        """What calls and the script have made of it up to now. In the path of every step, and mostly nothing."""
+        return self.state.record() if self.state.kept else b""
+
+    def place(self, told: bytes) -> None:
+        """On a replacement, on its way: as it was in that place. What is not there yet comes later."""
+        self.state.put(told, lenient=True)
+
     def load(self, data: bytes) -> None:
         """Take that of this rank's last holder. Raises `StateMismatchError`."""
         self._loaded = True

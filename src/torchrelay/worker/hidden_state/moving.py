@@ -370,10 +370,11 @@ class Moving:
         self.kept = {entry[0]: self.kept[entry[0]] for entry in short}
         return _encode(short)
 
-    def put(self, record: bytes, *, again: bool = False) -> set[str]:
+    def put(self, record: bytes, *, again: bool = False, lenient: bool = False) -> set[str]:
         """Make it so; what has moved is kept from now on. Returns the paths.
 
         `again`: it is what `mark` has told last, and the tensors of which it tells take their places again.
+        `lenient`: what there is no place for here is passed over.
         Raises `StateMismatchError` if there is no such thing here.
         """
         if not record:
@@ -390,7 +391,7 @@ class Moving:
         for path, value, encoded, moved in entries:
             leaf = self._leaf(path)
             if leaf is None or not self._take(leaf, values.decode(value) if encoded else value, again=again):
-                if path.startswith(VARIABLE) or _is_yet_to_be_made(path):
+                if lenient or path.startswith(VARIABLE) or _is_yet_to_be_made(path):
                     continue
                 raise StateMismatchError(
                     f"{path} has changed in the course of the training, and there is nothing of this name or kind in "

@@ -12,6 +12,7 @@ import struct
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
+import msgspec
 import torch
 import xxhash
 from torch.amp.grad_scaler import GradScaler
@@ -33,6 +34,8 @@ WHOLE = 16 << 10  # bytes of a tensor that is looked at as a whole
 SAVED = "save()"
 PIECE = 64  # elements
 _place = struct.Struct("=qq")
+_encode_place = msgspec.msgpack.encode
+_decode_place = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode
 
 
 class Entered(NamedTuple):
@@ -67,6 +70,7 @@ class Returned:
         if self._known != self._state.known:
             self._watch()
         self._drawn = random_state.look()
+        self._moving = self._state.private.hidden.now()
         for mark in self._marks:
             mark.mark()
         if self._tensors:
@@ -88,15 +92,26 @@ class Returned:
                 mark.rewind()
 
     def since(self) -> tuple[bytes, bytes]:
-        """The random state as of the last mark, and what is told of the values without asking, see `plain`."""
-        return random_state.pack(self._drawn), plain.tell(self._at_return)
+        """The random state as of the last mark, and what a script may read without a trace, as of then."""
+        return random_state.pack(self._drawn), _encode_place((plain.tell(self._at_return), self._moving))
 
-    def plain_now(self) -> bytes:
-        """What is told of the values as of now. In the path of every step."""
+    def place(self) -> bytes:
+        """The same as of now, without the random state: see `plain` and `hidden`. In the path of every step."""
         for mark in self.at_head.values():
             if mark is not None:
                 mark.mark()
-        return plain.tell(self.at_head)
+        return _encode_place((plain.tell(self.at_head), self._state.private.hidden.now()))
+
+    def put(self, place: bytes) -> bool:
+        """On a replacement: make it so. Returns whether these are all values. Raises `ValueError` for other bytes."""
+        if not place:
+            return False
+        try:
+            told, moving = _decode_place(place)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{len(place)} bytes that tell of no place: {error}") from error
+        self._state.private.hidden.place(moving)
+        return plain.put(self.at_head, told)
 
     def enter(self) -> Entered | None:
         """At the entry of a section; None if what is told of it would cost too much, or cannot be told."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.worker.retry import plain
 from torchrelay.worker.retry.returned import Returned
 from torchrelay.worker.state.state import State
 
@@ -84,9 +83,9 @@ class Rank:
 def test_a_replacement_reads_what_its_predecessor_read_there(kind: str) -> None:
     rank, other = Rank(kind), Rank(kind)
     rank.go_on(3)
-    told, expected = rank.returned.plain_now(), repr(rank.readable())
+    told, expected = rank.returned.place(), repr(rank.readable())
     rank.go_on(2)
-    assert plain.put(other.returned.at_head, told) is True
+    assert other.returned.put(told) is True
     assert repr(other.readable()) == expected
     other.go_on(2)
     assert repr(other.readable()) == repr(rank.readable()), "and goes on from there alike"
@@ -99,7 +98,7 @@ def test_what_is_told_of_a_return_is_as_of_then() -> None:
     expected = repr(rank.readable())
     rank.go_on(2)
     _, told = rank.returned.since()
-    assert plain.put(other.returned.at_head, told) is True
+    assert other.returned.put(told) is True
     assert repr(other.readable()) == expected
 
 
@@ -117,13 +116,13 @@ def test_what_is_told_of_a_return_is_as_of_then() -> None:
 def test_it_says_if_there_is_more(besides: dict[str, Any]) -> None:
     rank, other = Rank(**besides), Rank(**besides)
     rank.go_on()
-    assert plain.put(other.returned.at_head, rank.returned.plain_now()) is False
+    assert other.returned.put(rank.returned.place()) is False
 
 
 def test_a_learning_rate_that_is_a_tensor_is_not_told() -> None:
     model = nn.Linear(2, 2)
     told = Returned(State(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5), capturable=False)))
-    assert plain.put(told.at_head, told.plain_now()) is False
+    assert told.put(told.place()) is False
 
 
 def test_what_the_scripts_functions_save_is_told_as_far_as_it_is_known() -> None:
@@ -133,19 +132,19 @@ def test_what_the_scripts_functions_save_is_told_as_far_as_it_is_known() -> None
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     state.watch(optimizer)
     told.mark()
-    data = told.plain_now()
+    data = told.place()
     optimizer.param_groups[0]["lr"] = 0.1
-    assert plain.put(told.at_head, data) is False, "there may be more"
+    assert told.put(data) is False, "there may be more"
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_modules_that_were_added_here_are_let_be() -> None:
     rank, other = SimpleNamespace(model=nn.Sequential(nn.Linear(2, 2))), SimpleNamespace(model=nn.Sequential())
-    told = Returned(State(rank.model)).plain_now()
-    plain.put(Returned(State(other.model)).at_head, told)
+    told = Returned(State(rank.model)).place()
+    Returned(State(other.model)).put(told)
     assert other.model.training
 
 
 def test_other_bytes_are_refused() -> None:
-    with pytest.raises(ValueError, match="3 bytes that are no plain values"):
-        plain.put(Rank().returned.at_head, b"abc")
+    with pytest.raises(ValueError, match="3 bytes that tell of no place"):
+        Rank().returned.put(b"abc")
