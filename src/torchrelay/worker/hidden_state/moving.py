@@ -80,6 +80,7 @@ class Moving:
         self._limit = limit
         self.kept: dict[str, Leaf] = {}
         self._noted: set[str] = set()  # paths that were seen to change once
+        self._unsure: set[str] = set()  # of those, the ones that count if they change once more
         self._restless: dict[int, int] = {}
         self.still = Still()
         self._walk = self._go()
@@ -111,7 +112,7 @@ class Moving:
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
-        self._noted.update(changed)
+        self._noted.update(set(changed) - self._unsure)
         self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if self._is_large(path)}
         self._let_go()
         return found
@@ -164,16 +165,17 @@ class Moving:
                 leaf.value = None
 
     def _is_still(self, path: str, leaf: Leaf) -> bool:
-        return type(leaf.value) in graph.PLAIN and leaf.holder is not None and path not in self._noted
+        fixed = type(leaf.value) in (tuple, frozenset) and len(leaf.value) <= SMALL and graph.is_plain(leaf.value)
+        return (type(leaf.value) in graph.PLAIN or fixed) and leaf.holder is not None and path not in self._noted
 
-    def _may_move(self) -> list[Any]:
+    def _may_move(self) -> list[tuple[Leaf, Any]]:
         """What may begin to move where it lies: small, and seen by this walk."""
         leaves = (
-            (path, leaf.value.container if type(leaf.value) is Filled else leaf.value)
+            (leaf, leaf.value.container if type(leaf.value) is Filled else leaf.value)
             for path, leaf in self._walk.leaves.items()
             if path not in self._noted
         )
-        return [value for path, value in leaves if type(value) not in graph.PLAIN and is_glanced_at(value)]
+        return [(leaf, value) for leaf, value in leaves if type(value) not in graph.PLAIN and is_glanced_at(value)]
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
@@ -217,8 +219,11 @@ class Moving:
         if id(leaf.holder) in tied and not graph.is_generator(leaf.value):
             # Flags of a cache that is too large would tell of entries that a replacement does not have.
             flags = tied[id(leaf.holder)] and (type(leaf.value) not in graph.PLAIN or type(leaf.value) is bool)
-            if flags or self._times[path] < 2:
+            # A number may be set but once, with the object that it tells of; a container is filled by itself.
+            if flags or (self._times[path] < 2 and type(leaf.value) in graph.PLAIN):
+                self._unsure.add(path)
                 return False
+            self._unsure.discard(path)
         self.kept[path] = leaf
         return True
 

@@ -58,6 +58,7 @@ class Redo:
         self._calls = 0
         self._looks = 0  # that came to the gate of their call
         self._probe = Probe(state)
+        self._bound = self._standing = state.private.standing.bound()  # buffers at the entry, and as seen last
         self._moving: set[str] | None = None  # buffers that change in a call; None until the first probes are over
         self._seen_moving: set[str] = set()
         self._copied: dict[str, Copied] = {}  # parts that are known to change before the gate
@@ -98,8 +99,10 @@ class Redo:
 
     def mark(self) -> None:
         """At the entry of a call: remember all that it may change before its gate."""
+        self._refresh()
         if self._stale or self._known != self._state.known:
             self._prepare()
+        self._bound = self._state.private.standing.bound()
         for mark in self._marks:
             mark.mark()
         trained = list(map(_trained, self._parameters))
@@ -115,6 +118,14 @@ class Redo:
             self._state.apart = self._state.apart or len(self._stepped) < len(self._optimizers)
             self._stepped.clear()
         self._hidden.mark()
+
+    def _refresh(self) -> None:
+        """Buffers may be others than before: a forward pass has bound them anew."""
+        self._state.private.refresh()
+        if self._standing is not (standing := self._state.private.standing.bound()):
+            self._standing = standing
+            self._probe.buffers = self._state.private.buffers()
+            self._stale = True
 
     def _changed_course(self, trained: list[bool]) -> None:
         """Layers are frozen, trained, or given to an optimizer from now on. Raises `RefusedError` if one is left out.
@@ -148,6 +159,8 @@ class Redo:
         written = [] if self._rewound else [*self._written(), *self._unsaved()]
         lying = self._lying_at_entry()
         with torch.no_grad():
+            self._state.private.standing.bind(self._bound)
+            self._refresh()
             for mark in (*self._marks, *self._tried_buffers, *self._tried.values()):
                 mark.rewind()
             self._hidden.rewind()
@@ -242,8 +255,10 @@ class Redo:
             groups = optimizer.param_groups if optimizer is not None else []
             stepping = (parameter for group in groups for parameter in group["params"])
             self._take_in(self._looked.close(stepping, updates=optimizer is not None))
+        self._refresh()
         if not self._looks_at_all:
-            if self._still and list(map(_changes, self._still.values())) != self._still_versions:
+            anew = not self._state.private.rebound <= (self._moving or set())
+            if anew or (self._still and list(map(_changes, self._still.values())) != self._still_versions):
                 self._look_next = True  # digests will tell
             self._hidden.look_gate()
             return

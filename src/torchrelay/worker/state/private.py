@@ -15,9 +15,9 @@ from msgspec import Struct
 from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.wire.files.page import MAX_RECORD, PageFull
 from torchrelay.worker.hidden_state.hidden import Hidden
-from torchrelay.worker.parallel.shards import local
+from torchrelay.worker.state.buffers import Buffers
 from torchrelay.worker.state.own import Own
-from torchrelay.worker.state.parts import GeneratorPart, Part, named_tensors
+from torchrelay.worker.state.parts import GeneratorPart, Part
 from torchrelay.worker.tensors import memory
 
 # Bytes of buffers that a record may hold: it shares a slot of the worker's page with the random state and the cursor.
@@ -53,7 +53,9 @@ class Private:
         """`parts`: of the state: of those that are each rank's own, see `own`."""
         self.own = Own(parts)
         self._own_buffers: set[str] = set()
-        self._all = _buffers(modules)
+        self.standing = Buffers(modules)
+        self._all = self.standing.now
+        self.rebound: set[str] = set()  # names of buffers that gave way to others
         self._certain = _batch_norm_buffers(modules)
         self._shared = _same_everywhere(modules)
         self._generators = list(generators)
@@ -96,6 +98,7 @@ class Private:
         if self.empty:
             return b""
         generators = {part.path: part.generator.get_state().numpy().tobytes() for part in self._generators}
+        self.refresh()
         buffers = [b"".join(memory.outgoing(buffer)) for buffer in self._private]
         own = self.own.told()
         rest = sorted(self.own.lacking), sorted(self._own_buffers)
@@ -119,6 +122,7 @@ class Private:
         for path, state in record.generators.items():
             by_path[path].generator.set_state(torch.frombuffer(bytearray(state), dtype=torch.uint8))
             by_path[path].kept = True
+        self.refresh()
         for name, values in zip(record.names, record.buffers, strict=True):
             _fill(name, self._all[name], values)
         self._own_buffers |= set(record.own_buffers)
@@ -131,6 +135,7 @@ class Private:
         """The buffers that hold this rank's own values, which a replica's must not replace."""
         if not self._loaded:
             return frozenset()
+        self.refresh()
         found = (memory.place(buffer) for buffer in self._private)
         return frozenset(place for place in found if place is not None)
 
@@ -148,12 +153,14 @@ class Private:
     def compared(self) -> dict[str, torch.Tensor]:
         """Buffers that are taken to be alike on all ranks."""
         own = {*self._names, *self.own.lacking}
+        self.refresh()
         return {name: buffer for name, buffer in self._all.items() if name not in own}
 
     def hold(self) -> Callable[[], None]:
         """What puts this rank's own values back where another rank's are about to arrive."""
         if not self._loaded:
             return lambda: None
+        self.refresh()
         copies = [(buffer, buffer.clone()) for buffer in self._private]
         own = self.own.told()
 
@@ -166,7 +173,14 @@ class Private:
 
     def buffers(self) -> dict[str, torch.Tensor]:
         """All buffers of the modules, by name; shared ones once."""
+        self.refresh()
         return dict(self._all)
+
+    def refresh(self) -> None:
+        """See which buffers stand in the modules now."""
+        if self._all and (others := self.standing.refresh()):
+            self.rebound |= others
+            self._private = [self._all[name] for name in self._names]
 
     def _choose(self, names: Iterable[str]) -> None:
         chosen = set(names)
@@ -191,17 +205,6 @@ def _fill(name: str, buffer: torch.Tensor, values: bytes) -> None:
         at += len(view)
         if filled is not None:
             filled()
-
-
-def _buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-    seen: set[int] = set()
-    for path, module in modules:
-        for name, tensor in named_tensors(module):
-            if not isinstance(tensor, torch.nn.Parameter) and id(tensor) not in seen:
-                seen.add(id(tensor))
-                found[f"{path}.{name}"] = local(tensor)
-    return found
 
 
 def _batch_norm_buffers(modules: Sequence[tuple[str, torch.nn.Module]]) -> set[str]:

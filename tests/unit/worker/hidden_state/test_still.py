@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import copy
 import os
 from collections import deque
 from types import SimpleNamespace
@@ -207,7 +208,7 @@ class Odd(dict[str, int]):
 @pytest.mark.parametrize("thing", [[1], {"a": 1}, {1}, deque([1]), bytearray(2), array.array("i", [1]), Odd(a=1)])
 def test_what_is_changed_where_it_lies_is_noticed(thing: Any) -> None:
     assert is_glanced_at(thing)
-    still = Still(things=[thing])
+    still = Still(things=[(Leaf("", None, None, thing), thing)])
     assert not still.has_changed()
     if isinstance(thing, dict):
         thing["a"] = 2
@@ -216,3 +217,32 @@ def test_what_is_changed_where_it_lies_is_noticed(thing: Any) -> None:
     else:
         thing[0] = 2
     assert still.has_changed()
+
+
+@pytest.mark.parametrize("thing", [[1], {"a": 1}, {1}, deque([1]), bytearray(2), torch.zeros(1)])
+def test_a_place_that_another_thing_takes_is_noticed_and_put_right(thing: Any) -> None:
+    holder = {"thing": thing}
+    still = Still(things=[(leaf_of(holder, "thing"), thing)])
+    still.enter()
+    assert not still.has_changed()
+    holder["thing"] = copy.copy(thing)
+    assert still.has_changed()
+    still.rewind()
+    assert holder["thing"] is thing
+    del holder["thing"]
+    assert still.has_changed()
+
+
+@pytest.mark.parametrize("thing", [[1], {"a": 1}, {1}, deque([1]), bytearray(2)])
+def test_what_a_call_changes_for_the_first_time_is_put_right_when_it_is_made_again(thing: Any) -> None:
+    before = copy.copy(thing)
+    still = Still(things=[(leaf_of({"thing": thing}, "thing"), thing)])
+    still.enter()
+    if isinstance(thing, dict):
+        thing.update(a=2, b=3)
+    elif isinstance(thing, set):
+        thing.clear()
+    else:
+        thing[0] = 2
+    still.rewind()
+    assert thing == before
