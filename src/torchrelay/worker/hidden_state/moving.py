@@ -345,6 +345,7 @@ class Moving:
         if kind is Filled and value.tell() is None:
             self.lacking[path] = OBJECTS
             return []
+        value = value.copy() if kind in graph.FILLABLE else value  # a thread may put anything into it
         if kind in graph.FILLABLE and holds_objects(value):
             return []  # it was plain before; they are told by themselves
         if kind in _QUICK or (kind is int and -(1 << 63) <= value < 1 << 63):

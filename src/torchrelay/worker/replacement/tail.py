@@ -11,7 +11,6 @@ from __future__ import annotations
 import functools
 import multiprocessing.process
 import queue
-import re
 import sys
 import threading
 from collections import defaultdict
@@ -20,39 +19,18 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import torch
+from torch.nn.modules import module as module_hooks
 from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrelay.errors import UndeclaredError
 from torchrelay.worker.data.cursor import Cursor
-from torchrelay.worker.parallel import shards
+from torchrelay.worker.replacement.later import Later
+from torchrelay.worker.replacement.torch_functions import HARMLESS, LOOKS, name_of, storage_of, tensors_in, written
 from torchrelay.worker.source.lines import is_library
 from torchrelay.worker.state.parts import ContainerPart, StatefulPart
 from torchrelay.worker.state.state import State
-
-# What can be asked of a tensor without reading its values.
-LOOKS = frozenset(
-    (
-        *("shape", "size", "dtype", "device", "layout", "ndim", "dim", "numel", "nelement", "stride", "storage_offset"),
-        *("element_size", "itemsize", "nbytes", "is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_leaf"),
-        *("is_contiguous", "is_floating_point", "is_complex", "requires_grad", "requires_grad_", "grad", "grad_fn"),
-        *("names", "_backward_hooks", "_version", "register_hook", "is_nested", "is_mkldnn", "is_xla", "is_mps"),
-        *("is_inference", "get_device", "has_names", "retains_grad", "_is_view", "__len__", "__hash__"),
-        *("new_zeros", "new_ones", "new_empty", "new_full", "new_tensor", "zeros_like", "ones_like", "empty_like"),
-        *("full_like", "rand_like", "randn_like", "randint_like", "is_signed", "can_cast", "result_type"),
-    )
-)
-
-
-# What gives another view of a tensor's memory: who reads that is seen. And how torch clears gradients.
-HARMLESS = LOOKS | {"data", "detach", "detach_", "view", "view_as", "t", "T", "unsqueeze", "squeeze", "zero_"}
-
-
-# What hands a tensor's values over to something that outlives this moment, such as a file.
-_GIVES_AWAY = frozenset(
-    ("untyped_storage", "_typed_storage", "storage", "data_ptr", "numpy", "tolist", "__array__", "__reduce_ex__")
-)
-
 
 GRADIENTS = (
     "the script reads gradients between two steps: a worker that takes over a rank does not have them. Read them in "
@@ -72,6 +50,8 @@ class Watched:
         self._changes = Changes(state)
         self._held: set[int] = set()
         self._storages: set[int] = set()
+        self._later = Later(state)
+        self._forward = _Forward(self)
         self._alone = _NoCollectives()  # type: ignore[no-untyped-call]
         self._reading = _Reading(self)
         self._waiting: list[tuple[Any, Any]] = []  # optimizers, with their own state
@@ -84,9 +64,11 @@ class Watched:
             optimizer.state = _Waiting(lambda: self.wanted("the state of an optimizer"), kept)
         self._alone.__enter__()  # type: ignore[no-untyped-call]
         self._reading.__enter__()  # type: ignore[no-untyped-call]
+        self._forward.begin()
 
     def end(self) -> None:
         """No longer."""
+        self._forward.end()
         self._reading.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._alone.__exit__(None, None, None)  # type: ignore[no-untyped-call]
         self._give_back()
@@ -94,6 +76,38 @@ class Watched:
     def see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """A function of torch is about to be run. Raises `UndeclaredError` if it reads what no rank has."""
         raise NotImplementedError
+
+    def came(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any) -> None:
+        """It has been run."""
+        if self._later.names and not self._bringing:
+            self._later.came(name_of(func), args, kwargs, result, self._storages)
+
+    def computes(self, module: torch.nn.Module) -> bool:
+        """A forward pass begins; returns whether all that it reads is seen to by that."""
+        if self._bringing:
+            return False
+        found = {storage_of(each): each for each in (*module.parameters(), *module.buffers())}
+        places = {place for place, each in found.items() if self._is_of_state(each)}
+        if not places or self._later.is_in(found.values()):
+            return False
+        self._changes.see("forward", tuple(found.values()), {}, places)
+        self.wanted("the state")
+        return True
+
+    def unseen(self) -> bool:
+        """Let what follows go unseen; returns whether that can be."""
+        functions: Any = torch.overrides._get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        dispatched: Any = _python_dispatch._get_current_dispatch_mode()
+        if not functions or functions[-1] is not self._reading or dispatched is not self._alone:
+            return False  # the script has entered a mode of its own since
+        self._alone.__exit__(None, None, None)
+        self._reading.__exit__(None, None, None)
+        return True
+
+    def seen(self) -> None:
+        """No longer."""
+        self._alone.__enter__()  # type: ignore[no-untyped-call]
+        self._reading.__enter__()  # type: ignore[no-untyped-call]
 
     def wanted(self, what: str) -> None:
         """The script reads this. Raises `UndeclaredError` if no rank has it."""
@@ -142,13 +156,23 @@ class Way(Watched):
         self._cursor = cursor
         self._values_known = False  # plain values are those of this place
 
-    def stands(self, *, values_known: bool) -> None:
-        """The script goes on, behind a recorded call or in an item. `values_known`: learning rates and the like."""
+    def stands(self, *, values_known: bool, moved: frozenset[str] = frozenset()) -> None:
+        """The script goes on, behind a recorded call or in an item. `values_known`: learning rates and the like.
+
+        `moved`: parts that the script changes before the next call: they come as they are after that.
+        """
         self._values_known = values_known
+        self._later.are(moved)
+        if self._changes.wrote:  # what it has written it has written a second time
+            self._brought = False
+            self._changes = Changes(self._state)
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         name = name_of(func)
-        if self._bringing or name in HARMLESS:
+        if self._bringing:
+            return
+        self._later.check(name, args, kwargs)
+        if name in HARMLESS:
             return
         places = {storage_of(each) for each in tensors_in(args, kwargs) if self._is_of_state(each)}
         if not places or not _is_of_the_script():
@@ -182,8 +206,7 @@ class Tail(Watched):
     def __init__(self, state: State, bring: Callable[[], None], moved: frozenset[str] = frozenset()) -> None:
         """`moved`: parts that came as they are a little later, as no rank has them as they were any more."""
         super().__init__(state, bring)
-        self._moved = [tensor for path, tensor in state.given_besides() if path in moved]
-        self._names = ", ".join(sorted(moved))
+        self._later.are(moved)
         self._handing = _Handing(self.bring)
 
     def begin(self) -> None:
@@ -195,6 +218,7 @@ class Tail(Watched):
     def end(self) -> None:
         super().end()
         self._handing.end()
+        self._later.end()
 
     def see(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.check(func, args, kwargs)
@@ -210,15 +234,8 @@ class Tail(Watched):
             found = {storage_of(tensor) for tensor in tensors_in(args, kwargs)} & self._storages
             if found:
                 self._changes.see(name, args, kwargs, found)
-        if not self._moved or name_of(func) not in _GIVES_AWAY:
-            return
-        places = {storage_of(tensor) for tensor in self._moved}
-        if any(storage_of(tensor) in places for tensor in tensors_in(args, kwargs)):
-            raise UndeclaredError(
-                f"{self._names} changes between two steps, and is saved or read there: a worker that takes over a rank "
-                "has it only as it is afterwards. Change it in the step, after optimizer.step(), or put saving and "
-                "reading it into run.atomic(function, ...)"
-            )
+        if not self._bringing:
+            self._later.check(name, args, kwargs)
 
     def _reads_gradient(self, func: Any, args: tuple[Any, ...]) -> bool:
         """Whether the script itself asks for the gradient of a tensor of the state. Libraries ask to clear it."""
@@ -250,8 +267,6 @@ def places_of(state: State) -> tuple[set[int], set[int]]:
     return held, {place for tensor in found if (place := storage_of(tensor))}
 
 
-_SETS = frozenset(("__setitem__", "__set__"))
-_IN_PLACE = re.compile(r"\w*[a-z0-9]_|__i(add|sub|mul|div|truediv|floordiv|mod|pow|and|or|xor|lshift|rshift)__")
 SWAPPED = (
     "the script changes parameters between two steps, and reads them there: a worker that takes over a rank may have "
     "them only as they are afterwards. Change them, and put them back, inside run.atomic(function, ...)"
@@ -271,22 +286,18 @@ class Changes:
         self._tracked = {storage_of(parameter) for _, parameter in state.parameters()} - besides - {0}
         self._read: set[int] = set()
         self._written: set[int] = set()
+        self.wrote = False  # anything
 
     def see(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], places: set[int]) -> None:
         """A function that takes what lies in these places is about to be run. Raises `UndeclaredError`."""
-        targets = written(name, args, kwargs) & self._tracked
+        all_targets = written(name, args, kwargs)
+        self.wrote = self.wrote or bool(all_targets & places)
+        targets = all_targets & self._tracked
         read = places & self._tracked - targets
         if targets & self._read or read & self._written:
             raise UndeclaredError(SWAPPED)
         self._written |= targets
         self._read |= read
-
-
-def written(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
-    """The memory that a function of this name writes to, by torch's way of naming them."""
-    if name in _SETS or _IN_PLACE.fullmatch(name):
-        return set(map(storage_of, tensors_in(args[:1], {})))
-    return {storage_of(kwargs["out"])} if isinstance(kwargs.get("out"), torch.Tensor) else set()
 
 
 class _Waiting(defaultdict[Any, Any]):
@@ -366,6 +377,39 @@ def _reads_no_state(worker: Any) -> bool:
     return str(getattr(target, "__module__", "")).startswith(("torch.utils.data", "multiprocessing", "torchrelay"))
 
 
+class _Forward:
+    """Brings the state before a forward pass, which is not looked into: torch computes otherwise while it is watched.
+
+    Layers such as `TransformerEncoderLayer` take a faster way, with other bits, if there is no `TorchFunctionMode`.
+    """
+
+    def __init__(self, watched: Watched) -> None:
+        self._watched = watched
+        self._hooks: list[Any] = []
+        self._outermost: torch.nn.Module | None = None
+
+    def begin(self) -> None:
+        before, after = module_hooks.register_module_forward_pre_hook, module_hooks.register_module_forward_hook
+        self._hooks = [before(self._begins), after(self._ends, always_call=True)]
+
+    def end(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+
+    def _begins(self, module: torch.nn.Module, args: Any) -> None:
+        del args
+        if self._outermost is not None or threading.current_thread() is not threading.main_thread():
+            return
+        if self._watched.computes(module) and self._watched.unseen():
+            self._outermost = module
+
+    def _ends(self, module: torch.nn.Module, args: Any, result: Any) -> None:
+        del args, result
+        if module is self._outermost:
+            self._outermost = None
+            self._watched.seen()
+
+
 class _Reading(TorchFunctionMode):
     """Sees each function of torch that is called with a tensor, before it is run."""
 
@@ -379,7 +423,9 @@ class _Reading(TorchFunctionMode):
         del types
         given = kwargs or {}
         self._watched.see(func, args, given)
-        return func(*args, **given)
+        result = func(*args, **given)
+        self._watched.came(func, args, given, result)
+        return result
 
 
 class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch's metaclass work
@@ -396,30 +442,3 @@ class _NoCollectives(TorchDispatchMode):  # type: ignore[no-untyped-call]  # tor
                 "a worker that takes over a rank cannot do that alone. Put it into run.atomic(function, ...)"
             )
         return function(*args, **(kwargs or {}))
-
-
-def name_of(func: Any) -> str:
-    name: str = getattr(func, "__name__", "")
-    return getattr(func.__self__, "__name__", "") if name == "__get__" else name
-
-
-def tensors_in(args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
-    return list(_found((*args, *kwargs.values()), 0))
-
-
-def _found(values: Any, depth: int) -> Iterator[torch.Tensor]:
-    for value in values:
-        if isinstance(value, torch.Tensor):
-            yield value
-        elif depth < 8 and isinstance(value, (list, tuple)):
-            yield from _found(value, depth + 1)
-        elif depth < 8 and isinstance(value, Mapping):
-            yield from _found(value.values(), depth + 1)
-
-
-def storage_of(tensor: torch.Tensor) -> int:
-    """Where its memory is; 0 if it has none of its own."""
-    try:
-        return int(shards.local(tensor).untyped_storage().data_ptr())
-    except (RuntimeError, NotImplementedError):
-        return 0

@@ -100,11 +100,11 @@ class TakingOver:
         if self._way is None:
             self._way = Way(self._state, cursor, lambda: self._keeping(self._bringing.tensors))
             self._way.begin()
-        ahead = cursor.next_entry()
+        ahead, moved = cursor.next_entry(), frozenset[str]()
         if isinstance(ahead, Call) and ahead.before and (behind_a_call or not ahead.moved):
-            returned.take(self._state, ahead.before)
+            moved = returned.take(self._state, ahead.before)
             whole = True
-        self._way.stands(values_known=whole)
+        self._way.stands(values_known=whole, moved=moved)
 
     def begin_tail(self, call: Call) -> None:
         """The last recorded call is about to return: from here on the script is where its predecessor was."""

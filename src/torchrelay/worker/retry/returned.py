@@ -25,7 +25,7 @@ from torchrelay.worker.retry.marks import Entries, Fields, Flags, HyperParameter
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.parts import ContainerPart, ModulePart, OptimizerPart, Part, StatefulPart
 from torchrelay.worker.state.state import State
-from torchrelay.worker.tensors import arguments, sums, tree, values
+from torchrelay.worker.tensors import arguments, memory, sums, tree, values
 
 _Told = ContainerPart | ModulePart | OptimizerPart | StatefulPart
 LIMIT = 256 << 10  # bytes of one part's values; what is larger comes with the state
@@ -33,6 +33,7 @@ OFTEN = 5  # a section in every so many calls is too many for looking at the sta
 WHOLE = 16 << 10  # bytes of a tensor that is looked at as a whole
 SAVED = "save()"
 PIECE = 64  # elements
+PEEK = 8
 _place = struct.Struct("=qq")
 _encode_place = msgspec.msgpack.encode
 _decode_place = msgspec.msgpack.Decoder(tuple[bytes, bytes]).decode
@@ -54,7 +55,10 @@ class Returned:
         self._calls = self._sections = 0
         self._watch()
         self._tensors = state.given_besides()
+        self._some = _some(self._tensors)
         self._versions: list[int] = []
+        self._peeks: dict[str, bytes] = {}
+        self._anew = False  # an object in state= puts other tensors in the place of its own
         self.mark()
 
     def _watch(self) -> None:
@@ -73,8 +77,12 @@ class Returned:
         self._moving = self._state.private.hidden.now()
         for mark in self._marks:
             mark.mark()
+        if self._anew:
+            self._tensors = self._state.given_besides()
+            self._some = _some(self._tensors)
         if self._tensors:
             self._versions = [version(tensor) for _, tensor in self._tensors]
+            self._peeks = {path: _peek(some) for path, some in self._some.items()}
 
     def encoded(self) -> bytes:
         """The values as of the last mark. By the main thread, while it stands at a safepoint."""
@@ -84,7 +92,13 @@ class Returned:
         for mark in self._marks:
             mark.rewind()
         counted = zip(self._tensors, self._versions, strict=True)
-        moved = sorted({path for (path, tensor), before in counted if version(tensor) != before})
+        written = {path for (path, tensor), before in counted if version(tensor) != before}
+        written |= {path for path, some in self._some.items() if _peek(some) != self._peeks[path]}
+        before = {(path, memory.place(tensor)) for path, tensor in self._tensors}
+        now_there = {(path, memory.place(tensor)) for path, tensor in self._state.given_besides()}
+        others = {path for path, _ in before ^ now_there}
+        self._anew = self._anew or bool(others)
+        moved = sorted(written | others)
         try:
             return _encode(self._state, moved)
         finally:
@@ -182,6 +196,20 @@ def _tensors(state: State) -> Iterator[torch.Tensor]:
     for part in state.flat():
         if isinstance(part, (ContainerPart, StatefulPart)):
             yield from tree.encode(part.give(), part.path)[1]
+
+
+def _some(tensors: list[tuple[str, torch.Tensor]]) -> dict[str, list[torch.Tensor]]:
+    """A few tensors of each part: what changes an average changes all of them."""
+    found: dict[str, list[torch.Tensor]] = {}
+    for path, tensor in tensors:
+        if tensor.is_cpu and tensor.layout == torch.strided and tensor.is_contiguous() and tensor.numel():
+            found.setdefault(path, []).append(tensor)
+    return {path: [each[0], each[len(each) // 2], each[-1]] for path, each in found.items()}
+
+
+def _peek(tensors: list[torch.Tensor]) -> bytes:
+    """Some of their values: writing by way of `.data` is not counted."""
+    return b"".join(arguments.digest(each.detach().view(-1)[:PEEK]) for each in tensors)
 
 
 def _pieces(tensor: torch.Tensor) -> torch.Tensor:

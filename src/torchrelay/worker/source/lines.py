@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import collections
 import site
 import sys
@@ -49,4 +50,11 @@ def found_in_class(kind: type, name: str) -> Any:
 
 _of_the_script: dict[type, bool] = {}
 # Only scripts put anything into these.
-_FILLED = (types.SimpleNamespace, threading.local, collections.UserDict, collections.UserList, collections.ChainMap)
+_FILLED = (
+    types.SimpleNamespace,
+    argparse.Namespace,
+    threading.local,
+    collections.UserDict,
+    collections.UserList,
+    collections.ChainMap,
+)

@@ -8,6 +8,7 @@ and travels another way: see `private`.
 from __future__ import annotations
 
 import gc
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -44,6 +45,7 @@ from torchrelay.worker.state.private import Private
 from torchrelay.worker.state.saved import Load, Save, SavedPart
 from torchrelay.worker.tensors import memory, tree
 from torchrelay.worker.tensors.digest import Digest
+from torchrelay.worker.tensors.entries import entries_of
 from torchrelay.worker.tensors.landing import Landing
 from torchrelay.worker.tensors.reserve import Reserve
 
@@ -175,6 +177,8 @@ class State:
                     found.append((part.path, held))
                 elif isinstance(held, torch.nn.Module):
                     found += [(part.path, tensor) for _, tensor in named_tensors(held)]
+                elif isinstance(part, (ContainerPart, StatefulPart)):
+                    found += [(part.path, tensor) for tensor in _tensors_in(part.told_values())]
         return found
 
     def ddps(self) -> list[DistributedDataParallel]:
@@ -398,3 +402,11 @@ def _living_ddps() -> list[DistributedDataParallel]:
     # By type(), not isinstance(): asking a lazy proxy for its class could import half the world.
     found = [thing for thing in gc.get_objects() if issubclass(type(thing), DistributedDataParallel)]
     return sorted(found, key=lambda wrapper: [(name, tuple(one.shape)) for name, one in wrapper.named_parameters()])
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (dict, list, tuple, deque)):
+        for entry in entries_of(value):
+            yield from _tensors_in(entry)
