@@ -17,7 +17,7 @@ import torch
 from torchrelay.worker.hidden_state.leaves import Leaf, Within
 from torchrelay.worker.hidden_state.made import PLAIN, WIDTH
 from torchrelay.worker.tensors import values
-from torchrelay.worker.tensors.entries import entries_of, keys_of
+from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 FRAME = " holds"  # ends the path of what is told here
 LONGEST = 1024  # tensors of a row that are told as one
@@ -45,9 +45,19 @@ def of_entries(leaves: Iterable[Leaf]) -> tuple[dict[str, list[Any]], dict[str, 
             found[path + FRAME] = [*_kind_of(container), len(keys), values.encode(row, path)]
         elif len(keys) <= WIDTH and _KEYS.issuperset(map(type, keys)):
             found[path + FRAME] = [*_kind_of(container), keys, b""]
-            if type(container) is not dict:
-                more.update((each.path, each) for each in _row(path, leaf, container))
+            more.update((each.path, each) for each in _row(path, leaf, container))
     return found, more
+
+
+def is_told(row: Any) -> bool:
+    """Whether all entries of a row are."""
+    values = entries_of(row)
+    few = len(values) <= WIDTH and all(type(one) in PLAIN or (_is_tensor(one) and _is_small(one)) for one in values)
+    return few or _stacked(row) is not None
+
+
+def _is_tensor(value: Any) -> bool:
+    return type(value) is torch.Tensor
 
 
 def _kind_of(container: Any) -> tuple[str, int | None]:
@@ -55,10 +65,11 @@ def _kind_of(container: Any) -> tuple[str, int | None]:
 
 
 def _row(path: str, one: Leaf, container: Any) -> Iterator[Leaf]:
-    for at, value in enumerate(entries_of(container)):
-        if type(value) in PLAIN or (type(value) is torch.Tensor and _is_small(value)):
+    row = items_of(container) if type(container) is dict else enumerate(entries_of(container))
+    for at, value in row:
+        if type(value) in PLAIN or (_is_tensor(value) and _is_small(value)):
             within = type(one.name) is Within
-            yield Leaf(f"{path}[{at}]", one.holder, Within(one.name.name, at) if within else at, value)
+            yield Leaf(f"{path}[{at!r}]", one.holder, Within(one.name.name, at) if within else at, value)
 
 
 def _stacked(container: Any) -> torch.Tensor | None:

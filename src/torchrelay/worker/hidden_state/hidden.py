@@ -432,6 +432,11 @@ def _refuse(lacking: dict[str, str]) -> None:
             "they cannot be carried to a worker that takes over. Make them before the first step, or keep what is "
             "counted in protect(state=...)"
         )
+    if lacking[name] == moving.GROWS:
+        raise UnprovedError(
+            f"{name} grows in the course of the training, by what is not carried to a worker that takes over: arrays, "
+            "tensors on a device, objects, or too many. Append numbers (loss.item()), or give it to protect(state=...)"
+        )
     raise UnprovedError(
         f"{name} changes in the course of the training, and is too large to be carried, or to be put back for a step "
         "that is made again. Keep it in a buffer of a module, or give it to protect(state=...)"

@@ -47,6 +47,7 @@ LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is go
 OBJECTS = "objects"  # come up in a container, and are not made of values
 _NO_VALUES = ("object", "iterator")
 _inner = re.compile(r"\w+ of (.+)\.<locals>\.[^.]+$")
+GROWS = "a row"  # of what cannot be carried, that steps add to
 COPY = "a copy of a model, a schedule or a scaler"
 _QUICK = frozenset({float, str, bool, type(None)})
 
@@ -88,6 +89,7 @@ class Moving:
         self._begun: dict[str, Any] = {}  # references to the tensors that were there before the first call
         self._told: dict[str, Any] = {}  # and to those of which the last record tells
         self._marked: dict[str, Any] = {}
+        self._rows: dict[str, tuple[int, int, int]] = {}
         self._first_of: dict[int, str] = {}  # by the id of a tensor, the first path at which it was told
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
@@ -113,9 +115,22 @@ class Moving:
         found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._noted.update(set(changed) - self._unsure)
+        self._note_growth()
         self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if self._is_large(path)}
         self._let_go()
         return found
+
+    def _note_growth(self) -> None:
+        """A list or deque that steps add to, of what cannot be carried: such as what a network learns from again."""
+        before, self._rows = self._rows, {}
+        for path, leaf in self._walk.opened.items() if self._functions is not None else ():
+            row = leaf.value
+            if type(row) in (list, deque) and row and leaf.holder is not None:
+                self._rows[path] = now = (id(row), len(row), id(row[-1]))
+                known = before.get(path, now)
+                is_same = known[0] == now[0] and known != now
+                if is_same and not frames.is_told(row) and Filled(row).tell() is None:
+                    self.lacking.setdefault(path, GROWS)
 
     def _go(self) -> Walk:
         if self._functions is None:
@@ -206,8 +221,7 @@ class Moving:
         if only_grew(before, self._seen[path]) and not self._may_be_counted(leaf.value):
             return False
         none_yet = before is MISSING or before == ("value", None)
-        is_in_row = self._functions is not None and (type(leaf.name) is Within or type(leaf.holder) is list)
-        if none_yet and not is_in_row and (path.endswith("]") or self._seen[path][0] == "tensor"):
+        if none_yet and not self._is_no_cache(leaf) and (path.endswith("]") or self._seen[path][0] == "tensor"):
             return False  # an entry of a cache
         if before is MISSING and type(leaf.holder) is CellType:
             return False  # a function has come up, and with it what it has from around it
@@ -226,6 +240,11 @@ class Moving:
             self._unsure.discard(path)
         self.kept[path] = leaf
         return True
+
+    def _is_no_cache(self, leaf: Leaf) -> bool:
+        """Whether steps keep it in a row, or it is as small as a loss: what is filled but once does no harm."""
+        few = type(leaf.value) is torch.Tensor and leaf.value.numel() <= SMALL
+        return self._functions is not None and (few or type(leaf.name) is Within or type(leaf.holder) is list)
 
     def _may_be_counted(self, value: Any) -> bool:
         """What has more entries than before may be a cache; of steps and between them small ones are carried, too."""

@@ -22,6 +22,7 @@ import torch
 
 from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
+from torchrelay.worker.hidden_state.leaves import Within
 
 SMALL = 64  # entries of what is compared whole
 GLANCES = 32  # of what is asked in turn
@@ -75,6 +76,7 @@ class Still:
         self._things = [thing for _, thing in things]
         self._glances = list(map(_glance, self._things))
         self._placed = [(leaf, *place, thing) for leaf, thing in things if (place := _place(leaf)) is not None]
+        self._within = [each for each in things if type(each[0].name) is Within and each[0].holder is not None]
         self._thing_holders = [holder for _, holder, _, _ in self._placed]
         self._thing_names = [name for _, _, name, _ in self._placed]
         self._thing_ids = [id(thing) for _, _, _, thing in self._placed]
@@ -87,6 +89,8 @@ class Still:
             return True
         try:
             if list(map(id, map(getitem, self._thing_holders, self._thing_names))) != self._thing_ids:
+                return True
+            if self._within and any(leaf.read() is not thing for leaf, thing in self._within):
                 return True
         except (KeyError, IndexError):  # there is no such name any more
             return True
@@ -123,11 +127,7 @@ class Still:
         for leaf, before, now in zip(self._leaves, self._entry, self._now(), strict=True):
             if before is not MISSING and not (now is before or (type(now) is type(before) and now == before)):
                 leaf.put(os.environ.decodevalue(before) if leaf.holder is os.environ else before)
-        for leaf, holder, name, thing in self._placed:  # at the entry it was there, or there would have been a look
-            if name in holder if type(holder) is dict else name < len(holder):
-                leaf.put(thing)
-        for thing, glance in zip(self._things, self._glances, strict=True):
-            _put_back(thing, glance)
+        self._put_things()
         for holder, names, count in zip(self._holders, self._names, self._named, strict=True):
             if len(names) > count:
                 _take_away(holder, list(names)[count:])
@@ -136,6 +136,17 @@ class Still:
         for container, length in zip(self._containers, self._filled, strict=True):
             if len(container) > length:
                 _cut(container, length)
+
+    def _put_things(self) -> None:
+        """At the entry each was there, and as it was at the last look, or there would have been another one."""
+        for leaf, holder, name, thing in self._placed:
+            if name < len(holder) if type(holder) is list else name in holder:
+                leaf.put(thing)
+        for leaf, thing in self._within:
+            if leaf.read() is not thing:
+                leaf.put(thing)
+        for thing, glance in zip(self._things, self._glances, strict=True):
+            _put_back(thing, glance)
 
     def _now(self) -> list[Any]:
         try:
@@ -182,6 +193,8 @@ def _put_back(thing: Any, glance: Any) -> None:
 def _place(leaf: Leaf) -> tuple[Any, Any] | None:
     """Where the interpreter finds it by itself: what holds it, and its name or index there; None if that is nowhere."""
     holder = leaf.holder
+    if type(leaf.name) is Within:
+        return None
     if type(holder) in (dict, list):
         return holder, leaf.name
     if holder is os.environ and _environment:
