@@ -37,6 +37,7 @@ from torchrelay.worker.control.link import Link
 from torchrelay.worker.control.standing import Standing
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.snapshot_upload import give
+from torchrelay.worker.state.record import with_values
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.transfer.stream import StreamBroken
@@ -103,8 +104,16 @@ class NotShelved(RuntimeError):
 class Snapshots:
     """The snapshots that this worker takes of its own rank."""
 
-    def __init__(self, session: Host, state: State, shard: str, largest: Callable[[list[float]], list[float]]) -> None:
-        """`largest`: collective over all ranks, of each number the largest that any has."""
+    def __init__(
+        self,
+        session: Host,
+        state: State,
+        shard: str,
+        largest: Callable[[list[float]], list[float]],
+        values: Callable[[], bytes],
+    ) -> None:
+        """`largest`: collective over all ranks, of each number the largest that any has. `values`: see `AtReturn`."""
+        self._values = values
         self._session = session
         self._state = state
         self._shard = shard
@@ -240,7 +249,7 @@ class Snapshots:
     def _copy(self, what: Snapshot) -> None:
         """To the snapshot store of our own node. Raises `NoRoom`."""
         kept = [record.data for record in self._session.page.records() if record.point == what.point]
-        private = kept[0] if kept else b""
+        private = with_values(kept[0], self._values()) if kept else b""
         head, tensors = self._state.manifest()
         sizes = Sizes(len(private), len(head), sum(map(memory.size, tensors)))
         with self._snapshot_store.begin(what, sizes, self._settled) as draft:

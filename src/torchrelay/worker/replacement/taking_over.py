@@ -122,7 +122,7 @@ class TakingOver:
             late.make_again(self._state.private, self.private.late)
         if self._between is not None:
             self._between.begin()
-        self._bringing.values()
+        self._bringing.values(self.private.values)
         random_state.restore(self.private.rng)
         self._inherited = self._inherit(call.result)
         self._tail = Tail(self._state, lambda: self._keeping(self._bringing.state), self._bringing.moved)
@@ -179,11 +179,16 @@ class Bringing:
         self._values = b""
         self.moved: frozenset[str] = frozenset()  # parts that no source has as they were at that return
 
-    def values(self) -> None:
-        """Plain values of the state, as they were when the call returned that we were brought to."""
+    def values(self, told: bytes) -> None:
+        """Plain values of the state, as they were when the call returned that we were brought to.
+
+        `told`: with a snapshot, which holds what the script has made of them since.
+        """
         order = self._session.standing.order(Replay)
         if order is not None and order.snapshot:
             self.state()  # nobody stands there who could tell them alone
+            if told:
+                self._values, self.moved = told, returned.take(self._state, told)
         else:
             self._fetch(self._fetch_values)
 

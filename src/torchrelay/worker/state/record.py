@@ -16,6 +16,7 @@ import msgspec
 from msgspec import Struct
 
 _HEAD = struct.Struct("<II")
+MOST_VALUES = 16 << 10  # bytes that a record of a snapshot is larger at most
 
 
 class Learned(Struct, array_like=True, frozen=True):
@@ -44,6 +45,7 @@ class AtReturn(Struct, array_like=True):
     result: bytes
     state: bytes | None  # None: as at the gate
     late: dict[str, str] | None
+    values: bytes = b""  # with a snapshot: those of the state at that return, see `returned`
 
 
 class Told(Struct, array_like=True):
@@ -63,6 +65,7 @@ class Private:
     late: dict[str, str] | None
     result: bytes | None  # of the last call; None if it had not returned
     learned: dict[str, Learned] = field(default_factory=dict)
+    values: bytes = b""  # see `AtReturn`
     lent: bytes = b""  # if the last call had not returned: `Told.late` of another rank
     code: bytes = b""
 
@@ -110,4 +113,14 @@ def decode_private(data: bytes) -> Private:
     except (msgspec.DecodeError, struct.error) as error:
         raise ValueError(f"{len(data)} bytes that are no private record: {error}") from error
     state = gate.state if back.state is None else back.state
-    return Private(rng, state, gate.place, back.late, back.result, gate.learned, code=gate.code)
+    return Private(rng, state, gate.place, back.late, back.result, gate.learned, back.values, code=gate.code)
+
+
+def with_values(data: bytes, values: bytes) -> bytes:
+    """The record of a call that has returned, with the values of the state at its return."""
+    rng_size, size = _HEAD.unpack_from(data)
+    end = _HEAD.size + rng_size + size
+    if len(data) <= end or len(values) > MOST_VALUES:
+        return data
+    back = _at_return.decode(data[end:])
+    return data[:end] + encode_return(AtReturn(back.result, back.state, back.late, values))

@@ -81,9 +81,9 @@ class Calls:
         self.places = Places()
         self._functions = Functions(state.objects(), self.hidden)
         session.server.example = self.examples.encoded
-        self._snapshots = session.snapshots = Snapshots(session, state, shard, largest)
-        self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
         self.returned = Returned(state)
+        self._snapshots = session.snapshots = Snapshots(session, state, shard, largest, self.returned.encoded)
+        self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
         self._safepoint = Safepoint(session, state, self._tell, self.returned.encoded)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
         self._early = Early(state, shard)
