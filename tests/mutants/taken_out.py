@@ -9,7 +9,7 @@ GIVEN, TAIL = "tests/unit/worker/replacement/test_given.py", "tests/unit/worker/
 PROGRAM = "tests/unit/worker/source/test_program.py"
 LOADERS, STATE = "tests/unit/worker/data/test_hidden_loaders.py", "tests/unit/worker/hidden_state/test_hidden_state.py"
 OTHER_ITEMS = "tests/unit/worker/data/test_loaders.py::test_a_list_that_has_other_items_is_found_out"
-HOLDINGS = "tests/unit/worker/hidden_state/test_holdings.py"
+HOLDINGS = "tests/unit/worker/data/test_holdings.py"
 VARIABLES, NAMES, PLACES = (
     "tests/unit/worker/hidden_state/test_variables.py",
     "tests/unit/worker/source/test_names.py",
@@ -260,7 +260,7 @@ PROOFS = (
         "if holder is not None and name.isidentifier() else None", "if False else None", (STATE,),
     ),
     Mutant(
-        "kept: what threads keep is not looked at", "worker/hidden_state/graph.py",
+        "kept: what threads keep is not looked at", "worker/hidden_state/leaves.py",
         "threading.local if issubclass(type(value), threading.local) else object", "object", (STATE,),
     ),
     Mutant(

@@ -123,11 +123,11 @@ VALUES = (
     ),
     Mutant(
         "way: values are not those of the place", "worker/replacement/taking_over.py",
-        "            returned.take(self._state, ahead.before)\n", "            pass\n",
+        "            moved = returned.take(self._state, ahead.before)\n", "            pass\n",
         ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[norm-grad:31:1]",),
     ),
     Mutant(
-        "way: parameters may be read and changed", "worker/replacement/tail.py",
+        "way: parameters may be read and changed", "worker/replacement/torch_functions.py",
         "if targets & self._read or read & self._written:", "if False:",
         ("tests/unit/worker/replacement/test_way.py",),
     ),

@@ -184,11 +184,14 @@ def slots(kind: type) -> tuple[str, ...]:
 def _find_slots(kind: type) -> tuple[str, ...]:
     if kind.__module__ == "builtins":
         return ()
-    return tuple(
-        name for each in kind.__mro__ for name, found in vars(each).items()
-        if type(found) is types.MemberDescriptorType and not name.startswith("__")
-        and each.__module__ != "builtins" and each.__flags__ & (1 << 9)
-    )  # fmt: skip
+    described = [(each, name, found) for each in kind.__mro__ for name, found in vars(each).items()]
+    return tuple(name for each, name, found in described if _is_slot(each, name, found))
+
+
+def _is_slot(kind: type, name: str, found: Any) -> bool:
+    if type(found) is not types.MemberDescriptorType or name.startswith("__"):
+        return False
+    return kind.__module__ != "builtins" and bool(kind.__flags__ & (1 << 9))
 
 
 def slot(value: Any, name: str) -> Any:

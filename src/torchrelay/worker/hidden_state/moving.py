@@ -25,9 +25,8 @@ import msgspec
 import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
-from torchrelay.worker.hidden_state import frames, generators, graph, made, told, variables
+from torchrelay.worker.hidden_state import generators, graph, made, told, variables
 from torchrelay.worker.hidden_state.around import around
-from torchrelay.worker.hidden_state.frames import FRAME
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Within
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
@@ -129,7 +128,7 @@ class Moving:
                 self._rows[path] = now = (id(row), len(row), id(row[-1]))
                 known = before.get(path, now)
                 is_same = known[0] == now[0] and known != now
-                if is_same and not frames.is_told(row) and Filled(row).tell() is None:
+                if is_same and not told.is_told(row) and Filled(row).tell() is None:
                     self.lacking.setdefault(path, GROWS)
 
     def _go(self) -> Walk:
@@ -346,7 +345,7 @@ class Moving:
         for path in sorted(kept):  # and not in the order in which it was found
             kept[path].find()
             entries += self._entry(path, kept[path])
-        held, others = frames.of_entries(kept[path] for path in sorted(kept))
+        held, others = told.of_entries(kept[path] for path in sorted(kept))
         for path in sorted(others.keys() - kept.keys()):
             entries += self._entry(path, others[path], moved=True)
         found = _encode([*((path, one, False, False) for path, one in held.items()), *entries])
@@ -406,12 +405,12 @@ class Moving:
             return set()
         entries = _decode(record)
         self._walk = self._go()
-        if any(path.endswith((ENTRIES, FRAME)) for path, *_ in entries):
+        if any(path.endswith((ENTRIES, told.FRAME)) for path, *_ in entries):
             entries.sort(key=lambda entry: not entry[0].endswith(ENTRIES))  # they bring attributes with them
             for path, value, *_ in entries:
                 if path.endswith(ENTRIES) and (leaf := self._leaf(path)) is not None:
                     told.take(leaf, values.decode(value))
-            entries = frames.make(entries, self._anew)
+            entries = told.make(entries, self._anew)
             self._walk = self._go()
         for path, value, encoded, moved in entries:
             leaf = self._leaf(path)
@@ -442,7 +441,7 @@ class Moving:
         """What is there; an attribute that is yet to be made; or entries, of what was empty there and is not here."""
         leaves = self._walk.leaves
         found = leaves.get(path) or self._walk.absent.get(path) or self._walk.opened.get(path)
-        found = found or frames.entry(path, self._leaf)
+        found = found or told.entry(path, self._leaf)
         if found is not None:
             return found
         plain = leaves.get(path.removesuffix(ENTRIES))

@@ -13,9 +13,11 @@ import multiprocessing.process
 import queue
 import sys
 import threading
+import weakref
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from types import FrameType
 from typing import Any
 
 import torch
@@ -26,10 +28,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from torchrelay.errors import UndeclaredError
 from torchrelay.worker.data.cursor import Cursor
-from torchrelay.worker.replacement.later import Later
-from torchrelay.worker.replacement.torch_functions import HARMLESS, LOOKS, name_of, storage_of, tensors_in, written
+from torchrelay.worker.hidden_state import graph, variables
+from torchrelay.worker.replacement import torch_functions
+from torchrelay.worker.replacement.torch_functions import HARMLESS, Changes, name_of, places_of, storage_of, tensors_in
 from torchrelay.worker.source.lines import is_library
-from torchrelay.worker.state.parts import ContainerPart, StatefulPart
 from torchrelay.worker.state.state import State
 
 GRADIENTS = (
@@ -178,7 +180,7 @@ class Way(Watched):
         if not places or not _is_of_the_script():
             return
         self._changes.see(name, args, kwargs, places)
-        if not places & written(name, args, kwargs):  # what comes of it is overwritten in the end
+        if not places & torch_functions.written(name, args, kwargs):  # what comes of it is overwritten in the end
             self.wanted("the state")
 
     def wanted(self, what: str) -> None:
@@ -247,57 +249,106 @@ class Tail(Watched):
 
     def reads(self, func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         """Whether this call of a torch function reads a tensor of the state that has not come yet."""
-        if self._brought or self._bringing or name_of(func) in LOOKS:
+        if self._brought or self._bringing or name_of(func) in torch_functions.LOOKS:
             return False
         return any(self._is_of_state(tensor) for tensor in tensors_in(args, kwargs))
 
 
-def places_of(state: State) -> tuple[set[int], set[int]]:
-    """The tensors of a state by their ids, and the memory in which they lie."""
-    found = [value for value in state.objects() if isinstance(value, torch.Tensor)]
-    held = set(map(id, found))
-    for optimizer in state.optimizers():
-        for kept in optimizer.state.values():
-            found += [value for value in kept.values() if isinstance(value, torch.Tensor)]
-    for part in state.flat():
-        if isinstance(part, StatefulPart):
-            found += tensors_in((part.value.state_dict(),), {})
-        elif isinstance(part, ContainerPart):
-            found += tensors_in((part.value,), {})
-    return held, {place for tensor in found if (place := storage_of(tensor))}
+class Later:
+    """Parts that the script changes in this place, and that came as they are after that.
 
-
-SWAPPED = (
-    "the script changes parameters between two steps, and reads them there: a worker that takes over a rank may have "
-    "them only as they are afterwards. Change them, and put them back, inside run.atomic(function, ...)"
-)
-
-
-class Changes:
-    """What the script writes into parameters between two calls, and what it reads of them there.
-
-    Other ranks may have come further in that code: what is brought from them may be what they have written. A script
-    that only writes, as clipping does, gets the right values in the end; one that also reads, as an average does that
-    takes the place of the parameters for an evaluation, would get others.
+    What it computes of them is of no matter if it only comes into them again: they come once more. It must not come
+    into anything else: a file, a number, or a variable that is read later.
     """
 
     def __init__(self, state: State) -> None:
-        besides = {storage_of(tensor) for _, tensor in state.given_besides()}
-        self._tracked = {storage_of(parameter) for _, parameter in state.parameters()} - besides - {0}
-        self._read: set[int] = set()
-        self._written: set[int] = set()
-        self.wrote = False  # anything
+        self._state = state
+        self.names = ""
+        self._places: set[int] = set()
+        self._owners: set[int] = set()
+        self._made: list[weakref.ref[torch.Tensor]] = []  # tensors that were computed from them
 
-    def see(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], places: set[int]) -> None:
-        """A function that takes what lies in these places is about to be run. Raises `UndeclaredError`."""
-        all_targets = written(name, args, kwargs)
-        self.wrote = self.wrote or bool(all_targets & places)
-        targets = all_targets & self._tracked
-        read = places & self._tracked - targets
-        if targets & self._read or read & self._written:
-            raise UndeclaredError(SWAPPED)
-        self._written |= targets
-        self._read |= read
+    def are(self, moved: frozenset[str]) -> None:
+        """These are, from now on."""
+        self.end()
+        self.names = ", ".join(sorted(moved))
+        self._places = {storage_of(tensor) for path, tensor in self._state.given_besides() if path in moved} - {0}
+        held = [part.held() for part in self._state.flat() if part.path in moved]
+        modules = [each for one in held if isinstance(one, torch.nn.Module) for each in one.modules()]
+        self._owners = {id(one) for one in (*held, *modules)}
+
+    def came(
+        self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any, state: Collection[int]
+    ) -> None:
+        """A function of this name has been run. `state`: where the tensors of the state lie."""
+        if name in torch_functions.LOOKS or not self._is_in(args, kwargs):
+            return
+        for tensor in tensors_in((result,), {}):
+            if storage_of(tensor) not in state and storage_of(tensor) not in self._places:
+                self._made.append(weakref.ref(tensor))
+
+    def check(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """Raises `UndeclaredError` if this gives away what no rank has any more."""
+        if (
+            not self.names
+            or not (name in torch_functions.GIVES_AWAY or name in torch_functions.TELLS)
+            or not self._is_in(args, kwargs)
+        ):
+            return
+        asking = _asking()
+        if asking is None or (name in torch_functions.TELLS and self._is_of_its_own(asking)):
+            return
+        raise UndeclaredError(_LATER.format(self.names))
+
+    def end(self) -> None:
+        """The script comes to another place. Raises `UndeclaredError` if it keeps what was made of them."""
+        made = {id(tensor) for reference in self._made if (tensor := reference()) is not None}
+        self._made = []
+        if made:
+            kept = graph.Walk([(leaf.path, leaf.value) for leaf in variables.held()])
+            if any(id(leaf.value) in made for leaf in kept.leaves.values()):
+                raise UndeclaredError(_LATER.format(self.names))
+
+    def is_in(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Whether some of these are such."""
+        return bool(self.names) and self._is_in(tuple(tensors), {})
+
+    def _is_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        made = [tensor for reference in self._made if (tensor := reference()) is not None]
+        places = {storage_of(tensor) for tensor in made if storage_of(tensor)} | self._places
+        ids = set(map(id, made))
+        return any(id(each) in ids or storage_of(each) in places for each in tensors_in(args, kwargs))
+
+    def _is_of_its_own(self, asking: FrameType) -> bool:
+        """Whether a method of such an object asks, for what it does with itself: as for how many updates it had."""
+        frame: FrameType | None = asking
+        while frame is not None:
+            if id(frame.f_locals.get("self")) in self._owners:
+                return True
+            if not is_library(frame.f_code.co_filename):
+                return False
+            frame = frame.f_back
+        return False
+
+
+def _asking() -> FrameType | None:
+    """What has called a function of torch; None if that is a function of ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") == __name__:
+        frame = frame.f_back
+    first = frame
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+        frame = frame.f_back
+    ours = frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS)
+    return None if ours else first
+
+
+_OURS = "torchrelay."
+_LATER = (
+    "{} changes between two steps, and is saved or read there: a worker that takes over a rank has it only as it is "
+    "afterwards. Change it in the step, after optimizer.step(), or put saving and reading it into "
+    "run.atomic(function, ...)"
+)
 
 
 class _Waiting(defaultdict[Any, Any]):

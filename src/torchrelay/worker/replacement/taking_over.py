@@ -20,7 +20,7 @@ from torchrelay.worker.data.cursor import Call, Cursor, Record, Skip, decode_cal
 from torchrelay.worker.replacement import foresight
 from torchrelay.worker.replacement.given import Doubt, Function
 from torchrelay.worker.replacement.tail import Tail, Way
-from torchrelay.worker.retry import late, returned
+from torchrelay.worker.retry import late, plain, returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
 from torchrelay.worker.state.record import (
@@ -94,7 +94,9 @@ class TakingOver:
     def _stand(self, told: bytes, *, behind_a_call: bool) -> None:
         """The script goes on, and calls are ahead: what it may read of the state is there, or is refused."""
         cursor = self._cursor
-        whole = self._kept.put(told)
+        values_there, moving = returned.parted(told)
+        self._state.private.hidden.place(moving)
+        whole = plain.put(self._kept.at_head, values_there)
         if not cursor.is_behind_changes:
             return  # the state is the initial one, as it is here
         if self._way is None:

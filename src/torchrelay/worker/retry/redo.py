@@ -30,6 +30,7 @@ from torchrelay.worker.parallel.pipeline import NoneYet, Settled
 from torchrelay.worker.parallel.shards import is_shard, version
 from torchrelay.worker.retry.marks import Copied, Draws, HyperParameters, Mark, Modes, Probe, Scale, Schedule, Tensors
 from torchrelay.worker.state import gradients
+from torchrelay.worker.state.buffers import Buffers
 from torchrelay.worker.state.gradients import Carried, CarriedGradients, Gradients, Lying
 from torchrelay.worker.state.parts import GeneratorPart, ModulePart, StatefulPart
 from torchrelay.worker.state.record import Learned
@@ -58,7 +59,8 @@ class Redo:
         self._calls = 0
         self._looks = 0  # that came to the gate of their call
         self._probe = Probe(state)
-        self._bound = self._standing = state.private.standing.bound()  # buffers at the entry, and as seen last
+        self._buffers: Buffers = state.private.standing
+        self._bound = self._standing = self._buffers.bound()  # buffers at the entry, and as seen last
         self._moving: set[str] | None = None  # buffers that change in a call; None until the first probes are over
         self._seen_moving: set[str] = set()
         self._copied: dict[str, Copied] = {}  # parts that are known to change before the gate
@@ -102,7 +104,7 @@ class Redo:
         self._refresh()
         if self._stale or self._known != self._state.known:
             self._prepare()
-        self._bound = self._state.private.standing.bound()
+        self._bound = self._buffers.bound()
         for mark in self._marks:
             mark.mark()
         trained = list(map(_trained, self._parameters))
@@ -122,7 +124,7 @@ class Redo:
     def _refresh(self) -> None:
         """Buffers may be others than before: a forward pass has bound them anew."""
         self._state.private.refresh()
-        if self._standing is not (standing := self._state.private.standing.bound()):
+        if self._standing is not (standing := self._buffers.bound()):
             self._standing = standing
             self._probe.buffers = self._state.private.buffers()
             self._stale = True
@@ -159,7 +161,7 @@ class Redo:
         written = [] if self._rewound else [*self._written(), *self._unsaved()]
         lying = self._lying_at_entry()
         with torch.no_grad():
-            self._state.private.standing.bind(self._bound)
+            self._buffers.bind(self._bound)
             self._refresh()
             for mark in (*self._marks, *self._tried_buffers, *self._tried.values()):
                 mark.rewind()

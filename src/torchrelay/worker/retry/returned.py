@@ -116,17 +116,6 @@ class Returned:
                 mark.mark()
         return _encode_place((plain.tell(self.at_head), self._state.private.hidden.now()))
 
-    def put(self, place: bytes) -> bool:
-        """On a replacement: make it so. Returns whether these are all values. Raises `ValueError` for other bytes."""
-        if not place:
-            return False
-        try:
-            told, moving = _decode_place(place)
-        except msgspec.DecodeError as error:
-            raise ValueError(f"{len(place)} bytes that tell of no place: {error}") from error
-        self._state.private.hidden.place(moving)
-        return plain.put(self.at_head, told)
-
     def enter(self) -> Entered | None:
         """At the entry of a section; None if what is told of it would cost too much, or cannot be told."""
         self._sections += 1
@@ -154,6 +143,14 @@ def take(state: State, data: bytes, only: Collection[str] | None = None) -> froz
         if isinstance(part, _Told) and part.path in arrived and not own and (only is None or part.path in only):
             part.take_values(arrived[part.path])
     return frozenset(moved)
+
+
+def parted(place: bytes) -> tuple[bytes, bytes]:
+    """What `Returned.place` has told: for `plain`, and for `hidden`. Raises `ValueError` for other bytes."""
+    try:
+        return _decode_place(place) if place else (b"", b"")
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{len(place)} bytes that tell of no place: {error}") from error
 
 
 def now(state: State) -> bytes:

@@ -147,7 +147,7 @@ def test_a_buffer_that_differs_late_and_is_too_large_ends_no_job(pair: Pair, mon
     model.register_buffer("seen", torch.zeros(1 << 18))
     pair.state = State(model, torch.optim.SGD(model.parameters(), lr=0.1))
     pair.state.private.settle([], sections=False)
-    monkeypatch.setattr("torchrelay.worker.state.own.sys.stderr", io.StringIO())
+    monkeypatch.setattr("torchrelay.worker.state.private.sys.stderr", io.StringIO())
     pair.state.private.keep_own(["model.seen"], early=False)
     assert "model.seen" not in pair.state.private.compared()
     with pytest.raises(UnprovedError, match=r"model.seen is each rank's own"):

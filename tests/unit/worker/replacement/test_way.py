@@ -16,7 +16,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.optim.swa_utils import AveragedModel
 
 from torchrelay.errors import UndeclaredError
-from torchrelay.worker.replacement.tail import SWAPPED, Way
+from torchrelay.worker.replacement.tail import Way
+from torchrelay.worker.replacement.torch_functions import SWAPPED
 from torchrelay.worker.state.state import State
 
 

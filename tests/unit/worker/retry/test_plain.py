@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.worker.retry.returned import Returned
+from torchrelay.worker.retry import plain
+from torchrelay.worker.retry.returned import Returned, parted
 from torchrelay.worker.state.state import State
 
 SCHEDULES: dict[str, Any] = {
@@ -85,10 +86,15 @@ def test_a_replacement_reads_what_its_predecessor_read_there(kind: str) -> None:
     rank.go_on(3)
     told, expected = rank.returned.place(), repr(rank.readable())
     rank.go_on(2)
-    assert other.returned.put(told) is True
+    assert put(other.returned, told) is True
     assert repr(other.readable()) == expected
     other.go_on(2)
     assert repr(other.readable()) == repr(rank.readable()), "and goes on from there alike"
+
+
+def put(there: Returned, place: bytes) -> bool:
+    told, _ = parted(place)
+    return plain.put(there.at_head, told)
 
 
 def test_what_is_told_of_a_return_is_as_of_then() -> None:
@@ -98,7 +104,7 @@ def test_what_is_told_of_a_return_is_as_of_then() -> None:
     expected = repr(rank.readable())
     rank.go_on(2)
     _, told = rank.returned.since()
-    assert other.returned.put(told) is True
+    assert put(other.returned, told) is True
     assert repr(other.readable()) == expected
 
 
@@ -116,13 +122,13 @@ def test_what_is_told_of_a_return_is_as_of_then() -> None:
 def test_it_says_if_there_is_more(besides: dict[str, Any]) -> None:
     rank, other = Rank(**besides), Rank(**besides)
     rank.go_on()
-    assert other.returned.put(rank.returned.place()) is False
+    assert put(other.returned, rank.returned.place()) is False
 
 
 def test_a_learning_rate_that_is_a_tensor_is_not_told() -> None:
     model = nn.Linear(2, 2)
     told = Returned(State(model, torch.optim.Adam(model.parameters(), lr=torch.tensor(0.5), capturable=False)))
-    assert told.put(told.place()) is False
+    assert put(told, told.place()) is False
 
 
 def test_what_the_scripts_functions_save_is_told_as_far_as_it_is_known() -> None:
@@ -134,17 +140,17 @@ def test_what_the_scripts_functions_save_is_told_as_far_as_it_is_known() -> None
     told.mark()
     data = told.place()
     optimizer.param_groups[0]["lr"] = 0.1
-    assert told.put(data) is False, "there may be more"
+    assert put(told, data) is False, "there may be more"
     assert optimizer.param_groups[0]["lr"] == 0.5
 
 
 def test_modules_that_were_added_here_are_let_be() -> None:
     rank, other = SimpleNamespace(model=nn.Sequential(nn.Linear(2, 2))), SimpleNamespace(model=nn.Sequential())
     told = Returned(State(rank.model)).place()
-    Returned(State(other.model)).put(told)
+    put(Returned(State(other.model)), told)
     assert other.model.training
 
 
 def test_other_bytes_are_refused() -> None:
     with pytest.raises(ValueError, match="3 bytes that tell of no place"):
-        Rank().returned.put(b"abc")
+        put(Rank().returned, b"abc")
