@@ -41,8 +41,13 @@ MORE: dict[str, tuple[str, ...]] = {
         "see[users]", "see[chain]", "see[numbers]", "see[made]", "see[settings", "see[tensor", "twice[own-dict]",
         "see[closure]", "see[raw]",
     ),
+    "test_case_kept_tensors": ("[begin]", "[twice]", "[variable]"),
     "test_case_late_decision": ("[early", "after_the_last_step"),
     "test_case_meters": ("[dict]", "[default]", "[list]", "made_once[grad:9"),
+    "test_case_ordinary": (
+        "[decides]", "[namespace]", "in_the_end[module]", "in_the_end[dict]", "any_more[module]", "any_more[dict]",
+        "[grad:17:0]", "anew[]", "gradients[]", "[after:10:0]",
+    ),
     "test_case_own_state": (
         "[array-", "[dict-grad:3", "[late-grad:110", "move[meter]", "[tensor-grad", "[inside-grad", "refused[late]",
     ),

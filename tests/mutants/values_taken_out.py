@@ -7,6 +7,10 @@ from tests.mutants.mutant import Mutant
 SAVED_ALIKE = "tests/jobs/test_case_saved.py::test_it_is_as_undisturbed"
 SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
+KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
+STILL = "tests/unit/worker/hidden_state/test_still.py"
+ORDINARY = "tests/jobs/test_case_ordinary.py"
+OBJECTS = "test_what_objects_hold_is_as_it_was_wherever_the_script_asks"
 OWN_STATE = "tests/jobs/test_case_own_state.py::test_it_is_as_undisturbed"
 OWN_REFUSED = "tests/jobs/test_case_own_state.py::test_what_cannot_be_told_is_refused"
 VALUES = (
@@ -130,5 +134,67 @@ VALUES = (
         "way: parameters may be read and changed", "worker/replacement/torch_functions.py",
         "if targets & self._read or read & self._written:", "if False:",
         ("tests/unit/worker/replacement/test_way.py",),
+    ),
+    Mutant(
+        "tensors: what was replaced is written to", "worker/hidden_state/moving.py",
+        "replaced = reference is not None and (begun is None or begun() is not value)", "replaced = False",
+        (KEPT_TENSORS,),
+    ),
+    Mutant(
+        "tensors: when a call is made again, another is written to", "worker/hidden_state/told.py",
+        "    return before is not None and (leaf.read() is before or leaf.put(before))\n", "    return True\n",
+        (KEPT_TENSORS,),
+    ),
+    Mutant(
+        "tensors: a container that has come up has no places", "worker/hidden_state/told.py",
+        "            _put(leaf, told[path], places)\n", "            pass\n", (KEPT_TENSORS,),
+    ),
+    Mutant(
+        "tensors: rows are told as far as they were seen", "worker/hidden_state/told.py",
+        "            more.update((each.path, each) for each in _row(path, leaf, container))\n", "", (KEPT_TENSORS,),
+    ),
+    Mutant(
+        "still: what stands in a place is not asked for", "worker/hidden_state/still.py",
+        "if list(map(id, map(getitem, self._thing_holders, self._thing_names))) != self._thing_ids:", "if False:",
+        (STILL,),
+    ),
+    Mutant(
+        "objects: on the way they are as they were built", "worker/replacement/taking_over.py",
+        "        self._state.private.hidden.place(moving)\n", "", (f"{ORDINARY}::{OBJECTS}[meter]",),
+    ),
+    Mutant(
+        "rows: what grows is passed over", "worker/hidden_state/moving.py",
+        "                    self.lacking.setdefault(path, GROWS)\n", "                    pass\n",
+        (f"{ORDINARY}::test_a_row_that_grows_by_what_is_not_carried_is_refused",),
+    ),
+    Mutant(
+        "later: parts that move are given away", "worker/replacement/tail.py",
+        "        raise UndeclaredError(_LATER.format(self.names))\n\n    def end", "        return\n\n    def end",
+        (f"{ORDINARY}::test_and_is_not_given_away_where_no_rank_has_it_any_more[object]",),
+    ),
+    Mutant(
+        "later: what the script has written twice stays", "worker/replacement/tail.py",
+        "        if self._changes.wrote:", "        if False:",
+        (f"{ORDINARY}::test_behind_a_section_it_is_as_it_was_there[evaluated:1:0]",),
+    ),
+    Mutant(
+        "later: forward passes are watched", "worker/replacement/tail.py",
+        "if self._watched.computes(module) and self._watched.unseen():", "if False:",
+        (f"{ORDINARY}::test_a_forward_pass_between_steps_computes_what_it_would_alone",),
+    ),
+    Mutant(
+        "buffers: those of the start are taken", "worker/state/private.py",
+        "if self._all and (others := self.standing.refresh()):", "if False and (others := self.standing.refresh()):",
+        (f"{ORDINARY}::test_buffers_that_are_bound_anew[own]",),
+    ),
+    Mutant(
+        "rolled back: values are those of the snapshot", "worker/replacement/taking_over.py",
+        "            if told:\n", "            if False:\n",
+        (f"{ORDINARY}::test_values_after_a_roll_back_are_those_of_the_place[grad:16:1]",),
+    ),
+    Mutant(
+        "entries: a container that changes is not read again", "worker/tensors/entries.py",
+        "        except RuntimeError:  # it has changed in between\n            continue\n",
+        "        except ZeroDivisionError:\n            continue\n", ("tests/unit/worker/tensors/test_entries.py",),
     ),
 )  # fmt: skip

@@ -263,7 +263,7 @@ class Later:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self.names = ""
+        self.names, self._paths = "", frozenset[str]()
         self._places: set[int] = set()
         self._owners: set[int] = set()
         self._made: list[weakref.ref[torch.Tensor]] = []  # tensors that were computed from them
@@ -271,7 +271,7 @@ class Later:
     def are(self, moved: frozenset[str]) -> None:
         """These are, from now on."""
         self.end()
-        self.names = ", ".join(sorted(moved))
+        self.names, self._paths = ", ".join(sorted(moved)), moved
         self._places = {storage_of(tensor) for path, tensor in self._state.given_besides() if path in moved} - {0}
         held = [part.held() for part in self._state.flat() if part.path in moved]
         modules = [each for one in held if isinstance(one, torch.nn.Module) for each in one.modules()]
@@ -304,6 +304,8 @@ class Later:
         """The script comes to another place. Raises `UndeclaredError` if it keeps what was made of them."""
         made = {id(tensor) for reference in self._made if (tensor := reference()) is not None}
         self._made = []
+        # What the script has put into them comes once more.
+        made -= {id(tensor) for path, tensor in self._state.given_besides() if path in self._paths} if made else set()
         if made:
             kept = graph.Walk([(leaf.path, leaf.value) for leaf in variables.held()])
             if any(id(leaf.value) in made for leaf in kept.leaves.values()):

@@ -50,7 +50,7 @@ def put(parameters: Named, gradients: Gradients) -> None:
         if not has:
             parameter.grad = None
             continue
-        if parameter.grad is None or not shards.placed_alike(parameter.grad, parameter):
+        if parameter.grad is None or parameter.grad.is_sparse or not shards.placed_alike(parameter.grad, parameter):
             parameter.grad = shards.like(parameter, memory.zeros_like(local(parameter).detach()))
         elif value is None:
             local(parameter.grad).detach().zero_()
