@@ -15,13 +15,15 @@ from tests.support.stage import Stage
 pytestmark = pytest.mark.timeout(180)
 
 CASES = [
-    ("averages", "object"), ("collected", "list"), ("control", ""), ("edited", ""), ("exits", "caught"), ("fake-dimensions", ""),
+    ("averages", "object"), ("collected", "list"), ("control", ""), ("edited", ""), ("exits", "caught"),
+    ("fake-dimensions", ""),
     ("forgetful-loader", ""),
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
     ("kept-elsewhere", "closure"), ("kept-tensors", "hidden"), ("meters", "along"), ("reads-between", "eval"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
     ("own-state", "dict"),
-    ("own-checkpoint", "plain"), ("own-data", "large"), ("own-objects", "meter"), ("own-places", ""), ("own-sampler", "numpy"),
+    ("own-checkpoint", "plain"), ("own-data", "large"), ("own-objects", "meter"), ("own-places", ""),
+    ("own-sampler", "numpy"),
     ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("returned", "all"),
     ("rebound-buffers", "own"), ("rules", "generator-torch"), ("sparse-gradients", "both"),
     ("saved", "random"),

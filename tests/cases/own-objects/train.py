@@ -1,9 +1,9 @@
 """What objects of the script hold is used between a step and a section of the same turn, and at the head of a turn.
 
 MODE: "meter" counts and averages losses, and lowers the learning rate before an evaluation; "decides" lets the count of
-its own steps decide when there is one; "position" reads batches from a loader of its own; "late" binds a list of the best
-anew, for the first time long after the first steps; "namespace" changes a setting of argparse; "threads" fills a dict
-in a thread; "memory" learns from what it has seen, which only grows.
+its own steps decide when there is one; "position" reads batches from a loader of its own; "late" binds a list of the
+best anew, for the first time long after the first steps; "namespace" changes a setting of argparse; "threads" fills a
+dict in a thread; "memory" learns from what it has seen, which only grows.
 """
 
 import argparse
