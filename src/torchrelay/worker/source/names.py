@@ -249,10 +249,15 @@ def _appends(instructions: list[dis.Instruction], loop: dis.Instruction) -> bool
     return False
 
 
-def names_used(code: CodeType) -> list[str]:
-    """Names that a function looks up, of globals and of attributes; also in functions that it makes."""
-    inner = (const for const in code.co_consts if type(const) is CodeType)
-    return [*code.co_names, *(name for each in inner for name in names_used(each))]
+_OF_GLOBALS = ("_GLOBAL", "LOAD_NAME", "STORE_NAME", "DELETE_NAME")
+
+
+@functools.cache
+def names_used(code: CodeType) -> tuple[str, ...]:
+    """Names of globals that a function looks up or assigns, each once; also in functions that it makes."""
+    own = (one.argval for one in dis.get_instructions(code) if any(part in one.opname for part in _OF_GLOBALS))
+    made = (const for const in code.co_consts if type(const) is CodeType)
+    return tuple(dict.fromkeys([*own, *(name for each in made for name in names_used(each))]))
 
 
 @functools.cache
