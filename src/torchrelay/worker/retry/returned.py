@@ -199,7 +199,8 @@ def _some(tensors: list[tuple[str, torch.Tensor]]) -> dict[str, list[torch.Tenso
     """A few tensors of each part: what changes an average changes all of them."""
     found: dict[str, list[torch.Tensor]] = {}
     for path, tensor in tensors:
-        if tensor.is_cpu and tensor.layout == torch.strided and tensor.is_contiguous() and tensor.numel():
+        plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        if plain and tensor.is_cpu and tensor.layout == torch.strided and tensor.is_contiguous() and tensor.numel():
             found.setdefault(path, []).append(tensor)
     return {path: [each[0], each[len(each) // 2], each[-1]] for path, each in found.items()}
 

@@ -405,7 +405,7 @@ def _living_ddps() -> list[DistributedDataParallel]:
 
 
 def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
+    if type(value) in (torch.Tensor, torch.nn.Parameter):  # others may wait for a collective when they are looked at
         yield value
     elif isinstance(value, (dict, list, tuple, deque)):
         for entry in entries_of(value):
