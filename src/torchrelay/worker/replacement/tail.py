@@ -14,7 +14,7 @@ import queue
 import sys
 import threading
 import weakref
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from types import FrameType
@@ -266,7 +266,8 @@ class Later:
         self.names, self._paths = "", frozenset[str]()
         self._places: set[int] = set()
         self._owners: set[int] = set()
-        self._made: list[weakref.ref[torch.Tensor]] = []  # tensors that were computed from them
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}  # tensors that were computed from them, by their ids
+        self._made_in: Counter[int] = Counter()  # how many of them lie where
 
     def are(self, moved: frozenset[str]) -> None:
         """These are, from now on."""
@@ -285,7 +286,7 @@ class Later:
             return
         for tensor in tensors_in((result,), {}):
             if storage_of(tensor) not in state and storage_of(tensor) not in self._places:
-                self._made.append(weakref.ref(tensor))
+                self._add(tensor, storage_of(tensor))
 
     def check(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         """Raises `UndeclaredError` if this gives away what no rank has any more."""
@@ -295,15 +296,16 @@ class Later:
             or not self._is_in(args, kwargs)
         ):
             return
-        asking = _asking()
+        asking = torch_functions.asking(__name__)
         if asking is None or (name in torch_functions.TELLS and self._is_of_its_own(asking)):
             return
         raise UndeclaredError(_LATER.format(self.names))
 
     def end(self) -> None:
         """The script comes to another place. Raises `UndeclaredError` if it keeps what was made of them."""
-        made = {id(tensor) for reference in self._made if (tensor := reference()) is not None}
-        self._made = []
+        made = set(self._made)
+        self._made.clear()
+        self._made_in.clear()
         # What the script has put into them comes once more.
         made -= {id(tensor) for path, tensor in self._state.given_besides() if path in self._paths} if made else set()
         if made:
@@ -316,10 +318,23 @@ class Later:
         return bool(self.names) and self._is_in(tuple(tensors), {})
 
     def _is_in(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
-        made = [tensor for reference in self._made if (tensor := reference()) is not None]
-        places = {storage_of(tensor) for tensor in made if storage_of(tensor)} | self._places
-        ids = set(map(id, made))
-        return any(id(each) in ids or storage_of(each) in places for each in tensors_in(args, kwargs))
+        for each in tensors_in(args, kwargs):
+            place = storage_of(each)
+            if id(each) in self._made or (place and (place in self._places or self._made_in[place] > 0)):
+                return True
+        return False
+
+    def _add(self, tensor: torch.Tensor, place: int) -> None:
+        key = id(tensor)
+        if key in self._made:
+            return
+
+        def gone(_: Any) -> None:
+            if self._made.pop(key, None) is not None:
+                self._made_in[place] -= 1
+
+        self._made[key] = weakref.ref(tensor, gone)
+        self._made_in[place] += 1
 
     def _is_of_its_own(self, asking: FrameType) -> bool:
         """Whether a method of such an object asks, for what it does with itself: as for how many updates it had."""
@@ -333,19 +348,6 @@ class Later:
         return False
 
 
-def _asking() -> FrameType | None:
-    """What has called a function of torch; None if that is a function of ours."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None and frame.f_globals.get("__name__") == __name__:
-        frame = frame.f_back
-    first = frame
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
-        frame = frame.f_back
-    ours = frame is not None and frame.f_globals.get("__name__", "").startswith(_OURS)
-    return None if ours else first
-
-
-_OURS = "torchrelay."
 _LATER = (
     "{} changes between two steps, and is saved or read there: a worker that takes over a rank has it only as it is "
     "afterwards. Change it in the step, after optimizer.step(), or put saving and reading it into "

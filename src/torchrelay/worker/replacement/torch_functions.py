@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -130,3 +132,15 @@ class Changes:
             raise UndeclaredError(SWAPPED)
         self._written |= targets
         self._read |= read
+
+
+def asking(module: str) -> FrameType | None:
+    """What has called a function of torch that this module sees; None if that is a function of ours."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_globals.get("__name__") in (module, __name__):
+        frame = frame.f_back
+    first = frame
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("torch."):
+        frame = frame.f_back
+    ours = frame is not None and frame.f_globals.get("__name__", "").startswith("torchrelay.")
+    return None if ours else first
