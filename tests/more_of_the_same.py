@@ -97,7 +97,8 @@ MORE: dict[str, tuple[str, ...]] = {
         "nobody_listens", "once[SIGINT]",
     ),
     "test_proofs": (
-        "[hidden:", "[looks:", "[proving:", "[tail:", "[returned:", "[comparing:", "[arguments:", "[kept:",
+        "[tensors:", "[objects:", "[rows:", "[later:", "[buffers:", "[rolled back:", "[hidden:", "[looks:", "[proving:",
+        "[tail:", "[returned:", "[comparing:", "[arguments:", "[kept:",
         "[collected:", "[foresight:", "[still:", "[holdings: the record", "[holdings: other", "[holdings: what changes",
         "[holdings: only", "[holdings: each", "[holdings: functions", "[holdings: own", "[given: what a step",
         "[given: other", "[reads:", "[code: a replacement", "[own: another", "[own: and", "[own: what", "[own: buffers",

@@ -43,7 +43,7 @@ def test_behind_a_section_it_is_as_it_was_there(tmp_path: Path, strike: str) -> 
 
 
 def test_a_forward_pass_between_steps_computes_what_it_would_alone(tmp_path: Path) -> None:
-    verdict = disturbed(tmp_path, "averages", mode="encoder", strike="used:10:1,grad:21:0")
+    verdict = disturbed(tmp_path, "evaluates-between", strike="after:10:1,grad:16:0")
     assert verdict.fate is Fate.EQUAL, verdict
 
 

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.timeout(180)
 
 CASES = [
     ("averages", "object"), ("collected", "list"), ("control", ""), ("edited", ""), ("exits", "caught"),
+    ("evaluates-between", ""),
     ("fake-dimensions", ""),
     ("forgetful-loader", ""),
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),

@@ -160,7 +160,7 @@ VALUES = (
     ),
     Mutant(
         "objects: on the way they are as they were built", "worker/replacement/taking_over.py",
-        "        self._state.private.hidden.place(moving)\n", "", (f"{ORDINARY}::{OBJECTS}[meter]",),
+        "        self._state.private.hidden.place(moving)\n", "", (f"{ORDINARY}::{OBJECTS}[position]",),
     ),
     Mutant(
         "rows: what grows is passed over", "worker/hidden_state/moving.py",

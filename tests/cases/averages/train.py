@@ -1,14 +1,13 @@
 """An average of the model in state=, updated between steps, and used there every ten steps; or in a later section.
 
 MODE: "module", "object" (that has state_dict()), "dict" (of tensors that are replaced); "sections" makes two at the end
-of an epoch, and saves between them; "encoder" evaluates a transformer there, without an average.
+of an epoch, and saves between them.
 """
 
 import copy
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
@@ -45,9 +44,6 @@ dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
 inner = net()
-if MODE == "encoder":
-    inner = nn.Sequential(nn.Unflatten(1, (1, 8)), nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten())
-    inner.append(nn.Linear(8, 1))
 model = DistributedDataParallel(inner)
 average = Average(inner) if MODE in ("object", "dict") else AveragedModel(inner)
 shadow = average.shadow if MODE == "dict" else average
@@ -66,12 +62,6 @@ def update():
 
 
 def used():
-    if MODE == "encoder":
-        inner.eval()
-        with torch.no_grad():
-            found = inner(data.inputs).sum()
-        inner.train()
-        return found
     if MODE == "module":
         with torch.no_grad():
             return average(data.inputs).sum()

@@ -48,14 +48,19 @@ def test_a_container_that_changes_while_it_is_read_is_read_again() -> None:
     class Key:
         """Asked for its hash by whoever reads this dict: as if another thread ran just then."""
 
-        asked = 0
+        armed = False
 
         def __hash__(self) -> int:
-            self.asked += 1
-            if self.asked == 3:
+            if self.armed:
+                self.armed = False
                 found["more"] = 2
             return 7
 
-    found[Key()] = 1
-    assert entries_of(found) == [1]
+    key = Key()
+    found[key] = 1
+    key.armed = True
+    with pytest.raises(RuntimeError):
+        list(found.items())
+    del found["more"]
+    key.armed = True
     assert [value for _, value in items_of(found)] == [1, 2]
