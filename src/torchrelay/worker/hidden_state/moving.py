@@ -350,7 +350,8 @@ class Moving:
             entries += self._entry(path, others[path], moved=True)
         found = _encode([*((path, one, False, False) for path, one in held.items()), *entries])
         if len(found) > LIMIT:
-            return self.record() if more else self._shortened(entries, len(found))
+            rows = [path.removesuffix(told.FRAME) for path in held]
+            return self.record() if more else self._shortened(entries, len(found), rows)
         return found
 
     def _entry(self, path: str, leaf: Leaf, *, moved: bool = False) -> list[tuple[str, Any, bool, bool]]:
@@ -375,8 +376,11 @@ class Moving:
             return [(path, values.encode([told.SAME, self._first_of[id(value)]], path), True, moved)]
         return [(path, told.tell(path, value, replaced=replaced), True, moved)]
 
-    def _shortened(self, entries: list[Any], size: int) -> bytes:
-        """Too much moves: of an order of data that cannot be; of all else as much is kept as there is room for."""
+    def _shortened(self, entries: list[Any], size: int, rows: list[str]) -> bytes:
+        """Too much moves: of an order of data that cannot be; of all else as much is kept as there is room for.
+
+        Of rows that are not told to their end a replacement would have another one.
+        """
         names = ", ".join(itertools.islice(sorted(self.kept), 3))
         said = (
             f"{names} and others change in the course of the training and have {size:,} bytes; at most {LIMIT:,} are "
@@ -389,9 +393,12 @@ class Moving:
         short = []
         for entry in entries:
             room -= len(_encode(entry))
-            if room > 0:
-                short.append(entry)
-        self.kept = {entry[0]: self.kept[entry[0]] for entry in short}
+            if room <= 0:
+                break
+            short.append(entry)
+        dropped = {entry[0].rpartition("[")[0] for entry in entries[len(short) :]}
+        self.lacking.update((row, GROWS) for row in rows if row in dropped and row not in self.lacking)
+        self.kept = {entry[0]: self.kept[entry[0]] for entry in short if entry[0] in self.kept}
         return _encode(short)
 
     def put(self, record: bytes, *, again: bool = False, lenient: bool = False) -> set[str]:

@@ -67,8 +67,6 @@ def copied(value: Any) -> Any:
 
 def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
     """`replaced`: it is not the tensor that was there at first, and a replacement must not write into that one."""
-    if replaced:
-        return values.encode([_REPLACED, value], path)
     generator = graph.is_generator(value)
     if type(value) is itertools.count:
         return values.encode([_COUNT, generators.place_of_count(value)], path)
@@ -77,6 +75,8 @@ def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
     if type(value) in graph.BUFFERS:
         return values.encode([_BUFFER, bytes(value)], path)
     try:
+        if replaced:
+            return values.encode([_REPLACED, value], path)
         found = made.tell(value, LARGEST) if made.is_made(value) else value
         return values.encode([generators.kind_of(value), generators.state_of(value)] if generator else [found], path)
     except TypeError as error:
@@ -236,15 +236,13 @@ def make(entries: list[Any], find: Callable[[str], Leaf | None]) -> list[Any]:
     """Make the places in containers, as `find` finds these; returns the entries that are to be put there."""
     told = {path: value for path, value, *_ in entries}
     places = {path.removesuffix(FRAME) for path in told}
-    rows = []
     for path in sorted((path for path in told if path.endswith(FRAME)), key=len):  # outer ones first
         leaf = find(path.removesuffix(FRAME))
         if leaf is not None and told[path][3]:
             _fill(leaf, told[path], list(values.decode(told[path][3]).unbind()))
-            rows.append(leaf.path + "[")
         elif leaf is not None:
             _put(leaf, told[path], places)
-    return [one for one in entries if not one[0].endswith(FRAME) and not one[0].startswith(tuple(rows))]
+    return [one for one in entries if not one[0].endswith(FRAME)]
 
 
 def _put(leaf: Leaf, told: Any, paths: Collection[str]) -> None:

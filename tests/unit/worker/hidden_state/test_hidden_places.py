@@ -351,6 +351,33 @@ def test_a_row_of_tensors_is_told_to_its_end(count: int, kind: Any) -> None:
     assert getattr(new.losses, "maxlen", None) == getattr(kept.losses, "maxlen", None)
 
 
+@pytest.mark.parametrize("count", [5, 70])
+def test_a_replacement_tells_the_row_to_its_own_at_once(count: int) -> None:
+    def made() -> tuple[Any, Callable[[], None]]:
+        kept = SimpleNamespace(losses=[])
+        return kept, lambda: kept.losses.append(torch.tensor(0.5 + len(kept.losses)))
+
+    (kept, step), (_, other), (last, another) = made(), made(), made()
+    after = Hidden(quiet=True)
+    after.add(other)
+    after.load(called(step, count).record())
+    replaced(after, another)
+    assert as_numbers(last.losses) == as_numbers(kept.losses)
+
+
+def test_a_row_for_which_there_is_no_room_ends_no_step_but_a_fault_ends_the_job() -> None:
+    kept = SimpleNamespace(rows=[])
+
+    def step() -> None:
+        kept.rows.append(torch.ones(1000) * len(kept.rows))
+
+    hidden = called(step, 40)
+    hidden.record()
+    assert len(kept.rows) == 40
+    with pytest.raises(UnprovedError, match=r"kept of .*step.rows grows in the course of the training"):
+        replaced(hidden, step)
+
+
 def test_objects_that_hold_more_than_values_are_refused_by_their_place() -> None:
     kept: dict[str, SimpleNamespace] = {}
 
