@@ -22,7 +22,7 @@ class Buffers:
         self.now: dict[str, torch.Tensor] = {}
         self._holders: list[dict[str, Any]] = []
         self._names: list[str] = []
-        self._bound: list[torch.Tensor] = []
+        self._bound: list[torch.Tensor | None] = []
         seen: set[int] = set()
         for path, module in modules:
             for inner, submodule in module.named_modules(remove_duplicate=False):
@@ -39,7 +39,7 @@ class Buffers:
         try:
             bound = list(map(getitem, self._holders, self._names))
         except KeyError:  # one is gone: what is known of it stays as it was
-            bound = [holder.get(name, old) for holder, name, old in self._triples()]
+            bound = [holder.get(name) for holder, name in zip(self._holders, self._names, strict=True)]
         if all(map(is_, bound, self._bound)):
             return set()
         found = set()
@@ -50,15 +50,13 @@ class Buffers:
         self._bound = bound
         return found
 
-    def bound(self) -> list[torch.Tensor]:
-        """Those of the last `refresh`, for `bind`."""
+    def bound(self) -> list[torch.Tensor | None]:
+        """Those of the last `refresh`, for `bind`; None for one that was taken away."""
         return self._bound
 
-    def bind(self, bound: Sequence[torch.Tensor]) -> None:
+    def bind(self, bound: Sequence[torch.Tensor | None]) -> None:
         """Let these stand there again."""
-        for (holder, name, _), buffer in zip(self._triples(), bound, strict=True):
-            holder[name] = buffer
+        for holder, name, buffer in zip(self._holders, self._names, bound, strict=True):
+            if buffer is not None:
+                holder[name] = buffer
         self.refresh()
-
-    def _triples(self) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-        return list(zip(self._holders, self._names, self._bound, strict=True))
