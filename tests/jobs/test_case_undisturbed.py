@@ -22,7 +22,7 @@ CASES = [
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
     ("kept-elsewhere", "closure"), ("kept-tensors", "hidden"), ("meters", "along"), ("reads-between", "eval"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
-    ("own-state", "dict"),
+    ("own-state", "dict"), ("left-behind", "prints"),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-objects", "meter"), ("own-places", ""),
     ("own-sampler", "numpy"),
     ("own-stream", "tensor"), ("own-variables", ""), ("own-while-loop", "epochs"), ("returned", "all"),

@@ -32,9 +32,15 @@ def circles(graph: dict[str, set[str]]) -> list[list[str]]:
 
 
 def with_one_importer(graph: dict[str, set[str]]) -> list[str]:
-    """Modules that exactly one other imports; packages and what is run as `python -m` do not count."""
+    """Modules that exactly one other imports; packages and what is run as a command or `python -m` do not count."""
     importers = Counter(other for others in graph.values() for other in others)
-    return sorted(name for name in importers if importers[name] == 1 and is_module(name))
+    return sorted(name for name in importers if importers[name] == 1 and is_module(name) and name not in commands())
+
+
+def commands() -> set[str]:
+    """The modules behind the commands that are installed."""
+    project = tomllib.loads((ROOT.parents[1] / "pyproject.toml").read_text())["project"]
+    return {entry.partition(":")[0] for entry in project["scripts"].values()}
 
 
 def is_module(name: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from tests.support.telling import Story, private, raised, running
+from tests.support.telling import Story, after_an_error, private, raised, running
 from torchrelay.agent.agent import cause_of, mismatch
 from torchrelay.agent.workers.forks import Ended
 from torchrelay.api.shown import Exclusion
@@ -164,3 +164,21 @@ def test_what_gloo_said_is_found_in_the_log(tmp_path: Path) -> None:
 )
 def test_other_aborts_are_not_explained(text: str) -> None:
     assert mismatch(text) == ""
+
+
+def test_what_only_a_replacement_raises_for_want_of_what_was_left_is_not_the_scripts_own() -> None:
+    story = running(HERE)
+    dies(story, 1, signal=KILL)
+    again(story)
+    story.hear(raised(story, 1, point=HERE, kind="incomplete"))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 91
+    assert "own error" not in story.job.why
+
+
+def test_what_its_predecessor_raised_as_well_it_does_not_raise_for_want_of_anything() -> None:
+    story = after_an_error(HERE)
+    story.hear(raised(story, 1, point=HERE, kind="incomplete"))
+    assert story.job.outcome is not None
+    assert story.job.outcome.code == 5
+    assert "the script's own error" in story.job.why

@@ -272,9 +272,10 @@ class WorkerRaised(Fact, frozen=True, tag=True, kw_only=True):
     """An exception in the script.
 
     kind `script`: the script's own error. `undeclared`: a collective outside any step or section was cut by a fault.
-    `diverged`: the script of one that takes over a rank went another way than its predecessor's. `refused`: torchrelay
-    refuses to protect this script and says why. `signature` is equal for equal exceptions (type, message without
-    numbers, innermost line of the script).
+    `diverged`: the script of one that takes over a rank went another way than its predecessor's. `incomplete`: it
+    raised in a turn whose earlier calls its predecessor had run alone, so that it may lack what they left. `refused`:
+    torchrelay refuses to protect this script and says why. `signature` is equal for equal exceptions (type, message
+    without numbers, innermost line of the script).
     """
 
     worker: WorkerId

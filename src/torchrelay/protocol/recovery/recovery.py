@@ -157,7 +157,7 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     ):
         return cluster  # with their ends it is told which snapshots are on their nodes
     if target is None:
-        return go_back(cluster, job, "every rank that held state is lost")
+        return go_back(cluster, job, f"every rank that held state is lost{last_of(job)}")
     if target == START:
         return start_again(cluster, job, "nothing was committed yet")
     for rank, seat in sorted(job.seats.items()):
@@ -166,6 +166,15 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
             assert seat.worker is not None, "what a lost holder reported is forgotten"
             return lose(cluster, seat.worker, cause=misplaced, detector=f"report of rank {rank}", ended=False)
     return decide(cluster, job, target, reason)
+
+
+def last_of(job: Job) -> str:
+    """The last fault of this incident: it is mostly another one than the fault that the incident began with."""
+    incident = job.open_incident
+    if incident is None or len(incident.faults) < 2:
+        return ""
+    fault = incident.faults[-1]
+    return "; the last fault" + ("" if fault.rank is None else f", of rank {fault.rank}") + f": {fault.cause}"
 
 
 def left_records(job: Job) -> bool:

@@ -59,6 +59,7 @@ EQUAL_BATCHES = "give every rank the same number of batches"
 NO_WAY_ON = {
     "undeclared": ("worker: undeclared collective", NO_STATE),
     "diverged": ("worker: another way than its predecessor", NO_STATE),
+    "incomplete": ("worker: lacks what its predecessor's calls left", NO_STATE),
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
@@ -248,7 +249,8 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     replaces = found is not None and found[0].seats[found[1]].replacement and found[0].phase in RECOVERING
     if event.kind == "refused" and not replaces:
         return end(cluster, job, REFUSED, event.summary, eligible=False)
-    if event.kind in NO_WAY_ON and found is not None:
+    own = event.kind == "incomplete" and any(_same(entry, event) for entry in job.raised)
+    if event.kind in NO_WAY_ON and not own and found is not None:
         at = job.moment(now, event.age_ms)
         detector, code = NO_WAY_ON[event.kind]
         fault = Fault(event.summary, detector, at, event.rank, event.worker, known.node)
@@ -266,6 +268,11 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     job = replace(job, raised=(*job.raised[-63:], raised))
     cluster = cluster.with_job(job.tell(now, f"rank {event.rank} raised: {event.summary}"))
     return judge_raised(cluster, known.job)
+
+
+def _same(entry: Raised, event: ev.WorkerRaised) -> bool:
+    """Whether another worker has raised this at this point: then it is not for want of anything."""
+    return (entry.signature, entry.point) == (event.signature, event.point) and entry.worker != event.worker
 
 
 def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:

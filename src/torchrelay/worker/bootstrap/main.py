@@ -59,6 +59,11 @@ UNDECLARED = (
     "torchrelay: a fault has cut a collective between two steps. Put it into run.atomic(function, ...): then it is "
     "repeated, and nothing is lost"
 )
+INCOMPLETE = (
+    "torchrelay: this worker takes over a rank in the middle of a turn. What the turn's earlier calls left in "
+    "attributes or variables was lost with its predecessor. Make the calls of a turn one step, "
+    "or return what the next one needs"
+)
 
 
 def run_worker() -> None:
@@ -192,10 +197,7 @@ def fail(session: Session, joining: Joining, error: BaseException) -> int:
             park(session)
         except OrdersStayedAway:
             return EXIT_AWAY
-    kind = kind_of(error)
-    if cut and kind == "script" and joining.calls is not None and not joining.calls.inside:
-        kind = "undeclared"
-    remedy = UNDECLARED if kind == "undeclared" and cut else ""
+    kind, remedy = judged(joining, error, cut=cut)
     # People first: once the core knows, it may end this process at once.
     print_for_people(error, remedy)
     tell_raised(session, error, fatal=True, kind=kind, remedy=remedy)
@@ -204,6 +206,18 @@ def fail(session: Session, joining: Joining, error: BaseException) -> int:
     if isinstance(error, TorchrelayError):
         return EXIT_REFUSED if kind == "refused" else EXIT_RAISED
     return EXIT_DEFECT if isinstance(error, AssertionError) and _is_ours(error) else EXIT_RAISED
+
+
+def judged(joining: Joining, error: BaseException, *, cut: bool) -> tuple[str, str]:
+    """What the core calls it, and what to do about it; `cut`: it comes of a collective that a fault has cut."""
+    kind = kind_of(error)
+    calls = joining.calls
+    if kind == "script" and calls is not None:
+        if cut and not calls.inside:
+            kind = "undeclared"
+        elif calls.cursor.incomplete and isinstance(error, Exception):
+            return "incomplete", INCOMPLETE
+    return kind, UNDECLARED if kind == "undeclared" and cut else ""
 
 
 def chain_of(error: BaseException | None) -> Iterator[BaseException]:

@@ -156,6 +156,7 @@ class Cursor:
         self._followed: list[_Followed] = []
         self._goal = START  # of a replacement: the point of its last recorded call
         self._passed = False  # of a replacement: a call behind it has changed the state
+        self.incomplete = False  # of a replacement: earlier calls of this turn were run by its predecessor alone
         self._trouble: TorchrelayError | None = None  # found where nothing can be raised
         self._last: Call | None = None  # begun or replayed last; the loops may have moved on since
         self._former: Call | None = None  # the one before it, should it not be committed
@@ -271,6 +272,7 @@ class Cursor:
             assert isinstance(skip, Skip), "heads know where their loops are"
             del trace[at + 1 :]
             rhythm.cut(at + 1)
+            self.incomplete = False
             skip.point, skip.drawn, skip.kept, skip.plain = self.point, draw(), keep(), plain()
             if self.point.step & (self.point.step - 1) == 0 and self.point.step != self._held_at:
                 self._held_at, skip.holds = self.point.step, hold()
@@ -336,7 +338,7 @@ class Cursor:
         followed.at += 1
         self._stack[-1].trace.append(entry)
         self._last = entry
-        self.point = entry.point
+        self.point, self.incomplete = entry.point, True
         self._passed = self._passed or not entry.still
         if followed.next() is None and followed.inner == []:
             self._followed.clear()
@@ -407,6 +409,7 @@ class Cursor:
         if self.replaying:
             raise self._diverged(f"goes on with a loop of {frame.kind}", self._followed[-1].next())
         frame.count += 1
+        self.incomplete = False
         frame.begun, frame.mark, frame.drawn, frame.trace = self.point, mark, drawn, []
         frame.moved, frame.item, frame.kept, frame.along, frame.plain = moved, item, kept, along or [], plain
         self._rhythms.pop(id(frame), None)

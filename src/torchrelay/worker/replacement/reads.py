@@ -21,7 +21,7 @@ import textwrap
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CellType, CodeType, FunctionType, MethodType
 from typing import Any
 
@@ -44,6 +44,7 @@ _NUMBERS = (bool, int, float, complex, np.bool_, np.integer, np.floating)
 NOTHING = bytes(arguments.SIZE)  # is told of what is no data, or comes to a replacement in another way
 _MISSING = object()
 _ADDS = ("append", "appendleft", "extend")
+_LOADS = ("LOAD_FAST", "LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF")  # and, with a newer Python, those that load two
 
 # Whether a replacement gets in another way what stands in a holder (a dict, or a closure's cell) under a name.
 Elsewhere = Callable[[Any, str, Any], bool]
@@ -218,7 +219,7 @@ def _places_of(function: Callable[..., Any], elsewhere: Elsewhere) -> tuple[list
     if isinstance(function, MethodType):
         own = _of_object(function)
         reads |= own
-        rebinds |= own
+        rebinds |= {key: place for key, place in own.items() if place.get() is not _MISSING}
     return list(reads.values())[:MAX_NAMES], list(rebinds.values())
 
 
@@ -248,8 +249,27 @@ def _of_object(method: MethodType) -> dict[tuple[int, str], _Place]:
     if type(held) is not dict or isinstance(method.__self__, torch.nn.Module | torch.optim.Optimizer):
         return {}
     named = {one.argval for one in dis.get_instructions(method.__func__) if one.opname in ("LOAD_ATTR", "STORE_ATTR")}
-    found = sorted(name for name in held if name in named)
+    found = sorted(named & held.keys() | _unbound(type(method.__self__), _asked_of("self", method.__func__.__code__)))
     return {(id(held), name): _Place(f"'self.{name}'", name, mapping=held) for name in found}
+
+
+def _unbound(kind: type, names: Iterable[str]) -> set[str]:
+    """Those that are no methods or properties: attributes of an object of it, whether they are bound by now or not.
+
+    What another call of the same turn binds is not there where a replacement leaves that call out.
+    """
+    return {name for name in names if not hasattr(type(found_in_class(kind, name)), "__get__")}
+
+
+def _asked_of(holder: str, code: CodeType) -> Iterator[str]:
+    """The attributes that are loaded of a variable of this name."""
+    loaded = ""
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_ATTR", "LOAD_METHOD") and loaded == holder:
+            yield one.argval
+        if one.opname != "COPY":  # `self.x += 1` loads and stores
+            last = one.argval[-1] if isinstance(one.argval, tuple) and one.argval else one.argval
+            loaded = last if one.opname.startswith(_LOADS) and isinstance(last, str) else ""
 
 
 def _inside(place: _Place, function: FunctionType) -> Iterator[_Place]:
@@ -264,7 +284,8 @@ def _inside(place: _Place, function: FunctionType) -> Iterator[_Place]:
         method = found_in_class(kind, name)
         if isinstance(method, FunctionType):
             named.update(_attributes_in(method))
-    for name in sorted(named & held.keys()):
+    asked = {name for inner in _codes(function.__code__) for name in _asked_of(place.name, inner)}
+    for name in sorted(named & held.keys() | _unbound(kind, asked)):
         yield _Place(f"'{place.name}.{name}', which {function.__name__}() reads", name, mapping=held)
 
 

@@ -68,7 +68,7 @@ class Calls:
         self._session = session
         self._standing = session.standing
         self._state = state
-        self._cursor = cursor
+        self.cursor = self._cursor = cursor
         self.hidden = state.private.hidden
         self._place = place
         self._rehearse = rehearse
@@ -294,7 +294,7 @@ class Calls:
         except Differing as found:
             self._stand_for(found)
         except NobodyPasses:
-            self._gate.await_interrupt(_nothing)
+            self._gate.await_interrupt(lambda: None)  # another rank says what is the matter
             raise StepInterrupted from None
         if proofs is not None and self._proving.settled:
             self._proved = self._safepoint.renewals
@@ -494,7 +494,3 @@ _CODE = Calls.run.__code__
 def _named(kind: str, point: Point) -> str:
     """A call, in words."""
     return f"the {kind} of {point}"
-
-
-def _nothing() -> None:
-    """Another rank says what is the matter."""
