@@ -45,7 +45,7 @@ class StepInterrupted(BaseException):
     """Unwinds a step or section that a fault has cut short; it is then called again. Not for scripts to catch."""
 
 
-def a(name: str) -> str:
+def with_article(name: str) -> str:
     """The name with its article, as it is spoken: an AdamW, an SGD, a Linear."""
     spelt = name[:2].isupper() and name[:1] in "AEFHILMNORSX"
     return f"{'an' if spelt or name[:1].upper() in 'AEIO' else 'a'} {name}"

@@ -16,7 +16,7 @@ OWN = "what a node's own beats told is no newer than the last of them, and so no
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
-    "boundary:quiesce: replace without boundary=None": "while a job trains there is none: who goes on forgets it",
+    "boundary:begin_quiesce: replace without boundary=None": "while a job trains there is none: who goes on forgets it",
     (
         "boundary:told_where: job.boundary is not None and seat.ready and (seat.record_of(job.bou... wit"
         "hout job.boundary is not None"
@@ -49,7 +49,7 @@ EQUIVALENT: dict[str, str] = {
     "incident:Incident.receive: zip without strict=False": "it is so anyway, and said for the reader",
     "job:Job: 0 to 1 #4": "it is read only of what is broken, and set with it",
     "migration:worker_prepared: without if move is None": TARGET,
-    "migration:wishes: always cluster.workers.get(seat.worker)": NOBODY,
+    "migration:wishes_to_move: always cluster.workers.get(seat.worker)": NOBODY,
     ("migration:homesick: not job.spec.return_home or home is None or worker.node == home without home is None"): (
         "who holds a rank has a home, and no node is named None; it is said for the types"
     ),
@@ -57,10 +57,9 @@ EQUIVALENT: dict[str, str] = {
         "migration:homesick: node is None or not node.alive or any((taint.node == home for taint... with"
         "out node is None"
     ): ("a node that was there stays known; it is said for the types"),
-    (
-        "migration:able_spares: to in (None, spare.node) and (not closed(cluster, spare.node, spare... w"
-        "ithout cluster.nodes[spare.node].alive"
-    ): "what ran on a lost node is forgotten with it",
+    "migration:able_spares: for all, not if cluster.nodes[spare.node].alive": (
+        "what ran on a lost node is forgotten with it"
+    ),
     ("migration:fit: to is not None and named.get(to, 0) >= room_for(cluster, job, to) without to is not None"): (
         "nobody is counted under None, and where there is no room at all it was said before"
     ),
@@ -70,7 +69,7 @@ EQUIVALENT: dict[str, str] = {
     (
         "migration:prepare_targets: len(ready) < len(move.ranks) or not all(ready) or cluster.now_ms < ."
         ".. without len(ready) < len(move.ranks)"
-    ): ("`place`, which comes before, starts a worker for each rank for which there is room"),
+    ): ("`place_workers`, which comes before, starts a worker for each rank for which there is room"),
     "migration:narrow: target is not None and target in cluster.workers without target is not None": NOBODY,
     (
         "migration:narrow: target is not None and target in cluster.workers without target in cluster.workers"

@@ -163,7 +163,7 @@ PROOFS = (
     ),
     Mutant(
         "hidden: a large order of data is let pass", "worker/hidden_state/moving.py",
-        "                self._too_large(path, size(leaf.value))\n", "                pass\n", (LOADERS,),
+        "                self._too_large(path, size_of(leaf.value))\n", "                pass\n", (LOADERS,),
     ),
     Mutant(
         "hidden: a second loader is let pass", "worker/data/beside.py",
@@ -294,7 +294,7 @@ PROOFS = (
     ),
     Mutant(
         "collected: what collects is entered in the middle", "worker/data/loops.py",
-        "                if frame.count > 1 and collects(sys._getframe(1)):\n", "                if False:\n",
+        "                if frame.count > 1 and collects_items(sys._getframe(1)):\n", "                if False:\n",
         (ALONGSIDE,),
     ),
     Mutant(

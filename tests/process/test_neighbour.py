@@ -20,7 +20,7 @@ from torchrelay.protocol.messages.orders import Source
 from torchrelay.wire.trust import trust
 from torchrelay.worker.state.state import State
 from torchrelay.worker.transfer import neighbour, transfer
-from torchrelay.worker.transfer.neighbour import MOST_VECTORS, PIECE, Reader, Shown, machine
+from torchrelay.worker.transfer.neighbour import MOST_VECTORS, PIECE, Reader, Shown, machine_id
 from torchrelay.worker.transfer.stream import CHUNK
 from torchrelay.worker.transfer.transfer import Cancel, Received, StateServer, TransferCancelled, TransferFailed
 
@@ -89,7 +89,7 @@ def test_where_it_cannot_be_read_it_is_sent(
 ) -> None:
     given, taken = a_state(1, gaps=way == "gaps"), a_state(2, gaps=way == "gaps")
     if way == "elsewhere":
-        monkeypatch.setattr("torchrelay.worker.transfer.request.machine", lambda: machine() + "7")
+        monkeypatch.setattr("torchrelay.worker.transfer.request.machine_id", lambda: machine_id() + "7")
     elif way == "turned off":
         monkeypatch.setenv("TORCHRELAY_NEIGHBOURS", "0")
     elif way == "forbidden":
@@ -258,7 +258,7 @@ def test_a_source_in_another_process(fault: str) -> None:
 
 
 def test_a_machine_has_one_name() -> None:
-    assert machine() == machine() != ""
+    assert machine_id() == machine_id() != ""
     assert trust.NONCE_BYTES >= neighbour.NONCE_BYTES
 
 

@@ -166,11 +166,11 @@ def orders_to_resume_that_are_not_given(patch: pytest.MonkeyPatch) -> None:
 def a_cutover_before_all_stand(patch: pytest.MonkeyPatch) -> None:
     """Nobody is waited for but the outgoing workers, not even their targets."""
 
-    def halting(cluster: Any, job: Any) -> Any:
+    def finish_halt(cluster: Any, job: Any) -> Any:
         told = all(boundary.told_where(job, rank) for rank in job.open_move.targets)
         return boundary.cut_over(cluster, job, job.open_move) if told else cluster
 
-    patch.setattr(recovery, "halting", halting)
+    patch.setattr(recovery, "finish_halt", finish_halt)
 
 
 def outgoing_workers_that_are_not_released(patch: pytest.MonkeyPatch) -> None:
@@ -195,7 +195,7 @@ def an_orchestrator_that_hides_its_absences(patch: pytest.MonkeyPatch) -> None:
 
 
 def events_that_do_not_say_how_old_they_are(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(events, "aged", lambda event, _: event)
+    patch.setattr(events, "age_event", lambda event, _: event)
 
 
 def requests_that_any_fault_fulfils(patch: pytest.MonkeyPatch) -> None:

@@ -207,4 +207,4 @@ def fork_a_child(_actions: Actions) -> int:
 
 
 def listening(_actions: Actions) -> list[tuple[str, int]]:
-    return sorted(sockets.listening())
+    return sorted(sockets.listening_addresses())

@@ -13,7 +13,7 @@ from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, R
 from torchrelay.protocol.messages.orders import Reconfigure
 from torchrelay.wire.trust import trust
 from torchrelay.worker.peers.buddies import RECORDS, Buddies
-from torchrelay.worker.peers.lanes import Lanes, limit
+from torchrelay.worker.peers.lanes import Lanes, limit_waits
 from torchrelay.worker.transfer.transfer import StateServer
 
 DEADLINE_S = 30.0
@@ -73,7 +73,7 @@ class Circle:
             self.servers[rank].address, self.secret, order, self.store, wanted, timeout_s
         )
         self.all[rank].share(ends[RECORDS], [addresses[buddy] for buddy in after], point, record)
-        limit(ends[RECORDS], DEADLINE_S)
+        limit_waits(ends[RECORDS], DEADLINE_S)
 
     def gate(self, step: int, size: int = 0) -> None:
         self.everybody(lambda rank: self.all[rank].at_gate(Point(step), (b"%d at " % rank, b"%d" % step, bytes(size))))

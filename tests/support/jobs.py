@@ -15,7 +15,7 @@ from typing import Any
 
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.client.ledger_file import jsonl, ledger
-from torchrelay.client.runs import NotPossible, look
+from torchrelay.client.runs import NotPossible, find_source
 
 SCRIPTS = Path(__file__).parents[1] / "scripts"
 
@@ -32,7 +32,7 @@ class Finished:
     def incidents(self) -> list[dict[str, Any]]:
         """The ledger's lines, from the journal, after the end."""
         try:
-            source, _ = look(self.run_dir)
+            source, _ = find_source(self.run_dir)
         except NotPossible:
             return []  # there is no journal any more
         return [json.loads(line) for line in jsonl(ledger(source.view_incidents(None))).splitlines()]

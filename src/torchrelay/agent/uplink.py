@@ -13,7 +13,7 @@ import aiohttp
 
 from torchrelay.agent.allegiance import Allegiance
 from torchrelay.protocol.health.failure_detector import Beat
-from torchrelay.protocol.messages.events import Event, aged
+from torchrelay.protocol.messages.events import Event, age_event
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,
     Ack,
@@ -58,7 +58,7 @@ class Kept:
     at_ns: int
 
     def encoded(self, now_ns: int) -> bytes:
-        event = aged(self.event, (now_ns - self.at_ns) // 1_000_000)
+        event = age_event(self.event, (now_ns - self.at_ns) // 1_000_000)
         sent_ms = now_ns // 1_000_000
         return encode(EventFrame(self.seq, event, sent_ms))  # type: ignore[arg-type]  # only events of the union are told
 

@@ -427,7 +427,7 @@ F = TypeVar("F", bound=Detected)
 SYMPTOM = "collective"
 
 
-def causes(faults: Sequence[F]) -> tuple[F, ...]:
+def root_causes(faults: Sequence[F]) -> tuple[F, ...]:
     """The faults without those that only follow from others; all if there is nothing else."""
     return tuple(fault for fault in faults if fault.detector != SYMPTOM) or tuple(faults)
 
@@ -442,7 +442,7 @@ def size_text(size: int) -> str:
     return f"{amount:.0f} {unit}" if unit == "B" else f"{amount:.1f} {unit}"
 
 
-def span(seconds: float) -> str:
+def span_text(seconds: float) -> str:
     """A longer span for people: 40 s, 12 min, 3 h, 2 d."""
     for size, unit in ((86_400, "d"), (3_600, "h"), (60, "min")):
         if seconds >= 2 * size:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from torchrelay.client.runs import Source, look
+from torchrelay.client.runs import Source, find_source
 from torchrelay.terminal.show import Output, remark, show, show_json, table
 
 F = TypeVar("F")
@@ -67,7 +67,7 @@ def from_run(view: Callable[[Source, str | None], F]) -> Callable[[argparse.Name
     """Fetches a view of a run, from its orchestrator or its journal; a remark says if not all is well with it."""
 
     def fetch(given: argparse.Namespace) -> F:
-        source, note = look(given.run_dir)
+        source, note = find_source(given.run_dir)
         remark(note)
         return view(source, getattr(given, "job", None))
 

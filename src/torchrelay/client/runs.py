@@ -72,7 +72,7 @@ def begun(run_dir: Path) -> float:
     return (launch if launch.exists() else run_dir / JOURNAL).stat().st_mtime
 
 
-def look(run_dir: Path | None) -> tuple[Source, str]:
+def find_source(run_dir: Path | None) -> tuple[Source, str]:
     """Who can tell of this run, and a remark if not all is well with it. Raises `NotPossible`, `Denied`, TrustError."""
     found = find_run(run_dir)
     try:

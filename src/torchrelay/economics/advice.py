@@ -11,13 +11,13 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrelay.economics.assumptions import Inputs
-from torchrelay.economics.calculator import cluster_of, migration, pause_of_s
+from torchrelay.economics.calculator import by_migration, cluster_of, pause_of_s
 from torchrelay.economics.formulas.bill import Cluster
 from torchrelay.economics.formulas.intervals import daly_h, young_h
 from torchrelay.economics.formulas.loss import renewal_ettr
 from torchrelay.economics.formulas.rates import HOURS_PER_DAY, Unreasonable
 from torchrelay.economics.measured import Measured
-from torchrelay.economics.published.claims import dollars, proven
+from torchrelay.economics.published.claims import dollars, proven_share
 from torchrelay.goodput.ledger import wilson
 
 FAR_APART = 0.05  # Young's interval and Daly's: from here on saves are long beside the time between failures
@@ -103,7 +103,7 @@ def options_of(inputs: Inputs, cluster: Cluster, share: float, low: float, pause
     plain = young_h(save_h, between)
 
     def option(name: str, interval_h: float | None, coverage: float, *, advised: bool = False) -> Option:
-        chosen = migration(inputs, between, coverage, pause_h, interval_h)
+        chosen = by_migration(inputs, between, coverage, pause_h, interval_h)
         truths = [renewal_ettr(replace(chosen, coverage=truth), between, cluster.counting) for truth in (share, low, 0)]
         return Option(
             name=name,
@@ -133,14 +133,15 @@ def reasons(inputs: Inputs, cluster: Cluster, measured: Measured, low: float, ch
     young, daly = young_h(save_h, cluster.mttf_h, low), daly_h(save_h, cluster.mttf_h, low)
     found = [
         f"{measured.clean} of {measured.eligible} failures were resolved clean ({measured.source}): "
-        f"{proven(ratio.share)}, with 95 % confidence {proven(ratio.low)} to {proven(ratio.high, up=True)}",
+        f"{proven_share(ratio.share)}, with 95 % confidence {proven_share(ratio.low)} to "
+        f"{proven_share(ratio.high, up=True)}",
         f"I = sqrt(2 * s * M / (1 - c)) = sqrt(2 x {inputs.save_s:g} s x {cluster.mttf_h:.4g} h / {1 - low:.4g}) "
         f"= {young:.3g} h",
     ]
     if measured.not_counted_to_checkpoint:
         found.append(
             f"{measured.not_counted_to_checkpoint} interruptions that the ratio leaves out needed a checkpoint, too: "
-            f"with them it is {proven(covered(measured)[0])}, at least {proven(low)}"
+            f"with them it is {proven_share(covered(measured)[0])}, at least {proven_share(low)}"
         )
     if chosen.interval_h < young:
         found.append(f"cut to {chosen.interval_h:g} h (--longest-interval-h): a checkpoint is insurance, too")
@@ -155,14 +156,14 @@ def risks(measured: Measured, share: float, low: float, plain: Option, chosen: O
         f"a failure that does go back loses {chosen.rollback_mean_h:.3g} h on average and "
         f"{chosen.rollback_worst_h:.3g} h at worst, in place of {plain.rollback_mean_h:.3g} and "
         f"{plain.rollback_worst_h:.3g} h",
-        f"if only {proven(low)} are covered, ETTR is {chosen.ettr_low:.4f} (with checkpoints as dense as without "
+        f"if only {proven_share(low)} are covered, ETTR is {chosen.ettr_low:.4f} (with checkpoints as dense as without "
         f"coverage: {plain.ettr_low:.4f})",
         f"if nothing is covered any more, ETTR falls to {chosen.ettr_none:.4f} (dense: {plain.ettr_none:.4f}): watch "
         "the clean ratio, and make checkpoints dense again when it falls",
     ]
     if low < 0.5:
         found.append(
-            f"{measured.eligible} failures say little: the lower bound is {proven(low)}; break the job on "
+            f"{measured.eligible} failures say little: the lower bound is {proven_share(low)}; break the job on "
             "purpose (torchrelay chaos any --repeat 35) to know more"
         )
     elif share == 1:

@@ -15,7 +15,7 @@ from torchrelay.economics.formulas.intervals import thinned_h, young_h
 from torchrelay.economics.formulas.loss import Recovery, is_linear, linear_loss
 from torchrelay.economics.formulas.rates import Counting, mttf_h
 from torchrelay.economics.measured import Measured
-from torchrelay.economics.published.claims import dollars, percent, proven
+from torchrelay.economics.published.claims import dollars, percent, proven_share
 from torchrelay.economics.published.field import META_RATE, RATES, VENDOR_GPUS, VENDOR_MTTF_H, Rate
 
 
@@ -56,7 +56,7 @@ class Answer(Struct, frozen=True, kw_only=True):
     remarks: tuple[str, ...]
 
 
-def answer(inputs: Inputs, measured: Measured | None = None) -> Answer:
+def work_out(inputs: Inputs, measured: Measured | None = None) -> Answer:
     """Work everything out. Raises `Unreasonable`."""
     cluster = cluster_of(inputs)
     views = views_of(inputs, cluster, measured)
@@ -109,7 +109,9 @@ def headline(inputs: Inputs) -> Recovery:
     return replace(untuned(inputs), coverage=inputs.coverage, downtime_h=inputs.downtime_min / 60)
 
 
-def migration(inputs: Inputs, between_h: float, coverage: float, pause_h: float, interval_h: float | None) -> Recovery:
+def by_migration(
+    inputs: Inputs, between_h: float, coverage: float, pause_h: float, interval_h: float | None
+) -> Recovery:
     """Migration on a job that is run well: what is not covered goes back to a thinned checkpoint, on a hot spare."""
     save_h = inputs.save_s / 3600
     interval = interval_h or thinned_h(save_h, between_h, coverage, inputs.longest_interval_h)
@@ -144,7 +146,7 @@ def views_of(inputs: Inputs, cluster: Cluster, measured: Measured | None) -> tup
             )
         )
     both = (inputs.spares, inputs.spares)
-    best = migration(inputs, between, inputs.coverage, pause_h, None)
+    best = by_migration(inputs, between, inputs.coverage, pause_h, None)
     found.append(
         view("tuned baseline", "against Young's interval and hot spares", cluster, well, best, Form.RENEWAL, both)
     )
@@ -160,14 +162,14 @@ def expected(inputs: Inputs, between_h: float, measured: Measured | None) -> lis
         return [("promised", f"tuned baseline, {percent(after.coverage)} covered: nothing was measured", after)]
     after, pause_s = likely(inputs, between_h, measured), slowest_s(inputs, measured)
     ratio = measured.ratio
-    worst = migration(inputs, between_h, ratio.low, pause_s / 3600, after.interval_h)
+    worst = by_migration(inputs, between_h, ratio.low, pause_s / 3600, after.interval_h)
     return [
         (
             "measured",
-            f"tuned baseline, {proven(ratio.share)} covered ({measured.clean} of {measured.eligible})",
+            f"tuned baseline, {proven_share(ratio.share)} covered ({measured.clean} of {measured.eligible})",
             after,
         ),
-        ("measured, low", f"the same, {proven(ratio.low)} covered, every pause the longest", worst),
+        ("measured, low", f"the same, {proven_share(ratio.low)} covered, every pause the longest", worst),
     ]
 
 
@@ -175,10 +177,10 @@ def likely(inputs: Inputs, between_h: float, measured: Measured | None) -> Recov
     """Migration with the coverage, pause and interval that are best known: measured, else promised."""
     if measured is None:
         pause_h = (inputs.downtime_min * 60 if inputs.recovery_s is None else inputs.recovery_s) / 3600
-        return migration(inputs, between_h, inputs.promised_coverage, pause_h, inputs.new_interval_h)
+        return by_migration(inputs, between_h, inputs.promised_coverage, pause_h, inputs.new_interval_h)
     save_h = inputs.save_s / 3600
     interval = inputs.new_interval_h or thinned_h(save_h, between_h, measured.ratio.low, inputs.longest_interval_h)
-    return migration(inputs, between_h, measured.ratio.share, pause_of_s(inputs, measured) / 3600, interval)
+    return by_migration(inputs, between_h, measured.ratio.share, pause_of_s(inputs, measured) / 3600, interval)
 
 
 def pause_of_s(inputs: Inputs, measured: Measured | None) -> float:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from msgspec import Struct
 
-from torchrelay.economics.formulas.rates import Unreasonable, impossible
+from torchrelay.economics.formulas.rates import Unreasonable, unreasonable_value
 from torchrelay.forecast.inputs.layouts import layout_of
 from torchrelay.forecast.inputs.settings import Settings
 from torchrelay.forecast.results import Forecast, forecast
@@ -52,7 +52,7 @@ def floating(settings: Settings, value: float) -> Settings:
 def whole(name: str, value: float) -> int:
     """Raises `Unreasonable`."""
     if value != int(value) or value < 0:
-        raise impossible(name, value, "give a whole number from 0 on")
+        raise unreasonable_value(name, value, "give a whole number from 0 on")
     return int(value)
 
 

@@ -10,7 +10,7 @@ from statistics import median
 
 from msgspec import Struct
 
-from torchrelay.api.shown import SYMPTOM, Exclusion, IncidentView, causes
+from torchrelay.api.shown import SYMPTOM, Exclusion, IncidentView, root_causes
 from torchrelay.orchestrator.views.views import ALL_PHASES
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank
 from torchrelay.protocol.model.incident import UNSETTLED, Resolution
@@ -74,7 +74,7 @@ class Totals(Struct, frozen=True, kw_only=True):
 
 def line_of(incident: IncidentView) -> Line:
     """An incident as a line of the ledger."""
-    faults = causes(incident.faults)
+    faults = root_causes(incident.faults)
     first = faults[0] if faults else None
     eligible = incident.eligible and incident.resolution != Resolution.CALLED_OFF
     return Line(
@@ -147,7 +147,7 @@ def steps_lost(incident: IncidentView) -> int | None:
 
 def tried(incident: IncidentView) -> tuple[str, ...]:
     """What went wrong after the first fault, and besides its symptoms."""
-    later = [f"{fault.detector}: {fault.cause}" for fault in causes(incident.faults)[1:]]
+    later = [f"{fault.detector}: {fault.cause}" for fault in root_causes(incident.faults)[1:]]
     return (*later, *(told.text for told in incident.story if "could not" in told.text))
 
 

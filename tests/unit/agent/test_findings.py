@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from tests.support.network_world import SECOND, A, B, C, World, local_of, one_peer, two_peers
-from torchrelay.agent.network.findings import Finding, Judge, Kind, Memory, Where, higher, span, to_whom
+from torchrelay.agent.network.findings import Finding, Judge, Kind, Memory, Where, higher, span_in_words, to_whom
 from torchrelay.wire.files.launch import PathLimits
 
 FIRST = local_of(0)
@@ -332,7 +332,7 @@ class TestWords:
         ("seconds", "text"), [(3600, "an hour"), (90, "90 s"), (600, "10 min"), (7200, "120 min"), (150, "150 s")]
     )
     def test_spans(self, seconds: float, text: str) -> None:
-        assert span(seconds) == text
+        assert span_in_words(seconds) == text
 
     def test_long_lists_are_cut(self) -> None:
         world = two_peers().use(*((1, 0, f"10.0.1.{number}") for number in range(10, 15)))

@@ -20,7 +20,7 @@ from tests.support.cli_views import (
 from torchrelay.api.endpoint import Endpoint, write_endpoint
 from torchrelay.api.shown import size_text
 from torchrelay.client.client import Client
-from torchrelay.client.runs import NotPossible, find_run, look
+from torchrelay.client.runs import NotPossible, find_run, find_source
 from torchrelay.terminal.show import milliseconds, table
 
 
@@ -221,7 +221,7 @@ class TestFindingTheRun:
         (tmp_path / "token").touch(0o600)
         (tmp_path / "token").write_text("trt_a-token-of-some-length\n")
         write_endpoint(tmp_path, Endpoint(url="http://127.0.0.1:9", pid=1))
-        _, note = look(tmp_path)
+        _, note = find_source(tmp_path)
         assert "away" in note
 
     def test_a_damaged_journal_is_told(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,7 @@ from torchrelay.cli.view.guarantee import each_once, guarantee_page, moment_in
 from torchrelay.cli.view.report import report_page
 from torchrelay.client.ledger_file import jsonl
 from torchrelay.client.runs import NotPossible
-from torchrelay.economics.published.claims import proven
+from torchrelay.economics.published.claims import proven_share
 from torchrelay.goodput.ledger import Entry, Line, Standing, Verdict, clean_ones_to_come, group_of, guarantee, wilson
 from torchrelay.protocol.messages.ids import JobId, Rank
 from torchrelay.protocol.model.incident import Resolution
@@ -191,7 +191,7 @@ class TestPage:
 
     @pytest.mark.parametrize(("share", "text"), [(0.8997, "89.9 %"), (0.9, "90 %"), (0.90045, "90 %"), (1.0, "100 %")])
     def test_a_share_is_not_rounded_to_what_it_does_not_reach(self, share: float, text: str) -> None:
-        assert proven(share) == text
+        assert proven_share(share) == text
 
     def test_the_ledger_shows_the_same_bounds(self) -> None:
         assert "1 resolved clean: 100 % (20.6 % to 100 %), with 95 % confidence" in report_page([line(1)])

@@ -166,7 +166,7 @@ class TestMeasured:
             def view_incidents(self, job: str | None) -> Incidents:
                 return Incidents(job=JobId(job or "job"), incidents=(view(), view(Resolution.ROLLED_BACK)))
 
-        monkeypatch.setattr("torchrelay.cli.forecasts.cost.look", lambda _: (Told(), ""))
+        monkeypatch.setattr("torchrelay.cli.forecasts.cost.find_source", lambda _: (Told(), ""))
         measured = found(capsys, "--run-dir", "runs/1", "--job", "a")["answer"]["measured"]
         assert (measured["clean"], measured["eligible"], measured["source"]) == (1, 2, "runs/1")
 
@@ -189,7 +189,7 @@ class TestMeasured:
             def view_incidents(self, job: str | None = None) -> Incidents:
                 return Incidents(job=JobId(job or "job"), incidents=(view(Resolution.OPEN),))
 
-        monkeypatch.setattr("torchrelay.cli.forecasts.cost.look", lambda _: (Told(), ""))
+        monkeypatch.setattr("torchrelay.cli.forecasts.cost.find_source", lambda _: (Told(), ""))
         code, _, err = torchrelay(capsys, "cost", "--run-dir", "runs/1")
         assert code == 2
         assert "no failure in its 1 lines that counts" in err

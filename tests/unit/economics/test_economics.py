@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from torchrelay.economics.advice import advise
 from torchrelay.economics.assumptions import ASSUMPTIONS, Inputs
-from torchrelay.economics.calculator import Answer, View, answer
+from torchrelay.economics.calculator import Answer, View, work_out
 from torchrelay.economics.formulas.bill import Cluster, bill
 from torchrelay.economics.formulas.intervals import daly_h, thinned_h, young_h
 from torchrelay.economics.formulas.loss import (
@@ -26,13 +26,13 @@ from torchrelay.economics.formulas.loss import (
 from torchrelay.economics.formulas.rates import (
     Counting,
     Unreasonable,
-    failures,
+    expected_failures,
     first_of,
     mttf_h,
     rate_per_1000_node_days,
 )
 from torchrelay.economics.measured import Measured, counted
-from torchrelay.economics.published.claims import Claim, Unit, dollars, percent, proven, written
+from torchrelay.economics.published.claims import Claim, Unit, dollars, percent, proven_share, written
 from torchrelay.economics.published.field import RATES, published_rate
 from torchrelay.economics.published.published import all_claims, claim
 
@@ -83,9 +83,9 @@ class TestRates:
         assert named["headline"] / named["nebius"] == pytest.approx(21, abs=0.1), "a factor of 20"
 
     def test_failures_are_fewer_if_only_running_time_counts(self) -> None:
-        assert failures(730, 7.9) == pytest.approx(92.4, abs=0.01)
-        assert failures(730, 7.9, Counting.RUNNING, 1 / 3) == pytest.approx(730 / (7.9 + 1 / 3))
-        assert failures(730, math.inf) == 0
+        assert expected_failures(730, 7.9) == pytest.approx(92.4, abs=0.01)
+        assert expected_failures(730, 7.9, Counting.RUNNING, 1 / 3) == pytest.approx(730 / (7.9 + 1 / 3))
+        assert expected_failures(730, math.inf) == 0
 
     def test_the_first_of_many_links_fails_soon(self) -> None:
         assert first_of(100_000, 2_628_000) == pytest.approx(26.28)
@@ -100,8 +100,8 @@ class TestRates:
             ("gpus", lambda: mttf_h(0, 6.5)),
             ("gpus_per_node", lambda: mttf_h(8, 6.5, 0)),
             ("mttf_h", lambda: rate_per_1000_node_days(8, 0)),
-            ("mttf_h", lambda: failures(730, math.nan)),
-            ("horizon_h", lambda: failures(-1, 7.9)),
+            ("mttf_h", lambda: expected_failures(730, math.nan)),
+            ("horizon_h", lambda: expected_failures(-1, 7.9)),
             ("links", lambda: first_of(0, 1)),
             ("coverage", lambda: Recovery(interval_h=1, coverage=1.01)),
             ("retry_share", lambda: Recovery(interval_h=1, retry_share=1)),
@@ -353,7 +353,11 @@ class TestPublished:
     def test_figures_are_written_as_people_write_them(self) -> None:
         assert (dollars(307_524.05), dollars(6.354e6), dollars(-1_200)) == ("$307,524", "$6.35 M", "-$1,200")
         assert (percent(0.95), percent(0.0007)) == ("95.0 %", "0.07 %")
-        assert (proven(0.20655), proven(0.9789, up=True), written(0.8997, Unit.BOUND)) == ("20.6 %", "97.9 %", "89.9 %")
+        assert (proven_share(0.20655), proven_share(0.9789, up=True), written(0.8997, Unit.BOUND)) == (
+            "20.6 %",
+            "97.9 %",
+            "89.9 %",
+        )
         assert written(2.12e6, Unit.GPU_HOURS) == "2.12 M GPU-h"
 
 
@@ -365,7 +369,7 @@ class TestCalculator:
     """Never one number."""
 
     def test_the_defaults_are_the_published_case(self) -> None:
-        found = answer(Inputs())
+        found = work_out(Inputs())
         first = found.views[0]
         assert round(first.restart_bill.lost_dollars) == 307_524
         assert round(first.saved_dollars) == 293_331
@@ -373,11 +377,11 @@ class TestCalculator:
         assert "92.41 x 1.083 h x 1,024 GPUs x $3 = $307,524" in found.formula[3][2]
 
     def test_a_tuned_baseline_takes_most_of_it_away(self) -> None:
-        found = answer(Inputs())
+        found = work_out(Inputs())
         assert named(found, "tuned baseline").saved_dollars < 0.4 * found.views[0].saved_dollars
 
     def test_spares_are_charged_to_both_sides_where_both_need_them(self) -> None:
-        first, tuned = answer(Inputs()).views[0], named(answer(Inputs()), "tuned baseline")
+        first, tuned = work_out(Inputs()).views[0], named(work_out(Inputs()), "tuned baseline")
         assert round(first.migration_bill.spare_dollars) == 3 * 17_520, "2 % of 128 nodes, whole nodes"
         assert first.restart_bill.spare_dollars == 0
         assert first.net_dollars == pytest.approx(first.saved_dollars - 3 * 17_520)
@@ -386,7 +390,7 @@ class TestCalculator:
 
     def test_what_was_measured_is_shown_with_its_lower_bound(self) -> None:
         measured = replace(counted(133, 140, "here"), recovery_mean_s=2.0, recovery_max_s=9.0)
-        found = answer(Inputs(), measured)
+        found = work_out(Inputs(), measured)
         likely, low = named(found, "measured"), named(found, "measured, low")
         assert likely.migration.coverage == 0.95
         assert low.migration.coverage == pytest.approx(0.9004, abs=1e-4)
@@ -395,10 +399,10 @@ class TestCalculator:
         assert low.saved_dollars < likely.saved_dollars
 
     def test_small_products_need_no_renewal_form(self) -> None:
-        assert "renewal form" not in {view.name for view in answer(Inputs(gpus=64, rate=6.5)).views}
+        assert "renewal form" not in {view.name for view in work_out(Inputs(gpus=64, rate=6.5)).views}
 
     def test_that_the_linear_form_does_not_hold_is_said(self) -> None:
-        found = answer(Inputs(gpus=16_384))
+        found = work_out(Inputs(gpus=16_384))
         assert found.views[0].restart_bill.lost_share > 1
         assert found.views[0].restart_bill.ettr == 0
         assert 0 < named(found, "renewal form").restart_bill.ettr < 0.1
@@ -406,22 +410,22 @@ class TestCalculator:
         assert "DOES NOT HOLD" in found.views[0].what
 
     def test_the_rate_moves_everything(self) -> None:
-        by_name = {each.rate.name: each for each in answer(Inputs()).rates}
+        by_name = {each.rate.name: each for each in work_out(Inputs()).rates}
         assert round(by_name["meta"].headline_dollars) == 84_221
         assert round(by_name["llama3"].headline_dollars) == 49_107
         assert by_name["headline"].headline_dollars > 20 * by_name["nebius"].headline_dollars
 
     def test_with_its_saves_charged_an_untuned_restart_is_never_the_cheaper(self) -> None:
-        assert all(each.untuned_dollars > each.tuned_dollars for each in answer(Inputs()).rates)
+        assert all(each.untuned_dollars > each.tuned_dollars for each in work_out(Inputs()).rates)
 
     def test_a_mean_time_does_not_follow_the_gpus_and_that_is_said(self) -> None:
-        found = answer(Inputs(gpus=2048, mttf_h=7.9))
+        found = work_out(Inputs(gpus=2048, mttf_h=7.9))
         assert found.cluster.mttf_h == 7.9
         assert any("--rate would follow" in remark for remark in found.remarks)
-        assert answer(Inputs(gpus=2048)).cluster.mttf_h == pytest.approx(3.95)
+        assert work_out(Inputs(gpus=2048)).cluster.mttf_h == pytest.approx(3.95)
 
     def test_slower_steps_are_charged_to_migration(self) -> None:
-        plain, slow = answer(Inputs()), answer(Inputs(step_overhead=0.1))
+        plain, slow = work_out(Inputs()), work_out(Inputs(step_overhead=0.1))
         lost = named(slow, "promised").migration_bill.ettr / named(plain, "promised").migration_bill.ettr
         assert lost == pytest.approx(1 / 1.1)
 

@@ -84,7 +84,7 @@ def test_it_is_told_before_what_was_said_meanwhile_is_heard(tmp_path: Path) -> N
             await train(service, RecordingLink())
             begun = told(tmp_path)
             now.sleep(12.0)
-            await service.put(ev.aged(EXITED, 11_000))
+            await service.put(ev.age_event(EXITED, 11_000))
             *_, gap, heard = read_history(tmp_path / "journal.db").entries
             assert isinstance(gap.event, ev.TimeLeftOut)
             assert isinstance(heard.event, ev.WorkerExited)
@@ -262,7 +262,7 @@ def test_clocks_that_drift_are_followed() -> None:
 
 
 def test_an_agent_adds_how_long_it_has_kept_an_event() -> None:
-    for event, age in ((EXITED, 400), (ev.aged(RESUMED, 30), 430), (ev.WorkerWarm(worker=WorkerId("w")), None)):
+    for event, age in ((EXITED, 400), (ev.age_event(RESUMED, 30), 430), (ev.WorkerWarm(worker=WorkerId("w")), None)):
         frame = decode_to_orchestrator(Kept(3, event, 100_000_000).encoded(500_000_000))
         assert isinstance(frame, EventFrame)
         assert (frame.seq, frame.sent_ms) == (3, 500)

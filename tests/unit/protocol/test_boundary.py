@@ -13,7 +13,7 @@ from torchrelay.protocol.messages.ids import NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.roster import Life
-from torchrelay.protocol.placement.boundary import renew
+from torchrelay.protocol.placement.boundary import begin_generation
 
 # ---------------------------------------------------------------- the boundary
 
@@ -300,7 +300,7 @@ def test_who_had_no_record_is_asked_again_in_the_next_generation() -> None:
     seat = replace(job.seats[Rank(1)], asked_buddies=frozenset({story.holder(0)}))
     story.cluster = story.cluster.with_job(job.with_seat(Rank(1), seat))
     assert not any(isinstance(order, od.Recall) for order in story.orders())
-    story.cluster = story.cluster.with_job(renew(story.job))
+    story.cluster = story.cluster.with_job(begin_generation(story.job))
     assert story.job.seats[Rank(1)].asked_buddies == frozenset()
 
 
@@ -456,7 +456,7 @@ def test_a_move_shows_that_a_job_that_had_to_start_again_trains() -> None:
 def test_who_serves_is_asked_anew_in_each_generation() -> None:
     job = cut_over().job
     assert [seat.serves for seat in job.seats.values()] == [True, False]
-    assert [seat.serves for seat in renew(job).seats.values()] == [False, False]
+    assert [seat.serves for seat in begin_generation(job).seats.values()] == [False, False]
 
 
 def test_a_rank_that_has_moved_is_not_said_to_need_it_no_more() -> None:

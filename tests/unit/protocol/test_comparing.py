@@ -12,7 +12,7 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank
 from torchrelay.protocol.model.job import JobPhase
-from torchrelay.protocol.recovery.replicas import DETECTOR, TAINT, Verdict, judge
+from torchrelay.protocol.recovery.replicas import DETECTOR, TAINT, Verdict, judge_replicas
 
 
 @pytest.mark.parametrize(
@@ -33,7 +33,7 @@ def test_the_majority_of_each_shard_is_believed(
     told: str, differing: tuple[int, ...], doubtful: tuple[int, ...]
 ) -> None:
     known = [(rank, word[0], word[1:]) for rank, word in enumerate(told.split())]
-    assert judge(known) == Verdict(differing, doubtful)
+    assert judge_replicas(known) == Verdict(differing, doubtful)
 
 
 def differ(story: Story, *ranks: int, by: int = 0, generation: int | None = None) -> ev.ReplicasDiffer:

@@ -14,17 +14,17 @@ from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, R
 from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveKind, MoveState, Taint
-from torchrelay.protocol.model.roster import Life, Seat, Worker, natural
+from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
 from torchrelay.protocol.placement.policy import (
     choose_sources,
     choose_spare,
     choose_target,
-    cordoned,
+    is_cordoned,
     judge_report,
     slot_order,
 )
 from torchrelay.protocol.recovery.placing import incoming_for_of
-from torchrelay.protocol.rules.migration import AWAY_MS, Wish, fit, wishes
+from torchrelay.protocol.rules.migration import AWAY_MS, Wish, fit, wishes_to_move
 
 HERE, NEXT = Point(7), Point(8)
 GATE, COMPUTING = WorkerPhase.GATE, WorkerPhase.COMPUTING
@@ -83,8 +83,13 @@ def test_of_equal_spares_the_first_by_name_is_taken() -> None:
 
 
 def test_names_are_sorted_as_people_do() -> None:
-    assert sorted(["node-10", "node-2", "node-b", "node-a"], key=natural) == ["node-2", "node-10", "node-a", "node-b"]
-    assert sorted(["10", "x", "9"], key=natural) == ["9", "10", "x"]
+    assert sorted(["node-10", "node-2", "node-b", "node-a"], key=natural_key) == [
+        "node-2",
+        "node-10",
+        "node-a",
+        "node-b",
+    ]
+    assert sorted(["10", "x", "9"], key=natural_key) == ["9", "10", "x"]
 
 
 def test_it_is_said_when_a_spare_is_taken_whose_place_is_to_be_used_last() -> None:
@@ -284,18 +289,18 @@ def test_ranks_fill_the_first_slots_of_each_node_and_spares_the_others() -> None
 
 def test_a_slot_is_cordoned_while_its_faults_are_recent() -> None:
     spec = JobSpec(job=JOB, world_size=1, nproc_per_node=1, slot_faults=2, slot_window_ms=1_000)
-    assert not cordoned(spec, (500,), 600)
-    assert cordoned(spec, (0, 900), 1_000)
-    assert not cordoned(spec, (0, 900), 1_001)
-    assert cordoned(spec, (0, 0, 900, 901), 1_500)
+    assert not is_cordoned(spec, (500,), 600)
+    assert is_cordoned(spec, (0, 900), 1_000)
+    assert not is_cordoned(spec, (0, 900), 1_001)
+    assert is_cordoned(spec, (0, 0, 900, 901), 1_500)
 
 
 def test_no_limit_means_no_cordon_and_no_refill_means_one_fault() -> None:
     free = JobSpec(job=JOB, world_size=1, nproc_per_node=1, slot_faults=0)
-    assert not cordoned(free, (1,) * 16, 1)
+    assert not is_cordoned(free, (1,) * 16, 1)
     once = JobSpec(job=JOB, world_size=1, nproc_per_node=1, refill=False, slot_faults=0)
-    assert not cordoned(once, (), 1)
-    assert cordoned(once, (1,), 10_000_000)
+    assert not is_cordoned(once, (), 1)
+    assert is_cordoned(once, (1,), 10_000_000)
 
 
 # ---------------------------------------------------------------- room
@@ -422,13 +427,13 @@ def away(*, waited_ms: int = 0, **fields: Any) -> Story:
 def test_nobody_goes_home_who_is_not_to() -> None:
     story = away(return_home=False)
     story.wait(10 * AWAY_MS)
-    assert (wishes(story.cluster, story.job), len(story.job.moves)) == ({}, 1)
+    assert (wishes_to_move(story.cluster, story.job), len(story.job.moves)) == ({}, 1)
 
 
 def test_the_time_away_begins_with_the_move() -> None:
     story = away(waited_ms=10 * AWAY_MS)
     story.wait(AWAY_MS - 1)
-    assert wishes(story.cluster, story.job) == {}
+    assert wishes_to_move(story.cluster, story.job) == {}
     story.wait(1)
     assert (story.move.reason, story.move.state) == ("returns home to node-1", MoveState.PREPARING)
 
@@ -447,10 +452,10 @@ def test_nobody_goes_home_where_there_is_no_room() -> None:
     spare = story.cluster.spares(JOB)[0]
     story.lose(spare.worker, signal=SIGKILL)
     story.wait(AWAY_MS)
-    assert wishes(story.cluster, story.job) == {}
+    assert wishes_to_move(story.cluster, story.job) == {}
     # Another move is under way, to somewhere else.
     story.hear(ev.NodeJoined(node=NodeId("node-3"), incarnation="a", slots=1), asked(0, to="node-3"))
-    assert (story.move.ranks, story.move.state, set(wishes(story.cluster, story.job))) == (
+    assert (story.move.ranks, story.move.state, set(wishes_to_move(story.cluster, story.job))) == (
         (0,), MoveState.PREPARING, {0}
     )  # fmt: skip
 
@@ -489,4 +494,4 @@ def test_who_is_moved_by_a_fault_on_its_way_home_has_moved() -> None:
 def test_in_a_move_that_has_cut_over_nothing_is_wished_of_the_new_holder() -> None:
     story = cut_over()
     assert set(story.job.requests) == {1}
-    assert wishes(story.cluster, story.job) == {}
+    assert wishes_to_move(story.cluster, story.job) == {}

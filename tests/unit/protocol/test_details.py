@@ -12,8 +12,8 @@ from torchrelay.protocol.messages.ids import START, Generation, NodeId, Point, R
 from torchrelay.protocol.model.incident import Fault, Incident, Mark
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import Move, MoveKind, MoveState
-from torchrelay.protocol.model.roster import Life, Seat, natural
-from torchrelay.protocol.model.state import vacate
+from torchrelay.protocol.model.roster import Life, Seat, natural_key
+from torchrelay.protocol.model.state import vacate_seat
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.policy import DYING_MS, UNJOINED_MS
 from torchrelay.protocol.recovery.ending import NO_STATE
@@ -90,7 +90,7 @@ def test_who_is_lost_at_the_first_wiring_makes_all_start_again() -> None:
 
 
 def test_a_name_may_have_digits_that_are_no_numbers() -> None:
-    assert sorted(["node-²", "node-10", "node-2"], key=natural) == ["node-2", "node-10", "node-²"]
+    assert sorted(["node-²", "node-10", "node-2"], key=natural_key) == ["node-2", "node-10", "node-²"]
 
 
 def started(story: Story) -> list[tuple[NodeId, int]]:
@@ -132,7 +132,7 @@ def test_a_vacant_seat_keeps_what_belongs_to_the_rank_and_nothing_of_its_holder(
         "distrusted": frozenset({Rank(2)}), "outgoing": WorkerId("outgoing"),
     }  # fmt: skip
     seat = Seat(worker=WorkerId("w"), joined=True, replacement=True, holds=HERE, ready=True, serves=True, **belongs)  # type: ignore[arg-type]
-    vacant = vacate(seat)
+    vacant = vacate_seat(seat)
     assert {name: getattr(vacant, name) for name in belongs} == belongs
     assert (vacant.worker, vacant.joined, vacant.replacement, vacant.holds) == (None, False, False, None)
     assert (vacant.ready, vacant.serves) == (False, False)

@@ -24,7 +24,7 @@ from torchrelay.protocol.recovery.sharing import (
     shares_with,
     slots_to_share,
     soon_free,
-    uncrowded,
+    with_own_slot,
 )
 
 MEMORY = "OutOfMemoryError: CUDA out of memory. at train.py:#"
@@ -394,7 +394,7 @@ def test_a_worker_that_is_being_ended_shares_nothing() -> None:
 def test_of_all_workers_those_with_a_slot_of_their_own() -> None:
     story = shrunk()
     host, guest, other = (holder_of(story, rank) for rank in (0, 1, 2))
-    assert uncrowded(story.cluster, [host, guest, other]) == [host, other]
+    assert with_own_slot(story.cluster, [host, guest, other]) == [host, other]
 
 
 def test_lack_of_memory_is_counted_once_for_each_worker() -> None:

@@ -15,8 +15,8 @@ from torchrelay.protocol.placement.taints import (
     MEMORY_MS,
     PROBATION,
     QUARANTINE_AFTER,
-    closed,
     effect_on,
+    is_closed,
     on_slot,
     taken_last,
 )
@@ -57,19 +57,19 @@ def probation(story: Story, slot: int | None = None) -> Taint | None:
 def test_the_strongest_effect_counts_and_a_nodes_taint_lies_on_all_its_slots() -> None:
     story = two_nodes()
     cluster = story.cluster
-    assert (effect_on(cluster, OTHER, 0), closed(cluster, OTHER, 0), taken_last(cluster, OTHER, 0)) == (
+    assert (effect_on(cluster, OTHER, 0), is_closed(cluster, OTHER, 0), taken_last(cluster, OTHER, 0)) == (
         None,
         False,
         False,
     )
     story.hear(taint(effect=Effect.PREFER_NO_SCHEDULE))
     assert taken_last(story.cluster, OTHER, 0)
-    assert not closed(story.cluster, OTHER, 0)
+    assert not is_closed(story.cluster, OTHER, 0)
     story.hear(taint(slot=1, key="b", effect=Effect.NO_SCHEDULE), taint(slot=1, key="c", effect=Effect.NO_EXECUTE))
     assert effect_on(story.cluster, OTHER, 1) is Effect.NO_EXECUTE
     assert effect_on(story.cluster, OTHER, 0) is Effect.PREFER_NO_SCHEDULE
     story.hear(clear(slot=1, key="c"))
-    assert (effect_on(story.cluster, OTHER, 1), closed(story.cluster, OTHER, 1)) == (Effect.NO_SCHEDULE, True)
+    assert (effect_on(story.cluster, OTHER, 1), is_closed(story.cluster, OTHER, 1)) == (Effect.NO_SCHEDULE, True)
     assert not taken_last(story.cluster, OTHER, 1)
     assert [found.key for found in on_slot(story.cluster, OTHER, 1)] == ["ecc", "b", PROBATION]
     assert on_slot(story.cluster, NODE, 1) == []
@@ -218,7 +218,7 @@ def test_a_place_that_is_closed_for_its_faults_stays_so_until_somebody_opens_it(
     assert lying is not None
     assert (lying.effect, lying.until_ms) == (Effect.NO_SCHEDULE, None)
     story.hear(clear(key=PROBATION))
-    assert closed(story.cluster, OTHER, 0) is False
+    assert is_closed(story.cluster, OTHER, 0) is False
     assert len(story.cluster.failures) == 0
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.failure_detector import Ward
 from torchrelay.protocol.health.failure_detector import ASTRAY_MS, BEAT_MS
-from torchrelay.protocol.health.ways import Parting, Spot, Way, parting
+from torchrelay.protocol.health.ways import Parting, Spot, Way, find_parting
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerId, WorkerPhase
 
@@ -23,7 +23,7 @@ def way(rank: int, phase: WorkerPhase, spot: Spot | None = None, *, point: Point
 
 
 def parted(*ways: Way) -> Parting:
-    found = parting(ways)
+    found = find_parting(ways)
     assert found is not None
     return found
 
@@ -62,7 +62,7 @@ class TestCertain:
         waiting = replace(way(0, phase, Spot("train.py:40", "backward"), point=None), idle=True)
         found = parted(waiting, way(1, P.FINISHED, point=None))
         assert "rank 0 waits in a backward pass (train.py:40)" in str(found)
-        assert parting([replace(waiting, idle=False), way(1, P.FINISHED, point=None)]) is None
+        assert find_parting([replace(waiting, idle=False), way(1, P.FINISHED, point=None)]) is None
 
     @pytest.mark.parametrize("phase", [P.COMPUTING, P.SECTION, P.GATE])
     def test_a_barrier_outside_of_calls_while_others_are_in_the_next_one(self, phase: WorkerPhase) -> None:
@@ -72,7 +72,7 @@ class TestCertain:
 
     def test_the_same_in_a_group_of_some_ranks(self) -> None:
         spot = Spot("train.py:50", "broadcast", PAIR)
-        assert parting([way(0, P.BETWEEN, spot), way(2, P.COMPUTING)]) is None, "rank 2 is not in it"
+        assert find_parting([way(0, P.BETWEEN, spot), way(2, P.COMPUTING)]) is None, "rank 2 is not in it"
         assert parted(way(0, P.BETWEEN, spot), way(1, P.COMPUTING)).one.rank == 0
 
     def test_the_collective_of_one_number_is_not_the_same_on_all(self) -> None:
@@ -103,7 +103,7 @@ class TestNotCertain:
         ],
     )
     def test_nothing_is_said(self, ways: list[Way]) -> None:
-        assert parting(ways) is None
+        assert find_parting(ways) is None
 
 
 class TestBeats:

@@ -160,7 +160,7 @@ class Judge:
         flaps = [flap for link in shaky for flap in link.flaps]
         where = locate(shaky, steady, local=mostly_local(flaps))
         ours = decided(where, shaky, later=2 * most >= 3 * self.limits.flaps)
-        told = f"lost {most} times within {span(self.limits.window_s)}"
+        told = f"lost {most} times within {span_in_words(self.limits.window_s)}"
         return self._finding(Kind.FLAPPING, where, ours, shaky, links, told, now)
 
     def _slowed(self, links: list[Link], before: Finding | None, now: float) -> Finding | None:
@@ -297,7 +297,7 @@ def to_whom(concerned: list[Link], known: int) -> str:
     return f"to {names} only, {len(concerned)} of {known} peers"
 
 
-def span(seconds: float) -> str:
+def span_in_words(seconds: float) -> str:
     """In words: 90 s, 10 min, an hour."""
     if seconds == 3600:
         return "an hour"

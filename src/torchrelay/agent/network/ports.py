@@ -20,7 +20,7 @@ from pathlib import Path
 
 from msgspec import Struct, structs
 
-from torchrelay.agent.network.findings import Finding, Kind, Where, span
+from torchrelay.agent.network.findings import Finding, Kind, Where, span_in_words
 from torchrelay.wire.files.launch import PathLimits
 from torchrelay.wire.messages.pathnews import FindingNews, LinkNews, PathNews
 
@@ -125,7 +125,7 @@ class Ports:
         if not port.active and now - port.since >= self.limits.down_s:
             return finding(name, Kind.DOWN, f"lost for {now - port.since:.0f} s ({port.state})", now)
         if len(port.flaps) >= self.limits.flaps:
-            told = f"lost {len(port.flaps)} times within {span(self.limits.window_s)}"
+            told = f"lost {len(port.flaps)} times within {span_in_words(self.limits.window_s)}"
             return finding(name, Kind.FLAPPING, told, now)
         if port.slow_since is not None and now - port.slow_since >= self.limits.slow_s:
             told = f"runs at {port.gbps:g} Gb/s instead of {port.best_gbps:g} for {now - port.slow_since:.0f} s"

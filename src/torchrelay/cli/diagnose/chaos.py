@@ -29,7 +29,7 @@ from torchrelay.chaos.leaving import CannotTrace
 from torchrelay.chaos.whereabouts import Refusal, Whereabouts
 from torchrelay.chaos.wishes import MIX, OF_NODES, Cut, Deed, Facts, How, Outlook, Phase, Wish, draw, outlook
 from torchrelay.client.client import Away, Client, Denied
-from torchrelay.client.runs import NotPossible, Source, find_run, look
+from torchrelay.client.runs import NotPossible, Source, find_run, find_source
 from torchrelay.protocol.messages.ids import NodeId, Rank
 from torchrelay.protocol.model.incident import UNSETTLED
 from torchrelay.schedulers.port import SchedulerError
@@ -363,7 +363,7 @@ class Session:
         try:
             self.client.job(self.job)
         except Away:
-            source, _ = look(self.where.run_dir)
+            source, _ = find_source(self.where.run_dir)
             if source.job(self.job).outcome is None:
                 raise
             return source

@@ -15,7 +15,7 @@ from pathlib import Path
 from msgspec import Struct
 
 from torchrelay.api.shown import RankStatus
-from torchrelay.client.runs import NotPossible, look
+from torchrelay.client.runs import NotPossible, find_source
 from torchrelay.terminal.progress import progress
 from torchrelay.terminal.show import Output, remark, show_json, table
 
@@ -85,7 +85,7 @@ def copied_elsewhere(told: Survey) -> bool:
 
 def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder], Intervals]:
     """The ranks of a job that runs."""
-    source, note = look(run_dir)
+    source, note = find_source(run_dir)
     remark(note)
     found = source.view_ranks(job)
     rows = [row for row in found.ranks if row.rank is not None]

@@ -13,15 +13,15 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from torchrelay.cli.forecasts.cost_words import default_text, given_by, parser
-from torchrelay.cli.forecasts.numbers import blame
+from torchrelay.cli.forecasts.numbers import blame_flag
 from torchrelay.client.client import Client
-from torchrelay.client.runs import NotPossible, look
+from torchrelay.client.runs import NotPossible, find_source
 from torchrelay.economics.advice import Advice, Option, advice_line, advise
 from torchrelay.economics.assumptions import ASSUMPTIONS, Inputs
-from torchrelay.economics.calculator import Answer, AtRate, View, answer, at_rate
+from torchrelay.economics.calculator import Answer, AtRate, View, at_rate, work_out
 from torchrelay.economics.formulas.rates import Unreasonable
 from torchrelay.economics.measured import Measured, counted, measure
-from torchrelay.economics.published.claims import Claim, Figure, Known, dollars, proven
+from torchrelay.economics.published.claims import Claim, Figure, Known, dollars, proven_share
 from torchrelay.economics.published.field import RATES, Rate
 from torchrelay.economics.published.published import all_claims, claim
 from torchrelay.goodput.ledger import Line
@@ -38,7 +38,7 @@ def cost(words: list[str]) -> int:
     try:
         return answered(given)
     except Unreasonable as error:
-        raise NotPossible(blame(error, f"--{error.name.replace('_', '-')}", words), BAD) from None
+        raise NotPossible(blame_flag(error, f"--{error.name.replace('_', '-')}", words), BAD) from None
 
 
 def answered(given: argparse.Namespace) -> int:
@@ -72,7 +72,7 @@ def answered(given: argparse.Namespace) -> int:
         found_advice = advise(inputs, measured)
         print(show_json(found_advice) if as_json else advice_page(found_advice, advice_line(found_advice)))
         return 0
-    found_answer = answer(inputs, measured)
+    found_answer = work_out(inputs, measured)
     if given.plot:
         plot(found_answer, given.plot)
         remark(f"plotted to {given.plot}")
@@ -139,7 +139,7 @@ def measured_by(given: argparse.Namespace) -> Measured | None:
     if given.run_dir is not None:
         from torchrelay.client.ledger_file import ledger
 
-        source, note = look(given.run_dir)
+        source, note = find_source(given.run_dir)
         remark(note)
         live = isinstance(source, Client)
         return measure(ledger(source.view_incidents(given.job)), str(given.run_dir), live=live)
@@ -369,7 +369,7 @@ def worked_lines(figures: Sequence[Figure]) -> list[str]:
 
 def advice_page(advice: Advice, line: str) -> str:
     """The advice, the choices beside it, the numbers behind it, the risk."""
-    low, share = proven(advice.coverage_low), proven(advice.coverage)
+    low, share = proven_share(advice.coverage_low), proven_share(advice.coverage)
     head = (
         f"a failure every {advice.mttf_h:.3g} h, {advice.save_s:g} s a save, recovery in "
         f"{milliseconds(1000 * advice.recovery_s)}; back to a checkpoint: {advice.rollbacks:.3g} times over "

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from torchrelay.cli.forecasts.numbers import amount, whole
+from torchrelay.cli.forecasts.numbers import amount_in, whole_number
 from torchrelay.economics.assumptions import ASSUMPTIONS, Assumption, Inputs
 from torchrelay.economics.formulas.rates import Counting
 from torchrelay.economics.published.field import RATES, published_rate
@@ -84,7 +84,7 @@ def add_assumption(group: argparse._ArgumentGroup, each: Assumption) -> None:
         group.add_argument(each.flag, type=Counting, choices=list(Counting), metavar="{wall,running}", help=text)
     else:
         counts = each.field in ("gpus", "gpus_per_node")
-        group.add_argument(each.flag, type=whole if counts else amount(each.unit), metavar=sign, help=text)
+        group.add_argument(each.flag, type=whole_number if counts else amount_in(each.unit), metavar=sign, help=text)
 
 
 def default_text(each: Assumption) -> str:

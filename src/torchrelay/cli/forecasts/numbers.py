@@ -20,7 +20,7 @@ def typed(flag: str, words: Sequence[str]) -> str | None:
     return found
 
 
-def blame(error: Unreasonable, flag: str, words: Sequence[str]) -> str:
+def blame_flag(error: Unreasonable, flag: str, words: Sequence[str]) -> str:
     """What cannot be: the flag, its value as it was typed, and what that must be."""
     text = typed(flag, words)
     if not error.why:  # it names flags itself
@@ -33,7 +33,7 @@ def blame(error: Unreasonable, flag: str, words: Sequence[str]) -> str:
 # ---------------------------------------------------------------- numbers, as argparse wants them
 
 
-def whole(text: str) -> int:
+def whole_number(text: str) -> int:
     """Raises `argparse.ArgumentTypeError`."""
     try:
         return int(text)
@@ -41,7 +41,7 @@ def whole(text: str) -> int:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number") from None
 
 
-def amount(unit: str) -> Callable[[str], float]:
+def amount_in(unit: str) -> Callable[[str], float]:
     """Reads a number of this unit; that raises `argparse.ArgumentTypeError`."""
 
     def read(text: str) -> float:

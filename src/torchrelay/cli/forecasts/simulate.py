@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from torchrelay.cli.forecasts.numbers import blame
+from torchrelay.cli.forecasts.numbers import blame_flag
 from torchrelay.cli.forecasts.simulate_benchmark import Benchmark
 from torchrelay.cli.forecasts.simulate_pages import (
     benchmark_page,
@@ -73,7 +73,7 @@ def simulate(words: list[str]) -> int:
         found, page = asked(given)
     except Unreasonable as error:
         flag = FLAGS.get(error.name, "--" + error.name.replace("_", "-"))
-        raise NotPossible(blame(error, flag, words), BAD) from None
+        raise NotPossible(blame_flag(error, flag, words), BAD) from None
     except Stuck as error:
         raise NotPossible(
             f"{error}: give a repair time (--repair), spares, or a trace whose repairs end", BAD

@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from torchrelay.cli.forecasts.cost_words import rate
-from torchrelay.cli.forecasts.numbers import amount, whole
+from torchrelay.cli.forecasts.numbers import amount_in, whole_number
 from torchrelay.client.runs import NotPossible
-from torchrelay.economics.formulas.rates import Counting, Unreasonable, impossible
+from torchrelay.economics.formulas.rates import Counting, Unreasonable, unreasonable_value
 from torchrelay.economics.published.field import META_RATE, RATES, VENDOR_GPUS, VENDOR_MTTF_H
 from torchrelay.forecast.inputs.faults import Gap, Process
 from torchrelay.forecast.inputs.layouts import KNOWN, layout_of
@@ -89,11 +89,11 @@ def add_asked(group: argparse._ArgumentGroup) -> None:
 
 def add_job(group: argparse._ArgumentGroup) -> None:
     known = Settings()
-    group.add_argument("--gpus", type=whole, metavar="N", help=f"of the job ({known.gpus})")
-    group.add_argument("--gpus-per-node", type=whole, metavar="N", help=f"({known.gpus_per_node})")
+    group.add_argument("--gpus", type=whole_number, metavar="N", help=f"of the job ({known.gpus})")
+    group.add_argument("--gpus-per-node", type=whole_number, metavar="N", help=f"({known.gpus_per_node})")
     group.add_argument(
         "--days",
-        type=amount("days"),
+        type=amount_in("days"),
         metavar="DAYS",
         help=f"how long ({known.hours / 24:.1f}: a month; as long as a trace)",
     )
@@ -261,7 +261,7 @@ def settings_of(given: argparse.Namespace) -> Settings:
     gpus, per_node = given.gpus or Settings.gpus, given.gpus_per_node or Settings.gpus_per_node
     for name in ("gpus", "gpus_per_node"):
         if getattr(given, name) is not None and getattr(given, name) < 1:
-            raise impossible(name, getattr(given, name), "it must be 1 or more")
+            raise unreasonable_value(name, getattr(given, name), "it must be 1 or more")
     layout = layout_of("ddp" if given.layout is None else given.layout, gpus, per_node)
     return Settings(
         strategy=Strategy.RESTART,

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from torchrelay.api.shown import NetworkView, NodeNetwork, size_text, span
+from torchrelay.api.shown import NetworkView, NodeNetwork, size_text, span_text
 from torchrelay.cli.launch.net_flags import for_ports
 from torchrelay.cli.listing import Column, View
 from torchrelay.cli.registry import VERBS
@@ -133,7 +133,7 @@ def of_run(run_dir: Path | None) -> NetworkView:
         raise NotPossible(f"no agent of {found} watches network paths: start the run with --net-failover")
     for node in view.nodes:
         if node.age_s > OLD_S:
-            remark(f"{node.node}: what is shown is {span(node.age_s)} old, its agent has not told anything since")
+            remark(f"{node.node}: what is shown is {span_text(node.age_s)} old, its agent has not told anything since")
     return view
 
 
@@ -174,7 +174,7 @@ def remarks(nodes: Iterable[NodeNetwork]) -> list[str]:
         news = node.news
         for path in news.paths:
             if path.finding is not None:
-                lines.append(f"{node.node}: {path.finding.evidence} (found {span(path.finding.for_s)} ago)")
+                lines.append(f"{node.node}: {path.finding.evidence} (found {span_text(path.finding.for_s)} ago)")
         lines += [f"{node.node}: {taint.text} by {taint.source}" for taint in node.taints]
         if news.malformed + news.strangers:
             lines.append(
@@ -195,7 +195,7 @@ LINKS: View[NetworkView, Link] = View(
         Column("local", lambda one: one.path.local),
         Column("peer", lambda one: one.news.remote),
         Column("state", state_text),
-        Column("for", lambda one: span(one.news.state_s) if one.news.state_s else None),
+        Column("for", lambda one: span_text(one.news.state_s) if one.news.state_s else None),
         Column("sent/s", lambda one: size_text(round(one.news.sent_rate))),
         Column("received/s", lambda one: size_text(round(one.news.received_rate))),
         Column(

@@ -17,15 +17,17 @@ def ask_and_do(
     run_dir: Path | None, path: str, body: dict[str, Any], *, yes: bool, dry_run: bool, output: Output
 ) -> Change:
     """Let the orchestrator plan, ask, and let it carry the plan out. Raises `NotPossible`, `Denied`."""
-    client = reach(run_dir)
+    client = reach_orchestrator(run_dir)
     plan = client.change(path, body, dry_run=True)
-    done = settle(plan, lambda: client.change(path, body, dry_run=False), yes=yes, dry_run=dry_run, output=output)
+    done = settle_change(
+        plan, lambda: client.change(path, body, dry_run=False), yes=yes, dry_run=dry_run, output=output
+    )
     if output is Output.JSON:
         print(show_json(done))
     return done
 
 
-def reach(run_dir: Path | None) -> Client:
+def reach_orchestrator(run_dir: Path | None) -> Client:
     """The orchestrator of a run. Raises `NotPossible` if it is away: only it can change anything."""
     found = find_run(run_dir)
     try:
@@ -47,7 +49,7 @@ def refuse_if_over(run_dir: Path) -> None:
         raise NotPossible(f"nothing can be changed: {chronicle.remark}", 2)
 
 
-def settle(plan: Change, act: Callable[[], Change], *, yes: bool, dry_run: bool, output: Output) -> Change:
+def settle_change(plan: Change, act: Callable[[], Change], *, yes: bool, dry_run: bool, output: Output) -> Change:
     """Say the plan; carry it out unless that is not wanted, or nothing would change."""
     aside = output is Output.JSON  # stdout is for the answer
     say(plan_text(plan), aside=aside)

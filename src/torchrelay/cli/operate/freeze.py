@@ -12,7 +12,7 @@ from pathlib import Path
 
 from torchrelay.api.endpoint import FREEZE, LIFTED
 from torchrelay.api.shown import Change
-from torchrelay.cli.operate.changing import refuse_if_over, settle
+from torchrelay.cli.operate.changing import refuse_if_over, settle_change
 from torchrelay.client.client import Away, Client, Denied, who_am_i
 from torchrelay.client.runs import FOLDER, NotPossible, find_run
 from torchrelay.terminal.show import Output, remark, show_json
@@ -103,7 +103,7 @@ def scope(given: argparse.Namespace) -> str:
 
 def carry_out(given: argparse.Namespace, plan: Change, act: Callable[[], Change], path: Path, *, wanted: bool) -> None:
     """The plan, the deed, and what the orchestrator makes of it."""
-    found = settle(plan, act, yes=given.yes, dry_run=given.dry_run, output=given.output)
+    found = settle_change(plan, act, yes=given.yes, dry_run=given.dry_run, output=given.output)
     if found.applied:
         remark(seen(given, path, wanted=wanted))
     if given.output is Output.JSON:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from torchrelay.api.endpoint import JOURNAL
 from torchrelay.api.shown import Change, Status
-from torchrelay.cli.operate.changing import reach, settle
+from torchrelay.cli.operate.changing import reach_orchestrator, settle_change
 from torchrelay.client.client import Away, Client, Denied
 from torchrelay.client.runs import NotPossible, find_run
 from torchrelay.terminal.show import Output, remark, show_json
@@ -28,7 +28,7 @@ def restart(given: argparse.Namespace) -> None:
     body = {
         "orchestrator": given.orchestrator or both, "agents": given.agents or both, "force": given.force,
     }  # fmt: skip
-    client = reach(given.run_dir)
+    client = reach_orchestrator(given.run_dir)
     if body["orchestrator"]:
         check_rules(find_run(given.run_dir))
     before, agents = client.view_status(), incarnations(client)
@@ -45,7 +45,7 @@ def restart(given: argparse.Namespace) -> None:
         remark(f"training is {phases(after)}; lease {after.lease}")
         return done
 
-    found = settle(plan, act, yes=given.yes, dry_run=given.dry_run, output=given.output)
+    found = settle_change(plan, act, yes=given.yes, dry_run=given.dry_run, output=given.output)
     if given.output is Output.JSON:
         print(show_json(found))
 

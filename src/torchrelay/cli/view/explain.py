@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 from torchrelay.api.shown import IncidentView, WhyView, size_text
-from torchrelay.client.runs import NotPossible, Source, find_incident, look
+from torchrelay.client.runs import NotPossible, Source, find_incident, find_source
 from torchrelay.goodput.ledger import line_of
 from torchrelay.terminal.show import Output, milliseconds, remark, show_json
 
@@ -17,7 +17,7 @@ INCIDENT = re.compile(r"(I-)?\d+", re.IGNORECASE)
 def show_explanation(given: argparse.Namespace) -> None:
     """Print one incident, or why something is as it is. Raises `NotPossible`, `Denied`."""
     about = " ".join(given.about)
-    source, note = look(given.run_dir)
+    source, note = find_source(given.run_dir)
     remark(note)
     if INCIDENT.fullmatch(about):
         found = known_incident(source, about, given.job)

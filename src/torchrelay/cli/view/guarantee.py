@@ -16,8 +16,8 @@ from msgspec import Struct
 from torchrelay.api.shown import Exclusion
 from torchrelay.client.client import Client
 from torchrelay.client.ledger_file import FILE, ledger
-from torchrelay.client.runs import NotPossible, look, time_in
-from torchrelay.economics.published.claims import proven
+from torchrelay.client.runs import NotPossible, find_source, time_in
+from torchrelay.economics.published.claims import proven_share
 from torchrelay.goodput.ledger import (
     TARGET,
     Entry,
@@ -115,7 +115,7 @@ def entries_of(given: argparse.Namespace, begin: datetime | None) -> tuple[list[
     files = {path: read_ledger(path) for path in given.ledger or ()}
     found = [entry for some in files.values() for entry in some]
     try:
-        source, note = look(given.run_dir)
+        source, note = find_source(given.run_dir)
     except NotPossible:
         if given.run_dir is not None or not given.ledger:
             raise
@@ -282,7 +282,7 @@ def share_text(ratio: Interval | None) -> str:
     """A share and its interval: 97.1 % (85.4 % to 99.5 %)."""
     if ratio is None:
         return "-"
-    return f"{proven(ratio.share)} ({proven(ratio.low)} to {proven(ratio.high, up=True)})"
+    return f"{proven_share(ratio.share)} ({proven_share(ratio.low)} to {proven_share(ratio.high, up=True)})"
 
 
 def guarantee_page(found: Guarantee) -> str:
@@ -345,7 +345,7 @@ def because(found: Guarantee) -> str:
     if found.ratio is None:
         return f", as nothing counts; {ahead}"
     if found.verdict is Verdict.NOT_YET:
-        return f", as the lower bound is {proven(found.ratio.low)}; {ahead}"
+        return f", as the lower bound is {proven_share(found.ratio.low)}; {ahead}"
     sure = "and the whole interval below it" if found.ratio.high < found.target else "though by too few to be sure"
     return f", with a share below it, {sure}; {ahead}"
 
@@ -362,5 +362,5 @@ def picture(ratio: Interval, target: float) -> str:
     marks[place(ratio.low) : place(ratio.high) + 1] = "-" * (place(ratio.high) + 1 - place(ratio.low))
     marks[place(ratio.low)], marks[place(ratio.high)] = "[", "]"
     marks[place(ratio.share)] = "o"
-    left = f"{proven(begin):>6} |"
+    left = f"{proven_share(begin):>6} |"
     return f"{left}{''.join(marks)}| 100 %\n{' ' * (len(left) + place(target))}^ target"

@@ -23,8 +23,8 @@ from torchrelay.api.shown import (
     Spares,
     SpareView,
     TaintView,
-    causes,
-    span,
+    root_causes,
+    span_text,
 )
 from torchrelay.cli.listing import Column, View, from_run
 from torchrelay.client.runs import NotPossible
@@ -105,9 +105,9 @@ def against_places(found: Nodes) -> Iterator[str]:
 
 def taint_text(taint: TaintView) -> str:
     """A taint with who, since when, and for how long."""
-    left = "" if taint.left_s is None else f", {span(taint.left_s)} left"
+    left = "" if taint.left_s is None else f", {span_text(taint.left_s)} left"
     reason = f": {taint.reason}" if taint.reason else ""
-    return f"{taint.text} by {taint.source}, for {span(taint.age_s)}{left}{reason}"
+    return f"{taint.text} by {taint.source}, for {span_text(taint.age_s)}{left}{reason}"
 
 
 def use_text(spare: SpareView) -> str:
@@ -177,17 +177,17 @@ MOVES: View[Moves, MoveView] = View(
 
 
 def ranks_at_fault(incident: IncidentView) -> str | None:
-    ranks = {fault.rank for fault in causes(incident.faults) if fault.rank is not None}
+    ranks = {fault.rank for fault in root_causes(incident.faults) if fault.rank is not None}
     return ",".join(map(str, sorted(ranks))) or None
 
 
 def cause_text(incident: IncidentView) -> str:
-    more = len(causes(incident.faults)) - 1
+    more = len(root_causes(incident.faults)) - 1
     return clip(incident.cause) + (f" (+{more})" if more > 0 else "")
 
 
 def first_detector(incident: IncidentView) -> str | None:
-    faults = causes(incident.faults)
+    faults = root_causes(incident.faults)
     return faults[0].detector if faults else None
 
 

@@ -11,7 +11,7 @@ from torchrelay.cli.listing import Column, View
 from torchrelay.cli.view.guarantee import share_text, show_guarantee
 from torchrelay.client.client import Client
 from torchrelay.client.ledger_file import jsonl, ledger, write_ledger
-from torchrelay.client.runs import NotPossible, find_run, look
+from torchrelay.client.runs import NotPossible, find_run, find_source
 from torchrelay.goodput.ledger import Line, Totals, total
 from torchrelay.terminal.show import Output, clip, milliseconds, remark
 
@@ -46,7 +46,7 @@ def refuse_flags(given: argparse.Namespace) -> None:
 
 def report_of(given: argparse.Namespace) -> Report:
     """The ledger of a run; with `--write` it is also kept in the run's folder."""
-    source, note = look(given.run_dir)
+    source, note = find_source(given.run_dir)
     remark(note)
     lines = ledger(source.view_incidents(given.job))
     if given.write:

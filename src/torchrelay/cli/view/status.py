@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from torchrelay.api.shown import JobStatus
-from torchrelay.client.runs import look
+from torchrelay.client.runs import find_source
 from torchrelay.terminal.show import Output, milliseconds, remark, show, show_json
 
 
@@ -13,7 +13,7 @@ def show_status(given: argparse.Namespace) -> None:
     """Print a job's status."""
 
     def page() -> str:
-        source, note = look(given.run_dir)
+        source, note = find_source(given.run_dir)
         remark(note)
         found = source.job(given.job)
         return show_json(found) if given.output is Output.JSON else status_page(found)

@@ -12,9 +12,9 @@ from torchrelay.economics.formulas.rates import (
     HOURS_PER_DAY,
     HOURS_PER_MONTH,
     Counting,
-    above,
-    at_least,
-    failures,
+    check_above,
+    check_at_least,
+    expected_failures,
 )
 
 
@@ -36,11 +36,11 @@ class Cluster(Struct, frozen=True, kw_only=True):
     gpus_per_node: int = GPUS_PER_NODE
 
     def __post_init__(self) -> None:
-        above("gpus", self.gpus, 0)
-        above("mttf_h", self.mttf_h, 0)
-        at_least("price_per_gpu_hour", self.price_per_gpu_hour, 0)
-        above("horizon_h", self.horizon_h, 0)
-        above("gpus_per_node", self.gpus_per_node, 0)
+        check_above("gpus", self.gpus, 0)
+        check_above("mttf_h", self.mttf_h, 0)
+        check_at_least("price_per_gpu_hour", self.price_per_gpu_hour, 0)
+        check_above("horizon_h", self.horizon_h, 0)
+        check_above("gpus_per_node", self.gpus_per_node, 0)
 
 
 class Bill(Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ def bill(cluster: Cluster, recovery: Recovery, form: Form = Form.LINEAR, spare_n
     gpu_hours = lost * cluster.horizon_h * cluster.gpus
     return Bill(
         form=form,
-        failures=failures(cluster.horizon_h, cluster.mttf_h, cluster.counting, outage_h(recovery)),
+        failures=expected_failures(cluster.horizon_h, cluster.mttf_h, cluster.counting, outage_h(recovery)),
         loss_per_failure_h=loss_h(recovery),
         lost_share=lost,
         ettr=min(1.0, max(0.0, 1 - lost)),
@@ -88,5 +88,5 @@ def bill(cluster: Cluster, recovery: Recovery, form: Form = Form.LINEAR, spare_n
 
 def spares_dollars(cluster: Cluster, spare_nodes: float) -> float:
     """Dedicated nodes that wait: `n * 8 * H * p`. Floating ones cost the work they displace. Raises `Unreasonable`."""
-    at_least("spare_nodes", spare_nodes, 0)
+    check_at_least("spare_nodes", spare_nodes, 0)
     return spare_nodes * cluster.gpus_per_node * cluster.horizon_h * cluster.price_per_gpu_hour

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from torchrelay.economics.formulas.rates import above, at_least, share
+from torchrelay.economics.formulas.rates import check_above, check_at_least, check_share
 
 
 def young_h(save_h: float, mttf_h: float, coverage: float = 0.0) -> float:
@@ -13,9 +13,9 @@ def young_h(save_h: float, mttf_h: float, coverage: float = 0.0) -> float:
     Only failures that go back to a checkpoint count, and with a share c covered these come every M/(1-c). Infinite if
     all are covered: then no checkpoint is ever read, and what is saved is insurance. Raises `Unreasonable`.
     """
-    at_least("save_h", save_h, 0)
-    above("mttf_h", mttf_h, 0)
-    share("coverage", coverage)
+    check_at_least("save_h", save_h, 0)
+    check_above("mttf_h", mttf_h, 0)
+    check_share("coverage", coverage)
     return math.inf if coverage == 1 else math.sqrt(2 * save_h * mttf_h / (1 - coverage))
 
 
@@ -39,5 +39,5 @@ def thinned_h(save_h: float, mttf_h: float, coverage: float, longest_h: float) -
 
     Raises `Unreasonable`.
     """
-    above("longest_h", longest_h, 0)
+    check_above("longest_h", longest_h, 0)
     return min(longest_h, young_h(save_h, mttf_h, coverage))

@@ -10,7 +10,14 @@ import math
 
 from msgspec import Struct
 
-from torchrelay.economics.formulas.rates import Counting, Unreasonable, above, at_least, failures, share
+from torchrelay.economics.formulas.rates import (
+    Counting,
+    Unreasonable,
+    check_above,
+    check_at_least,
+    check_share,
+    expected_failures,
+)
 
 SMALL = 0.1  # up to this lost share the linear form is within half a point of the renewal form
 
@@ -33,14 +40,14 @@ class Recovery(Struct, frozen=True, kw_only=True):
     step_overhead: float = 0.0  # by which share steps take longer, with whatever brings the coverage
 
     def __post_init__(self) -> None:
-        above("interval_h", self.interval_h, 0)
+        check_above("interval_h", self.interval_h, 0)
         for name in ("replacement_h", "restore_h", "startup_h", "downtime_h", "save_h"):
-            at_least(name, getattr(self, name), 0)
-        share("coverage", self.coverage)
-        share("retry_share", self.retry_share)
+            check_at_least(name, getattr(self, name), 0)
+        check_share("coverage", self.coverage)
+        check_share("retry_share", self.retry_share)
         if self.retry_share == 1:
             raise Unreasonable("retry_share", "retry_share is 1: no bring-up would ever hold")
-        at_least("step_overhead", self.step_overhead, 0)
+        check_at_least("step_overhead", self.step_overhead, 0)
 
     @property
     def bring_up_h(self) -> float:
@@ -75,7 +82,7 @@ def linear_loss(recovery: Recovery, mttf_h: float, counting: Counting = Counting
 
     Raises `Unreasonable`.
     """
-    each = failures(1.0, mttf_h, counting, outage_h(recovery))
+    each = expected_failures(1.0, mttf_h, counting, outage_h(recovery))
     return each * loss_h(recovery) + 1 - undisturbed(recovery)
 
 
@@ -100,7 +107,7 @@ def renewal_ettr(recovery: Recovery, mttf_h: float, counting: Counting = Countin
     these takes the bring-up b, each covered failure the downtime d. If failures come in wall time they strike a
     recovery, too: see `repeated_h` and `pause_h`. Raises `Unreasonable`.
     """
-    above("mttf_h", mttf_h, 0)
+    check_above("mttf_h", mttf_h, 0)
     work, segment, covered = recovery.interval_h, recovery.interval_h + recovery.save_h, recovery.coverage
     useful = undisturbed(recovery)
     if math.isinf(mttf_h):
@@ -147,15 +154,15 @@ def grown(exponent: float) -> float:
 
 def pause_share(pause_h: float, mttf_h: float) -> float:
     """Lost share where each failure costs a pause and nothing is done again: `d / (M + d)`. Raises `Unreasonable`."""
-    at_least("pause_h", pause_h, 0)
-    above("mttf_h", mttf_h, 0)
+    check_at_least("pause_h", pause_h, 0)
+    check_above("mttf_h", mttf_h, 0)
     return pause_h / (mttf_h + pause_h)
 
 
 def job_mfu(step_mfu: float, ettr: float) -> float:
     """Of the job: the step's MFU times ETTR. Raises `Unreasonable`."""
-    share("step_mfu", step_mfu)
-    share("ettr", ettr)
+    check_share("step_mfu", step_mfu)
+    check_share("ettr", ettr)
     return step_mfu * ettr
 
 

@@ -29,7 +29,7 @@ class Unreasonable(ValueError):
         self.value = value
 
 
-def impossible(name: str, value: float, why: str) -> Unreasonable:
+def unreasonable_value(name: str, value: float, why: str) -> Unreasonable:
     """The refusal of one value."""
     shown = f"{value:g}" if isinstance(value, float) else str(value)
     return Unreasonable(name, f"{name} is {shown}: {why}", why, shown)
@@ -47,7 +47,7 @@ def mttf_h(gpus: float, per_1000_node_days: float, gpus_per_node: int = GPUS_PER
 
     Raises `Unreasonable`.
     """
-    at_least("per_1000_node_days", per_1000_node_days, 0)
+    check_at_least("per_1000_node_days", per_1000_node_days, 0)
     nodes = nodes_of(gpus, gpus_per_node)
     # Divided one after the other: the product of two tiny numbers would be 0.
     return math.inf if per_1000_node_days == 0 else HOURS_PER_DAY * 1000 / per_1000_node_days / nodes
@@ -55,25 +55,27 @@ def mttf_h(gpus: float, per_1000_node_days: float, gpus_per_node: int = GPUS_PER
 
 def rate_per_1000_node_days(gpus: float, mttf_h: float, gpus_per_node: int = GPUS_PER_NODE) -> float:
     """The rate that a job's mean time stands for: the inverse of `mttf_h`. Raises `Unreasonable`."""
-    above("mttf_h", mttf_h, 0)
+    check_above("mttf_h", mttf_h, 0)
     return HOURS_PER_DAY * 1000 / (mttf_h * nodes_of(gpus, gpus_per_node))
 
 
 def nodes_of(gpus: float, gpus_per_node: int = GPUS_PER_NODE) -> float:
     """How many nodes; not rounded, as rates are not. Raises `Unreasonable`."""
-    above("gpus", gpus, 0)
-    above("gpus_per_node", gpus_per_node, 0)
+    check_above("gpus", gpus, 0)
+    check_above("gpus_per_node", gpus_per_node, 0)
     return gpus / gpus_per_node
 
 
-def failures(horizon_h: float, mttf_h: float, counting: Counting = Counting.WALL, bring_up_h: float = 0.0) -> float:
+def expected_failures(
+    horizon_h: float, mttf_h: float, counting: Counting = Counting.WALL, bring_up_h: float = 0.0
+) -> float:
     """Failures to expect: `H / M` if M counts wall time, `H / (M + b)` if it counts running time.
 
     Raises `Unreasonable`.
     """
-    at_least("horizon_h", horizon_h, 0)
-    above("mttf_h", mttf_h, 0)
-    at_least("bring_up_h", bring_up_h, 0)
+    check_at_least("horizon_h", horizon_h, 0)
+    check_above("mttf_h", mttf_h, 0)
+    check_at_least("bring_up_h", bring_up_h, 0)
     return horizon_h / (mttf_h + bring_up_h if counting is Counting.RUNNING else mttf_h)
 
 
@@ -82,33 +84,33 @@ def first_of(links: int, each_mttf: float) -> float:
 
     Raises `Unreasonable`.
     """
-    above("links", links, 0)
-    above("each_mttf", each_mttf, 0)
+    check_above("links", links, 0)
+    check_above("each_mttf", each_mttf, 0)
     return each_mttf / links
 
 
 # ---------------------------------------------------------------- bounds
 
 
-def above(name: str, value: float, bound: float) -> None:
+def check_above(name: str, value: float, bound: float) -> None:
     """Raises `Unreasonable`, for NaN too."""
     if not value > bound:
-        raise impossible(name, value, f"it must be above {bound:g}")
+        raise unreasonable_value(name, value, f"it must be above {bound:g}")
 
 
-def at_least(name: str, value: float, bound: float) -> None:
+def check_at_least(name: str, value: float, bound: float) -> None:
     """Raises `Unreasonable`, for NaN too."""
     if not value >= bound:
-        raise impossible(name, value, f"it must be {bound:g} or more")
+        raise unreasonable_value(name, value, f"it must be {bound:g} or more")
 
 
-def finite(name: str, value: float) -> None:
+def check_finite(name: str, value: float) -> None:
     """Raises `Unreasonable`."""
     if not math.isfinite(value):
-        raise impossible(name, value, "it must be a finite number")
+        raise unreasonable_value(name, value, "it must be a finite number")
 
 
-def share(name: str, value: float) -> None:
+def check_share(name: str, value: float) -> None:
     """Raises `Unreasonable` unless within 0 to 1."""
     if not 0 <= value <= 1:
-        raise impossible(name, value, "it is a share, from 0 to 1")
+        raise unreasonable_value(name, value, "it is a share, from 0 to 1")

@@ -86,7 +86,7 @@ def written(value: float, unit: Unit) -> str:
         case Unit.SHARE:
             return percent(value)
         case Unit.BOUND:
-            return proven(value)
+            return proven_share(value)
         case Unit.GPU_HOURS | Unit.GPU_HOURS_A_MONTH | Unit.GPU_HOURS_A_YEAR:
             return f"{value / 1e6:.2f} M {unit}" if value >= 1e6 else f"{value:,.0f} {unit}"
         case Unit.HOURS | Unit.HOURS_A_DAY | Unit.MINUTES | Unit.MINUTES_A_DAY | Unit.RATE:
@@ -99,7 +99,7 @@ def dollars(value: float) -> str:
     return f"{sign}${size / 1e6:,.2f} M" if size >= 1e6 else f"{sign}${size:,.0f}"
 
 
-def proven(share: float, *, up: bool = False) -> str:
+def proven_share(share: float, *, up: bool = False) -> str:
     """A share that was counted, or an end of its interval: to a tenth, away from what it would have to prove.
 
     So 89.97 % is not to be read as 90; the upper end goes `up`.

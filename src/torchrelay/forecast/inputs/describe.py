@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 from msgspec import Struct
 
-from torchrelay.economics.formulas.rates import impossible, rate_per_1000_node_days
+from torchrelay.economics.formulas.rates import rate_per_1000_node_days, unreasonable_value
 from torchrelay.forecast.inputs.trace import Trace
 
 BURST_H = 0.05  # 3 minutes
@@ -46,7 +46,7 @@ def describe(trace: Trace, nodes: int | None = None) -> Description:
     """All statistics. `nodes`: how many there were, those included that never failed. Raises `Unreasonable`."""
     present = len(trace.nodes) if nodes is None else nodes
     if present < len(trace.nodes):
-        raise impossible("nodes", present, f"the trace names {len(trace.nodes)} nodes, so give as many or more")
+        raise unreasonable_value("nodes", present, f"the trace names {len(trace.nodes)} nodes, so give as many or more")
     starts = [entry.start_h for entry in trace.entries]
     gaps = np.diff(starts)
     repairs = [entry.end_h - entry.start_h for entry in trace.entries if math.isfinite(entry.end_h)]

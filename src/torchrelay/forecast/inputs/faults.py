@@ -17,7 +17,15 @@ from enum import StrEnum
 
 import numpy as np
 
-from torchrelay.economics.formulas.rates import Unreasonable, above, at_least, finite, impossible, mttf_h, share
+from torchrelay.economics.formulas.rates import (
+    Unreasonable,
+    check_above,
+    check_at_least,
+    check_finite,
+    check_share,
+    mttf_h,
+    unreasonable_value,
+)
 from torchrelay.economics.published.field import META_RATE
 
 # Quantile of the standard normal distribution at 0.9.
@@ -80,24 +88,24 @@ class Process:
 
     def __post_init__(self) -> None:
         for name in ("rate", "burst_nodes", "burst_h", "repair_median_h", "lead_h"):
-            at_least(name, getattr(self, name), 0)
+            check_at_least(name, getattr(self, name), 0)
         for name in ("shape", "lemon_times", "switch_nodes"):
-            above(name, getattr(self, name), 0)
+            check_above(name, getattr(self, name), 0)
         for name in ("burst", "switch", "lemons", "process", "path", "refail_day", "refail_week", "foreseen", "spread"):
-            share(name, getattr(self, name))
+            check_share(name, getattr(self, name))
         for name in ("rate", "shape", "lemon_times", "repair_median_h", "repair_p90_h"):
-            finite(name, getattr(self, name))
-        at_least("shape", self.shape, LEAST_SHAPE)
-        above("precision", self.precision, 0)
-        share("precision", self.precision)
+            check_finite(name, getattr(self, name))
+        check_at_least("shape", self.shape, LEAST_SHAPE)
+        check_above("precision", self.precision, 0)
+        check_share("precision", self.precision)
         if not self.repair_p90_h >= self.repair_median_h:
             why = "the p90 comes second, and it cannot be below the median"
-            raise impossible("repair_p90_h", self.repair_p90_h, why)
+            raise unreasonable_value("repair_p90_h", self.repair_p90_h, why)
         if not self.refail_week >= self.refail_day:
             why = "the share within a week comes second, and it holds that within a day"
-            raise impossible("refail_week", self.refail_week, why)
+            raise unreasonable_value("refail_week", self.refail_week, why)
         if self.refail_week == 1:
-            raise impossible("refail_week", self.refail_week, "a node that always fails again is never of use")
+            raise unreasonable_value("refail_week", self.refail_week, "a node that always fails again is never of use")
         if self.switch + self.process + self.path > 1:
             what = "--switch, --process and --path are shares of all faults"
             raise Unreasonable("switch", f"{what}: together they can be 1 at most")

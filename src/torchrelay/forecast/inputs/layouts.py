@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from torchrelay.economics.formulas.rates import GPUS_PER_NODE, Unreasonable, impossible
+from torchrelay.economics.formulas.rates import GPUS_PER_NODE, Unreasonable, unreasonable_value
 
 KNOWN = "ddp, fsdp, hsdp=REPLICAS, or degrees as in tp=8,pp=4 (the rest is data parallel, or fsdp)"
 
@@ -43,7 +43,7 @@ class Layout:
 def layout_of(text: str, gpus: int, gpus_per_node: int = GPUS_PER_NODE) -> Layout:
     """A layout as it is written. Raises `Unreasonable`, naming what does not fit."""
     if gpus < 1 or gpus % gpus_per_node:
-        raise impossible("gpus", gpus, f"nodes have {gpus_per_node} GPUs, so give a multiple of that")
+        raise unreasonable_value("gpus", gpus, f"nodes have {gpus_per_node} GPUs, so give a multiple of that")
     nodes = gpus // gpus_per_node
     degrees: dict[str, int] = {}
     for word in text.split(","):

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from torchrelay.economics.formulas.rates import Unreasonable, at_least
+from torchrelay.economics.formulas.rates import Unreasonable, check_at_least
 from torchrelay.goodput.ledger import Line
 from torchrelay.orchestrator.views.views import ALL_PHASES
 from torchrelay.protocol.model.incident import Resolution
@@ -35,8 +35,8 @@ class Span:
     cv: float = ASSUMED_CV
 
     def __post_init__(self) -> None:
-        at_least("mean_s", self.mean_s, 0)
-        at_least("cv", self.cv, 0)
+        check_at_least("mean_s", self.mean_s, 0)
+        check_at_least("cv", self.cv, 0)
 
     def draw(self, chance: np.random.Generator) -> float:
         """Log-normal, in seconds."""

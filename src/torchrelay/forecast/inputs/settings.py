@@ -11,12 +11,12 @@ from torchrelay.economics.formulas.rates import (
     GPUS_PER_NODE,
     Counting,
     Unreasonable,
-    above,
-    at_least,
-    finite,
-    impossible,
+    check_above,
+    check_at_least,
+    check_finite,
+    check_share,
     mttf_h,
-    share,
+    unreasonable_value,
 )
 from torchrelay.forecast.inputs.faults import Process
 from torchrelay.forecast.inputs.layouts import Layout, layout_of
@@ -84,13 +84,13 @@ class Costs:
             "warm_h",
             "spread",
         ):
-            at_least(name, getattr(self, name), 0)
-            finite(name, getattr(self, name))
-        above("interval_h", self.interval_h, 0)
-        share("coverage", self.coverage)
-        at_least("retry", self.retry, 0)
+            check_at_least(name, getattr(self, name), 0)
+            check_finite(name, getattr(self, name))
+        check_above("interval_h", self.interval_h, 0)
+        check_share("coverage", self.coverage)
+        check_at_least("retry", self.retry, 0)
         if not self.retry < 1:
-            raise impossible("retry", self.retry, "from 0 to less than 1, or no bring-up ever succeeds")
+            raise unreasonable_value("retry", self.retry, "from 0 to less than 1, or no bring-up ever succeeds")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,20 +131,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("hours", "price", "preempt_h", "preempt_lost_h", "check_h"):
-            finite(name, getattr(self, name))
-        above("hours", self.hours, 0)
-        above("step_s", self.step_s, 0)
-        above("path_speed", self.path_speed, 0)
+            check_finite(name, getattr(self, name))
+        check_above("hours", self.hours, 0)
+        check_above("step_s", self.step_s, 0)
+        check_above("path_speed", self.path_speed, 0)
         for name in ("path_speed", "mfu", "displaced"):
-            share(name, getattr(self, name))
+            check_share(name, getattr(self, name))
         for name in ("floating", "preempt_h", "preempt_lost_h", "check_h", "price", "snapshot_steps", "spares"):
-            at_least(name, getattr(self, name) or 0, 0)
+            check_at_least(name, getattr(self, name) or 0, 0)
         if self.work_h is not None:
-            above("work_h", self.work_h, 0)
+            check_above("work_h", self.work_h, 0)
         if self.gap_h is not None:
-            above("gap_h", self.gap_h, 0)
+            check_above("gap_h", self.gap_h, 0)
         if self.gpus_per_node < 1:
-            raise impossible("gpus_per_node", self.gpus_per_node, "it must be 1 or more")
+            raise unreasonable_value("gpus_per_node", self.gpus_per_node, "it must be 1 or more")
         if self.pool + self.floating > MOST_NODES:
             what = f"the job, --spares and --floating come to {self.pool + self.floating:,} nodes"
             raise Unreasonable("gpus", f"{what}, and at most {MOST_NODES:,} are simulated")

@@ -39,7 +39,7 @@ from torchrelay.protocol.messages.events import (
     WorkerResumed,
     WorkerStarted,
     WorkerWarm,
-    aged,
+    age_event,
 )
 from torchrelay.wire.messages.channel import (
     VERSION,
@@ -186,7 +186,7 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
                 if isinstance(event, TaintSet | TaintCleared) and event.node != link.node:
                     raise WireError(f"the agent of {link.node} speaks of a taint of {event.node}")
                 # Not awaited: the acknowledgement follows when the event is on disk, the next event may come first.
-                heard = service.put(aged(event, lateness.of(sent_ms)))
+                heard = service.put(age_event(event, lateness.of(sent_ms)))
                 heard.add_done_callback(partial(acknowledge, link, seq))
             case BeatFrame(beat, sent_ms):
                 lateness.of(sent_ms)

@@ -51,7 +51,7 @@ from torchrelay.orchestrator.views.views import (
 from torchrelay.orchestrator.views.why import why
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import Job
-from torchrelay.protocol.model.roster import natural
+from torchrelay.protocol.model.roster import natural_key
 from torchrelay.wire.messages.channel import AGENT_PATH
 from torchrelay.wire.messages.pathnews import LinkNews, PathNews
 from torchrelay.wire.trust.trust import bearer_matches
@@ -250,7 +250,7 @@ Sample = tuple[Labels, float]
 def view_network(service: Orchestrator) -> NetworkView:
     """What was told of each node last."""
     now = service.clock.now_ms()
-    names = sorted(service.networks, key=natural)
+    names = sorted(service.networks, key=natural_key)
     return NetworkView(nodes=tuple(view_node(service, node, now) for node in names))
 
 

@@ -21,9 +21,9 @@ from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.incident import Incident, Mark, Resolution
 from torchrelay.protocol.model.job import Job
 from torchrelay.protocol.model.moves import Move, Taint
-from torchrelay.protocol.model.roster import Life, Node, Worker, natural
+from torchrelay.protocol.model.roster import Life, Node, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.placement.policy import cordoned
+from torchrelay.protocol.placement.policy import is_cordoned
 
 CLOSING = (Effect.NO_SCHEDULE, Effect.NO_EXECUTE)
 
@@ -51,7 +51,7 @@ def view_taint(scene: Scene, taint: Taint) -> TaintView:
 def view_taints(scene: Scene, node: NodeId | None = None) -> tuple[TaintView, ...]:
     """The taints of one node, or all, in the order of their places."""
     found = [taint for taint in scene.cluster.taints.values() if node in (None, taint.node)]
-    found.sort(key=lambda taint: (natural(taint.node), -1 if taint.slot is None else taint.slot, taint.key))
+    found.sort(key=lambda taint: (natural_key(taint.node), -1 if taint.slot is None else taint.slot, taint.key))
     return tuple(view_taint(scene, taint) for taint in found)
 
 
@@ -59,7 +59,7 @@ def view_freezes(cluster: Cluster) -> tuple[FreezeView, ...]:
     return tuple(FreezeView(source=source, reason=why) for source, why in sorted(cluster.freezes.items()))
 
 
-def refusing(cluster: Cluster, node: NodeId, slot: int) -> Taint | None:
+def refusing_taint(cluster: Cluster, node: NodeId, slot: int) -> Taint | None:
     """The taint that keeps new workers and ranks off a slot; None if none does."""
     found = [taint for taint in cluster.taints.values() if taint.covers(node, slot) and taint.effect in CLOSING]
     return min(found, key=lambda taint: taint.since_ms, default=None)
@@ -76,7 +76,7 @@ def refusal_text(taint: Taint | None) -> str:
 
 
 def view_nodes_in_full(scene: Scene) -> Nodes:
-    nodes = sorted(scene.cluster.nodes.values(), key=lambda node: natural(node.node))
+    nodes = sorted(scene.cluster.nodes.values(), key=lambda node: natural_key(node.node))
     return Nodes(nodes=tuple(view_node(scene, node) for node in nodes), freezes=view_freezes(scene.cluster))
 
 
@@ -100,15 +100,15 @@ def view_node(scene: Scene, node: Node) -> NodeView:
 
 def view_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> SlotView:
     there = [worker for worker in cluster.workers.values() if (worker.node, worker.slot) == (node.node, slot)]
-    worker = min(there, key=lambda one: (one.guest, natural(one.worker)), default=None)
+    worker = min(there, key=lambda one: (one.guest, natural_key(one.worker)), default=None)
     if worker is None:
         holds, why = empty_slot(cluster, node, slot, now_ms)
         return SlotView(slot=slot, holds=holds, rank=None, worker=None, life="", move="", why=why)
     job = cluster.jobs[worker.job]
     holds, move = held_by(job, worker)
     rank = worker.incoming_for if holds == "target" else worker.rank
-    why = refusal_text(refusing(cluster, node.node, slot)) if holds == "spare" else ""
-    guests = tuple(sorted((one.worker for one in there if one != worker), key=natural))
+    why = refusal_text(refusing_taint(cluster, node.node, slot)) if holds == "spare" else ""
+    guests = tuple(sorted((one.worker for one in there if one != worker), key=natural_key))
     return SlotView(
         slot=slot, holds=holds, rank=rank, worker=worker.worker, life=worker.life, move=move, why=why, guests=guests
     )
@@ -119,9 +119,9 @@ def empty_slot(cluster: Cluster, node: Node, slot: int, now_ms: int) -> tuple[st
     if not node.alive:
         return "lost", "its node is lost"
     strikes = cluster.strikes.get((node.node, slot), ())
-    if any(cordoned(job.spec, strikes, now_ms) for job in cluster.jobs.values()):
+    if any(is_cordoned(job.spec, strikes, now_ms) for job in cluster.jobs.values()):
         return "cordoned", f"it lost {len(strikes)} workers (--slot-faults)"
-    closed = refusal_text(refusing(cluster, node.node, slot))
+    closed = refusal_text(refusing_taint(cluster, node.node, slot))
     return ("closed", closed) if closed else ("free", "")
 
 
@@ -141,7 +141,7 @@ def held_by(job: Job, worker: Worker) -> tuple[str, str]:
 
 def view_spares(scene: Scene, job: Job) -> Spares:
     """Workers without a rank, targets of a move included."""
-    found = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural(spare.worker))
+    found = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural_key(spare.worker))
     targets = [w for w in scene.cluster.of_job(job.spec.job) if w.incoming_for is not None and w.rank is None]
     found += [target for target in targets if target not in found and target.life is not Life.FENCING]
     rows = tuple(view_spare(scene, job, spare) for spare in found)
@@ -151,7 +151,7 @@ def view_spares(scene: Scene, job: Job) -> Spares:
 def view_spare(scene: Scene, job: Job, spare: Worker) -> SpareView:
     move = job.open_move
     name = move.name if move is not None and spare.incoming_for is not None else ""
-    refused = refusal_text(refusing(scene.cluster, spare.node, spare.slot))
+    refused = refusal_text(refusing_taint(scene.cluster, spare.node, spare.slot))
     return SpareView(
         worker=spare.worker,
         node=spare.node,

@@ -19,8 +19,8 @@ from torchrelay.protocol.messages.events import Effect, Event, MoveAsked, MoveWi
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import Move, MoveState, Taint
-from torchrelay.protocol.model.roster import Node, Worker, natural
-from torchrelay.protocol.model.state import Cluster, over
+from torchrelay.protocol.model.roster import Node, Worker, natural_key
+from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.rules.cluster import advance
 
 DRAIN, CORDON = "torchrelay/drain", "torchrelay/cordon"
@@ -84,7 +84,7 @@ def node_of(cluster: Cluster, name: str) -> Node:
     """Raises `PlanRefused` with the nodes that there are."""
     node = cluster.nodes.get(NodeId(name))
     if node is None:
-        known = ", ".join(sorted(cluster.nodes, key=natural)) or "none"
+        known = ", ".join(sorted(cluster.nodes, key=natural_key)) or "none"
         raise PlanRefused(f"no node {name!r}; there are: {known}")
     return node
 
@@ -104,14 +104,14 @@ def ranks_of(job: Job, ranks: tuple[int, ...]) -> tuple[Rank, ...]:
 
 def check_job(job: Job) -> None:
     """Raises `PlanRefused` if nothing more is expected of it."""
-    if over(job):
+    if is_over(job):
         how = f" with {job.outcome.code}: {job.outcome.reason}" if job.outcome is not None else ""
         raise PlanRefused(f"{job.spec.job} {'has ended' if job.phase is JobPhase.ENDED else 'is ending'}{how}")
 
 
 def check_jobs(cluster: Cluster) -> None:
     """Raises `PlanRefused` if there were jobs, and all are over: nothing would come of it."""
-    if cluster.jobs and all(over(job) for job in cluster.jobs.values()):
+    if cluster.jobs and all(is_over(job) for job in cluster.jobs.values()):
         check_job(list(cluster.jobs.values())[-1])
 
 
@@ -124,7 +124,7 @@ def ranks_at(cluster: Cluster, node: NodeId, slot: int | None) -> Iterator[tuple
     """Who holds ranks at a place, of jobs that are not over."""
     for job in cluster.jobs.values():
         for rank in sorted(job.seats):
-            worker = None if over(job) else holder_of(cluster, job, rank)
+            worker = None if is_over(job) else holder_of(cluster, job, rank)
             if worker is not None and worker.node == node and slot in (None, worker.slot):
                 yield job, rank, worker
 

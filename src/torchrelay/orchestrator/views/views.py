@@ -27,7 +27,7 @@ from torchrelay.api.shown import (
     RankStatus,
     SpareTally,
     Told,
-    causes,
+    root_causes,
     size_text,
 )
 from torchrelay.orchestrator.store.journal import Call
@@ -45,7 +45,7 @@ from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.model.deaths import Death
 from torchrelay.protocol.model.incident import UNSETTLED, Fault, Incident, Mark, Resolution
 from torchrelay.protocol.model.job import Job, Outcome, Raised
-from torchrelay.protocol.model.roster import Life, Seat, Worker, natural
+from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.recovery.ending import REFUSED, STOPPED
 from torchrelay.protocol.recovery.sharing import shares_with
@@ -125,7 +125,7 @@ def tally(job: Job) -> IncidentTally:
 
 def view_nodes(scene: Scene) -> tuple[NodeStatus, ...]:
     found = []
-    for node in sorted(scene.cluster.nodes.values(), key=lambda node: natural(node.node)):
+    for node in sorted(scene.cluster.nodes.values(), key=lambda node: natural_key(node.node)):
         heard = scene.failure_detector.heard.get((node.node, node.incarnation))
         silent = None if heard is None else scene.now_ms - heard
         rhythm = scene.failure_detector.rhythms.get(node.node)
@@ -155,7 +155,7 @@ def view_audit(calls: Sequence[Call]) -> Audit:
 
 def view_ranks(scene: Scene, job: Job) -> Ranks:
     rows = [view_rank(scene, rank, seat) for rank, seat in sorted(job.seats.items())]
-    waiting = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural(spare.worker))
+    waiting = sorted(scene.cluster.spares(job.spec.job), key=lambda spare: natural_key(spare.worker))
     rows += [view_worker(scene, spare, None, replacement=False) for spare in waiting]
     return Ranks(
         job=job.spec.job,
@@ -289,7 +289,7 @@ def phases_of(incident: Incident) -> dict[str, int]:
 
 def cause_of(incident: Incident) -> str:
     """What went wrong first; of a move nothing did: what was said first."""
-    faults = causes(incident.faults)
+    faults = root_causes(incident.faults)
     if faults:
         return faults[0].cause
     said = incident.story[0][1] if incident.story else incident.kind
@@ -298,7 +298,9 @@ def cause_of(incident: Incident) -> str:
 
 def summarize(incident: Incident) -> str:
     """One line: what happened, and how it was resolved."""
-    what = "; ".join(describe(fault) for fault in causes(incident.faults)) or f"{incident.kind}: {cause_of(incident)}"
+    what = (
+        "; ".join(describe(fault) for fault in root_causes(incident.faults)) or f"{incident.kind}: {cause_of(incident)}"
+    )
     pause = pause_of(incident)
     took = f" in {pause / 1000:.2f} s" if pause is not None else ""
     how = [f"{incident.name} {incident.resolution}{took}", what]
@@ -431,7 +433,7 @@ def died_again(job: Job, worker: WorkerId | None) -> Death | None:
 
 def first_cause(incident: Incident) -> Fault | None:
     """What went wrong first, symptoms of it left out; None of a move."""
-    faults = causes(incident.faults)
+    faults = root_causes(incident.faults)
     return faults[0] if faults else None
 
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-from torchrelay.api.shown import Leg, WhyView, span
-from torchrelay.orchestrator.views.places import empty_slot, held_by, refusal_text, refusing, view_move
+from torchrelay.api.shown import Leg, WhyView, span_text
+from torchrelay.orchestrator.views.places import empty_slot, held_by, refusal_text, refusing_taint, view_move
 from torchrelay.orchestrator.views.plans import PlanRefused, holder_of, last_of, leg_text, node_of, ranks_text
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.protocol.messages.events import Effect
@@ -17,9 +17,9 @@ from torchrelay.protocol.messages.ids import NodeId, Rank, WorkerId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.roster import Life, Node, Worker
-from torchrelay.protocol.model.state import Cluster, over
+from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.recovery.sharing import shares_with
-from torchrelay.protocol.rules.migration import leave_to_act, wishes
+from torchrelay.protocol.rules.migration import leave_to_act, wishes_to_move
 
 RANK = re.compile(r"(?:rank|r)[ -]?(\d+)", re.IGNORECASE)
 MOVE = re.compile(r"M-?(\d+)", re.IGNORECASE)
@@ -77,7 +77,7 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     host = shares_with(cluster, worker)
     if host is not None:
         yield f"it shares this slot with {host.worker}, as there was no spare, and moves when there is room"
-    if over(job):
+    if is_over(job):
         yield f"{job.spec.job} is {job.phase}: nothing moves any more"
         return
     elsewhere = list(why_elsewhere(cluster, job, rank))
@@ -95,12 +95,12 @@ def why_rank(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
             continue
         yield f"before: {past.name} {past.state}: {last_of(past)}"
         if past.state is MoveState.FAILED and cluster.now_ms < past.again_ms:
-            yield f"it is tried again in {span((past.again_ms - cluster.now_ms) / 1000)}"
+            yield f"it is tried again in {span_text((past.again_ms - cluster.now_ms) / 1000)}"
 
 
 def why_elsewhere(cluster: Cluster, job: Job, rank: Rank) -> Iterator[str]:
     """Of a rank that is held: what wants it elsewhere, and how far that has come. Nothing if it may stay."""
-    wish = wishes(cluster, job).get(rank)
+    wish = wishes_to_move(cluster, job).get(rank)
     move = job.open_move
     if wish is None:
         request = job.requests.get(rank)
@@ -162,7 +162,7 @@ def why_idle(cluster: Cluster, job: Job, spare: Worker) -> Iterator[str]:
     """Why a spare has no rank."""
     if not cluster.nodes[spare.node].alive:
         yield f"{spare.node} is lost"
-    taint = refusing(cluster, spare.node, spare.slot)
+    taint = refusing_taint(cluster, spare.node, spare.slot)
     if taint is not None:
         yield f"it may not be used: {refusal_text(taint)} ({taint.effect}, says {taint.source})"
         return
@@ -191,7 +191,9 @@ def why_node(scene: Scene, job: Job, node: Node) -> Iterator[str]:
     yield f"it has {node.slots} slots and is {state}"
     for taint in cluster.taints.values():
         if taint.node == node.node:
-            until = "" if taint.until_ms is None else f", for another {span((taint.until_ms - scene.now_ms) / 1000)}"
+            until = (
+                "" if taint.until_ms is None else f", for another {span_text((taint.until_ms - scene.now_ms) / 1000)}"
+            )
             reason = f": {taint.reason}" if taint.reason else ""
             yield f"{taint.place} is tainted {taint.key} ({taint.effect}) by {taint.source}{reason}{until}"
     for (name, slot), times in cluster.failures.items():
@@ -203,7 +205,7 @@ def why_node(scene: Scene, job: Job, node: Node) -> Iterator[str]:
     for slot in range(node.slots):
         holder = next((w for w in cluster.workers.values() if (w.node, w.slot) == (node.node, slot)), None)
         if holder is not None and holder.rank is not None and holder.job == job.spec.job:
-            elsewhere = "; ".join(why_elsewhere(cluster, job, holder.rank)) if not over(job) else ""
+            elsewhere = "; ".join(why_elsewhere(cluster, job, holder.rank)) if not is_over(job) else ""
             yield f"slot {slot}: rank {holder.rank} ({holder.worker})" + (f": {elsewhere}" if elsewhere else "")
             continue
         first, *more = [line for line in why_slot(scene, job, node, slot) if line not in hindrance]
@@ -230,7 +232,7 @@ def why_slot(scene: Scene, job: Job, node: Node, slot: int) -> Iterator[str]:
 def why_free(cluster: Cluster, job: Job) -> str:
     """Why no worker is started in a slot that could be used."""
     spares = len(cluster.spares(job.spec.job))
-    if over(job):
+    if is_over(job):
         return f"{job.spec.job} is {job.phase}"
     if spares >= job.spec.spares:
         return f"no worker is started there, as all {job.spec.spares} spares that are wanted are there"

@@ -34,7 +34,7 @@ from msgspec import Struct, structs
 
 from torchrelay.protocol.health.silence import LEAST_SILENCE_MS, Rhythm, Silence
 from torchrelay.protocol.health.wait_for_graph import DEFAULT, Stand, Wait, WaitForGraph
-from torchrelay.protocol.health.ways import Spot, Way, parting
+from torchrelay.protocol.health.ways import Spot, Way, find_parting
 from torchrelay.protocol.messages.events import Event, NodeLost, PointCommitted, WorkerHung, WorkerRaised
 from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.job import MOVING, RECOVERING, Job, JobPhase
@@ -273,7 +273,7 @@ def judge_ways(failure_detector: FailureDetector, job: Job, now_ms: int) -> tupl
         for pulse in pulses
         if now_ms - pulse.still_ms >= limit and pulse.sample.beat_ms < STALE_MS
     )
-    parted = parting(way for way in stood if way is not None)
+    parted = find_parting(way for way in stood if way is not None)
     if parted is None:
         return ()
     one = parted.one

@@ -136,7 +136,7 @@ OUTSIDE_OF_CALLS = (
 MATCHING = "Let all ranks of a group make the same collectives, in the same order"
 
 
-def parting(ways: Iterable[Way]) -> Parting | None:
+def find_parting(ways: Iterable[Way]) -> Parting | None:
     """Two of these ranks that wait for one another in vain; None if it is not certain that any do."""
     stood = sorted(ways, key=lambda way: way.rank)
     return different_calls(stood) or ended_early(stood) or outside_of_calls(stood) or unlike(stood)

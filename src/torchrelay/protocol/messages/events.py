@@ -482,7 +482,7 @@ AnyEvent = (
 DATED = (WorkerExited, WorkerRaised, CollectiveFailed, ReplicasDiffer, WorkerReady, WorkerResumed)
 
 
-def aged(event: Event, ms: int) -> Event:
+def age_event(event: Event, ms: int) -> Event:
     """The event so much later; the same if it is not dated."""
     if ms <= 0 or not isinstance(event, DATED):
         return event

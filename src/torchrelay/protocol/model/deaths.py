@@ -67,12 +67,12 @@ def death_of(event: WorkerExited, rank: Rank, cause: str, coming_to: Point | Non
     return Death(event.worker, rank, point, how, cause, trained=coming_to is None)
 
 
-def remembered(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
+def remember_death(deaths: tuple[Death, ...], death: Death) -> tuple[Death, ...]:
     """The deaths of a job, and this one."""
     return (*deaths[1 - KEPT :], death)
 
 
-def twice(deaths: tuple[Death, ...]) -> tuple[Death, Death] | None:
+def same_death_twice(deaths: tuple[Death, ...]) -> tuple[Death, Death] | None:
     """The last death and an earlier one that is the same; None if there is none."""
     if not deaths:
         return None

@@ -101,7 +101,7 @@ class Seat:
         return None
 
 
-def natural(name: str) -> tuple[tuple[bool, int | str], ...]:
+def natural_key(name: str) -> tuple[tuple[bool, int | str], ...]:
     """A sort key under which node-2 comes before node-10, and numbers come before names."""
     parts = re.findall(r"\d+|\D+", name)
     return tuple((not part.isdecimal(), int(part) if part.isdecimal() else part) for part in parts)

@@ -91,7 +91,7 @@ def keep_private(seat: Seat, records: Iterable[PrivateRecord]) -> Seat:
     return replace(seat, private=tuple(newest))
 
 
-def vacate(seat: Seat) -> Seat:
+def vacate_seat(seat: Seat) -> Seat:
     """The seat without its holder; which shard belongs to it, and what former holders left, stays."""
     return Seat(
         shard=seat.shard,
@@ -104,7 +104,7 @@ def vacate(seat: Seat) -> Seat:
     )
 
 
-def seated(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:
+def seat_of(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:
     """The job and rank whose seat this worker holds now."""
     known = cluster.workers.get(worker)
     if known is None:
@@ -114,7 +114,7 @@ def seated(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:
     return (job, rank) if rank is not None else None
 
 
-def started(worker: Worker, event: WorkerStarted, now_ms: int) -> Worker:
+def mark_started(worker: Worker, event: WorkerStarted, now_ms: int) -> Worker:
     """The worker, with what is known of it once its link is up."""
     return replace(worker, life=Life.STARTED, pid=event.pid, address=event.address, store=event.store, since_ms=now_ms)
 
@@ -128,6 +128,6 @@ def exit_text(event: WorkerExited) -> str:
     return f"exited with {event.code}" if event.code is not None else "gone"
 
 
-def over(job: Job) -> bool:
+def is_over(job: Job) -> bool:
     """Whether nothing more is expected of the job's ranks."""
     return job.phase in (JobPhase.FINISHING, JobPhase.ENDING, JobPhase.ENDED)

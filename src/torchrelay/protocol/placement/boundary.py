@@ -50,7 +50,7 @@ def fresh(seat: Seat) -> Seat:
     )
 
 
-def renew(job: Job) -> Job:
+def begin_generation(job: Job) -> Job:
     """The next generation."""
     seats = Table((rank, fresh(seat)) for rank, seat in job.seats.items())
     return replace(job, seats=seats, generation=Generation(job.generation + 1), broken=None)
@@ -59,10 +59,10 @@ def renew(job: Job) -> Job:
 # ---------------------------------------------------------------- quiesce
 
 
-def quiesce(cluster: Cluster, job: Job, move: Move) -> Cluster:
+def begin_quiesce(cluster: Cluster, job: Job, move: Move) -> Cluster:
     """Ask everybody to stop after the call that is under way. The interruption begins here, and is in the ledger."""
     now = cluster.now_ms
-    job = renew(job)
+    job = begin_generation(job)
     for rank in move.ranks:
         holder = job.seats[rank].worker
         assert holder is not None, "only a rank that is held is moved"
@@ -93,7 +93,7 @@ def choose_boundary(job: Job) -> tuple[Point | None, str]:
     return furthest, f"the furthest that anybody has gone is {furthest}"
 
 
-def quiescing(cluster: Cluster, job: Job) -> Cluster:
+def set_boundary(cluster: Cluster, job: Job) -> Cluster:
     """When all have said how far they are: the boundary."""
     now = cluster.now_ms
     silent = [rank for rank, seat in sorted(job.seats.items()) if seat.report is None]
@@ -115,7 +115,7 @@ def quiescing(cluster: Cluster, job: Job) -> Cluster:
 # ---------------------------------------------------------------- halt
 
 
-def halting(cluster: Cluster, job: Job) -> Cluster:
+def finish_halt(cluster: Cluster, job: Job) -> Cluster:
     """When everybody stands after the boundary, targets included: cut over."""
     now, move = cluster.now_ms, job.open_move
     assert move is not None, "a move has asked for the boundary"
@@ -148,7 +148,7 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
     job = job.mark(Mark.READY, now).mark(Mark.CUTOVER, now)
     for rank, seat in job.seats.items():
         job = job.with_seat(rank, replace(seat, holds=boundary))
-    job = renew(job)
+    job = begin_generation(job)
     for rank, seat in job.seats.items():
         job = job.with_seat(rank, replace(seat, serves=True, ready=True))
     for rank, target in move.targets.items():
@@ -230,7 +230,7 @@ def give_up(job: Job, move: Move, now_ms: int) -> Job:
     return with_move(replace(job, requests=requests), replace(move, again_ms=now_ms + REST_MS))
 
 
-def releasing(cluster: Cluster, job: Job) -> Cluster | None:
+def finish_release(cluster: Cluster, job: Job) -> Cluster | None:
     """When everybody has gone on: it was no interruption. None if that takes too long."""
     now = cluster.now_ms
     if all(seat.resumed for seat in job.seats.values()):

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from torchrelay.protocol.messages.ids import NodeId, Rank
-from torchrelay.protocol.model.roster import natural
+from torchrelay.protocol.model.roster import natural_key
 
 COPIES = 2
 
@@ -18,7 +18,7 @@ def circle(places: Mapping[Rank, NodeId]) -> dict[Rank, tuple[Rank, ...]]:
     on: dict[NodeId, list[Rank]] = {}
     for rank in sorted(places):
         on.setdefault(places[rank], []).append(rank)
-    ring = sorted(on, key=natural)
+    ring = sorted(on, key=natural_key)
     found: dict[Rank, tuple[Rank, ...]] = {}
     for at, node in enumerate(ring):
         following = [ring[(at + step) % len(ring)] for step in range(1, min(COPIES, len(ring) - 1) + 1)]

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from torchrelay.protocol.messages.events import JobSpec
 from torchrelay.protocol.messages.ids import START, NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.messages.orders import Verdict
-from torchrelay.protocol.model.roster import Life, Seat, Worker, natural
+from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
 
 # Generations in a row in which nothing was committed, before the job stops trying.
 GENERATION_BUDGET = 20
@@ -55,7 +55,7 @@ def choose_spare(
             order.index(spare.life),
             not apart(spare),
             spare.node != near,
-            natural(spare.worker),
+            natural_key(spare.worker),
         ),
     )
     why = ", though its place is to be used last" if last(best) else ""
@@ -122,10 +122,10 @@ def judge_report(seat: Seat, target: Point) -> Verdict | None:
 
 def slot_order(spec: JobSpec, node: NodeId, slot: int) -> tuple[bool, tuple[tuple[bool, int | str], ...], int]:
     """Ranks fill the first nproc_per_node slots of each node; what is beyond them is for spares."""
-    return slot >= spec.nproc_per_node, natural(node), slot
+    return slot >= spec.nproc_per_node, natural_key(node), slot
 
 
-def cordoned(spec: JobSpec, strikes: Sequence[int], now_ms: int) -> bool:
+def is_cordoned(spec: JobSpec, strikes: Sequence[int], now_ms: int) -> bool:
     """A slot that lost its worker too often of late is not used again; 0 faults allowed means no limit."""
     if not spec.refill:
         return bool(strikes)

@@ -37,7 +37,7 @@ def effect_on(cluster: Cluster, node: NodeId, slot: int) -> Effect | None:
     return max(found, key=_SEVERITY.index, default=None)
 
 
-def closed(cluster: Cluster, node: NodeId, slot: int) -> bool:
+def is_closed(cluster: Cluster, node: NodeId, slot: int) -> bool:
     """Whether nothing new may be put there."""
     return effect_on(cluster, node, slot) in (Effect.NO_SCHEDULE, Effect.NO_EXECUTE)
 
@@ -78,7 +78,7 @@ def taint_set(cluster: Cluster, event: ev.TaintSet) -> Cluster:
     if before is not None and is_fault(before) and not is_fault(taint):  # no warning any more: as if it was lifted
         return put_on_probation(cluster, event.node, event.slot, f"{event.key} was lowered")
     fresh = is_fault(taint) and (before is None or not is_fault(before))
-    return remember(cluster, event.node, event.slot) if fresh else cluster
+    return remember_failure(cluster, event.node, event.slot) if fresh else cluster
 
 
 def taint_cleared(cluster: Cluster, event: ev.TaintCleared) -> Cluster:
@@ -104,7 +104,7 @@ def is_fault(taint: Taint) -> bool:
     return taint.effect is Effect.NO_EXECUTE and not taint.planned
 
 
-def remember(cluster: Cluster, node: NodeId, slot: int | None) -> Cluster:
+def remember_failure(cluster: Cluster, node: NodeId, slot: int | None) -> Cluster:
     """A place has failed, or was said to be about to."""
     recent = [at for at in cluster.failures.get((node, slot), ()) if cluster.now_ms - at < MEMORY_MS]
     return replace(cluster, failures=cluster.failures.put((node, slot), (*recent, cluster.now_ms)[-16:]))
@@ -151,7 +151,7 @@ def put_on_probation(cluster: Cluster, node: NodeId, slot: int | None, why: str)
     return replace(cluster, taints=cluster.taints.put((node, slot, PROBATION), taint))
 
 
-def expire(cluster: Cluster) -> Cluster:
+def expire_taints(cluster: Cluster) -> Cluster:
     """Lift the taints whose time is over."""
     for taint in list(cluster.taints.values()):
         if taint.until_ms is not None and taint.until_ms <= cluster.now_ms:

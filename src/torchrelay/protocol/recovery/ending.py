@@ -10,9 +10,9 @@ from torchrelay.protocol.model.incident import Fault, Resolution
 from torchrelay.protocol.model.job import MOVING, Job, JobPhase, Outcome
 from torchrelay.protocol.model.moves import MoveState
 from torchrelay.protocol.model.roster import Life, Seat
-from torchrelay.protocol.model.state import Cluster, keep_private, over, vacate
+from torchrelay.protocol.model.state import Cluster, is_over, keep_private, vacate_seat
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement.boundary import give_back, renew, told_where, with_move
+from torchrelay.protocol.placement.boundary import begin_generation, give_back, told_where, with_move
 from torchrelay.protocol.placement.policy import ENDING_MS, GENERATION_BUDGET, START_BUDGET, UNJOINED_MS
 
 NO_SPARE = 90
@@ -21,7 +21,7 @@ REFUSED = 93
 STOPPED = 130
 
 
-def lose(
+def lose_worker(
     cluster: Cluster,
     worker: WorkerId,
     *,
@@ -56,7 +56,7 @@ def lose(
     if known.life is not Life.FENCING:  # one that was fenced has had its strike, or was ended without a fault
         cluster = cluster.strike(known)
     cluster = cluster.forget(worker) if ended else cluster.fence(worker)
-    if holder is None or over(job):
+    if holder is None or is_over(job):
         return cluster
     at = job.moment(cluster.now_ms, age_ms)
     fault = Fault(cause, detector, at, holder, worker, known.node, exact=ended and not unread)
@@ -69,9 +69,9 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     seat = job.seats[rank]
     if job.stop is not None and job.stop.left:  # others have left: nobody is replaced
         stop = replace(job.stop, left=(*job.stop.left, None))
-        return cluster.with_job(replace(job.with_seat(rank, vacate(seat)), stop=stop))
+        return cluster.with_job(replace(job.with_seat(rank, vacate_seat(seat)), stop=stop))
     job = job.suffer(fault, now)
-    job = give_back(cluster, job, rank) or job.with_seat(rank, vacate(seat))
+    job = give_back(cluster, job, rank) or job.with_seat(rank, vacate_seat(seat))
     if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
         return fall_back(cluster, job, f"frozen, so nothing is done about it: {fault.cause}", job.last_code)
     match job.phase:
@@ -79,7 +79,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
             return start_again(cluster, job, "a worker was lost before anything was committed")
         case JobPhase.RECONFIGURING if job.target is None:
             return start_again(cluster, job, "a worker was lost before anything was committed")
-        case JobPhase.AGREEING | JobPhase.PREPARING if expendable(seat) and job.seats[rank].worker is None:
+        case JobPhase.AGREEING | JobPhase.PREPARING if is_expendable(seat) and job.seats[rank].worker is None:
             # No rank counts on a replacement that is not at the safepoint yet: the next spare follows. One that was
             # restored in an earlier generation is a survivor like others.
             return cluster.with_job(job.tell(now, f"rank {rank}'s replacement is replaced"))
@@ -89,10 +89,10 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
         case JobPhase.FINISHING | JobPhase.ENDING | JobPhase.ENDED:
             raise AssertionError("nobody misses a rank of a job that is over")
         case _:
-            return interrupt(cluster, job, fault.cause)
+            return interrupt_job(cluster, job, fault.cause)
 
 
-def expendable(seat: Seat) -> bool:
+def is_expendable(seat: Seat) -> bool:
     """Whether its holder is a replacement on whom nobody counts yet, and whom the next spare replaces if it is lost.
 
     One that was restored in an earlier generation is a survivor; so is an outgoing worker that took its rank back.
@@ -106,11 +106,11 @@ def unprotected(cluster: Cluster, job: Job, lost: Seat) -> bool:
     return not joined and cluster.now_ms - job.phase_ms >= UNJOINED_MS
 
 
-def interrupt(cluster: Cluster, job: Job, reason: str) -> Cluster:
+def interrupt_job(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """A new generation: survivors stop and report where they stand."""
     fruitless = job.fruitless + 1
     cluster = spend_targets(cluster, job)
-    job = replace(renew(pause_move(job, cluster.now_ms)), fruitless=fruitless)
+    job = replace(begin_generation(pause_move(job, cluster.now_ms)), fruitless=fruitless)
     if fruitless >= GENERATION_BUDGET:
         why = f"{fruitless} generations in a row committed nothing"
         return fall_back(cluster, job, why, job.last_code)
@@ -150,7 +150,7 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
     """All workers that hold a rank end, and all ranks are placed anew. Spares without a rank are kept."""
     if not from_checkpoint and job.starts + 1 >= START_BUDGET:
         why = f"{job.starts + 1} starts ended before anything was committed: {reason}"
-        return end(cluster, job, job.last_code, why)
+        return end_job(cluster, job, job.last_code, why)
     for worker in cluster.of_job(job.spec.job):
         if worker.rank is not None:
             cluster = cluster.fence(worker.worker).disown(worker.worker)
@@ -185,10 +185,10 @@ def fall_back(cluster: Cluster, job: Job, reason: str, code: int = NO_STATE) -> 
     if job.restarts < job.spec.max_restarts:
         job = job.tell(cluster.now_ms, f"falls back to the script's own checkpoint: {reason}")
         return start_again(cluster, job, reason, from_checkpoint=True)
-    return end(cluster, job, code, reason)
+    return end_job(cluster, job, code, reason)
 
 
-def end(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
+def end_job(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = True) -> Cluster:
     """The job ends with this code; its processes are ended."""
     job = drop_move(job, cluster.now_ms, f"the job ends with {code}: {reason}")
     job = replace(job, outcome=Outcome(code, reason), waiting_ms=None, requests=Table())
@@ -199,14 +199,14 @@ def end(cluster: Cluster, job: Job, code: int, reason: str, *, eligible: bool = 
     return cluster.with_job(job)
 
 
-def collect(cluster: Cluster, job_id: JobId) -> Cluster:
+def collect_ended(cluster: Cluster, job_id: JobId) -> Cluster:
     """When the last process of an ending or finishing job is gone, it has ended."""
     job = cluster.jobs[job_id]
     left = cluster.of_job(job_id)
     # All ranks have finished: one that hangs on its way out, and may be beyond SIGKILL, has nothing more to give.
     leaving = [worker for worker in left if worker.rank is not None and worker.life is not Life.FENCING]
     if job.phase is JobPhase.FINISHING and not leaving:
-        return end(cluster, job, 0, "the script ended with 0 on every rank")
+        return end_job(cluster, job, 0, "the script ended with 0 on every rank")
     if job.phase is JobPhase.ENDING and (not left or cluster.now_ms - job.phase_ms >= ENDING_MS):
         assert job.outcome is not None, "a job that is ending has an outcome"
         return cluster.with_job(replace(job, phase=JobPhase.ENDED, phase_ms=cluster.now_ms))

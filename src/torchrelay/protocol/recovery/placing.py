@@ -10,21 +10,21 @@ from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, Wo
 from torchrelay.protocol.model.incident import Mark
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase
 from torchrelay.protocol.model.moves import MoveState
-from torchrelay.protocol.model.roster import Life, Worker, natural
-from torchrelay.protocol.model.state import Cluster, over
+from torchrelay.protocol.model.roster import Life, Worker, natural_key
+from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.boundary import with_move
-from torchrelay.protocol.placement.policy import DYING_MS, choose_spare, cordoned, slot_order
-from torchrelay.protocol.placement.taints import closed, effect_on, taken_last
-from torchrelay.protocol.recovery.ending import NO_SPARE, end, fall_back
+from torchrelay.protocol.placement.policy import DYING_MS, choose_spare, is_cordoned, slot_order
+from torchrelay.protocol.placement.taints import effect_on, is_closed, taken_last
+from torchrelay.protocol.recovery.ending import NO_SPARE, end_job, fall_back
 from torchrelay.protocol.recovery.rollback import all_vacant, in_order, places_for, still_ending
-from torchrelay.protocol.recovery.sharing import may_share, shares_with, slots_to_share, soon_free, usable
+from torchrelay.protocol.recovery.sharing import is_usable, may_share, shares_with, slots_to_share, soon_free
 
 
-def place(cluster: Cluster, job_id: JobId) -> Cluster:
+def place_workers(cluster: Cluster, job_id: JobId) -> Cluster:
     """Keep processes in as many slots as the job wants; at a start, give out the ranks in the order of the slots."""
     job = cluster.jobs[job_id]
-    if over(job):
+    if is_over(job):
         return cluster
     cluster = fill_slots(clear_out(cluster, job), job)
     if job.phase is JobPhase.STARTING:
@@ -48,8 +48,8 @@ def free_slots(cluster: Cluster, job: Job) -> list[tuple[NodeId, int]]:
         if node.alive
         for slot in range(node.slots if limit is None else min(limit, node.slots))
         if (node.node, slot) not in taken
-        and not cordoned(job.spec, cluster.strikes.get((node.node, slot), ()), cluster.now_ms)
-        and not closed(cluster, node.node, slot)
+        and not is_cordoned(job.spec, cluster.strikes.get((node.node, slot), ()), cluster.now_ms)
+        and not is_closed(cluster, node.node, slot)
     ]
     hurry = job.phase in RECOVERING
     return sorted(
@@ -124,7 +124,7 @@ def spares_wanted(job: Job) -> int:
 
 def usable_spares(cluster: Cluster, job: Job) -> list[Worker]:
     """Spares that can be given a rank where they are. Those on a closed place are of no use."""
-    return [spare for spare in cluster.spares(job.spec.job) if not closed(cluster, spare.node, spare.slot)]
+    return [spare for spare in cluster.spares(job.spec.job) if not is_closed(cluster, spare.node, spare.slot)]
 
 
 def spare_for(
@@ -167,7 +167,7 @@ def asked_nodes(cluster: Cluster, job: Job, free: list[tuple[NodeId, int]]) -> l
         return []
     named = {move.to[rank] for rank in move.ranks if rank in move.to and rank not in move.targets}
     there = {spare.node for spare in usable_spares(cluster, job)}
-    return sorted(named & {node for node, _ in free} - there, key=natural)
+    return sorted(named & {node for node, _ in free} - there, key=natural_key)
 
 
 def clear_out(cluster: Cluster, job: Job) -> Cluster:
@@ -178,7 +178,7 @@ def clear_out(cluster: Cluster, job: Job) -> Cluster:
     for spare in cluster.spares(job.spec.job):
         unneeded = idle and shares_with(cluster, spare) is not None
         if spare.guest:  # the other may have been dead already: then this is a slot that has lost its worker
-            unneeded = unneeded or not usable(cluster, job, (spare.node, spare.slot))
+            unneeded = unneeded or not is_usable(cluster, job, (spare.node, spare.slot))
         if unneeded or effect_on(cluster, spare.node, spare.slot) is Effect.NO_EXECUTE:
             cluster = cluster.fence(spare.worker)
     return cluster
@@ -217,7 +217,7 @@ def wait_for_room(cluster: Cluster, job: Job, why: str) -> Cluster:
     """Too few places at a start: say so, and end if it stays so. Fenced processes hold theirs for a moment."""
     waiting = job.waiting_ms if job.waiting_ms is not None else cluster.now_ms
     if cluster.now_ms - waiting >= job.spec.spare_wait_ms:
-        return end(cluster, job, NO_SPARE, why)
+        return end_job(cluster, job, NO_SPARE, why)
     return cluster.with_job(replace(job, why=why, waiting_ms=waiting))
 
 
@@ -233,7 +233,7 @@ def wire_first(cluster: Cluster, job: Job) -> Cluster:
 # They are given to spares, once their former holders are known to have ended.
 
 
-def acquire(cluster: Cluster, job: Job) -> Cluster | None:
+def acquire_ranks(cluster: Cluster, job: Job) -> Cluster | None:
     """Give each vacant rank to a spare, once its former holder is known to have ended. None if nothing changed."""
     if all_vacant(job):
         return reseat(cluster, job)
@@ -274,7 +274,7 @@ def incoming_for_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     """The target that a move has appointed for this rank, if it can be used."""
     move = job.open_move
     worker = None if move is None else cluster.workers.get(move.targets.get(rank, WorkerId("")))
-    if worker is None or worker.life is Life.FENCING or closed(cluster, worker.node, worker.slot):
+    if worker is None or worker.life is Life.FENCING or is_closed(cluster, worker.node, worker.slot):
         return None
     # When the point is decided nobody is asked any more; one that was told of another can not come there.
     strayed = job.phase is JobPhase.PREPARING and worker.brought not in (None, job.target)

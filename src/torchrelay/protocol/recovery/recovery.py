@@ -21,10 +21,16 @@ from torchrelay.protocol.model.job import MOVING, Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement.boundary import finish_move, halting, quiescing, release_outgoing_workers, releasing
+from torchrelay.protocol.placement.boundary import (
+    finish_halt,
+    finish_move,
+    finish_release,
+    release_outgoing_workers,
+    set_boundary,
+)
 from torchrelay.protocol.placement.policy import DYING_MS, choose_sources, choose_target, judge_report
-from torchrelay.protocol.recovery.ending import NO_STATE, end, fall_back, interrupt, lose, start_again
-from torchrelay.protocol.recovery.placing import acquire
+from torchrelay.protocol.recovery.ending import NO_STATE, end_job, fall_back, interrupt_job, lose_worker, start_again
+from torchrelay.protocol.recovery.placing import acquire_ranks
 from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
 from torchrelay.protocol.recovery.requests import weigh_requests
 from torchrelay.protocol.recovery.rollback import (
@@ -33,15 +39,15 @@ from torchrelay.protocol.recovery.rollback import (
     nodes_with,
     not_there,
     roll_back,
-    spent,
     still_ending,
+    why_not_back,
     within_reach,
 )
 
 BEGUN_ANEW = "begin anew from the snapshots of"
 
 
-def progress(cluster: Cluster, job: Job) -> Cluster:
+def progress_recovery(cluster: Cluster, job: Job) -> Cluster:
     """One move, if one is due; the same cluster if not."""
     match job.phase:
         case JobPhase.RUNNING:
@@ -49,9 +55,9 @@ def progress(cluster: Cluster, job: Job) -> Cluster:
         case JobPhase.QUIESCING | JobPhase.HALTING | JobPhase.RELEASING:
             return watch_move(cluster, job)
         case JobPhase.AGREEING:
-            return acquire(cluster, job) or agree(cluster, job)
+            return acquire_ranks(cluster, job) or agree(cluster, job)
         case JobPhase.PREPARING:
-            return acquire(cluster, job) or prepare(cluster, job)
+            return acquire_ranks(cluster, job) or prepare(cluster, job)
         case JobPhase.RECONFIGURING:
             return reconfigure(cluster, job)
         case JobPhase.RESUMING:
@@ -68,7 +74,7 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
     if all(seat.finished for seat in job.seats.values()):
         if wrong := differing_at_the_end(job.seats.items()):
             job = job.suffer(Fault(wrong, DETECTOR, now), now)
-            return end(cluster, job, NO_STATE, wrong)  # its own checkpoint may hold these, too
+            return end_job(cluster, job, NO_STATE, wrong)  # its own checkpoint may hold these, too
         job = prove_at_the_end(job, now)
         return cluster.with_job(job.enter(JobPhase.FINISHING, now, "every rank has finished"))
     if job.broken is not None:
@@ -76,7 +82,7 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
     for raised in job.raised:
         if raised.fatal and now - raised.at_ms >= DYING_MS and job.rank_of(raised.worker) is not None:
             cause = f"raised and did not end: {raised.summary}"
-            return lose(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
+            return lose_worker(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
     return cluster
 
 
@@ -93,11 +99,11 @@ def watch_move(cluster: Cluster, job: Job) -> Cluster:
         return mend(cluster, job, job.broken)
     match job.phase:
         case JobPhase.QUIESCING:
-            return quiescing(cluster, job)
+            return set_boundary(cluster, job)
         case JobPhase.HALTING:
-            return halting(cluster, job)
+            return finish_halt(cluster, job)
         case _:
-            return releasing(cluster, job) or try_again(cluster, job, "not everybody went on in time")
+            return finish_release(cluster, job) or try_again(cluster, job, "not everybody went on in time")
 
 
 def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
@@ -107,7 +113,7 @@ def mend(cluster: Cluster, job: Job, broken: Fault) -> Cluster:
     job = job.suffer(broken, cluster.now_ms)
     if cluster.freezes and job.phase in MOVING | {JobPhase.RUNNING}:
         return fall_back(cluster, job, f"frozen, so nothing is done about it: {broken.cause}", job.last_code)
-    return interrupt(cluster, job, "a connection broke, and every worker is alive")
+    return interrupt_job(cluster, job, "a connection broke, and every worker is alive")
 
 
 def see_off(cluster: Cluster, job: Job) -> Cluster:
@@ -140,7 +146,7 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
         if now - job.phase_ms >= job.spec.report_ms:
             assert seat.worker is not None, "a vacant seat owes nothing"
             cause = f"did not report within {job.spec.report_ms / 1000:g} s of the interrupt"
-            return lose(cluster, seat.worker, cause=cause, detector="report deadline", ended=False)
+            return lose_worker(cluster, seat.worker, cause=cause, detector="report deadline", ended=False)
     if owing:
         return cluster
     target, reason = choose_target(job.seats, job.target)
@@ -164,7 +170,7 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
         misplaced = unable(seat, target)
         if misplaced:
             assert seat.worker is not None, "what a lost holder reported is forgotten"
-            return lose(cluster, seat.worker, cause=misplaced, detector=f"report of rank {rank}", ended=False)
+            return lose_worker(cluster, seat.worker, cause=misplaced, detector=f"report of rank {rank}", ended=False)
     return decide(cluster, job, target, reason)
 
 
@@ -242,7 +248,7 @@ def prepare(cluster: Cluster, job: Job) -> Cluster:
         since = max(job.phase_ms, seat.assigned_ms)
         if seat.worker is not None and not seat.ready and now - since >= job.spec.ready_ms:
             cause = f"did not reach the safepoint of {target} within {job.spec.ready_ms / 1000:g} s"
-            return lose(cluster, seat.worker, cause=cause, detector="safepoint deadline", ended=False)
+            return lose_worker(cluster, seat.worker, cause=cause, detector="safepoint deadline", ended=False)
     if all(seat.ready for seat in job.seats.values()):
         job = job.mark(Mark.READY, now)
         return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, f"all ranks stand after {target}"))
@@ -270,7 +276,7 @@ def go_back(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """We cannot go on from what the ranks hold: from their snapshots, or else as without us."""
     if job.rolled is not None:
         job = within_reach(cluster, job)
-    return roll_back(cluster, job, reason) or fall_back(cluster, job, reason + spent(cluster, job))
+    return roll_back(cluster, job, reason) or fall_back(cluster, job, reason + why_not_back(cluster, job))
 
 
 def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, Worker]]:
@@ -335,7 +341,7 @@ def store_host(job: Job) -> Rank:
 # ---------------------------------------------------------------- reconfigure and restore
 
 
-def restored(job: Job, seat: Seat) -> bool:
+def is_restored(job: Job, seat: Seat) -> bool:
     """Whether its holder has the state of the target; at the first wiring there is neither."""
     return seat.holds == job.target
 
@@ -344,18 +350,18 @@ def reconfigure(cluster: Cluster, job: Job) -> Cluster:
     """When everybody is connected and holds the state: resume. Otherwise mind the deadlines and the sources."""
     now = cluster.now_ms
     seats = job.seats.values()
-    if all(seat.reconfigured and restored(job, seat) for seat in seats):
+    if all(seat.reconfigured and is_restored(job, seat) for seat in seats):
         # No rank has gone on yet, and none needs the outgoing workers any more: all that are there have what they have.
         return release_outgoing_workers(cluster, job.enter(JobPhase.RESUMING, now, "all connected and restored"))
     for rank, seat in sorted(job.seats.items()):
-        if restored(job, seat):
+        if is_restored(job, seat):
             continue
         if sources_of(cluster, job, rank):
             continue
         target = seat.worker
         if seat.outgoing is not None and target is not None:  # it has all of the state still, and can go on
             cause = "its state could not be had, verified"
-            return lose(cluster, target, cause=cause, detector="restore", ended=False)
+            return lose_worker(cluster, target, cause=cause, detector="restore", ended=False)
         if sources_of(cluster, job, rank, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return unrestored(cluster, job, rank)
@@ -375,7 +381,7 @@ def unrestored(cluster: Cluster, job: Job, rank: Rank) -> Cluster:
         for node in nodes_with(job, rank, job.rolled):
             job = not_there(job, node, rank, job.rolled)
         return go_back(cluster, job, f"no snapshot of rank {rank} at {job.rolled} could be had, verified")
-    return interrupt(cluster, job, reason) if job.kept else fall_back(cluster, job, reason)
+    return interrupt_job(cluster, job, reason) if job.kept else fall_back(cluster, job, reason)
 
 
 def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
@@ -387,7 +393,7 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
         job = job.suffer(Fault(reason, "deadline", job.moment(cluster.now_ms)), cluster.now_ms)
     if job.target is None and job.phase is JobPhase.RECONFIGURING:
         return start_again(cluster, job, reason)
-    return interrupt(cluster, job, reason)
+    return interrupt_job(cluster, job, reason)
 
 
 # ---------------------------------------------------------------- resume

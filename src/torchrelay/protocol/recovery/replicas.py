@@ -18,7 +18,7 @@ from torchrelay.protocol.model.job import MOVING, JobPhase
 from torchrelay.protocol.model.roster import Seat
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement.taints import taint_set
-from torchrelay.protocol.recovery.ending import fall_back, lose
+from torchrelay.protocol.recovery.ending import fall_back, lose_worker
 
 DETECTOR = "comparison of replicas"
 AT_THE_END = (
@@ -41,7 +41,7 @@ class Verdict:
     doubtful: tuple[int, ...]
 
 
-def judge(told: Iterable[tuple[int, str, str]]) -> Verdict:
+def judge_replicas(told: Iterable[tuple[int, str, str]]) -> Verdict:
     """From what each rank holds: its number, the name of its shard, and a sum over it."""
     shards: defaultdict[str, list[tuple[int, str]]] = defaultdict(list)
     for rank, shard, held in told:
@@ -62,7 +62,7 @@ def differing_at_the_end(seats: Iterable[tuple[Rank, Seat]]) -> str:
 
     What a script has changed itself after its last step is not told, nor what nobody had to compare.
     """
-    verdict = judge((rank, f"{seat.shard} at {seat.ended_at}", seat.held) for rank, seat in seats if seat.held)
+    verdict = judge_replicas((rank, f"{seat.shard} at {seat.ended_at}", seat.held) for rank, seat in seats if seat.held)
     named = verdict.doubtful or verdict.differing
     if not named:
         return ""
@@ -103,7 +103,7 @@ def replicas_differ(cluster: Cluster, event: ReplicasDiffer) -> Cluster:
             effect=Effect.NO_EXECUTE if again else Effect.PREFER_NO_SCHEDULE,
         )
         cluster = taint_set(cluster, taint)
-        cluster = lose(
+        cluster = lose_worker(
             cluster, holder.worker, cause=event.evidence, detector=DETECTOR, ended=False, age_ms=event.age_ms
         )
     return cluster

@@ -16,14 +16,14 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.model.job import Job
 from torchrelay.protocol.model.moves import KEPT_MOVES, Move, MoveKind, MoveState, Request
 from torchrelay.protocol.model.roster import Worker
-from torchrelay.protocol.model.state import Cluster, over
+from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.model.table import Table
 
 
 def move_asked(cluster: Cluster, event: ev.MoveAsked) -> Cluster:
     """Keep the wish with the worker that holds the rank now; ranks that are where they should be need none."""
     job = cluster.jobs.get(event.job)
-    if job is None or over(job):
+    if job is None or is_over(job):
         return cluster
     group = 1 + max((request.group for request in job.requests.values()), default=job.moved)
     requests = job.requests

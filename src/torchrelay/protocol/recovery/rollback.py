@@ -15,9 +15,9 @@ from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.roster import Life, Seat, Worker
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement.boundary import renew
-from torchrelay.protocol.placement.policy import ROLL_BUDGET, cordoned
-from torchrelay.protocol.placement.taints import closed
+from torchrelay.protocol.placement.boundary import begin_generation
+from torchrelay.protocol.placement.policy import ROLL_BUDGET, is_cordoned
+from torchrelay.protocol.placement.taints import is_closed
 from torchrelay.protocol.recovery.ending import drop_move
 
 # ---------------------------------------------------------------- what is kept
@@ -77,7 +77,7 @@ def has_room(cluster: Cluster, job: Job, name: NodeId, *, closed_too: bool) -> b
     node = cluster.nodes[name]
     strikes = [(slot, cluster.strikes.get((name, slot), ())) for slot in range(node.slots)]
     return node.alive and any(
-        not cordoned(job.spec, of_slot, cluster.now_ms) and (closed_too or not closed(cluster, name, slot))
+        not is_cordoned(job.spec, of_slot, cluster.now_ms) and (closed_too or not is_closed(cluster, name, slot))
         for slot, of_slot in strikes
     )
 
@@ -108,7 +108,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
         elif worker.incoming_for is not None:
             cluster = cluster.fence(worker.worker)
     text = f"all go back to the snapshots of {point}: {reason}"
-    job = renew(drop_move(job, now, text))
+    job = begin_generation(drop_move(job, now, text))
     job = replace(
         job, seats=seats, target=None, boundary=None, waiting_ms=None, rolled=point, furthest=furthest, rolls=rolls
     )
@@ -123,7 +123,7 @@ def rolls_to(job: Job, reached: Point) -> int:
     return job.rolls + 1 if reached <= job.furthest else 1
 
 
-def spent(cluster: Cluster, job: Job) -> str:
+def why_not_back(cluster: Cluster, job: Job) -> str:
     """Why nobody goes back to snapshots that are there; empty if there are none, or nothing speaks against it."""
     point = newest_common(cluster, job)
     if point is None or point <= START or rolls_to(job, max(point, job.target or START)) <= ROLL_BUDGET:

@@ -15,10 +15,10 @@ from dataclasses import replace
 
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.job import Job, JobPhase, Raised
-from torchrelay.protocol.model.roster import Life, Worker, natural
+from torchrelay.protocol.model.roster import Life, Worker, natural_key
 from torchrelay.protocol.model.state import Cluster
-from torchrelay.protocol.placement.policy import DYING_MS, cordoned
-from torchrelay.protocol.placement.taints import closed, taken_last
+from torchrelay.protocol.placement.policy import DYING_MS, is_cordoned
+from torchrelay.protocol.placement.taints import is_closed, taken_last
 
 Place = tuple[NodeId, int]
 # How often memory may not be enough for those who share a slot, before no slots are shared any more.
@@ -70,13 +70,13 @@ def shares_with(cluster: Cluster, worker: Worker) -> Worker | None:
     here = (worker.node, worker.slot)
     host = min(
         (one for one in cluster.workers.values() if (one.node, one.slot) == here and one.life is not Life.FENCING),
-        key=lambda one: (one.guest, natural(one.worker)),
+        key=lambda one: (one.guest, natural_key(one.worker)),
         default=worker,
     )
     return None if host.worker == worker.worker else host
 
 
-def uncrowded(cluster: Cluster, workers: Iterable[Worker]) -> list[Worker]:
+def with_own_slot(cluster: Cluster, workers: Iterable[Worker]) -> list[Worker]:
     """Those that have a slot of their own."""
     return [worker for worker in workers if shares_with(cluster, worker) is None]
 
@@ -88,21 +88,21 @@ def soon_free(cluster: Cluster, job: Job) -> int:
         lives.setdefault((worker.node, worker.slot), []).append(worker)
     return sum(
         all(one.life is Life.FENCING and cluster.now_ms - one.since_ms < DYING_MS for one in there)
-        and usable(cluster, job, place)
+        and is_usable(cluster, job, place)
         and cluster.nodes[place[0]].proven
         for place, there in lives.items()
     )
 
 
-def usable(cluster: Cluster, job: Job, place: Place) -> bool:
+def is_usable(cluster: Cluster, job: Job, place: Place) -> bool:
     """Whether something may be started in this slot."""
     node = cluster.nodes.get(place[0])
     strikes = cluster.strikes.get(place, ())
     return (
         node is not None
         and node.alive
-        and not cordoned(job.spec, strikes, cluster.now_ms)
-        and not closed(cluster, *place)
+        and not is_cordoned(job.spec, strikes, cluster.now_ms)
+        and not is_closed(cluster, *place)
     )
 
 
@@ -118,7 +118,7 @@ def slots_to_share(
         return []
     load = Counter((one.node, one.slot) for one in cluster.workers.values() if one.life is not Life.FENCING)
     guests = Counter(one.node for one in cluster.workers.values() if one.guest and one.life is not Life.FENCING)
-    open_to = [place for place in load if usable(cluster, job, place)]
+    open_to = [place for place in load if is_usable(cluster, job, place)]
     chosen: list[Place] = []
     while len(chosen) < count:
         able = [place for place in open_to if load[place] < job.spec.ranks_per_slot]
@@ -132,7 +132,7 @@ def slots_to_share(
                 taken_last(cluster, *place),
                 not apart(place[0]),
                 guests[place[0]],
-                natural(place[0]),
+                natural_key(place[0]),
                 place[1],
             ),
         )
@@ -144,12 +144,12 @@ def slots_to_share(
 
 __all__ = [
     "is_shared",
+    "is_usable",
     "may_share",
     "note_cramped",
     "out_of_memory",
     "shares_with",
     "slots_to_share",
     "soon_free",
-    "uncrowded",
-    "usable",
+    "with_own_slot",
 ]

@@ -14,19 +14,19 @@ from torchrelay.protocol.health.ways import MATCHING
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Order
-from torchrelay.protocol.model.deaths import MISMATCH, death_of, remembered, twice
+from torchrelay.protocol.model.deaths import MISMATCH, death_of, remember_death, same_death_twice
 from torchrelay.protocol.model.incident import Fault, Mark
 from torchrelay.protocol.model.job import MOVING, RECOVERING, Job, JobPhase, Raised
 from torchrelay.protocol.model.roster import Life, Node, Seat
-from torchrelay.protocol.model.state import Cluster, exit_text, over, seated, started
+from torchrelay.protocol.model.state import Cluster, exit_text, is_over, mark_started, seat_of
 from torchrelay.protocol.model.table import Table
 from torchrelay.protocol.placement.boundary import with_move
 from torchrelay.protocol.placement.taints import (
-    expire,
+    expire_taints,
     freeze_cleared,
     freeze_set,
     put_on_probation,
-    remember,
+    remember_failure,
     taint_cleared,
     taint_set,
 )
@@ -34,21 +34,20 @@ from torchrelay.protocol.recovery.ending import (
     NO_STATE,
     REFUSED,
     STOPPED,
-    collect,
-    end,
-    expendable,
+    collect_ended,
+    end_job,
     fall_back,
-    interrupt,
-    lose,
+    is_expendable,
+    lose_worker,
 )
-from torchrelay.protocol.recovery.placing import place
-from torchrelay.protocol.recovery.recovery import progress
+from torchrelay.protocol.recovery.placing import place_workers
+from torchrelay.protocol.recovery.recovery import progress_recovery
 from torchrelay.protocol.recovery.replicas import replicas_differ
 from torchrelay.protocol.recovery.requests import move_asked, move_withdrawn
 from torchrelay.protocol.recovery.rollback import forget_kept, note_kept
 from torchrelay.protocol.recovery.sharing import is_shared, note_cramped, out_of_memory
 from torchrelay.protocol.rules import answers, stopping
-from torchrelay.protocol.rules.migration import migrate, worker_prepared
+from torchrelay.protocol.rules.migration import progress_migration, worker_prepared
 from torchrelay.protocol.rules.speech import standing_orders
 
 EMPTY = Cluster()
@@ -79,7 +78,7 @@ def job_cancelled(cluster: Cluster, event: ev.JobCancelled) -> Cluster:
     job = cluster.jobs.get(event.job)
     if job is None or job.phase in (JobPhase.ENDING, JobPhase.ENDED):
         return cluster
-    return end(cluster, job, STOPPED, event.reason, eligible=False)
+    return end_job(cluster, job, STOPPED, event.reason, eligible=False)
 
 
 def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
@@ -99,7 +98,7 @@ def node_joined(cluster: Cluster, event: ev.NodeJoined) -> Cluster:
         # or fenced, until the node tells of it.
         if absent and worker.pid:
             cause = "was gone when its node's agent came back"
-            cluster = lose(cluster, worker.worker, cause=cause, detector="agent", ended=False)
+            cluster = lose_worker(cluster, worker.worker, cause=cause, detector="agent", ended=False)
     cluster = recount(cluster, event.node, alive)
     for seen in event.workers:
         if seen.worker not in cluster.workers:
@@ -115,10 +114,10 @@ def node_lost(cluster: Cluster, event: ev.NodeLost) -> Cluster:
     if not node.alive:
         return cluster
     cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, alive=False)))
-    cluster = forget_kept(remember(cluster, event.node, None), event.node)
+    cluster = forget_kept(remember_failure(cluster, event.node, None), event.node)
     for worker in [w for w in cluster.workers.values() if w.node == event.node]:
         cause = f"its node {event.node} is lost: {event.reason}"
-        cluster = lose(
+        cluster = lose_worker(
             cluster, worker.worker, cause=cause, detector="heartbeat", ended=True, unread=True, age_ms=event.age_ms
         )
     return cluster
@@ -136,7 +135,7 @@ def worker_started(cluster: Cluster, event: ev.WorkerStarted) -> Cluster:
     node = cluster.nodes.get(event.node)
     if node is not None and not node.proven:
         cluster = replace(cluster, nodes=cluster.nodes.put(event.node, replace(node, proven=True)))
-    return cluster.with_worker(started(known, event, cluster.now_ms))
+    return cluster.with_worker(mark_started(known, event, cluster.now_ms))
 
 
 def worker_warm(cluster: Cluster, event: ev.WorkerWarm) -> Cluster:
@@ -147,7 +146,7 @@ def worker_warm(cluster: Cluster, event: ev.WorkerWarm) -> Cluster:
 
 
 def worker_joined(cluster: Cluster, event: ev.WorkerJoined) -> Cluster:
-    found = seated(cluster, event.worker)
+    found = seat_of(cluster, event.worker)
     if found is None:
         known = cluster.workers.get(event.worker)
         if known is None or known.incoming_for is None:
@@ -167,7 +166,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     cluster = note_kept(note_cramped(cluster, known, event.cause), known.job, event.node, event.kept)
     job = cluster.jobs[known.job]
     if known.incoming_for is not None:  # how a target ends says nothing about the job, which is well
-        return lose(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
+        return lose_worker(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
     rank = job.rank_of(event.worker)
     if rank is not None and stopping.has_left(job, event):
         return stopping.leave(cluster, event, rank)
@@ -185,7 +184,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
         cause, detector = f"{told[-1]}; {cause}", "worker: exception"
     elif known.life is not Life.FENCING:
         cluster = trained_to_death(cluster, event)
-    cluster = lose(
+    cluster = lose_worker(
         cluster,
         event.worker,
         cause=cause,
@@ -199,21 +198,21 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
 
 def trained_to_death(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     """Remember how one that trained, or a replacement on its way, ended by itself; of a survivor that says nothing."""
-    found = seated(cluster, event.worker)
+    found = seat_of(cluster, event.worker)
     if found is None:
         return cluster
     job, rank = found
-    comes = job.phase is JobPhase.PREPARING and expendable(job.seats[rank])
+    comes = job.phase is JobPhase.PREPARING and is_expendable(job.seats[rank])
     if not comes and job.phase not in MOVING | {JobPhase.RUNNING, JobPhase.RESUMING}:
         return cluster
     death = death_of(event, rank, exit_text(event), job.target if comes else None)
-    return cluster if death is None else cluster.with_job(replace(job, deaths=remembered(job.deaths, death)))
+    return cluster if death is None else cluster.with_job(replace(job, deaths=remember_death(job.deaths, death)))
 
 
 def judge_deaths(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     """The same end of two workers that held a rank, at the same point: the job ends, or falls back."""
     found = next((job for job in cluster.jobs.values() if job.deaths and job.deaths[-1].worker == event.worker), None)
-    both = None if found is None or over(found) else twice(found.deaths)
+    both = None if found is None or is_over(found) else same_death_twice(found.deaths)
     if found is None or both is None:
         return cluster
     first, last = both
@@ -225,12 +224,12 @@ def judge_deaths(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
         f"{OWN_ERROR}, on two workers that held rank {last.rank}: both ended alike after {last.point}: {last.cause}"
     )
     code = 128 + event.signal if event.signal else event.code or NO_STATE
-    return end(cluster, found, code, reason, eligible=False)
+    return end_job(cluster, found, code, reason, eligible=False)
 
 
 def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     """An exception: refused scripts and undeclared collectives end or fall back; others wait for their process."""
-    found = seated(cluster, event.worker)
+    found = seat_of(cluster, event.worker)
     known = cluster.workers.get(event.worker)
     if known is None or known.life is Life.FENCING:
         return cluster
@@ -243,12 +242,12 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
         cluster = cluster.with_job(with_move(job, move.tell(cluster.now_ms, text)))
         return note_cramped(cluster, known, event.signature)
     known_by_now = {(entry.worker, entry.fatal) for entry in job.raised}
-    if over(job) or job.stop is not None or (event.worker, event.fatal) in known_by_now:
+    if is_over(job) or job.stop is not None or (event.worker, event.fatal) in known_by_now:
         return cluster
     now = cluster.now_ms
     replaces = found is not None and found[0].seats[found[1]].replacement and found[0].phase in RECOVERING
     if event.kind == "refused" and not replaces:
-        return end(cluster, job, REFUSED, event.summary, eligible=False)
+        return end_job(cluster, job, REFUSED, event.summary, eligible=False)
     own = event.kind == "incomplete" and any(_same(entry, event) for entry in job.raised)
     if event.kind in NO_WAY_ON and not own and found is not None:
         at = job.moment(now, event.age_ms)
@@ -281,7 +280,7 @@ def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
     The end waits until one of them has ended, for its exit code.
     """
     job = cluster.jobs[job_id]
-    if over(job):
+    if is_over(job):
         return cluster
     for entry in job.raised:
         same = [
@@ -295,7 +294,7 @@ def judge_raised(cluster: Cluster, job_id: JobId) -> Cluster:
             if same[0].rank == entry.rank:
                 both = f"two workers that held rank {entry.rank}"
             reason = f"{OWN_ERROR}, on {both}: {entry.summary}"
-            return end(cluster, job, entry.code, reason, eligible=False)
+            return end_job(cluster, job, entry.code, reason, eligible=False)
     return cluster
 
 
@@ -304,7 +303,7 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
 
     It is said once, and may be heard before the last worker has said that it resumed.
     """
-    found = seated(cluster, event.worker)
+    found = seat_of(cluster, event.worker)
     if found is None:
         return cluster
     job, rank = found
@@ -325,10 +324,10 @@ def collective_failed(cluster: Cluster, event: ev.CollectiveFailed) -> Cluster:
 
 
 def worker_hung(cluster: Cluster, event: ev.WorkerHung) -> Cluster:
-    found = seated(cluster, event.worker)
+    found = seat_of(cluster, event.worker)
     if found is not None and found[0].stop is not None:
         return cluster  # who saves keeps others waiting, and there is a deadline
-    return lose(cluster, event.worker, cause=event.evidence, detector="hang", ended=False, age_ms=event.age_ms)
+    return lose_worker(cluster, event.worker, cause=event.evidence, detector="hang", ended=False, age_ms=event.age_ms)
 
 
 def point_committed(cluster: Cluster, event: ev.PointCommitted) -> Cluster:
@@ -447,14 +446,14 @@ def settle(cluster: Cluster) -> Cluster:
     """Make every move that is due now, until none is left."""
     for _ in range(MOVES):
         before = cluster
-        cluster = expire(cluster)
+        cluster = expire_taints(cluster)
         for job_id in sorted(cluster.jobs):
             cluster = stopping.wind_up(cluster, job_id)
             if not stopping.winds_up(cluster.jobs[job_id]):
-                cluster = place(cluster, job_id)
-                cluster = migrate(cluster, job_id)
-                cluster = progress(cluster, cluster.jobs[job_id])
-            cluster = collect(cluster, job_id)
+                cluster = place_workers(cluster, job_id)
+                cluster = progress_migration(cluster, job_id)
+                cluster = progress_recovery(cluster, cluster.jobs[job_id])
+            cluster = collect_ended(cluster, job_id)
         if cluster == before:
             return cluster
     raise AssertionError("the protocol does not come to rest")
@@ -470,4 +469,4 @@ def holder(cluster: Cluster, job: JobId, rank: Rank) -> WorkerId | None:
     return cluster.jobs[job].seats[rank].worker
 
 
-__all__ = ["EMPTY", "RULES", "RULES_VERSION", "Cluster", "advance", "holder", "interrupt", "orders"]
+__all__ = ["EMPTY", "RULES", "RULES_VERSION", "Cluster", "advance", "holder", "orders"]

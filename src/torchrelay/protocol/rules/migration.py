@@ -17,12 +17,12 @@ from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.model.moves import KEPT_MOVES, Move, MoveKind, MoveState
 from torchrelay.protocol.model.roster import Life, Seat, Worker
-from torchrelay.protocol.model.state import Cluster, over
+from torchrelay.protocol.model.state import Cluster, is_over
 from torchrelay.protocol.model.table import Table
-from torchrelay.protocol.placement.boundary import HOUR_MS, REST_MS, TRIES, call_off, give_up, quiesce
-from torchrelay.protocol.placement.taints import closed, on_slot
+from torchrelay.protocol.placement.boundary import HOUR_MS, REST_MS, TRIES, begin_quiesce, call_off, give_up
+from torchrelay.protocol.placement.taints import is_closed, on_slot
 from torchrelay.protocol.recovery.placing import free_slots, spare_for
-from torchrelay.protocol.recovery.sharing import shares_with, slots_to_share, uncrowded
+from torchrelay.protocol.recovery.sharing import shares_with, slots_to_share, with_own_slot
 
 # How long a rank is away from home at least, or for its probation if that is shorter.
 AWAY_MS = 600_000
@@ -59,7 +59,7 @@ def worker_prepared(cluster: Cluster, event: ev.WorkerPrepared) -> Cluster:
 # ---------------------------------------------------------------- wishes
 
 
-def wishes(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
+def wishes_to_move(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
     """The ranks that should be elsewhere, each with the strongest reason."""
     found: dict[Rank, Wish] = {}
     for rank, seat in sorted(job.seats.items()):
@@ -145,12 +145,10 @@ def homesick(cluster: Cluster, job: Job, worker: Worker, seat: Seat) -> Wish | N
 
 def able_spares(cluster: Cluster, job: Job, to: NodeId | None, *, guests: bool = False) -> list[Worker]:
     """Spares that may take a rank, on one node or anywhere; those that are guests in a slot only if asked for."""
-    able = [
-        spare
-        for spare in cluster.spares(job.spec.job)
-        if to in (None, spare.node) and not closed(cluster, spare.node, spare.slot) and cluster.nodes[spare.node].alive
-    ]
-    return able if guests else uncrowded(cluster, able)
+    there = (spare for spare in cluster.spares(job.spec.job) if to in (None, spare.node))
+    open_ones = (spare for spare in there if not is_closed(cluster, spare.node, spare.slot))
+    able = [spare for spare in open_ones if cluster.nodes[spare.node].alive]
+    return able if guests else with_own_slot(cluster, able)
 
 
 def room_for(cluster: Cluster, job: Job, to: NodeId | None) -> int:
@@ -185,11 +183,11 @@ def fit(cluster: Cluster, job: Job, ranks: Sequence[Rank], wanted: dict[Rank, Wi
 # ---------------------------------------------------------------- one change at a time
 
 
-def migrate(cluster: Cluster, job_id: JobId) -> Cluster:
+def progress_migration(cluster: Cluster, job_id: JobId) -> Cluster:
     """One change, if one is due; the same cluster if not."""
     job = cluster.jobs[job_id]
     move = job.open_move
-    if over(job):
+    if is_over(job):
         return cluster if move is None else abandon(cluster, job, move, MoveState.CALLED_OFF, "the job has finished")
     if move is None:
         return open_move(cluster, job)
@@ -226,7 +224,7 @@ def due(cluster: Cluster, job: Job) -> dict[Rank, Wish]:
     """What is wished, but for what was given up: that rests for a while, unless an operator asks again."""
     given_up = [move for move in job.moves if move.state is MoveState.FAILED and cluster.now_ms < move.again_ms]
     resting = {rank for move in given_up for rank in move.ranks} - set(job.requests)
-    return {rank: wish for rank, wish in wishes(cluster, job).items() if rank not in resting}
+    return {rank: wish for rank, wish in wishes_to_move(cluster, job).items() if rank not in resting}
 
 
 def aim(job: Job, move: Move, kind: MoveKind, ranks: Sequence[Rank], wanted: dict[Rank, Wish]) -> Move:
@@ -339,7 +337,7 @@ def leave_to_act(cluster: Cluster, job: Job) -> str:
 
 def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
     """See to an open move that has not cut over: lost targets, wishes that are gone, a freeze. None if all is well."""
-    wanted = wishes(cluster, job)
+    wanted = wishes_to_move(cluster, job)
     still = tuple(rank for rank in move.ranks if to_be_moved(job, move, rank, wanted))
     if move.state is not MoveState.WAITING:
         if cluster.freezes or not still:
@@ -363,7 +361,7 @@ def tend(cluster: Cluster, job: Job, move: Move) -> Cluster | None:
             move = replace(move, targets=move.targets.drop(rank))
             move = move.tell(cluster.now_ms, f"target {target} was brought to {worker.brought}: training is further")
             return with_move(cluster.fence(target), job, move)
-        if closed(cluster, worker.node, worker.slot):
+        if is_closed(cluster, worker.node, worker.slot):
             cluster = cluster.fence(target)
             return lost_target(cluster, job, move, rank, f"the place of target {target} is tainted by now")
         late = cluster.now_ms - worker.since_ms >= job.spec.ready_ms
@@ -464,7 +462,7 @@ def abandon(cluster: Cluster, job: Job, move: Move, state: MoveState, why: str) 
 
 def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
     """Give each rank a target; when all are prepared, ask for the boundary."""
-    wanted = wishes(cluster, job)
+    wanted = wishes_to_move(cluster, job)
     for rank in move.ranks:
         if rank in move.targets:
             continue
@@ -479,7 +477,7 @@ def prepare_targets(cluster: Cluster, job: Job, move: Move) -> Cluster:
         return cluster
     if job.broken is not None or leave_to_act(cluster, job):
         return cluster
-    return quiesce(cluster, job, move)
+    return begin_quiesce(cluster, job, move)
 
 
 def wait_again(cluster: Cluster, job: Job, move: Move, why: str) -> Cluster:
@@ -497,4 +495,4 @@ def appoint(cluster: Cluster, job: Job, move: Move, rank: Rank, spare: WorkerId,
     return with_move(cluster.with_worker(worker), job, move)
 
 
-__all__ = ["migrate", "wishes", "worker_prepared"]
+__all__ = ["progress_migration", "wishes_to_move", "worker_prepared"]

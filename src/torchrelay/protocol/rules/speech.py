@@ -30,7 +30,7 @@ from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.placement import buddies
 from torchrelay.protocol.placement.boundary import told_where
 from torchrelay.protocol.placement.policy import judge_report
-from torchrelay.protocol.recovery.recovery import buddies_to_ask, owes_report, restored, sources_of, store_host
+from torchrelay.protocol.recovery.recovery import buddies_to_ask, is_restored, owes_report, sources_of, store_host
 
 
 def standing_orders(cluster: Cluster) -> frozenset[Order]:
@@ -235,7 +235,7 @@ def reconfigure_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worke
             buddies=keepers.get(rank, ()),
             wards=buddies.wards(keepers, rank),
         )
-    if not restored(job, seat):
+    if not is_restored(job, seat):
         assert job.target is not None, "at the first wiring nobody has anything to restore"
         sources = source_list(cluster, job, rank)
         yield Restore(**to(job, worker), rank=rank, point=job.target, sources=sources, snapshot=job.rolled is not None)

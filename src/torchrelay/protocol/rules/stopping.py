@@ -13,8 +13,8 @@ from torchrelay.protocol.messages.events import SignalAsked, WorkerExited
 from torchrelay.protocol.messages.ids import JobId, Rank
 from torchrelay.protocol.model.job import RECOVERING, Job, JobPhase, PassedOn, Stop
 from torchrelay.protocol.model.roster import Life
-from torchrelay.protocol.model.state import Cluster, over, vacate
-from torchrelay.protocol.recovery.ending import STOPPED, end
+from torchrelay.protocol.model.state import Cluster, is_over, vacate_seat
+from torchrelay.protocol.recovery.ending import STOPPED, end_job
 
 PASS_MS = 5_000  # how long a signal that ends nothing is passed on to ranks that have not had it
 MOST_SIGNALS = 16
@@ -23,7 +23,7 @@ MOST_SIGNALS = 16
 def signal_asked(cluster: Cluster, event: SignalAsked) -> Cluster:
     """A signal for all ranks; with a grace time it is the first step of the job's end."""
     job = cluster.jobs.get(event.job)
-    if job is None or over(job):
+    if job is None or is_over(job):
         return cluster
     now = cluster.now_ms
     passed = PassedOn(event.number, job.signalled + 1, now)
@@ -41,13 +41,13 @@ def give_up_starting(cluster: Cluster, job: Job) -> Cluster:
     for rank, seat in job.seats.items():
         if seat.worker is not None and cluster.workers[seat.worker].life is Life.STARTING:
             cluster = cluster.fence(seat.worker)
-            job = job.with_seat(rank, vacate(seat))
+            job = job.with_seat(rank, vacate_seat(seat))
     return cluster.with_job(job)
 
 
 def has_left(job: Job, event: WorkerExited) -> bool:
     """Whether a process that held a rank has ended because the job stops, and not by a fault."""
-    if job.stop is None or over(job):
+    if job.stop is None or is_over(job):
         return False
     return event.code is not None or event.signal == job.stop.number
 
@@ -64,7 +64,7 @@ def note_left(job: Job, rank: Rank, code: int | None) -> Job:
     """`code`: None if it was ended by a signal, or went down with others that have left."""
     stop = job.stop
     assert stop is not None, "ranks leave a job that stops"
-    return replace(job.with_seat(rank, vacate(job.seats[rank])), stop=replace(stop, left=(*stop.left, code)))
+    return replace(job.with_seat(rank, vacate_seat(job.seats[rank])), stop=replace(stop, left=(*stop.left, code)))
 
 
 def winds_up(job: Job) -> bool:
@@ -75,7 +75,7 @@ def winds_up(job: Job) -> bool:
 def wind_up(cluster: Cluster, job_id: JobId) -> Cluster:
     """End a job that stops when all have left, when those that are left cannot go on, or when the time is over."""
     job, now = cluster.jobs[job_id], cluster.now_ms
-    if over(job):
+    if is_over(job):
         return cluster
     fresh = tuple(passed for passed in job.signals if job.stop is not None or now - passed.at_ms < PASS_MS)
     if fresh != job.signals:
@@ -88,12 +88,12 @@ def wind_up(cluster: Cluster, job_id: JobId) -> Cluster:
     if stop.left and (job.phase in RECOVERING or cut):
         # Those that are left have not ended with 0, whatever the others did.
         code, how = code_of(stop) or STOPPED, "some ranks have left, the others cannot go on"
-        return end(cluster, job, code, f"{stop.reason}: {how}", eligible=False)
+        return end_job(cluster, job, code, f"{stop.reason}: {how}", eligible=False)
     if all(seat.worker is None for seat in job.seats.values()):
-        return end(cluster, job, code_of(stop), f"{stop.reason}: all ranks have left", eligible=False)
+        return end_job(cluster, job, code_of(stop), f"{stop.reason}: all ranks have left", eligible=False)
     if now - stop.since_ms >= stop.grace_ms:
         late = f"{stop.reason}: ranks were still there after {stop.grace_ms / 1000:g} s"
-        return end(cluster, job, STOPPED, late, eligible=False)
+        return end_job(cluster, job, STOPPED, late, eligible=False)
     return cluster
 
 

@@ -167,7 +167,7 @@ class Agent:
 
     def _deliver(self, connection: Connection, seq: int, event: ev.Event, at_ms: int) -> None:
         """It is read. How old it is by then, the two ends find out: see `orchestrator.core.agents`."""
-        if self.shell.hear_agent(connection, ev.aged(event, self.world.now - at_ms)):
+        if self.shell.hear_agent(connection, ev.age_event(event, self.world.now - at_ms)):
             connection.down(self.hear_ack, seq)
 
     def hear_ack(self, seq: int) -> None:

@@ -203,7 +203,7 @@ class Training(Safepoint):
     def repeat(self, kind: type[od.Order]) -> None:
         """Say again what was answered, and how long ago that was."""
         event, at_ms = self.answers[kind]
-        self.process.say(ev.aged(event, self.world.now - at_ms))
+        self.process.say(ev.age_event(event, self.world.now - at_ms))
 
     # ================================================================ the main thread
 

@@ -15,7 +15,7 @@ from msgspec import structs
 
 from torchrelay.protocol.messages.events import ReplicasDiffer
 from torchrelay.protocol.messages.ids import Generation, Rank, WorkerPhase
-from torchrelay.protocol.recovery.replicas import judge
+from torchrelay.protocol.recovery.replicas import judge_replicas
 from torchrelay.simulation.model import script as sc
 from torchrelay.simulation.model.life import Main
 from torchrelay.simulation.ports import Kind, Members, Trainee, Watched, Worker
@@ -181,7 +181,7 @@ class Replicas:
         training = self._training
         held = yield from training.collective(("compare", training.pending), training.state.digest())
         shards = training.world.script.shards
-        found = judge((rank, shards[rank], str(one)) for rank, one in enumerate(held))
+        found = judge_replicas((rank, shards[rank], str(one)) for rank, one in enumerate(held))
         if found.doubtful:
             training.world.checker.doubted()
         if found.differing or found.doubtful:

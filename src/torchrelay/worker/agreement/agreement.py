@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from torchrelay.errors import StateMismatchError
-from torchrelay.worker.agreement.gate import world
+from torchrelay.worker.agreement.gate import world_group
 from torchrelay.worker.state import layout
 from torchrelay.worker.state.parts import ContainerPart, GeneratorPart, Part
 from torchrelay.worker.state.saved import SavedPart
@@ -143,7 +143,7 @@ def _gather_lines(lines: list[str]) -> list[bytes]:
 
 def gather(data: bytes) -> list[bytes]:
     """Everybody's bytes, by rank. Plain tensors, so that nothing is unpickled."""
-    group, device = world()
+    group, device = world_group()
     size = torch.tensor([len(data)], dtype=torch.int64, device=device)
     sizes = [torch.zeros_like(size) for _ in range(group.size())]
     dist.all_gather(sizes, size)

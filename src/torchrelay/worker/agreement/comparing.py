@@ -24,7 +24,7 @@ import torch
 from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.events import ReplicasDiffer
 from torchrelay.protocol.messages.ids import START, Point, Rank
-from torchrelay.protocol.recovery.replicas import Verdict, judge
+from torchrelay.protocol.recovery.replicas import Verdict, judge_replicas
 from torchrelay.worker.agreement import agreement
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.parallel import shards
@@ -119,7 +119,7 @@ class Comparison:
         known = (
             (rank, name if name.startswith(SEEN) else f"{name} {rank}", held) for rank, (name, held) in enumerate(told)
         )
-        verdict = judge(known)
+        verdict = judge_replicas(known)
         differs = bool(verdict.differing or verdict.doubtful)
         if differs and (what != VALUES or _is_recent(pending, renewed)):
             raise Differing(self._event(pending, renewed, verdict, agreement.lines_of_all(lines)))

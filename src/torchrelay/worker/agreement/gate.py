@@ -138,7 +138,7 @@ def await_interrupt(session: Session, say: Callable[[], None]) -> None:
         standing.await_poison(wired, session.welcome.patience_s)
 
 
-def world() -> tuple[dist.ProcessGroup, torch.device]:
+def world_group() -> tuple[dist.ProcessGroup, torch.device]:
     """The group of all ranks, and the device on which it communicates."""
     group = c10d._get_default_group()
     on_cpu = "cpu:" in repr(c10d._world.pg_backend_config[group])
@@ -160,12 +160,12 @@ def exchange_of(session: Session, devices: Collection[str]) -> Exchange:
     on_gpu = device.ACCELERATOR in devices or (not devices and torch.cuda.is_available())
     if on_gpu and f"{device.ACCELERATOR}:nccl" in repr(c10d._world.pg_backend_config[group]):
         return Sum(group, device.own())
-    return session.rounds if on_lanes() else Sum(*world())
+    return session.rounds if on_lanes() else Sum(*world_group())
 
 
-def largest(values: list[float]) -> list[float]:
+def largest_of_ranks(values: list[float]) -> list[float]:
     """Collective over all ranks: of each of these numbers the largest that any rank has."""
-    group, on = world()
+    group, on = world_group()
     told = torch.tensor(values, dtype=torch.float64, device=on)
     options = c10d.AllreduceOptions()
     options.reduceOp = dist.ReduceOp(dist.ReduceOp.MAX)

@@ -34,7 +34,7 @@ from torchrelay.protocol.messages.events import (
     Snapshot,
     WorkerReported,
     WorkerResumed,
-    aged,
+    age_event,
 )
 from torchrelay.protocol.messages.ids import JobId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import Assign, Halt, Interrupt, Recall, Replay, Restore, Resume, WorkerOrder
@@ -86,7 +86,7 @@ class Said(Generic[E]):
 
     def again(self) -> Event:
         """The event as it is to be repeated now."""
-        return aged(self.event, (time.monotonic_ns() - self.at_ns) // 1_000_000)
+        return age_event(self.event, (time.monotonic_ns() - self.at_ns) // 1_000_000)
 
 
 class NotWelcome(Exception):

@@ -32,9 +32,9 @@ from torchrelay.worker.data.consumers import (
     Chain,
     Counting,
     Unknown,
+    consumers_of,
     handing_on,
     line_of,
-    look,
     place_of,
 )
 from torchrelay.worker.data.cursor import Cursor, Frame
@@ -110,7 +110,7 @@ class Watch:
 
     def begin(self, caller: FrameType | None) -> Unknown | None:
         """The first item is fetched. Returns why it cannot be gone on like this, if so."""
-        found = look(self._walk(), caller, 0)
+        found = consumers_of(self._walk(), caller, 0)
         if isinstance(found, Unknown):
             return found
         self.chain, self._place = found, place_of(caller)
@@ -148,7 +148,7 @@ class Watch:
             if len(_seen) >= _MOST_SEEN:
                 _seen.clear()
             _seen.add((self._place, count))
-        found = look(self._walk(), caller, count)
+        found = consumers_of(self._walk(), caller, count)
         if isinstance(found, Unknown):
             return found
         if found.positions(count) == self.chain.positions(count):

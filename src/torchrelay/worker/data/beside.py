@@ -35,7 +35,7 @@ _ours = 0  # a tracked loop is fetching
 
 
 @contextmanager
-def tracked() -> Iterator[None]:
+def fetching_tracked() -> Iterator[None]:
     """What is begun or fetched herein is a tracked loop's own."""
     global _ours
     _ours += 1

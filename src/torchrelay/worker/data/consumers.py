@@ -93,7 +93,7 @@ def place_of(frame: FrameType | None) -> tuple[int, ...]:
     return tuple(number for each in _outwards(frame) for number in (id(each.f_code), each.f_lasti))
 
 
-def look(walk: Any, caller: FrameType | None, count: int) -> Chain | Unknown:
+def consumers_of(walk: Any, caller: FrameType | None, count: int) -> Chain | Unknown:
     """What the iterator of a loop is gone through by, while it is asked for an item, after so many.
 
     `caller`: the function that asks.

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchrelay.worker.data.rows import CONTAINERS, DOERS, is_table
 from torchrelay.worker.hidden_state import graph, variables
-from torchrelay.worker.hidden_state.around import around
+from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.source.names import names_used
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
@@ -64,7 +64,7 @@ def of_functions() -> list[Part]:
         functions = [value for value in named.values() if type(value) is types.FunctionType]
         for name, value in named.items():
             walk.take(f"{name} {where}", value)
-        for leaf in around(functions):
+        for leaf in variables_around(functions):
             walk.take(leaf.path, leaf.value)
     return walk.found
 
@@ -80,7 +80,7 @@ def counts(value: Any) -> bool:
     if isinstance(value, CONTAINERS):
         long = len(value) >= LEAST and not _is_settings(value)
         return long or any(counts(entry) for entry in entries_of(value, MOST))
-    return is_table(value) or (graph.attributes(value) is not None and not isinstance(value, DOERS))
+    return is_table(value) or (graph.attributes_of(value) is not None and not isinstance(value, DOERS))
 
 
 def is_unfilled(value: Any) -> bool:
@@ -102,7 +102,7 @@ def _is_settings(value: Any) -> bool:
 
 def _roots(loader: Any) -> Iterator[tuple[str, Any]]:
     if not isinstance(loader, DataLoader):
-        inner = graph.attributes(loader) or {}
+        inner = graph.attributes_of(loader) or {}
         base = inner.get("base_dataloader", inner.get("_dataloader"))
         yield from _roots(base) if isinstance(base, DataLoader) else [(DATA, loader)]
         return
@@ -141,7 +141,7 @@ class _Walk:
         if type(value) in (list, tuple):
             pairs: list[tuple[Any, Any]] = list(enumerate(value[:MOST]))
         else:
-            pairs = list((value if type(value) is dict else graph.attributes(value) or {}).items())[:MOST]
+            pairs = list((value if type(value) is dict else graph.attributes_of(value) or {}).items())[:MOST]
         for at, entry in pairs:
             self.take(f"{path}[{at!r}]" if type(value) in (dict, list, tuple) else f"{path}.{at}", entry, depth + 1)
 
@@ -168,7 +168,7 @@ class _Walk:
                 self.visit(Part(f"{part.path}[{key!r}]", entry, "", entry), depth + 1)
         elif depth < MAX_DEPTH and not graph.is_generator(value) and _is_open(type(value)):
             self._seen.add(id(value))
-            fields = graph.attributes(value) or {}
+            fields = graph.attributes_of(value) or {}
             for name, entry in list(fields.items()):
                 if type(name) is str and not name.startswith("_torchrelay"):
                     self.visit(Part(f"{part.path}.{name}", value, name, entry), depth + 1)
@@ -219,4 +219,4 @@ def _inner(value: Any) -> Iterator[tuple[Any, Any]]:
 def _is_opened(value: Any) -> bool:
     if isinstance(value, (torch.Tensor, np.ndarray, *DOERS)) or type(value).__module__ == "builtins":
         return False
-    return graph.attributes(value) is not None or is_table(value)
+    return graph.attributes_of(value) is not None or is_table(value)

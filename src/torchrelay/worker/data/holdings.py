@@ -246,7 +246,7 @@ def _glance(value: Any) -> Any:
     try:
         if isinstance(value, (torch.Tensor, np.ndarray)):
             return value.shape, arguments.digest(value)
-        return signatures.signature(value)
+        return signatures.signature_of(value)
     except Exception:  # noqa: BLE001  as above
         return "unknown", id(value)
 

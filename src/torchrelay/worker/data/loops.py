@@ -9,13 +9,13 @@ from typing import Any, Generic, TypeVar
 
 from torchrelay.errors import UndeclaredError, UnprovedError
 from torchrelay.worker.data.ahead import Around, Entered, Watch
-from torchrelay.worker.data.beside import tracked
+from torchrelay.worker.data.beside import fetching_tracked
 from torchrelay.worker.data.cursor import Cursor, Diverged, Frame
 from torchrelay.worker.data.holdings import Holdings
 from torchrelay.worker.data.loaders import Source
 from torchrelay.worker.data.own_loops import Place, Places
 from torchrelay.worker.hidden_state import variables
-from torchrelay.worker.source.names import collects
+from torchrelay.worker.source.names import collects_items
 from torchrelay.worker.state import random_state
 from torchrelay.worker.tensors import arguments
 
@@ -104,7 +104,7 @@ class Loop(Generic[T_co]):
             if opened.recorded:
                 if frame.count == 0:
                     return
-                if frame.count > 1 and collects(sys._getframe(1)):
+                if frame.count > 1 and collects_items(sys._getframe(1)):
                     raise UnprovedError(_COLLECTS.format(frame.kind))
                 items, item = self._enter(frame)
                 around: Around = Entered(frame)
@@ -117,7 +117,7 @@ class Loop(Generic[T_co]):
             else:
                 around = Watch(itself[0], cursor)
                 mark = source.mark()
-                with tracked():
+                with fetching_tracked():
                     items = source.begin(mark)
             while True:
                 if source.moves:
@@ -151,7 +151,7 @@ class Loop(Generic[T_co]):
         if self._holds is not None:
             self._holds.check(frame.holds)
         skip = 0 if self._source.moves else (frame.count - 1) * (self._group or 1)
-        with tracked():
+        with fetching_tracked():
             items = self._source.enter(frame.mark, skip)
         if self._source.hidden is not None:
             self._source.hidden.put(frame.moved)
@@ -171,7 +171,7 @@ class Loop(Generic[T_co]):
     def _take(self, items: Iterator[Any]) -> tuple[Any] | None:
         """The next item, or group of items; None at the end."""
         found = []
-        with tracked():
+        with fetching_tracked():
             for _ in range(self._group or 1):
                 try:
                     found.append(next(items))

@@ -68,9 +68,9 @@ def _add(hashed: Any, value: Any, whole: bool, depth: int) -> None:
             _add(hashed, part, whole, depth + 1)
     elif isinstance(value, CONTAINERS):
         _container(hashed, value, whole, depth)
-    elif depth < MAX_DEPTH and arguments.fields_of(value) is None and graph.attributes(value):
+    elif depth < MAX_DEPTH and arguments.fields_of(value) is None and graph.attributes_of(value):
         hashed.update(type(value).__qualname__.encode())
-        for name, entry in list((graph.attributes(value) or {}).items()):
+        for name, entry in list((graph.attributes_of(value) or {}).items()):
             if isinstance(entry, (torch.Tensor, np.ndarray, str, bytes, *CONTAINERS, int, float)):
                 hashed.update(str(name).encode())
                 _add(hashed, entry, whole, depth + 1)

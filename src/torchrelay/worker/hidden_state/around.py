@@ -44,7 +44,7 @@ _TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at in another way, or not at all
 
 
-def around(functions: Iterable[Any]) -> Iterator[Leaf]:
+def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
     """The variables, each once; a variable that has no value yet has `MISSING`."""
     roots, waiting = deque(functions), deque[Any]()
     known: set[tuple[int, ...]] = set()
@@ -246,7 +246,7 @@ def _parts(given: Any) -> Iterator[Any]:
     """What something that protect() was given holds: a chain of schedules, say."""
     if isinstance(given, (torch.Tensor, torch.nn.Module)):
         return
-    for value in list((graph.attributes(given) or {}).values()):
+    for value in list((graph.attributes_of(given) or {}).values()):
         yield value
         if type(value) in (list, tuple):
             yield from value
@@ -270,5 +270,5 @@ def _inside(value: Any) -> list[tuple[str, Any]]:
     if type(value) in (list, tuple):
         return [(f"[{at}]", one) for at, one in enumerate(value[:ENTRIES])]
     if is_of_the_script(type(value)):
-        return [(f".{name}", one) for name, one in list((graph.attributes(value) or {}).items())]
+        return [(f".{name}", one) for name, one in list((graph.attributes_of(value) or {}).items())]
     return []

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchrelay.worker.hidden_state.graph import PLAIN, Leaf, attributes, is_generator
+from torchrelay.worker.hidden_state.graph import PLAIN, Leaf, attributes_of, is_generator
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import arguments, values
 
@@ -142,6 +142,6 @@ def _generators(local: Mapping[str, Any]) -> dict[str, Any]:
         if draws == _ITSELF:
             found[name] = value
         elif draws == _INSIDE:
-            held = attributes(value) or {}
+            held = attributes_of(value) or {}
             found.update((f"{name}.{key}", each) for key, each in held.items() if is_generator(each))
     return found

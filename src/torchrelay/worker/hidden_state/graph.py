@@ -28,10 +28,10 @@ import torch
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
 from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
-from torchrelay.worker.hidden_state.leaves import MAX_DEPTH, Within, slot, slots, value_in_context
+from torchrelay.worker.hidden_state.leaves import MAX_DEPTH, Within, slot_names, slot_value, value_in_context
 from torchrelay.worker.hidden_state.leaves import Entries as Entries
 from torchrelay.worker.hidden_state.leaves import Leaf as Leaf
-from torchrelay.worker.hidden_state.leaves import attributes as attributes
+from torchrelay.worker.hidden_state.leaves import attributes_of as attributes_of
 from torchrelay.worker.hidden_state.leaves import is_fillable as is_fillable
 from torchrelay.worker.hidden_state.leaves import is_own as is_own
 from torchrelay.worker.hidden_state.made import CONTAINERS as CONTAINERS
@@ -211,9 +211,9 @@ class Walk:
     def _object(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
         kind = type(value)
         module = issubclass(kind, torch.nn.Module)
-        fields = attributes(value)
+        fields = attributes_of(value)
         narrow = self._looks_into is not None and depth and not module and not self._looks_into(kind)
-        if narrow or (fields is None and not slots(kind)):
+        if narrow or (fields is None and not slot_names(kind)):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self.holders[path] = value if fields is None else fields
@@ -240,7 +240,7 @@ class Walk:
         for at, inner in list((fields or {}).items()):
             if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
                 self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
-        self._later((f"{path}.{at}", value, at, slot(value, at), depth + 1) for at in slots(kind))
+        self._later((f"{path}.{at}", value, at, slot_value(value, at), depth + 1) for at in slot_names(kind))
 
 
 def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:

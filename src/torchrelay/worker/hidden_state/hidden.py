@@ -23,10 +23,10 @@ from torch.utils.data import BatchSampler, DataLoader
 
 from torchrelay.errors import RefusedError, UndeclaredError, UnprovedError
 from torchrelay.worker.hidden_state import graph, moving, variables
-from torchrelay.worker.hidden_state.around import Outsiders, around, of_modules
+from torchrelay.worker.hidden_state.around import Outsiders, of_modules, variables_around
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.still import Still
-from torchrelay.worker.hidden_state.told import recall
+from torchrelay.worker.hidden_state.told import put_back
 
 FIRST = 12  # looks that are made in any case
 EARLY = 10  # calls in which a script is refused for what a fault would need
@@ -229,7 +229,7 @@ class Hidden:
         return (id(holder), name) in self._places or id(value) in self._holders
 
     def _around(self) -> Iterator[graph.Leaf]:
-        return itertools.chain(around(self._functions), variables.held())
+        return itertools.chain(variables_around(self._functions), variables.held())
 
     def add(self, function: Any) -> None:
         """A step function: what it takes from around it is looked at, too."""
@@ -344,7 +344,7 @@ class Hidden:
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
         _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})
-        recall(self._remembered)
+        put_back(self._remembered)
         self._still.rewind()
         self.state.put(self._before, again=True)
         for part, told in self._touched:

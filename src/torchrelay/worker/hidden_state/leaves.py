@@ -84,7 +84,7 @@ class Leaf:
             return value_in_context(holder)
         if holder is os.environ:
             return holder.get(self.name, MISSING)
-        return self.value if holder is None else slot(holder, self.name)
+        return self.value if holder is None else slot_value(holder, self.name)
 
     def whole(self) -> Leaf:
         """The tuple in which this is an entry."""
@@ -157,11 +157,11 @@ def inside(value: Any) -> Any:
     """Where the entries or attributes of a value are; None if it has none."""
     if type(value) in (dict, list):
         return value
-    fields = attributes(value)
-    return fields if fields is not None else value if slots(type(value)) else None
+    fields = attributes_of(value)
+    return fields if fields is not None else value if slot_names(type(value)) else None
 
 
-def attributes(value: Any) -> dict[str, Any] | None:
+def attributes_of(value: Any) -> dict[str, Any] | None:
     """The `__dict__` of an object, without asking the object."""
     asked = threading.local if issubclass(type(value), threading.local) else object  # one for each thread
     try:
@@ -174,7 +174,7 @@ def attributes(value: Any) -> dict[str, Any] | None:
 _slots_of: dict[type, tuple[str, ...]] = {}
 
 
-def slots(kind: type) -> tuple[str, ...]:
+def slot_names(kind: type) -> tuple[str, ...]:
     found = _slots_of.get(kind)
     if found is None:
         found = _slots_of[kind] = _find_slots(kind)
@@ -194,7 +194,7 @@ def _is_slot(kind: type, name: str, found: Any) -> bool:
     return kind.__module__ != "builtins" and bool(kind.__flags__ & (1 << 9))
 
 
-def slot(value: Any, name: str) -> Any:
+def slot_value(value: Any, name: str) -> Any:
     try:
         return object.__getattribute__(value, name)
     except (AttributeError, TypeError, ValueError):  # the last of a variable without a value

@@ -26,14 +26,14 @@ import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state import generators, graph, made, told, variables
-from torchrelay.worker.hidden_state.around import around
+from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Within
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
-from torchrelay.worker.hidden_state.signatures import EACH, SMALL, is_held, only_grew, same, signature, size
+from torchrelay.worker.hidden_state.signatures import EACH, SMALL, are_same, is_held, only_grew, signature_of, size_of
 from torchrelay.worker.hidden_state.still import Still, is_glanced_at
 from torchrelay.worker.source.lines import is_of_the_script
-from torchrelay.worker.source.names import declared
+from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import memory, values
 from torchrelay.worker.tensors.entries import entries_of
 
@@ -105,7 +105,7 @@ class Moving:
             return []
         before, self._seen = self._seen, now
         self._check_iterators()
-        changed = [path for path, sign in now.items() if not same(before.get(path, MISSING), sign)]
+        changed = [path for path, sign in now.items() if not are_same(before.get(path, MISSING), sign)]
         tied: dict[int, bool] = {}  # holders of what changes and is not carried, and whether that is large
         for path in changed:
             leaf, large = self._walk.leaves[path], self._is_large(path)
@@ -134,7 +134,7 @@ class Moving:
     def _go(self) -> Walk:
         if self._functions is None:
             return Walk(self._roots(), passed=self._passed(), limit=self._limit)
-        found = itertools.chain(around(self._functions), self._variables())
+        found = itertools.chain(variables_around(self._functions), self._variables())
         passed = self._passed()
         return Walk(self._roots(), passed=passed, variables=found, looks_into=is_of_the_script, limit=self._limit)
 
@@ -148,7 +148,7 @@ class Moving:
         """What all leaves are now; None if another thread is changing them."""
         try:
             self._walk = self._go()
-            return {path: signature(leaf.value) for path, leaf in self._walk.leaves.items()}
+            return {path: signature_of(leaf.value) for path, leaf in self._walk.leaves.items()}
         except RuntimeError:  # a dict or deque has changed its size under our eyes
             return None
 
@@ -226,7 +226,7 @@ class Moving:
             return False  # a function has come up, and with it what it has from around it
         if self._is_large(path):
             if before is not MISSING:
-                self._too_large(path, size(leaf.value))
+                self._too_large(path, size_of(leaf.value))
             return False
         self._times[path] = self._times.get(path, 0) + 1
         if id(leaf.holder) in tied and not graph.is_generator(leaf.value):
@@ -276,7 +276,7 @@ class Moving:
             )
 
     def _is_large(self, path: str) -> bool:
-        return size(self._walk.leaves[path].value) > EACH
+        return size_of(self._walk.leaves[path].value) > EACH
 
     def _too_large(self, path: str, size: int) -> None:
         if self._orders:
@@ -477,4 +477,4 @@ def _is_small(value: Any) -> bool:
 
 
 def _is_global(absent: Leaf) -> bool:
-    return type(absent.holder) is dict and absent.name in declared(absent.holder)
+    return type(absent.holder) is dict and absent.name in declared_globals(absent.holder)

@@ -26,7 +26,7 @@ WHOLE_SELDOM = 64 << 20  # and now and then
 LARGEST = 1024  # entries of a Counter and its like that are carried
 
 
-def signature(value: Any) -> tuple[str, Any]:
+def signature_of(value: Any) -> tuple[str, Any]:
     """What tells whether a leaf has changed: its kind, and something to compare."""
     kind = type(value)
     if kind in graph.PLAIN:
@@ -141,7 +141,7 @@ def _shown(value: Any) -> str:
     return ""
 
 
-def same(one: Any, other: Any) -> bool:
+def are_same(one: Any, other: Any) -> bool:
     if one is MISSING or one[0] != other[0]:
         return False
     first, second = one[1], other[1]
@@ -159,7 +159,7 @@ def only_grew(before: Any, now: Any) -> bool:
     return now[1][1] > before[1][1] and now[1][0] is not tuple
 
 
-def size(value: Any) -> int:
+def size_of(value: Any) -> int:
     """Bytes that it takes to carry it, roughly."""
     if graph.is_generator(value):
         return 0

@@ -19,7 +19,7 @@ from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
 from torchrelay.worker.hidden_state.leaves import Within
 from torchrelay.worker.hidden_state.made import PLAIN, WIDTH, Filled
-from torchrelay.worker.hidden_state.signatures import LARGEST, same, signature
+from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, signature_of
 from torchrelay.worker.tensors import values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
@@ -29,7 +29,7 @@ SAME = "torchrelay same"  # as the tensor at another path
 _ENTRIES, _BUFFER = "torchrelay entries", "torchrelay buffer"
 
 
-def recall(remembered: list[tuple[Leaf, Any, Any]]) -> None:
+def put_back(remembered: list[tuple[Leaf, Any, Any]]) -> None:
     """Put back what `moving.Moving.remember` has told."""
     for leaf, told, reference in remembered:
         restored = bring_back(leaf, reference)
@@ -37,7 +37,7 @@ def recall(remembered: list[tuple[Leaf, Any, Any]]) -> None:
         if type(told) is not list:
             if live is not told:
                 leaf.put(told)
-        elif len(told) == 2 or not same(signature(live), signature(told[0])):
+        elif len(told) == 2 or not are_same(signature_of(live), signature_of(told[0])):
             take(leaf, told, in_place=restored)
 
 

@@ -38,7 +38,7 @@ from msgspec import Struct
 from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import generators, graph, made, signatures
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
-from torchrelay.worker.source.names import Names, declared, used_by_functions
+from torchrelay.worker.source.names import Names, declared_globals, used_by_functions
 from torchrelay.worker.tensors import values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
@@ -273,7 +273,7 @@ def _tell(frame: FrameType, names: Names) -> _Told:
             (one.histories if name in names.filled else one.lacking).append(name)
     if local is not around:
         one.lacking.extend(name for name in frame.f_code.co_names if _goes_on([around.get(name)]))
-    for name in declared(around):
+    for name in declared_globals(around):
         value = around.get(name)
         if name in around and not _keep(one, name + _DECLARED, value) and _has_moved(frame.f_code, name, value):
             one.lacking.append(name)
@@ -347,7 +347,7 @@ def _way_of(kind: type) -> _Goes:
 def _goes(value: Any, way: _Goes) -> bool:
     if way is _Goes.ITSELF:
         return _is_under_way(value)
-    inner = list((graph.attributes(value) or {}).values())
+    inner = list((graph.attributes_of(value) or {}).values())
     return any(type(each) in _STEPPING and _is_under_way(each) for each in inner)
 
 

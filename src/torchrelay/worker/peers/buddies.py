@@ -16,7 +16,7 @@ import threading
 from collections.abc import Sequence
 
 from torchrelay.protocol.messages.ids import Point, Rank
-from torchrelay.worker.peers.lanes import Ends, Parted, parted, receive
+from torchrelay.worker.peers.lanes import Ends, Parted, parted_error, receive_into
 from torchrelay.worker.process_groups import groups
 
 RECORDS = "records"  # the purpose of these lanes
@@ -90,7 +90,7 @@ class Buddies:
             self._ends.part()  # a record may be half sent, or half received
             if not trouble:
                 raise
-            raise parted(trouble, error) from error
+            raise parted_error(trouble, error) from error
         except BaseException:
             self._ends.part()
             raise
@@ -102,13 +102,13 @@ class Buddies:
         memory = copies.spare
         came = lane.recv_into(memory)
         if came < _HEAD.size:
-            came = receive(lane, memory, _HEAD.size, came)
+            came = receive_into(lane, memory, _HEAD.size, came)
         step, section, size = _HEAD.unpack_from(memory)
         whole = _HEAD.size + size
         if whole > len(memory):
             memory = copies.grow(whole, came)
         if came < whole:
-            receive(lane, memory[:whole], whole, came)
+            receive_into(lane, memory[:whole], whole, came)
         if size:
             copies.keep(Point(step, section), whole)
 
@@ -187,4 +187,4 @@ class _Sender(threading.Thread):
         """Wait until it is sent. Raises `Parted`."""
         self.join()
         if self._error is not None:
-            raise parted("a private record cannot be sent to a buddy", self._error) from self._error
+            raise parted_error("a private record cannot be sent to a buddy", self._error) from self._error

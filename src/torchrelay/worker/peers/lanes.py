@@ -101,7 +101,7 @@ class Lanes:
         except RuntimeError as error:  # the store's own errors derive from it
             raise groups.ReconfigureError(f"connecting rank to rank: {error}") from error
         for ends in found.values():
-            limit(ends, max(0.001, deadline - time.monotonic()))
+            limit_waits(ends, max(0.001, deadline - time.monotonic()))
         return found, addresses
 
     def _keep(self, lane: socket.socket) -> socket.socket:
@@ -163,7 +163,7 @@ class Lanes:
             return sum(map(_shut_down, self._ends))
 
 
-def limit(ends: Ends, seconds: float) -> None:
+def limit_waits(ends: Ends, seconds: float) -> None:
     """How long one system call on these lanes may wait."""
     packed = struct.pack("@ll", int(seconds), int(seconds % 1 * 1_000_000))
     for lane in ends.lanes():
@@ -186,7 +186,7 @@ def watch_over(ends: Ends, *, short: bool) -> None:
             lane.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * ALIVE_S)  # of what is sent
 
 
-def parted(what: str, error: OSError) -> Parted:
+def parted_error(what: str, error: OSError) -> Parted:
     """What to raise for a system call that has failed.
 
     Raises the error itself if no system call has: then it is the script's, from a handler of a signal that came while
@@ -201,7 +201,7 @@ def parted(what: str, error: OSError) -> Parted:
     return Parted(f"{what}: {'nothing has moved for as long as it may take' if waited else error}")
 
 
-def receive(lane: socket.socket, memory: memoryview, least: int, came: int) -> int:
+def receive_into(lane: socket.socket, memory: memoryview, least: int, came: int) -> int:
     """Fill memory up to `least` bytes, or more if they are there; returns how many. Raises `OSError`.
 
     `came`: what a first `recv_into` has returned, which takes in most messages whole; 0: the end of the connection.

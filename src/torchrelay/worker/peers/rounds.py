@@ -15,7 +15,7 @@ import struct
 from collections.abc import Iterator
 
 from torchrelay.protocol.messages.ids import Point, Rank
-from torchrelay.worker.peers.lanes import Ends, Parted, parted, receive
+from torchrelay.worker.peers.lanes import Ends, Parted, parted_error, receive_into
 
 GATE = "gate"  # the purpose of these lanes
 _TOLD = struct.Struct("<qqqq?")  # the least and the greatest point, and whether anybody lacks something
@@ -73,13 +73,13 @@ class Rounds:
                 trouble = f"rank {heard} is not heard in the gate"
                 came = by.recv_into(memory)
                 if came < _TOLD.size:
-                    receive(by, memory, _TOLD.size, came)
+                    receive_into(by, memory, _TOLD.size, came)
                 step, section, last_step, last_section, lacks = _TOLD.unpack(memory)
                 least, greatest = min(least, (step, section)), max(greatest, (last_step, last_section))
                 lacking = lacking or lacks
         except OSError as error:
             ends.part()
-            raise parted(trouble, error) from error
+            raise parted_error(trouble, error) from error
         except BaseException:
             ends.part()
             raise

@@ -25,7 +25,7 @@ GIVE_S = 600.0
 MOST = 1 << 44  # bytes that are announced at most
 
 
-def give(
+def upload_snapshot(
     address: str, secret: bytes, generation: Generation, what: Snapshot, kept: Kept, keep: Point | None, cancel: Cancel
 ) -> str:
     """Send a snapshot to the state server at `address`; returns why it was refused, or nothing.

@@ -36,7 +36,7 @@ from torchrelay.worker.control.identity import Identity
 from torchrelay.worker.control.link import Link
 from torchrelay.worker.control.standing import Standing
 from torchrelay.worker.peers.buddies import Buddies
-from torchrelay.worker.peers.snapshot_upload import give
+from torchrelay.worker.peers.snapshot_upload import upload_snapshot
 from torchrelay.worker.state.record import with_values
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors import memory
@@ -305,7 +305,7 @@ class _Sender(threading.Thread):
             until = time.monotonic() + TRIES_S
             while not self.cancel.cancelled:
                 try:
-                    self.refused = give(
+                    self.refused = upload_snapshot(
                         self.address,
                         self._session.welcome.secret,
                         self._generation,

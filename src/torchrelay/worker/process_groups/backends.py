@@ -30,7 +30,7 @@ from torchrelay.worker.process_groups.aborts import Aborts
 from torchrelay.worker.process_groups.counts import GLOO, Counts
 from torchrelay.worker.process_groups.foreign import NCCL, OURS
 from torchrelay.worker.process_groups.path_groups import PATHS
-from torchrelay.worker.process_groups.sockets import Address, Ours, listening
+from torchrelay.worker.process_groups.sockets import Address, Ours, listening_addresses
 from torchrelay.worker.process_groups.swap import Swap
 
 log = logging.getLogger(__name__)
@@ -242,13 +242,13 @@ class Backends:
 
     def _new_devices(self) -> tuple[Any, ...]:
         """Gloo devices at our host: each listens at an address of its own. Raises `RuntimeError` for a bad host."""
-        before = listening()
+        before = listening_addresses()
         names = os.environ.get("GLOO_SOCKET_IFNAME") if self.host is None else None
         if names:
             made = [_Gloo.create_device(interface=name, lazy_init=False) for name in names.split(",")]
         else:
             made = [_Gloo.create_device(hostname=self.host or LOOPBACK, lazy_init=False)]
-        self._ours.add_devices(listening() - before)
+        self._ours.add_devices(listening_addresses() - before)
         return tuple(made)
 
     def exchange(self, store: Store, rank: int, ranks: Iterable[int]) -> frozenset[Address]:

@@ -120,7 +120,7 @@ def plain_address(name: tuple[str, int]) -> Address:
     return name[0].removeprefix("::ffff:"), name[1]
 
 
-def listening() -> frozenset[Address]:
+def listening_addresses() -> frozenset[Address]:
     """Where this process listens."""
     return frozenset(sock.ends.local for sock in open_sockets() if sock.ends.listens)
 

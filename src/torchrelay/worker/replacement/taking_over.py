@@ -227,7 +227,7 @@ class Bringing:
                 tried = order  # a fault has come: another one follows
             except transfer.TransferFailed as error:
                 if error.misfit:
-                    raise transfer.misfit(error) from error
+                    raise transfer.misfit_error(error) from error
                 print(f"torchrelay: what is held at {order.point} did not come: {error}", file=sys.stderr, flush=True)
                 # Nobody else knows of it. If its sources are lost, another order follows; else it may go better.
                 session.standing.rest(AGAIN_S, lambda: fresh() is not order)  # noqa: B023  called in this turn only

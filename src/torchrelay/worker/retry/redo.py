@@ -23,7 +23,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from torchrelay.errors import RefusedError, a
+from torchrelay.errors import RefusedError, with_article
 from torchrelay.worker.parallel import ddp
 from torchrelay.worker.parallel.fsdp import Settings
 from torchrelay.worker.parallel.pipeline import NoneYet, Settled
@@ -148,8 +148,8 @@ class Redo:
             for at, group in enumerate(optimizer.param_groups):
                 if not all(id(parameter) in known for parameter in group["params"]):
                     raise RefusedError(
-                        f"group {at} of {a(type(optimizer).__name__)} was added after protect(), with parameters of "
-                        "no module that was given to it",
+                        f"group {at} of {with_article(type(optimizer).__name__)} was added after protect(), with "
+                        "parameters of no module that was given to it",
                         "pass all modules: protect(model=[first, second]), or add the group before protect()",
                     )
 

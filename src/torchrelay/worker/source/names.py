@@ -198,7 +198,7 @@ def _uses(one: dis.Instruction) -> tuple[frozenset[str], frozenset[str]]:
     return read, frozenset(name for how, name in pairs if how != "LOAD")
 
 
-def collects(frame: FrameType | None) -> bool:
+def collects_items(frame: FrameType | None) -> bool:
     """Whether what goes through a loop here collects it out of sight: a comprehension, or sum() or its like.
 
     What that has collected so far lies on Python's stack, where nobody can look, or put anything. It is in the middle
@@ -273,7 +273,7 @@ _declared_in: dict[int, tuple[int, frozenset[str]]] = {}  # by the id of a modul
 _used_in: dict[int, tuple[int, frozenset[str]]] = {}  # the same
 
 
-def declared(around: dict[str, Any]) -> frozenset[str]:
+def declared_globals(around: dict[str, Any]) -> frozenset[str]:
     """Globals that functions of this module declare and assign."""
     known = _declared_in.get(id(around))
     if known is None or known[0] != len(around):

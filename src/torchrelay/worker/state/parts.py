@@ -19,12 +19,12 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
-from torchrelay.errors import RefusedError, StateMismatchError, a
+from torchrelay.errors import RefusedError, StateMismatchError, with_article
 from torchrelay.worker.parallel import fsdp, zero
 from torchrelay.worker.tensors.entries import entries_of, items_of
 from torchrelay.worker.tensors.landing import Landing, array_fits
 from torchrelay.worker.tensors.tree import REMEDY, ArrayLeaf, Fields, Named
-from torchrelay.worker.tensors.values import into
+from torchrelay.worker.tensors.values import filled_into
 
 Tree = Any
 
@@ -65,7 +65,9 @@ def part_of(value: Any, path: str) -> Part:
         return StatefulPart(path, value)
     kind = type(value)
     if value is None or isinstance(value, (bool, int, float, str, bytes, tuple, frozenset)):
-        raise RefusedError(f"{path} is {a(kind.__qualname__)}, which cannot be changed in place", "put it into a dict")
+        raise RefusedError(
+            f"{path} is {with_article(kind.__qualname__)}, which cannot be changed in place", "put it into a dict"
+        )
     raise RefusedError(f"{path} is a {kind.__module__}.{kind.__qualname__}, whose state is not known", REMEDY)
 
 
@@ -302,7 +304,7 @@ class OptimizerPart:
         """Take what `told_values` has told of another rank's."""
         # A group that was added since protect() comes with the state, and all of its values with it.
         for group, there in zip(self.optimizer.param_groups, told, strict=False):
-            group.update(into(group, there))
+            group.update(filled_into(group, there))
 
     def hyper_parameters(self) -> list[dict[str, Any]]:
         """Of each group."""
@@ -393,7 +395,7 @@ class ContainerPart:
 
     def take_values(self, told: Any) -> None:
         """Take what `told_values` has told of another rank's."""
-        self._plain = into(self._without_parts(), told)
+        self._plain = filled_into(self._without_parts(), told)
         self._settle_plain()
 
     def parts(self) -> list[Part]:
@@ -448,7 +450,7 @@ class StatefulPart:
 
     def take_values(self, told: Any) -> None:
         """Take what `told_values` has told of another rank's."""
-        self.value.load_state_dict(into(self.value.state_dict(), told))
+        self.value.load_state_dict(filled_into(self.value.state_dict(), told))
 
     def settle(self) -> None:
         arrived, self._arrived = self._arrived, None

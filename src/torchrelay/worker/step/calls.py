@@ -19,12 +19,12 @@ import msgspec
 from msgspec import structs
 from torch.optim import Optimizer
 
-from torchrelay.errors import RefusedError, StepInterrupted, TorchrelayError, UndeclaredError, a
+from torchrelay.errors import RefusedError, StepInterrupted, TorchrelayError, UndeclaredError, with_article
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
 from torchrelay.wire.files.page import PageFull
 from torchrelay.worker.agreement.blame import tell_raised
 from torchrelay.worker.agreement.comparing import EARLY_LAST, Comparison, Differing, Early, Proof
-from torchrelay.worker.agreement.gate import Afterwards, Attempt, Gate, do_all, exchange_of, largest
+from torchrelay.worker.agreement.gate import Afterwards, Attempt, Gate, do_all, exchange_of, largest_of_ranks
 from torchrelay.worker.data import cursor as places
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.own_loops import Places
@@ -47,7 +47,7 @@ from torchrelay.worker.state.state import State
 from torchrelay.worker.step import between
 from torchrelay.worker.step.safepoint import Safepoint
 from torchrelay.worker.tensors import values
-from torchrelay.worker.tensors.reserve import pieces
+from torchrelay.worker.tensors.reserve import pieces_of
 
 FIRST, EVERY = 3, 64  # calls of which it is checked that nothing but local work follows their gate
 
@@ -75,14 +75,14 @@ class Calls:
         self._whole = False  # of a target: the reducers with which it has rehearsed may stay
         self._taking_over: TakingOver | None = None  # of a replacement, until it goes on from the safepoint
         self.examples = Examples(
-            keep=session.target, pieces=lambda: pieces(state.optimizers()), layouts=state.known_layouts,
+            keep=session.target, pieces=lambda: pieces_of(state.optimizers()), layouts=state.known_layouts,
             pipeline=state.pipeline.told,
         )  # fmt: skip
         self.places = Places()
         self._functions = Functions(state.objects(), self.hidden)
         session.server.example = self.examples.encoded
         self.returned = Returned(state)
-        self._snapshots = session.snapshots = Snapshots(session, state, shard, largest, self.returned.encoded)
+        self._snapshots = session.snapshots = Snapshots(session, state, shard, largest_of_ranks, self.returned.encoded)
         self._gate = Gate(session, exchange_of(session, {tensor.device.type for _, tensor in state.parameters()}))
         self._safepoint = Safepoint(session, state, self._tell, self.returned.encoded)
         self._redo = {"step": Redo(state), "section": Redo(state, sections=True)}
@@ -262,7 +262,7 @@ class Calls:
         if not self._state.has_optimizer(optimizer):
             if not self._state.saves:
                 raise RefusedError(
-                    f"{a(type(optimizer).__name__)} steps that was not given to protect()",
+                    f"{with_article(type(optimizer).__name__)} steps that was not given to protect()",
                     "pass all optimizers: protect(optimizer=[first, second])",
                 )
             self._state.watch(optimizer)

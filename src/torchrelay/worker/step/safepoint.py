@@ -46,7 +46,7 @@ from torchrelay.worker.agreement.blame import tell_failed
 from torchrelay.worker.agreement.gate import await_interrupt, on_lanes
 from torchrelay.worker.parallel import ddp, fsdp, zero
 from torchrelay.worker.peers.buddies import RECORDS
-from torchrelay.worker.peers.lanes import Ends, Parted, limit, watch_over
+from torchrelay.worker.peers.lanes import Ends, Parted, limit_waits, watch_over
 from torchrelay.worker.peers.rounds import GATE, partners
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.session import Session
@@ -256,7 +256,7 @@ class Safepoint:
         if GATE in ends:
             self._prove_rounds(order, ends[GATE])
         for purpose, each in ends.items():
-            limit(each, groups.timeout_s())  # as a collective of torch
+            limit_waits(each, groups.timeout_s())  # as a collective of torch
             watch_over(each, short=purpose == GATE)
 
     def _prove_rounds(self, order: Reconfigure, ends: Ends) -> None:
@@ -299,7 +299,7 @@ class Safepoint:
             return None
         except transfer.TransferFailed as error:
             if error.misfit:
-                raise transfer.misfit(error) from error
+                raise transfer.misfit_error(error) from error
             self._say_failed(order, error)
             return None
         if order.snapshot:

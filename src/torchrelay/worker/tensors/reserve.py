@@ -31,7 +31,7 @@ class Piece(Struct, array_like=True, frozen=True):
     strides: tuple[int, ...]
 
 
-def pieces(optimizers: Iterable[Optimizer]) -> list[Piece]:
+def pieces_of(optimizers: Iterable[Optimizer]) -> list[Piece]:
     """What these optimizers keep of each parameter. From any thread, while they step."""
     found = []
     for optimizer in optimizers:

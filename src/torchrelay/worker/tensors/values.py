@@ -79,7 +79,7 @@ def decode(data: bytes) -> Any:
     return value
 
 
-def into(live: Any, arrived: Any) -> Any:
+def filled_into(live: Any, arrived: Any) -> Any:
     """The values that arrived, with tensors put into those that stand at the same place, which others may hold, too."""
     if isinstance(arrived, torch.Tensor):
         fits = isinstance(live, torch.Tensor) and live.shape == arrived.shape and live.dtype == arrived.dtype
@@ -89,9 +89,9 @@ def into(live: Any, arrived: Any) -> Any:
         return live
     if isinstance(arrived, dict) and isinstance(live, dict):
         for key, value in arrived.items():
-            arrived[key] = into(live.get(key), value)
+            arrived[key] = filled_into(live.get(key), value)
     if isinstance(arrived, list) and isinstance(live, list) and len(arrived) == len(live):
-        arrived[:] = map(into, live, arrived)
+        arrived[:] = map(filled_into, live, arrived)
     return arrived
 
 

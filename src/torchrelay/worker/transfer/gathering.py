@@ -24,7 +24,7 @@ from torchrelay.protocol.messages.ids import Rank
 from torchrelay.protocol.messages.orders import Source
 from torchrelay.worker.tensors.digest import SIZE, Digest
 from torchrelay.worker.tensors.slices import Body, SlicedDigest
-from torchrelay.worker.transfer.request import DigestDiffers, Request, TransferFailed, compare
+from torchrelay.worker.transfer.request import DigestDiffers, Request, TransferFailed, compare_digests
 from torchrelay.worker.transfer.serving import SLICES
 from torchrelay.worker.transfer.stream import Stream, StreamBroken
 
@@ -63,7 +63,7 @@ class Gathering:
 
         Raises the last `TransferFailed`, or that of a source whose digest differed, if the sources do not suffice.
         """
-        compare(stream.receive_bytes(SIZE), self._head.raw(), "the manifest that came")
+        compare_digests(stream.receive_bytes(SIZE), self._head.raw(), "the manifest that came")
         waiting = deque(spread(others))
         bringer = self._division.enter(first, stream.cut)
         works: list[Callable[[], None]] = [partial(self._bring, bringer, stream, waiting, failed)]
@@ -177,7 +177,7 @@ class Gathering:
                     self._progress(min(self._came, self._body.size), self._body.size)
 
         stream.receive_views(self._body.incoming(*self._slices[number]), digest, count)
-        compare(stream.receive_bytes(SIZE), digest.raw(), f"slice {number} of {len(self._slices)}")
+        compare_digests(stream.receive_bytes(SIZE), digest.raw(), f"slice {number} of {len(self._slices)}")
         self._division.land(bringer, number, digest.raw())
 
 

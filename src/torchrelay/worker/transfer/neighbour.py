@@ -24,7 +24,7 @@ from torch import Tensor
 
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.digest import Digest
-from torchrelay.worker.transfer.stream import Filled, Piece, Stream, StreamBroken, View, pieces
+from torchrelay.worker.transfer.stream import Filled, Piece, Stream, StreamBroken, View, cut_views
 
 _PLACE = struct.Struct("@QQ")  # address and bytes
 PLACE_BYTES = _PLACE.size
@@ -47,7 +47,7 @@ class _Vector(ctypes.Structure):
     _fields_ = (("base", ctypes.c_void_p), ("length", ctypes.c_size_t))
 
 
-def machine() -> str:
+def machine_id() -> str:
     """By which workers find out that they see the same processes; empty if that cannot be told, or is not wanted."""
     if os.environ.get("TORCHRELAY_NEIGHBOURS") == "0" or not hasattr(_libc, "process_vm_readv"):
         return ""
@@ -97,7 +97,7 @@ class Shown:
         stream.send_bytes(DONE)
 
 
-def permit(pid: int) -> None:
+def permit_reader(pid: int) -> None:
     """Let this process read our memory, where the kernel wants that to be said (Yama's ptrace_scope 1); 0: nobody.
 
     Only there, as it takes the place of what the script may have permitted to others.
@@ -149,7 +149,7 @@ class Reader:
             self._signs.show()
 
         with ThreadPoolExecutor(threads(), "reader") as pool:
-            for piece in pieces(views, PIECE):
+            for piece in cut_views(views, PIECE):
                 aimed = self._aim(len(piece.memory))
                 try:
                     waiting.append((piece, pool.submit(self._read, piece.memory, aimed)))

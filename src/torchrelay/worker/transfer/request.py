@@ -14,7 +14,7 @@ from torchrelay.errors import StateMismatchError, TorchrelayError
 from torchrelay.protocol.messages.ids import Generation, Point, Rank
 from torchrelay.protocol.messages.orders import Source
 from torchrelay.wire.trust import trust
-from torchrelay.worker.transfer.neighbour import machine
+from torchrelay.worker.transfer.neighbour import machine_id
 from torchrelay.worker.transfer.serving import GREETING_S, STATE
 from torchrelay.worker.transfer.stream import (
     VERSION,
@@ -51,7 +51,7 @@ class TransferFailed(TorchrelayError):
         self.misfit = misfit
 
 
-def misfit(failed: TransferFailed) -> StateMismatchError:
+def misfit_error(failed: TransferFailed) -> StateMismatchError:
     """What is raised if no source can have what fits."""
     return StateMismatchError(
         f"{failed.reason}. What steps register or resize, such as a buffer of the first forward pass, a replacement "
@@ -165,7 +165,7 @@ class Request:
             self.secret, nonce, challenge.nonce, context, challenge.proof
         ):
             raise StreamBroken("it could not prove that it belongs to this job")
-        where, pid = (machine(), os.getpid()) if self.want == STATE else ("", 0)
+        where, pid = (machine_id(), os.getpid()) if self.want == STATE else ("", 0)
         context = client_context(self.generation, self.want, self.point, where, pid)
         proof = trust.prove(self.secret, nonce, challenge.nonce, context)
         stream.send(Ask(proof, self.want, self.point, where, pid))
@@ -179,7 +179,7 @@ class Request:
         return answer
 
 
-def compare(theirs: bytes | bytearray, ours: bytes, what: str) -> None:
+def compare_digests(theirs: bytes | bytearray, ours: bytes, what: str) -> None:
     """Raises `DigestDiffers` if the digest of what came is another than that of what was sent."""
     if bytes(theirs) != ours:
         raise DigestDiffers(f"the digest of {what} is {ours.hex()}, and {bytes(theirs).hex()} was sent")

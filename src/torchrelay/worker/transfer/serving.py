@@ -24,7 +24,7 @@ from torchrelay.wire.trust import trust
 from torchrelay.worker.state.state import State
 from torchrelay.worker.tensors.digest import Digest
 from torchrelay.worker.tensors.slices import Body, SlicedDigest
-from torchrelay.worker.transfer.neighbour import Shown, machine, permit
+from torchrelay.worker.transfer.neighbour import Shown, machine_id, permit_reader
 from torchrelay.worker.transfer.stream import (
     READ,
     SEND,
@@ -39,7 +39,7 @@ from torchrelay.worker.transfer.stream import (
     StreamBroken,
     Waiting,
     client_context,
-    own,
+    close_in_children,
     server_context,
 )
 
@@ -76,7 +76,7 @@ class StateServer:
         self._wait_s = wait_s
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._listening = socket.create_server((host, 0), family=family, backlog=MAX_CLIENTS)
-        own(self._listening)
+        close_in_children(self._listening)
         port = self._listening.getsockname()[1]
         self.host = f"[{host}]" if ":" in host else host  # as in addresses
         self.address = f"{self.host}:{port}"
@@ -294,13 +294,13 @@ class StateServer:
             state.announce(stream)
             state.serve_slices(stream)
             return
-        shown = Shown(tensors) if ask.machine and ask.machine == machine() and ask.pid > 0 else None
+        shown = Shown(tensors) if ask.machine and ask.machine == machine_id() and ask.pid > 0 else None
         if shown is not None and shown.whole and self._permitting.acquire(blocking=False):
             try:
-                permit(ask.pid)
+                permit_reader(ask.pid)
                 state.serve(stream, shown)
             finally:
-                permit(0)
+                permit_reader(0)
                 self._permitting.release()
         else:
             state.serve(stream, None)

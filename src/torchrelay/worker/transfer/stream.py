@@ -218,7 +218,7 @@ class Stream:
         self, views: Iterable[tuple[View, Filled]], digest: Digest, progress: Callable[[int], None]
     ) -> None:
         """Fill memory in order, add what it holds then to the digest, and tell how many bytes came."""
-        for piece in pieces(views):
+        for piece in cut_views(views):
             self._fill(piece.memory)
             progress(piece.land(digest))
 
@@ -280,7 +280,7 @@ class Piece:
         return len(self.memory)
 
 
-def pieces(views: Iterable[tuple[View, Filled]], most: int = CHUNK) -> Iterator[Piece]:
+def cut_views(views: Iterable[tuple[View, Filled]], most: int = CHUNK) -> Iterator[Piece]:
     """The same memory in the same order, in pieces: slices of at most so many bytes, or small views together."""
     return (Piece(group, filled) for group, filled in _grouped(views, most))
 
@@ -322,7 +322,7 @@ def _scatter(data: View, views: Iterable[View]) -> None:
 _mine: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
-def own(listening: socket.socket) -> None:
+def close_in_children(listening: socket.socket) -> None:
     """Close this socket, too, in children that are forked."""
     _mine.add(listening)
 

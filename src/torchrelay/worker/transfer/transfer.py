@@ -27,8 +27,8 @@ from torchrelay.worker.transfer.request import (
     Request,
     TransferCancelled,
     TransferFailed,
-    compare,
-    misfit,
+    compare_digests,
+    misfit_error,
 )
 from torchrelay.worker.transfer.serving import EXAMPLE, LANE, RECORD, STATE, VALUES, StateServer
 from torchrelay.worker.transfer.stream import READ, SEND, TAKE, Serving, Stream, StreamBroken
@@ -45,7 +45,7 @@ __all__ = [
     "fetch_record",
     "fetch_state",
     "fetch_values",
-    "misfit",
+    "misfit_error",
     "open_lane",
 ]
 
@@ -154,7 +154,7 @@ def _take_bytes(stream: Stream, serving: Serving, _: Source) -> bytes:
     head = bytes(_receive_head(stream, serving))
     digest = Digest()
     digest.add(head)
-    compare(stream.receive_bytes(SIZE), digest.raw(), "what came")
+    compare_digests(stream.receive_bytes(SIZE), digest.raw(), "what came")
     return head
 
 
@@ -248,7 +248,7 @@ class _Arrival:
             (reader or stream).receive_views(body.incoming(0, body.size), digest, count)
         if reader is not None:
             reader.end(stream)
-        compare(stream.receive_bytes(SIZE), digest.raw(), "what came")
+        compare_digests(stream.receive_bytes(SIZE), digest.raw(), "what came")
         return digest.text()
 
 

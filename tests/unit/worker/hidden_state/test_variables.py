@@ -18,7 +18,7 @@ from torch import nn
 
 from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import variables
-from torchrelay.worker.hidden_state.around import around
+from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.hidden_state.moving import Moving
 
@@ -260,7 +260,7 @@ def life(told: bytes = b"", steps: int = 4) -> tuple[bytes, list[Any]]:
         hidden.look_gate()
         hidden.look_return()
     hooks = [module._forward_hooks for module in (net.inner, net.drop)]
-    closed = [one.read() for each in hooks for one in around(each.values())]
+    closed = [one.read() for each in hooks for one in variables_around(each.values())]
     return hidden.record(), [Scaled.factor, net.drop.p, step(), *closed]
 
 

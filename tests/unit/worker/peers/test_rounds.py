@@ -17,7 +17,7 @@ from torch._C._distributed_c10d import HashStore
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Reconfigure
 from torchrelay.wire.trust import trust
-from torchrelay.worker.peers.lanes import ALIVE_S, Ends, Lanes, Parted, limit, watch_over
+from torchrelay.worker.peers.lanes import ALIVE_S, Ends, Lanes, Parted, limit_waits, watch_over
 from torchrelay.worker.peers.rounds import GATE, Rounds, partners
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.transfer.request import STALL_S
@@ -58,7 +58,7 @@ class Circle:
         ends, _ = self.lanes[rank].meet(self.servers[rank].address, self.secret, order, self.store, wanted, timeout_s)
         self.ends[rank] = ends[GATE]
         self.rounds[rank].connect(Rank(rank), self.world, ends[GATE])
-        limit(ends[GATE], DEADLINE_S)
+        limit_waits(ends[GATE], DEADLINE_S)
 
     def enter(self, points: dict[int, Point] | None = None, lacking: frozenset[int] = frozenset()) -> list[bool | None]:
         told = points or {}
@@ -190,7 +190,7 @@ def test_who_is_cut_while_it_reaches_out_for_one_that_is_stopped_does_not_wait_f
 
 def test_who_waits_for_too_long_says_for_whom(make: Callable[[int], Circle]) -> None:
     ring = make(3)
-    limit(ring.ends[0], 0.05)
+    limit_waits(ring.ends[0], 0.05)
     with pytest.raises(Parted, match="rank 2 is not heard in the gate: nothing has moved"):
         ring.rounds[0].exchange(Point(1), False)
 

@@ -67,7 +67,7 @@ def nodes(tmp_path: Path) -> Iterator[tuple[Node, Node]]:
 
 
 def give(kept: Kept, to: Node, step: int, keep: Point | None = None) -> str:
-    return snapshot_upload.give(to.server.address, SECRET, NOW, snapshot(step), kept, keep, Cancel())
+    return snapshot_upload.upload_snapshot(to.server.address, SECRET, NOW, snapshot(step), kept, keep, Cancel())
 
 
 def ended(node: Node) -> tuple[Snapshot, ...] | None:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from torchrelay.worker.source.names import Living, Names, collects
+from torchrelay.worker.source.names import Living, Names, collects_items
 
 
 def asked(found: list[bool]) -> Iterator[int]:
     """As a tracked loop asks, when it is entered."""
-    found.append(collects(sys._getframe(1)))
+    found.append(collects_items(sys._getframe(1)))
     yield from range(3)
 
 

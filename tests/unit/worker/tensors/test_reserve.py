@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from torchrelay.worker.state.state import State
-from torchrelay.worker.tensors.reserve import LEAST, MAX_PIECES, SLICE, Piece, Reserve, pieces
+from torchrelay.worker.tensors.reserve import LEAST, MAX_PIECES, SLICE, Piece, Reserve, pieces_of
 from torchrelay.worker.tensors.tree import Leaf
 
 
@@ -21,8 +21,8 @@ def built(steps: int = 0) -> State:
 
 def test_what_optimizers_keep_is_told_but_for_small_change() -> None:
     weights = Piece("float32", (128, 64), (64, 1))
-    assert pieces(built(1).optimizers()) == [weights, weights], "not the biases' averages, nor the counts of steps"
-    assert pieces(built().optimizers()) == []
+    assert pieces_of(built(1).optimizers()) == [weights, weights], "not the biases' averages, nor the counts of steps"
+    assert pieces_of(built().optimizers()) == []
 
 
 def test_pieces_have_a_least_size_and_an_end() -> None:
@@ -30,13 +30,13 @@ def test_pieces_have_a_least_size_and_an_end() -> None:
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     optimizer.state[parameter] = {"large": torch.zeros(LEAST // 4), "small": torch.zeros(LEAST // 4 - 1), "text": "x"}
     optimizer.state["a name"] = 5  # type: ignore[index]  # scripts may
-    assert pieces([optimizer]) == [Piece("float32", (LEAST // 4,), (1,))]
-    assert len(pieces([optimizer] * (MAX_PIECES + 1))) == MAX_PIECES
+    assert pieces_of([optimizer]) == [Piece("float32", (LEAST // 4,), (1,))]
+    assert len(pieces_of([optimizer] * (MAX_PIECES + 1))) == MAX_PIECES
 
 
 def test_a_state_lands_in_the_reserve_and_the_rest_of_it_is_let_go() -> None:
     trained, fresh = built(2), built()
-    fresh.reserve = Reserve([*pieces(trained.optimizers()), Piece("float32", (7,), (1,))])
+    fresh.reserve = Reserve([*pieces_of(trained.optimizers()), Piece("float32", (7,), (1,))])
     free = {tensor.data_ptr() for row in fresh.reserve._free.values() for tensor in row}
     head, tensors = trained.manifest()
     for place, tensor in zip(fresh.receive(head), tensors, strict=True):
