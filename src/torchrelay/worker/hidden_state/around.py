@@ -21,7 +21,9 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from torchrelay.worker.hidden_state import graph, variables
+from torchrelay.worker.hidden_state.doers import is_function
 from torchrelay.worker.hidden_state.graph import (
+    STANDS,
     VARIABLE,
     Leaf,
     of_class,
@@ -30,6 +32,7 @@ from torchrelay.worker.hidden_state.graph import (
     told_apart,
     variables_of,
 )
+from torchrelay.worker.hidden_state.leaves import Stands
 from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.source.names import functions_in
@@ -82,6 +85,7 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
         yield from of_function(one, made[one.__qualname__])
         made[one.__qualname__] += 1
         for leaf in variables_of(one):
+            yield from _doer(leaf, named)
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
                 waiting.append(leaf.value)
             elif isinstance(leaf.value, (types.ModuleType, _CACHED)):
@@ -89,6 +93,13 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
             elif not issubclass(type(leaf.value), _ELSEWHERE):
                 yield told_apart(leaf, named)
                 waiting += [type(leaf.value)] * is_of_the_script(type(leaf.value))
+
+
+def _doer(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]:
+    """A function in a variable, as one that may give way to another."""
+    if leaf.holder is not None and is_function(leaf.value):
+        path = f"{told_apart(leaf, named).path}{STANDS}"
+        yield Stands(path, leaf.holder, leaf.name, leaf.value)
 
 
 def _of_cache(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]:

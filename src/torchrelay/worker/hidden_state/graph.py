@@ -25,10 +25,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchrelay.worker.hidden_state import made
+from torchrelay.worker.hidden_state import doers, made
 from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
 from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
-from torchrelay.worker.hidden_state.leaves import MAX_DEPTH, Within, slot_names, slot_value, value_in_context
+from torchrelay.worker.hidden_state.leaves import MAX_DEPTH, Stands, Within, slot_names, slot_value, value_in_context
+from torchrelay.worker.hidden_state.leaves import STANDS as STANDS
 from torchrelay.worker.hidden_state.leaves import Entries as Entries
 from torchrelay.worker.hidden_state.leaves import Leaf as Leaf
 from torchrelay.worker.hidden_state.leaves import attributes_of as attributes_of
@@ -85,6 +86,7 @@ class Walk:
         self.holders: dict[str, Any] = {}
         self.containers: list[Any] = []
         self.opened: dict[str, Leaf] = {}  # containers that are no values, by their paths
+        self.objects: list[Any] = []
         self.of_torch: set[int] = set()  # ids of the attributes of torch's own modules
         self._named: dict[str, list[tuple[int, Any]]] = {}
         self._passed = {id(thing) for thing in passed}
@@ -101,6 +103,9 @@ class Walk:
         for leaf in variables:
             if leaf.value is MISSING and leaf.name is HOLDER:
                 self.holders[leaf.path] = leaf.holder
+                continue
+            if type(leaf) is Stands:
+                self.leaves[leaf.path] = leaf
                 continue
             if leaf.value is MISSING:
                 self.absent[leaf.path] = leaf
@@ -122,6 +127,7 @@ class Walk:
         if kind in PLAIN or (made.is_made(value) and kind not in made.DICTS):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
+        self._doer(path, holder, name, value)
         # A tensor may be kept in several places, each of which may get another one.
         if id(value) in (self._seen if kind not in (torch.Tensor, np.ndarray) else self._passed):
             return
@@ -147,6 +153,10 @@ class Walk:
         else:
             self._object(path, holder, name, value, depth)
 
+    def _doer(self, path: str, holder: Any, name: Any, value: Any) -> None:
+        if holder is not None and (doers.is_function(value) or _is_object(type(value), name)):
+            self.leaves[path + STANDS] = Stands(path + STANDS, holder, name, value)
+
     def _context(self, path: str, variable: contextvars.ContextVar[Any], depth: int) -> None:
         found = value_in_context(variable)
         if found is MISSING:
@@ -168,6 +178,8 @@ class Walk:
         if id(value) in self._seen or depth >= MAX_DEPTH:
             return
         self._seen.add(id(value))
+        if holder is not None and doers.is_row(value):
+            self.leaves[path + STANDS] = Stands(path + STANDS, holder, name, value)
         self.opened[path] = Leaf(path, holder, name, value)
         inner = value if type(value) in (dict, list) else None
         if inner is not None and holder is not None:
@@ -177,7 +189,7 @@ class Walk:
         if isinstance(value, dict):
             pairs = items_of(value, WIDTH)
         for key, entry in pairs:
-            if type(key) in PLAIN:
+            if type(key) in PLAIN and not (path + STANDS in self.leaves and doers.is_function(entry)):
                 place = (holder, Within(name, key)) if type(value) in (tuple, deque) else (inner, key)
                 self._waiting.append((f"{path}[{key!r}]", *place, entry, depth + 1))
 
@@ -217,6 +229,7 @@ class Walk:
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self.holders[path] = value if fields is None else fields
+        self.objects.append(value)
         self._entries(path, holder, name, value)
         if holder is not None:
             self.parents[id(self.holders[path])] = holder, name
@@ -225,8 +238,9 @@ class Walk:
             if type(function) is types.FunctionType and not str(function.__module__).startswith("torch."):
                 self._function(function)
         if module:
-            modules = items_of((fields or {}).get("_modules") or {})
-            self._later((f"{path}.{at}", None, at, inner, depth) for at, inner in modules if inner is not None)
+            inside = (fields or {}).get("_modules") or {}
+            modules = [(at, inner) for at, inner in items_of(inside) if inner is not None]
+            self._later((f"{path}.{at}", inside, at, inner, depth) for at, inner in modules)
             if not _is_of_the_script(kind):
                 self.of_torch.add(id(fields))
                 if str(kind.__module__).startswith("torch.nn.modules."):
@@ -248,6 +262,13 @@ def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[s
     for at, value in list(fields.items()):
         if at not in _OF_MODULES and type(value) in PLAIN:
             yield f"{path}.{at}", fields, at, value, depth + 1
+
+
+def _is_object(kind: type, name: Any) -> bool:
+    """Whether it may give way to an object of another class; in a container those of the script are told with it."""
+    if issubclass(kind, torch.nn.Module):
+        return True
+    return is_of_the_script(kind) and type(name) is str and not issubclass(kind, (*CONTAINERS, torch.Tensor))
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from torchrelay.worker.source.lines import is_of_the_script
 
 FILLABLE = (dict, list, deque, *made.DICTS)
 ENTRIES = " entries"  # ends the path of the objects in a container
+STANDS = " is"  # ends the path of a function or an object, as one that may give way to another one
 MAX_DEPTH = 8
 
 
@@ -132,6 +133,33 @@ class Entries(Leaf):
         if isinstance(found, made.Filled):
             return found
         return made.Filled(found) if is_fillable(found) else MISSING
+
+
+class Standing:
+    """What stands in a place and is no value: a function, a method, a class, a module, an object."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
+class Stands(Leaf):
+    """A place of which it counts by what name the thing goes that stands there, see `doers`."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str, holder: Any, name: Any, value: Any) -> None:
+        super().__init__(path, holder, name, Standing(value))
+
+    def read(self) -> Any:
+        """`MISSING` if it is a value that stands there now."""
+        found = self.thing()
+        return MISSING if found is MISSING or type(found) in made.PLAIN else Standing(found)
+
+    def thing(self) -> Any:
+        """What stands there, as it is."""
+        return super().read()
 
 
 def is_fillable(value: Any) -> bool:

@@ -115,7 +115,7 @@ class Filled:
         here = self.container
         if len(here) > MOST:
             return None
-        found = [[key, _told_entry(entry)] for key, entry in pairs(here)]
+        found = [[key, tell_entry(entry)] for key, entry in pairs(here)]
         whole = all(type(key) in PLAIN and told is not MISSING for key, told in found)
         return found if whole else None
 
@@ -123,7 +123,7 @@ class Filled:
         """Make it so. Objects that are there stay the same ones; returns whether all classes were found."""
         here = self.container
         present = dict(pairs(here))
-        entries = [(key, _entry(one, present.get(key, MISSING))) for key, one in told]
+        entries = [(key, make_entry(one, present.get(key, MISSING))) for key, one in told]
         if any(entry is MISSING for _, entry in entries):
             return False
         # A class of the script's may do more than that in methods of its own.
@@ -154,7 +154,7 @@ def _is_object(kind: type) -> bool:
     return kind not in PLAIN and kind not in CONTAINERS and is_of_the_script(kind) and not issubclass(kind, _NO_ENTRIES)
 
 
-def _told_entry(entry: Any) -> Any:
+def tell_entry(entry: Any) -> Any:
     kind = type(entry)
     if is_plain(entry) or is_made(entry):
         return entry if not is_made(entry) else _or_missing(tell(entry, WIDTH))
@@ -164,7 +164,7 @@ def _told_entry(entry: Any) -> Any:
     fields = getattr(entry, "__dict__", None)
     if not _is_object(kind) or type(fields) is not dict or "<locals>" in kind.__qualname__:
         return MISSING
-    inner = [[name, _told_entry(value)] for name, value in items_of(fields)]
+    inner = [[name, tell_entry(value)] for name, value in items_of(fields)]
     return (
         MISSING
         if any(told is MISSING for _, told in inner)
@@ -172,10 +172,10 @@ def _told_entry(entry: Any) -> Any:
     )
 
 
-def _entry(told: Any, live: Any) -> Any:
+def make_entry(told: Any, live: Any) -> Any:
     if not is_told(told) or told[1] != "object" or (type(live).__module__, type(live).__qualname__) != tuple(told[2:4]):
         return make(told, live) if is_told(told) else told
-    fields = {name: _entry(value, getattr(live, "__dict__", {}).get(name)) for name, value in told[4]}
+    fields = {name: make_entry(value, getattr(live, "__dict__", {}).get(name)) for name, value in told[4]}
     vars(live).clear()
     vars(live).update(fields)
     return live

@@ -14,7 +14,6 @@ from then on: `record` tells it, `put` makes it so in another process that has b
 from __future__ import annotations
 
 import itertools
-import re
 import sys
 from collections import deque
 from collections.abc import Callable, Collection, Iterable
@@ -25,13 +24,21 @@ import msgspec
 import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
-from torchrelay.worker.hidden_state import generators, graph, made, told, variables
+from torchrelay.worker.hidden_state import doers, generators, graph, made, told, variables
 from torchrelay.worker.hidden_state.around import variables_around
-from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, VARIABLE, Leaf, Walk
-from torchrelay.worker.hidden_state.leaves import Within
+from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
+from torchrelay.worker.hidden_state.leaves import Standing, Stands, Within
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
-from torchrelay.worker.hidden_state.signatures import EACH, SMALL, are_same, is_held, only_grew, signature_of, size_of
-from torchrelay.worker.hidden_state.still import Still, is_glanced_at
+from torchrelay.worker.hidden_state.signatures import (
+    EACH,
+    SMALL,
+    are_same,
+    is_small,
+    only_grew,
+    signature_of,
+    size_of,
+)
+from torchrelay.worker.hidden_state.still import Still, called_now, is_glanced_at
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import memory, values
@@ -42,10 +49,10 @@ LIMIT = 48 << 10  # bytes of all that is kept of one object
 _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded, whether it was seen to move
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
+GETS_READY = 3  # looks in which functions that cannot be found by a name may still come up
 LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is gone on with
 OBJECTS = "objects"  # come up in a container, and are not made of values
 _NO_VALUES = ("object", "iterator")
-_inner = re.compile(r"\w+ of (.+)\.<locals>\.[^.]+$")
 GROWS = "a row"  # of what cannot be carried, that steps add to
 COPY = "a copy of a model, a schedule or a scaler"
 _QUICK = frozenset({float, str, bool, type(None)})
@@ -83,6 +90,7 @@ class Moving:
         self._unsure: set[str] = set()  # of those, the ones that count if they change once more
         self._restless: dict[int, int] = {}
         self.still = Still()
+        self._met: set[str] = set()  # paths of objects and containers at the last look
         self._walk = self._go()
         self._seen: dict[str, Any] = {}
         self._begun: dict[str, Any] = {}  # references to the tensors that were there before the first call
@@ -95,6 +103,7 @@ class Moving:
         self._warned: set[str] = set()
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
         self._large: dict[str, int] = {}  # by path, the id of what was there
+        self._looks = 0
         self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
 
     def look(self) -> list[str]:
@@ -111,7 +120,8 @@ class Moving:
             leaf, large = self._walk.leaves[path], self._is_large(path)
             if leaf.holder is not None and (large or now[path][0] in _NO_VALUES):
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
-        found = [path for path in changed if self._judge(path, before.get(path, MISSING), tied)]
+        found = [path for path in changed if self._judge(path, told.before(before, path), tied)]
+        self._looks += 1
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._noted.update(set(changed) - self._unsure)
         self._note_growth()
@@ -127,7 +137,7 @@ class Moving:
             if type(row) in (list, deque) and row and leaf.holder is not None:
                 self._rows[path] = now = (id(row), len(row), id(row[-1]))
                 known = before.get(path, now)
-                is_same = known[0] == now[0] and known != now
+                is_same = (known[0] == now[0] and known != now) and not doers.is_row(row)
                 if is_same and not told.is_told(row) and Filled(row).tell() is None:
                     self.lacking.setdefault(path, GROWS)
 
@@ -168,14 +178,18 @@ class Moving:
                 self._may_move(),
                 lambda holder: id(holder) in walk.of_torch,
                 self._restless,
+                [(leaf, called) for path, leaf in walk.leaves.items() if (called := self._called(path, leaf))],
+                [leaf for path, leaf in self.kept.items() if path.endswith(STANDS)],
             )
+        self._met = {*self._walk.holders, *self._walk.opened}
         self._walk.holders.clear()
+        self._walk.objects.clear()
         self._walk.parents.clear()
         self._walk.absent.clear()
         self._walk.opened.clear()
         self._walk.containers.clear()
         for path, leaf in self._walk.leaves.items():
-            if not _is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
+            if not is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None
 
     def _is_still(self, path: str, leaf: Leaf) -> bool:
@@ -190,6 +204,14 @@ class Moving:
             if path not in self._noted
         )
         return [(leaf, value) for leaf, value in leaves if type(value) not in graph.PLAIN and is_glanced_at(value)]
+
+    def _called(self, path: str, leaf: Leaf) -> str:
+        """By what name it goes that stands there; empty if it is told each time, or looked at now and then only."""
+        value = leaf.value
+        seldom = isinstance(leaf.holder, type) or leaf.holder is None or path in self._noted or path in self.kept
+        if seldom or not (isinstance(value, Standing) or (made.is_made(value) and not isinstance(value, dict))):
+            return ""
+        return called_now(value.value if isinstance(value, Standing) else value)
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
@@ -214,6 +236,8 @@ class Moving:
         leaf = self._walk.leaves[path]
         if isinstance(leaf.value, Filled):
             return self._judge_entries(path, leaf, is_new=before is MISSING)
+        if isinstance(leaf.value, Standing):
+            return self._judge_doer(path, leaf, before)
         if self._seen[path][0] in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
             return False
@@ -259,6 +283,15 @@ class Moving:
         if not is_new and isinstance(leaf.value.container, dict):
             self.lacking[path] = OBJECTS
         return False
+
+    def _judge_doer(self, path: str, leaf: Leaf, before: Any) -> bool:
+        """Another function, or an object of another class, stands in the place of one, or of a value."""
+        place = path.removesuffix(STANDS)
+        is_new = before is MISSING and place.rpartition("[" if place.endswith("]") else ".")[0] not in self._met
+        if path in self.kept or is_new or not told.may_count(leaf.value.value, before, ready=self._looks >= GETS_READY):
+            return False
+        self.kept[path] = leaf
+        return True
 
     def _check_iterator(self, path: str, before: Any) -> None:
         """Raises `RefusedError` for one that steps go on with."""
@@ -313,7 +346,7 @@ class Moving:
     def remember(self) -> list[tuple[Leaf, Any, Any]]:
         """All small values, to be put back by `recall`."""
         try:
-            leaves = [leaf for leaf in self._go().leaves.values() if _is_small(leaf.value)]
+            leaves = [leaf for leaf in self._go().leaves.values() if is_small(leaf.value)]
             return [(leaf, told.copied(leaf.value), told.reference(leaf.value)) for leaf in leaves]
         except RuntimeError:  # as above
             return []
@@ -361,6 +394,11 @@ class Moving:
         moved = moved or path in self.kept
         if value is MISSING:
             return []
+        if kind is Standing:
+            first = self._first_of.setdefault(id(value.value), path)
+            return [(path, told.tell_doer(path, value.value, first), True, moved)]
+        if doers.is_function(value) or isinstance(value, torch.nn.Module) or path + STANDS in self.kept:
+            return []  # no value any more: it is told by its name
         if kind is Filled and value.tell() is None:
             self.lacking[path] = OBJECTS
             return []
@@ -419,24 +457,31 @@ class Moving:
                     told.take(leaf, values.decode(value))
             entries = told.make(entries, self._anew)
             self._walk = self._go()
+        standing = [entry for entry in entries if entry[0].endswith(STANDS)]
+        if standing:
+            self._put_each(sorted(standing, key=lambda entry: len(entry[0])), again=again, lenient=lenient)
+            self._walk = self._go()
+        rest = [entry for entry in entries if not entry[0].endswith(STANDS)]
+        self._put_each(rest, again=again, lenient=lenient)
+        self._let_go()
+        return {entry[0] for entry in entries}
+
+    def _put_each(self, entries: Iterable[tuple[str, Any, bool, bool]], *, again: bool, lenient: bool) -> None:
         for path, value, encoded, moved in entries:
             leaf = self._leaf(path)
             if leaf is None or not self._take(leaf, values.decode(value) if encoded else value, again=again):
-                if lenient or path.startswith(VARIABLE) or _is_yet_to_be_made(path):
+                if lenient or path.startswith(VARIABLE) or variables.is_yet_to_be_made(path):
                     continue
-                raise StateMismatchError(
-                    f"{path} has changed in the course of the training, and there is nothing of this name or kind in "
-                    "the worker that takes over: let every rank build the same objects before its first loop or call"
-                )
+                raise StateMismatchError(told.nowhere(path))
             if moved:
                 self.kept[path] = leaf
-        self._let_go()
-        return {entry[0] for entry in entries}
 
     def _take(self, leaf: Leaf, value: Any, *, again: bool) -> bool:
         if type(value) is list and len(value) == 2 and value[0] == told.SAME:
             other = self._leaf(value[1])
-            return other is not None and leaf.put(other.read())
+            return other is not None and leaf.put(other.thing() if type(other) is Stands else other.read())
+        if type(value) is list and len(value) == 1 and doers.is_told(value[0]):
+            return told.take_doer(leaf, value[0], self._walk.objects)
         in_place = told.bring_back(leaf, self._marked.get(leaf.path)) if again else None
         return told.take(leaf, value, in_place=in_place)
 
@@ -451,29 +496,15 @@ class Moving:
         found = found or told.entry(path, self._leaf)
         if found is not None:
             return found
+        if path.endswith(STANDS):
+            place = self._leaf(path.removesuffix(STANDS))
+            return None if place is None or place.holder is None else Stands(path, place.holder, place.name, None)
         plain = leaves.get(path.removesuffix(ENTRIES))
         if plain is not None and graph.is_fillable(plain.value):
             return graph.Entries(path, plain.holder, plain.name, Filled(plain.value))
         above, _, name = path.rpartition(".")
         holder = self._walk.holders.get(above)
         return Leaf(path, holder, name, None) if holder is not None and name.isidentifier() else None
-
-
-def _is_yet_to_be_made(path: str) -> bool:
-    """Whether it is of a function that one under way makes: what that has around it are variables told with items."""
-    match = _inner.match(path)
-    return match is not None and any(each.f_code.co_qualname == match[1] for each in variables.outside())
-
-
-def _is_small(value: Any) -> bool:
-    kind = type(value)
-    if kind is torch.Tensor:
-        return is_held(value) and value.nbytes <= EACH
-    if kind in graph.CONTAINERS:
-        return len(value) <= SMALL and graph.is_plain(value)
-    if kind in graph.BUFFERS:
-        return memoryview(value).nbytes <= EACH
-    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or made.is_made(value)
 
 
 def _is_global(absent: Leaf) -> bool:

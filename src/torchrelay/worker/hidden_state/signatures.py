@@ -11,8 +11,9 @@ import numpy as np
 import torch
 import xxhash
 
-from torchrelay.worker.hidden_state import generators, graph, made
+from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
+from torchrelay.worker.hidden_state.leaves import Standing
 from torchrelay.worker.hidden_state.made import Filled
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.tensors import arguments
@@ -118,6 +119,7 @@ def _entries(value: Filled) -> tuple[str, Any]:
 _TOLD: dict[type, Callable[[Any], tuple[str, Any]]] = {
     itertools.count: lambda value: ("count", repr(value)),
     Filled: _entries,
+    Standing: lambda value: ("doer", doers.name_of(value.value)),
     **dict.fromkeys(graph.BUFFERS, lambda value: ("buffer", xxhash.xxh3_64_digest(value))),
 }
 
@@ -139,6 +141,18 @@ def _shown(value: Any) -> str:
     if type(value) is dict:
         return repr(items_of(value, SMALL))
     return ""
+
+
+def is_small(value: Any) -> bool:
+    """Whether it may be copied to be put back."""
+    kind = type(value)
+    if kind is torch.Tensor:
+        return is_held(value) and value.nbytes <= EACH
+    if kind in graph.CONTAINERS:
+        return len(value) <= SMALL and graph.is_plain(value)
+    if kind in graph.BUFFERS:
+        return memoryview(value).nbytes <= EACH
+    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or made.is_made(value)
 
 
 def are_same(one: Any, other: Any) -> bool:

@@ -10,10 +10,13 @@ interpreter's own: some 50 ns for each value, and for each object and container 
 
 from __future__ import annotations
 
+import copy
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from enum import Enum
 from operator import getitem
 from typing import Any
 
@@ -21,13 +24,17 @@ import numpy as np
 import torch
 
 from torchrelay.worker.hidden_state import generators, graph, made
+from torchrelay.worker.hidden_state.doers import is_function, name_of
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
-from torchrelay.worker.hidden_state.leaves import Within
+from torchrelay.worker.hidden_state.leaves import Standing, Within
+from torchrelay.worker.hidden_state.signatures import LARGEST
+from torchrelay.worker.tensors.entries import entries_of, keys_of
 
-SMALL = 64  # entries of what is compared whole
+ENTRIES = 1024  # of a container that is compared whole
+BYTES = 4096  # of an array
 GLANCES = 32  # of what is asked in turn
 RESTLESS = 8  # times that an object may get names before that is no reason for a look any more
-_SLICED = (list, *graph.BUFFERS)
+_FLAT = graph.PLAIN | {torch.Tensor}
 _environment: dict[Any, Any] = getattr(os.environ, "_data", {})
 _MODULE, _GLOBALS = "_parameters", "__builtins__"  # names by which attributes are a module's, in the one sense or other
 _VALUES = (*made.CONTAINERS, torch.Tensor, np.ndarray, np.generic)
@@ -46,13 +53,16 @@ class Still:
         things: Iterable[tuple[Leaf, Any]] = (),
         seldom: Callable[[Any], bool] = lambda _: False,
         restless: dict[int, int] | None = None,
+        doers: Iterable[tuple[Leaf, str]] = (),
+        moving: Iterable[Leaf] = (),
     ) -> None:
         """`leaves`: of numbers, texts and flags. `absent`: globals that are not there yet.
 
         `holders`: of names, such as attributes. `containers`: that may grow. `filled`: those in which objects come up.
         `things`: small ones that may be changed where they lie, or give way to others. `seldom`: holders of which some
         leaves are asked in each call, all in turn, as there are many: what torch's own modules were made with.
-        `restless`: by the id of a holder, in how many looks it had other names than before.
+        `restless`: by the id of a holder, in how many looks it had other names than before. `doers`: functions and
+        objects that may give way to others, and what they are called. `moving`: those that are told each time.
         """
         self._absent = [(leaf.holder, leaf.name) for leaf in absent]
         self._restless = {} if restless is None else restless
@@ -80,12 +90,13 @@ class Still:
         self._thing_holders = [holder for _, holder, _, _ in self._placed]
         self._thing_names = [name for _, _, name, _ in self._placed]
         self._thing_ids = [id(thing) for _, _, _, thing in self._placed]
+        self._doers = _Doers(doers, moving)
         self._unmade: list[tuple[Any, Any]] = []
         self._entry, self._named, self._filled = self._values, list(map(len, self._names)), self._lengths()
 
     def has_changed(self) -> bool:
         """The same, and whether something has changed where it lies: some 0.3 µs for each."""
-        if self.has_stirred():
+        if self.has_stirred() or self._doers.have_changed():
             return True
         try:
             if list(map(id, map(getitem, self._thing_holders, self._thing_names))) != self._thing_ids:
@@ -112,6 +123,7 @@ class Still:
     def enter(self) -> None:
         """A call begins: what is another one afterwards, that has done."""
         self._entry, self._named, self._filled = self._now(), list(map(len, self._names)), self._lengths()
+        self._doers.enter()
         self._unmade = [(holder, name) for holder, name in self._absent if name not in holder]
 
     def note_names(self) -> None:
@@ -128,6 +140,7 @@ class Still:
             if before is not MISSING and not (now is before or (type(now) is type(before) and now == before)):
                 leaf.put(os.environ.decodevalue(before) if leaf.holder is os.environ else before)
         self._put_things()
+        self._doers.put_back()
         for holder, names, count in zip(self._holders, self._names, self._named, strict=True):
             if len(names) > count:
                 _take_away(holder, list(names)[count:])
@@ -140,7 +153,7 @@ class Still:
     def _put_things(self) -> None:
         """At the entry each was there, and as it was at the last look, or there would have been another one."""
         for leaf, holder, name, thing in self._placed:
-            if name < len(holder) if type(holder) is list else name in holder:
+            if _is_place(holder, name):
                 leaf.put(thing)
         for leaf, thing in self._within:
             if leaf.read() is not thing:
@@ -161,33 +174,176 @@ class Still:
         return list(map(len, self._containers))
 
 
+class _Doers:
+    """Functions, values of classes, and objects in their places: told apart by themselves, objects by their classes."""
+
+    def __init__(self, doers: Iterable[tuple[Leaf, str]], moving: Iterable[Leaf] = ()) -> None:
+        """`moving`: those that are told each time, and only put back here."""
+        self._moving = list(moving)
+        self._stood = self._now()
+        there = [(leaf, _thing(leaf.read()), called) for leaf, called in doers]
+        functions = [one for one in there if is_function(one[1]) or made.is_made(one[1])]
+        objects = [one for one in there if not (is_function(one[1]) or made.is_made(one[1]))]
+        self._rows = [(row, list(row)) for _, row, _ in there if type(row) in (list, deque)]
+        self._functions = _Places([leaf for leaf, _, _ in functions])
+        called = {id(leaf): name for leaf, _, name in functions}
+        self._called = [called[id(leaf)] for leaf in self._functions.leaves]
+        self._objects = _Places([leaf for leaf, _, _ in objects])
+        self._here = self._functions.now()
+        self._ids = list(map(id, self._here))
+        things = self._objects.now()
+        self._classes, self._things = list(map(type, things)), list(map(_weakly, things))
+
+    def enter(self) -> None:
+        """A call begins."""
+        if self._moving:
+            self._stood = self._now()
+
+    def _now(self) -> list[Any]:
+        return [_thing(leaf.read()) for leaf in self._moving]
+
+    def have_changed(self) -> bool:
+        """Whether another one stands in some place. A function that is made anew in each step is the same one."""
+        if list(map(type, self._objects.now())) != self._classes:
+            return True
+        if any(list(map(id, row)) != list(map(id, before)) for row, before in self._rows):
+            return True
+        now = self._functions.now()
+        ids = list(map(id, now))
+        if ids == self._ids:
+            return False
+        for one, before, called in zip(now, self._here, self._called, strict=True):
+            if one is not before and (one is MISSING or called_now(one) != called):
+                return True
+        self._here, self._ids = now, ids
+        return False
+
+    def put_back(self) -> None:
+        """Let each stand in its place again."""
+        for leaf, before in zip(self._moving, self._stood, strict=True):
+            if before is not MISSING and _thing(leaf.read()) is not before:
+                leaf.put(before)
+        for leaf, now, stood in zip(self._functions.leaves, self._functions.now(), self._here, strict=True):
+            if now is not stood and stood is not MISSING:
+                leaf.put(stood)
+        for row, entries in self._rows:
+            row.clear()
+            row.extend(entries)
+        objects = zip(self._objects.leaves, self._objects.now(), self._classes, self._things, strict=True)
+        for leaf, now, kind, weak in objects:
+            before = weak()
+            if before is not None and type(now) is not kind:
+                leaf.put(before)
+
+
+class _Places:
+    """What stands in some places, asked for by a loop of the interpreter's own where that can be."""
+
+    def __init__(self, leaves: list[Leaf]) -> None:
+        placed = [(place, leaf) for leaf in leaves if (place := _place(leaf)) is not None]
+        self._others = [leaf for leaf in leaves if _place(leaf) is None]
+        self.leaves = [leaf for _, leaf in placed] + self._others
+        self._holders = [place[0] for place, _ in placed]
+        self._names = [place[1] for place, _ in placed]
+
+    def now(self) -> list[Any]:
+        try:
+            found = list(map(getitem, self._holders, self._names))
+        except (KeyError, IndexError):  # there is no such name any more
+            found = [Leaf.read(leaf) for leaf in self.leaves[: len(self._names)]]
+        return found + [Leaf.read(leaf) for leaf in self._others] if self._others else found
+
+
+def called_now(value: Any) -> str:
+    """What a function is called, or what a value of a class is made of."""
+    return repr(made.tell(value, LARGEST)) if made.is_made(value) else name_of(value)
+
+
+def _thing(read: Any) -> Any:
+    return read.value if isinstance(read, Standing) else read
+
+
+def _weakly(thing: Any) -> Callable[[], Any]:
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: None
+
+
+def _is_place(holder: Any, name: Any) -> bool:
+    return name < len(holder) if type(holder) is list else name in holder
+
+
 def is_glanced_at(value: Any) -> bool:
     """Whether it is small, and may be changed where it lies."""
-    if type(value) in (list, dict, set, deque):
-        return len(value) <= SMALL and graph.is_plain(value)
+    if type(value) is np.ndarray:
+        return value.nbytes <= BYTES and not value.dtype.hasobject and value.flags.writeable
     if type(value) in graph.BUFFERS:
-        return len(value) <= SMALL
+        return memoryview(value).nbytes <= BYTES
+    if type(value) in (list, dict, set, deque, *made.DICTS):
+        return len(value) <= ENTRIES and _is_plain(value)
     if graph.is_own(value):
-        return len(value) <= SMALL and all(graph.is_plain(entry) for _, entry in made.pairs(value))
+        return len(value) <= ENTRIES and all(graph.is_plain(entry) for _, entry in made.pairs(value))
     return type(value) is torch.Tensor or graph.is_generator(value)
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether it is made of values, by keys that are such or members of an enumeration."""
+    entries = entries_of(value)
+    keys = keys_of(value) if isinstance(value, dict) else []
+    return all(map(graph.is_plain, entries)) and all(type(key) in graph.PLAIN or isinstance(key, Enum) for key in keys)
 
 
 def _glance(value: Any) -> Any:
     if type(value) is torch.Tensor:
         return value._version
+    if type(value) is np.ndarray:
+        return value.tobytes()
     if graph.is_generator(value):
         return generators.bytes_of(value)
     if graph.is_own(value):  # no method of the script's is called
         return list(made.pairs(value))
-    return value[:] if type(value) in _SLICED else value.copy()
+    if type(value) in graph.BUFFERS:
+        return value[:]
+    kind = type(value)
+    entries = list(value.values()) if isinstance(value, dict) else value
+    if kind is set or _FLAT.issuperset(map(type, entries)):  # nearly all there is
+        return dict(value) if isinstance(value, dict) else value.copy()
+    return copy.deepcopy(dict(value) if isinstance(value, dict) else value)
 
 
 def _put_back(thing: Any, glance: Any) -> None:
-    if type(thing) in (list, bytearray):
+    """Make it again what it was; containers in it stay the same ones."""
+    kind = type(thing)
+    if kind is bytearray:
         thing[:] = glance
-    elif type(thing) in (dict, set, deque) and thing != glance:
+    elif kind is np.ndarray:
+        np.copyto(thing, np.frombuffer(glance, thing.dtype).reshape(thing.shape))
+    elif kind in (list, dict, set, deque, *made.DICTS) and thing != glance:
+        _fill(thing, glance)
+
+
+def _fill(thing: Any, glance: Any) -> None:
+    if isinstance(thing, dict):
+        entries = {key: _entry(thing.get(key), before) for key, before in glance.items()}
         thing.clear()
-        (thing.extend if type(thing) is deque else thing.update)(glance)
+        thing.update(entries)
+    elif type(thing) is set:
+        thing.clear()
+        thing.update(glance)
+    else:
+        there = [*thing, *([None] * len(glance))]
+        row = [_entry(there[at], before) for at, before in enumerate(glance)]
+        thing.clear()
+        thing.extend(row)
+
+
+def _entry(live: Any, before: Any) -> Any:
+    """The container that is there, filled anew; or a copy, as what is put back may be asked for again."""
+    if type(live) in (list, dict, deque) and type(live) is type(before):
+        _fill(live, before)
+        return live
+    return copy.deepcopy(before)
 
 
 def _place(leaf: Leaf) -> tuple[Any, Any] | None:

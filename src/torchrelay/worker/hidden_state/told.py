@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from torchrelay.errors import RefusedError
-from torchrelay.worker.hidden_state import generators, graph, made
-from torchrelay.worker.hidden_state.graph import MISSING, Leaf
-from torchrelay.worker.hidden_state.leaves import Within
+from torchrelay.worker.hidden_state import doers, generators, graph, made
+from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
+from torchrelay.worker.hidden_state.leaves import Stands, Within
 from torchrelay.worker.hidden_state.made import PLAIN, WIDTH, Filled
 from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, signature_of
 from torchrelay.worker.tensors import values
@@ -83,6 +83,46 @@ def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
         raise RefusedError(
             str(error), "keep numbers, texts, tensors, and lists or dicts of them in attributes"
         ) from error
+
+
+def before(seen: dict[str, Any], path: str) -> Any:
+    """What was there at the last look; in the place of a function it may have been a value."""
+    return seen.get(path, seen.get(path.removesuffix(STANDS), MISSING))
+
+
+def may_count(doer: Any, before: Any, *, ready: bool) -> bool:
+    """Whether one that has come into a place is to be told. `ready`: the script has made some calls."""
+    if (before is MISSING or before[0] != "doer") and not (doers.is_function(doer) or doers.is_row(doer)):
+        return False  # objects are made when they are needed
+    # Else it is made by a library, or by the script as it gets ready: a replacement does so, too.
+    return doers.can_be_had(doer) or (before is not MISSING and ready)
+
+
+def tell_doer(path: str, doer: Any, first: str) -> bytes:
+    """`first`: where it was told first; functions are found by their names each time."""
+    same = first != path and not doers.is_function(doer)
+    return values.encode([SAME, first] if same else [doers.tell(doer)], path)
+
+
+def take_doer(leaf: Leaf, told: Any, objects: list[Any]) -> bool:
+    """Let it stand in this place; returns whether it can be had."""
+    live = leaf.thing() if type(leaf) is Stands else leaf.read()
+    found = doers.make(told, live, objects)
+    return found is not MISSING and (found is live or leaf.put(found))
+
+
+def nowhere(path: str) -> str:
+    """Of something that a replacement does not have."""
+    if path.endswith(STANDS):
+        return (
+            f"{path.removesuffix(STANDS)} is another function, class or module than at the start, and the worker that "
+            "takes over cannot have it: it has no name by which it is found, or holds more than numbers and texts. "
+            "Write it as a function of a module (no lambda), or choose by a number: a flag, an epoch"
+        )
+    return (
+        f"{path} has changed in the course of the training, and there is nothing of this name or kind in the worker "
+        "that takes over: let every rank build the same objects before its first loop or call"
+    )
 
 
 def _take_kind(leaf: Leaf, live: Any, kind: Any, told: Any) -> bool:

@@ -55,6 +55,7 @@ _NO_OBJECTS: tuple[type, ...] = (
 )  # fmt: skip
 _STEPPING = graph.ITERATORS - {itertools.count} | {zip, map, filter, enumerate, AsyncGeneratorType, IMapIterator}
 _path = re.compile(rf"{graph.VARIABLE}(\w+) of (.*?)\(\)")
+_inner = re.compile(r"\w+ of (.+)\.<locals>\.[^.]+$")
 _MAX_INT = 1 << 63
 MOVED = "moved"  # no container looks like that
 _DECLARED = " "  # behind the name of a global: no variable has such a name
@@ -226,6 +227,12 @@ def outside() -> list[FrameType]:
             frames.append(frame)
         frame = frame.f_back
     return frames[::-1]
+
+
+def is_yet_to_be_made(path: str) -> bool:
+    """Whether it is of a function that one under way makes: what that has around it are variables told with items."""
+    match = _inner.match(path)
+    return match is not None and any(each.f_code.co_qualname == match[1] for each in outside())
 
 
 def call_is(code: CodeType) -> None:
