@@ -20,7 +20,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
-from torchrelay.worker.hidden_state import graph, variables
+from torchrelay.worker.hidden_state import graph, made, variables
 from torchrelay.worker.hidden_state.doers import is_function
 from torchrelay.worker.hidden_state.graph import (
     STANDS,
@@ -40,10 +40,9 @@ from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
 MAX_FUNCTIONS = 4096
+MAX_OBJECTS = 256  # that are gone through for their classes
 RESULTS = 8  # of a cached function that are looked at
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 _CACHED = type(functools.lru_cache(lambda: None))
-_TENSOR_HOOKS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at in another way, or not at all
 
 
@@ -69,6 +68,7 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
             others += [] if id(one.__self__) in others else [id(one.__self__)]
             number = others.index(id(one.__self__))
             yield Leaf(f"{path} ({number + 1})" if number else path, None, None, one.__self__)
+            waiting += _classes_in(one.__self__)
             one = one.__func__
         if isinstance(one, type):
             if one not in classes and is_of_the_script(one):
@@ -88,11 +88,58 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
             yield from _doer(leaf, named)
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
                 waiting.append(leaf.value)
-            elif isinstance(leaf.value, (types.ModuleType, _CACHED)):
-                yield from of_module(leaf.value) if isinstance(leaf.value, types.ModuleType) else _of_cache(leaf, named)
-            elif not issubclass(type(leaf.value), _ELSEWHERE):
-                yield told_apart(leaf, named)
-                waiting += [type(leaf.value)] * is_of_the_script(type(leaf.value))
+            elif isinstance(leaf.value, _CACHED):
+                yield from _of_cache(leaf, named)
+            else:
+                for found in _asked_of(leaf.value, one) if isinstance(leaf.value, types.ModuleType) else [leaf]:
+                    yield from _of_variable(found, named, waiting)
+
+
+def _of_variable(leaf: Leaf, named: dict[str, list[tuple[int, Any]]], waiting: deque[Any]) -> Iterator[Leaf]:
+    """One that is no function; what its class does is waiting from now on."""
+    if is_function(leaf.value):
+        waiting.append(leaf.value)
+        yield from _doer(leaf, named)
+    elif not issubclass(type(leaf.value), _ELSEWHERE):
+        yield leaf if leaf.name is graph.HOLDER else told_apart(leaf, named)
+        waiting.extend(_classes_in(leaf.value))
+
+
+def _asked_of(module: types.ModuleType, function: types.FunctionType) -> Iterator[Leaf]:
+    """What a module of the script has of values, and what a function asks it for by name, or modules within it."""
+    waiting, seen = [module], set[int]()
+    while waiting:
+        here = waiting.pop()
+        if id(here) in seen or not graph.is_own_module(here):
+            continue
+        seen.add(id(here))
+        yield from (
+            leaf for leaf in of_module(here) if leaf.name is graph.HOLDER or leaf.name not in function.__code__.co_names
+        )
+        for name in function.__code__.co_names:
+            value = vars(here).get(name, graph.MISSING)
+            if isinstance(value, types.ModuleType):
+                waiting.append(value)
+            elif value is not graph.MISSING:
+                yield Leaf(f"{name} of {here.__name__}", vars(here), name, value)
+
+
+def _classes_in(thing: Any) -> list[type]:
+    """The classes of an object of the script, and of those that it holds: their methods use what is around them."""
+    waiting, found = deque([(thing, 0)]), dict[type, None]()
+    seen: set[int] = set()
+    while waiting and len(seen) < MAX_OBJECTS:
+        one, depth = waiting.popleft()
+        kind = type(one)
+        if id(one) in seen or depth > DEPTH:
+            continue
+        seen.add(id(one))
+        if kind in (list, tuple, dict):
+            waiting.extend((each, depth + 1) for each in entries_of(one, made.WIDTH))
+        elif is_of_the_script(kind) and not issubclass(kind, (type, torch.nn.Module)):
+            found[kind] = None
+            waiting.extend((each, depth + 1) for each in entries_of(graph.attributes_of(one) or {}))
+    return list(found)
 
 
 def _doer(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]:
@@ -123,15 +170,15 @@ def of_modules(modules: Iterable[torch.nn.Module]) -> Iterator[Any]:
     seen: set[type] = set()
     for module in modules:
         fields = vars(module)
-        for hooks in _HOOKS:
+        for hooks in graph.OF_HOOKS:
             yield from list((fields.get(hooks) or {}).values())
         for parameter in entries_of(fields.get("_parameters", {})):
-            for hooks in _TENSOR_HOOKS:
+            for hooks in graph.OF_TENSORS:
                 yield from list((getattr(parameter, hooks, None) or {}).values())
         kind = type(module)
         if kind not in seen and is_of_the_script(kind):
             seen.add(kind)
-            yield kind.forward
+            yield kind
 
 
 # ---------------------------------------------------------------- copies of a model

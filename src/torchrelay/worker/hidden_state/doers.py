@@ -49,7 +49,7 @@ def is_row(value: Any) -> bool:
 def name_of(value: Any) -> str:
     """By which a doer is told from another one that may stand in its place."""
     kind = type(value)
-    if kind in (list, deque):
+    if kind in (list, deque, tuple):
         return f"row of {'; '.join(map(name_of, value))}"
     if issubclass(kind, types.MethodType):
         return f"method {_named(type(value.__self__))}.{value.__func__.__name__}"
@@ -108,6 +108,8 @@ def _told(value: Any) -> tuple[str, Any]:
         func, keywords = tell(value.func), dict(value.keywords)
         plain = func[2] and is_plain(value.args) and is_plain(keywords)
         return ("partial", [func, list(value.args), keywords]) if plain else ("", None)
+    if kind is tuple:
+        return "", None  # of hooks
     if is_function(value):
         place = _place_of(value)
         return ("function", place) if place is not None else ("", None)

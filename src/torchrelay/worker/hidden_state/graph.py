@@ -10,6 +10,7 @@ from __future__ import annotations
 import array
 import builtins
 import contextvars
+import enum
 import functools
 import itertools
 import os
@@ -24,6 +25,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.quasirandom import SobolEngine
 
 from torchrelay.worker.hidden_state import doers, made
 from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
@@ -63,6 +65,9 @@ _CLOSED = frozenset(_CLOSED_MODULES.split())
 _OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
 _numbered = re.compile(r" \(\d+\)$")
+HOOKS = " hooks"
+OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 HOLDER = ""  # the name of a leaf that stands for all attributes of something, those that are not there yet as well
 ENVIRONMENT = "os.environ"
 # What we, launchers, and communication libraries tell a process by variables.
@@ -87,6 +92,7 @@ class Walk:
         self.containers: list[Any] = []
         self.opened: dict[str, Leaf] = {}  # containers that are no values, by their paths
         self.objects: list[Any] = []
+        self.hooks: list[Any] = []  # what modules keep them in
         self.of_torch: set[int] = set()  # ids of the attributes of torch's own modules
         self._named: dict[str, list[tuple[int, Any]]] = {}
         self._passed = {id(thing) for thing in passed}
@@ -124,7 +130,7 @@ class Walk:
         kind = type(value)
         if value is MISSING:
             return
-        if kind in PLAIN or (made.is_made(value) and kind not in made.DICTS):
+        if kind in PLAIN or (made.is_made(value) and kind not in made.DICTS and not _holds_more(value)):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self._doer(path, holder, name, value)
@@ -169,7 +175,7 @@ class Walk:
     def _container(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
         if type(value) in (list, dict, *made.DICTS):
             self.containers.append(value)
-        is_told = type(value) in made.DICTS and not made.holds_objects(value)
+        is_told = type(value) in made.DICTS and made.tell(value, MAX_LEAVES) is not None
         if is_told or is_plain(value):
             if value or holder is not None:  # an empty one in a variable may be filled with anything
                 self.leaves[path] = Leaf(path, holder, name, value)
@@ -181,7 +187,7 @@ class Walk:
         if holder is not None and doers.is_row(value):
             self.leaves[path + STANDS] = Stands(path + STANDS, holder, name, value)
         self.opened[path] = Leaf(path, holder, name, value)
-        inner = value if type(value) in (dict, list) else None
+        inner = value if type(value) in (dict, list, *made.DICTS) else None
         if inner is not None and holder is not None:
             self.parents[id(inner)] = holder, name
         self._entries(path, holder, name, value)
@@ -189,7 +195,8 @@ class Walk:
         if isinstance(value, dict):
             pairs = items_of(value, WIDTH)
         for key, entry in pairs:
-            if type(key) in PLAIN and not (path + STANDS in self.leaves and doers.is_function(entry)):
+            known = type(key) in PLAIN or is_plain(key) or isinstance(key, enum.Enum)
+            if known and not (path + STANDS in self.leaves and doers.is_function(entry)):
                 place = (holder, Within(name, key)) if type(value) in (tuple, deque) else (inner, key)
                 self._waiting.append((f"{path}[{key!r}]", *place, entry, depth + 1))
 
@@ -212,7 +219,9 @@ class Walk:
             elif is_library(function.__code__.co_filename):
                 continue
             elif issubclass(kind, type):
-                self.leaves.update((one.path, one) for one in of_class(value) if one.name is not HOLDER)
+                for one in of_class(value):
+                    if one.name is not HOLDER and id(one.value) not in self._passed:
+                        self._waiting.append((one.path, one.holder, one.name, one.value, 1))
             elif issubclass(kind, types.ModuleType):
                 self.leaves.update((one.path, one) for one in of_module(value) if one.name is not HOLDER)
             elif (kind in PLAIN and leaf.path.split(" of ")[0] in assigned) or _is_filled(value):
@@ -224,7 +233,8 @@ class Walk:
         kind = type(value)
         module = issubclass(kind, torch.nn.Module)
         fields = attributes_of(value)
-        narrow = self._looks_into is not None and depth and not module and not self._looks_into(kind)
+        opened = module or issubclass(kind, SobolEngine) or self._looks_into is None or self._looks_into(kind)
+        narrow = depth and not opened
         if narrow or (fields is None and not slot_names(kind)):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
@@ -238,23 +248,78 @@ class Walk:
             if type(function) is types.FunctionType and not str(function.__module__).startswith("torch."):
                 self._function(function)
         if module:
-            inside = (fields or {}).get("_modules") or {}
-            modules = [(at, inner) for at, inner in items_of(inside) if inner is not None]
-            self._later((f"{path}.{at}", inside, at, inner, depth) for at, inner in modules)
+            self._module(path, fields or {}, depth)
             if not _is_of_the_script(kind):
                 self.of_torch.add(id(fields))
+                self._later(_hung(path, kind, fields or {}, depth))
                 if str(kind.__module__).startswith("torch.nn.modules."):
                     self._later(_settings(path, fields or {}, depth))
                 return
-        skipped = _OF_MODULES if module else frozenset[str]()
-        if issubclass(kind, torch.utils.data.DataLoader):
-            skipped = OF_LOADERS
-        if issubclass(kind, torch.optim.Optimizer):
-            skipped = _of_optimizers()
+        if issubclass(kind, torch.optim.Optimizer) and not is_of_the_script(kind):
+            self._later(_hung(path, kind, fields or {}, depth))
+            return
+        skipped = _skipped(kind)
         for at, inner in list((fields or {}).items()):
             if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
                 self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
         self._later((f"{path}.{at}", value, at, slot_value(value, at), depth + 1) for at in slot_names(kind))
+
+    def _module(self, path: str, fields: dict[str, Any], depth: int) -> None:
+        """The modules in it, the script's hooks that it calls, and what a script has hung on its parameters."""
+        inside = fields.get("_modules") or {}
+        modules = [(at, inner) for at, inner in items_of(inside) if inner is not None]
+        self._later((f"{path}.{at}", inside, at, inner, depth) for at, inner in modules)
+        self.leaves[path + HOOKS + STANDS] = Hooks(path + HOOKS + STANDS, fields)
+        self.hooks += [fields[name] for name in OF_HOOKS if name in fields]
+        for name, parameter in items_of(fields.get("_parameters") or {}):
+            self._later(_hung(f"{path}.{name}", type(parameter), getattr(parameter, "__dict__", {}), MAX_DEPTH))
+
+
+class Hooks(Stands):
+    """The functions of the script that a module calls by the way."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str, fields: dict[str, Any]) -> None:
+        Leaf.__init__(self, path, fields, "", None)
+        self.value = self.read()
+
+    def thing(self) -> Any:
+        """A row of them; it cannot be set."""
+        found = [each for name in OF_HOOKS for each in entries_of(self.holder.get(name) or {})]
+        for parameter in entries_of(self.holder.get("_parameters") or {}):
+            found += [each for name in OF_TENSORS for each in entries_of(getattr(parameter, name, None) or {})]
+        functions = (each for each in found if type(each) is types.FunctionType)
+        return tuple(each for each in functions if not is_library(each.__code__.co_filename))
+
+    def put(self, value: Any) -> bool:
+        """It cannot be set."""
+        del value
+        return False
+
+
+def _hung(path: str, kind: type, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
+    """Values that a script has hung on an object of torch's: under names that are not in the code of its class."""
+    for at, value in items_of(fields):
+        if type(at) is str and not at.startswith("_") and type(value) in PLAIN and at not in _names_in_code(kind):
+            yield f"{path}.{at}", fields, at, value, depth + 1
+
+
+def _skipped(kind: type) -> frozenset[str]:
+    """What torch's own classes keep."""
+    if issubclass(kind, torch.utils.data.DataLoader):
+        return OF_LOADERS
+    if issubclass(kind, torch.optim.Optimizer):
+        return _of_optimizers()
+    return _OF_MODULES if issubclass(kind, torch.nn.Module) else frozenset[str]()
+
+
+@functools.cache
+def _names_in_code(kind: type) -> frozenset[str]:
+    held = [value for each in kind.__mro__ for value in vars(each).values()]
+    codes = [value.__code__ for value in held if type(value) is types.FunctionType]
+    named = {name for each in kind.__mro__ for name in (*vars(each), *getattr(each, "__annotations__", {}))}
+    return frozenset(named.union(*(code.co_names for code in codes)))
 
 
 def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
@@ -275,6 +340,11 @@ def _is_object(kind: type, name: Any) -> bool:
 def _of_optimizers() -> frozenset[str]:
     """What torch's optimizers keep. Asked when there is one: the first that is made takes a second of imports."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
+
+
+def _holds_more(value: Any) -> bool:
+    """Whether a dict by members of an enumeration holds more than values."""
+    return type(value) is dict and made.tell(value, MAX_LEAVES) is None
 
 
 def is_whole(value: Any) -> bool:
@@ -318,21 +388,37 @@ def of_class(kind: type) -> Iterator[Leaf]:
             continue
         yield Leaf(each.__qualname__, each, HOLDER, MISSING)
         for name, value in list(vars(each).items()):
-            if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
+            if not name.startswith("__") and (_is_value(value) or _is_kept_in_class(value)):
                 yield Leaf(f"{each.__qualname__}.{name}", each, name, value)
+
+
+def _is_value(value: Any) -> bool:
+    return is_plain(value) or is_generator(value) or made.is_made(value)
+
+
+def _is_kept_in_class(value: Any) -> bool:
+    """Whether it is an object, such as the only one of a class, or a container of such."""
+    kind = type(value)
+    return type(value) in CONTAINERS or (is_of_the_script(kind) and not issubclass(kind, type))
 
 
 def of_module(module: types.ModuleType) -> Iterator[Leaf]:
     """What a module of the script has of values, as another one may set them."""
-    file = getattr(module, "__file__", None)
-    made_here = file is None and sys.modules.get(module.__name__) is not module  # types.ModuleType("settings")
-    if not made_here and (file is None or is_library(file)):
+    if not is_own_module(module):
         return
     here = vars(module)
     yield Leaf(module.__name__, here, HOLDER, MISSING)
     for name, value in list(here.items()):
-        if not name.startswith("__") and (is_plain(value) or is_generator(value) or made.is_made(value)):
+        if not name.startswith("__") and _is_value(value):
             yield Leaf(f"{module.__name__}.{name}", here, name, value)
+
+
+def is_own_module(module: types.ModuleType) -> bool:
+    """Whether it is the script's."""
+    file = getattr(module, "__file__", None)
+    if file is None:
+        return sys.modules.get(module.__name__) is not module  # types.ModuleType("settings")
+    return not is_library(file)
 
 
 def of_environment() -> Iterator[Leaf]:
@@ -369,11 +455,11 @@ def is_closed(kind: type) -> bool:
     if kind in ITERATORS or issubclass(kind, (type, types.ModuleType, BaseException)):
         return True
     if issubclass(kind, torch.optim.Optimizer):
-        return not is_of_the_script(kind)
+        return False
     top = str(kind.__module__).split(".", 1)[0]
     if top in _CLOSED:
         return True
-    opened = (torch.nn.Module, torch.utils.data.Sampler, torch.utils.data.Dataset)
+    opened = (torch.nn.Module, torch.utils.data.Sampler, torch.utils.data.Dataset, SobolEngine)
     return top == "torch" and not issubclass(kind, opened)
 
 

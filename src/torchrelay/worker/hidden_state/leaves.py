@@ -18,6 +18,7 @@ FILLABLE = (dict, list, deque, *made.DICTS)
 ENTRIES = " entries"  # ends the path of the objects in a container
 STANDS = " is"  # ends the path of a function or an object, as one that may give way to another one
 MAX_DEPTH = 8
+_KEYED = (dict, *made.DICTS)
 
 
 class Within(NamedTuple):
@@ -77,7 +78,7 @@ class Leaf:
         holder = self.holder
         if type(self.name) is Within:
             return self.value if holder is None else self.name.of(self.whole().read())
-        if type(holder) is dict:
+        if type(holder) in _KEYED:
             return holder.get(self.name, MISSING)
         if type(holder) is list:
             return holder[self.name] if self.name < len(holder) else MISSING
@@ -101,7 +102,7 @@ class Leaf:
                 return self.whole().put((*whole[:at], value, *whole[at + 1 :]))
             whole[at] = value
             return True
-        if type(self.holder) in (dict, list) or self.holder is os.environ:
+        if type(self.holder) in (list, *_KEYED) or self.holder is os.environ:
             self.holder[self.name] = value
         elif self.holder is None:
             return False
@@ -183,7 +184,7 @@ def value_in_context(variable: contextvars.ContextVar[Any]) -> Any:
 
 def inside(value: Any) -> Any:
     """Where the entries or attributes of a value are; None if it has none."""
-    if type(value) in (dict, list):
+    if type(value) in (list, *_KEYED):
         return value
     fields = attributes_of(value)
     return fields if fields is not None else value if slot_names(type(value)) else None

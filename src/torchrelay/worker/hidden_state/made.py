@@ -45,6 +45,8 @@ def is_made(value: Any) -> bool:
 def tell(value: Any, most: int) -> list[Any] | None:
     """What it takes to make it again, as plain values; None if there is something else in it, or more than `most`."""
     kind = type(value)
+    if isinstance(value, dict) and len(value) > most:
+        return None
     if issubclass(kind, enum.Enum):
         inner: Any = value.value if value.name is None else value.name
         how = "value" if value.name is None else "name"

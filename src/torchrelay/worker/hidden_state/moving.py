@@ -88,7 +88,7 @@ class Moving:
         self.kept: dict[str, Leaf] = {}
         self._noted: set[str] = set()  # paths that were seen to change once
         self._unsure: set[str] = set()  # of those, the ones that count if they change once more
-        self._restless: dict[int, int] = {}
+        self._restless: dict[Any, int] = {}
         self.still = Still()
         self._met: set[str] = set()  # paths of objects and containers at the last look
         self._walk = self._go()
@@ -174,7 +174,7 @@ class Moving:
                 [leaf for leaf in walk.absent.values() if _is_global(leaf)],
                 [holder for holder in walk.holders.values() if id(holder) not in walk.of_torch],
                 walk.containers,
-                [leaf.value.container for leaf in walk.leaves.values() if isinstance(leaf.value, Filled)],
+                [leaf.value.container for leaf in walk.leaves.values() if isinstance(leaf.value, Filled)] + walk.hooks,
                 self._may_move(),
                 lambda holder: id(holder) in walk.of_torch,
                 self._restless,
@@ -184,6 +184,7 @@ class Moving:
         self._met = {*self._walk.holders, *self._walk.opened}
         self._walk.holders.clear()
         self._walk.objects.clear()
+        self._walk.hooks.clear()
         self._walk.parents.clear()
         self._walk.absent.clear()
         self._walk.opened.clear()

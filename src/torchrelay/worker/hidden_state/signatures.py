@@ -152,7 +152,11 @@ def is_small(value: Any) -> bool:
         return len(value) <= SMALL and graph.is_plain(value)
     if kind in graph.BUFFERS:
         return memoryview(value).nbytes <= EACH
-    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or made.is_made(value)
+    return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or _is_told(value)
+
+
+def _is_told(value: Any) -> bool:
+    return made.is_made(value) and made.tell(value, LARGEST) is not None
 
 
 def are_same(one: Any, other: Any) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import os
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -52,7 +51,7 @@ class Still:
         filled: Iterable[Any] = (),
         things: Iterable[tuple[Leaf, Any]] = (),
         seldom: Callable[[Any], bool] = lambda _: False,
-        restless: dict[int, int] | None = None,
+        restless: dict[Any, int] | None = None,
         doers: Iterable[tuple[Leaf, str]] = (),
         moving: Iterable[Leaf] = (),
     ) -> None:
@@ -61,7 +60,8 @@ class Still:
         `holders`: of names, such as attributes. `containers`: that may grow. `filled`: those in which objects come up.
         `things`: small ones that may be changed where they lie, or give way to others. `seldom`: holders of which some
         leaves are asked in each call, all in turn, as there are many: what torch's own modules were made with.
-        `restless`: by the id of a holder, in how many looks it had other names than before. `doers`: functions and
+        `restless`: by the id of a holder, in how many looks it had other names than before; by the path of an object,
+        in how many it was another one. `doers`: functions and
         objects that may give way to others, and what they are called. `moving`: those that are told each time.
         """
         self._absent = [(leaf.holder, leaf.name) for leaf in absent]
@@ -90,7 +90,7 @@ class Still:
         self._thing_holders = [holder for _, holder, _, _ in self._placed]
         self._thing_names = [name for _, _, name, _ in self._placed]
         self._thing_ids = [id(thing) for _, _, _, thing in self._placed]
-        self._doers = _Doers(doers, moving)
+        self._doers = _Doers(doers, moving, self._restless)
         self._unmade: list[tuple[Any, Any]] = []
         self._entry, self._named, self._filled = self._values, list(map(len, self._names)), self._lengths()
 
@@ -128,6 +128,7 @@ class Still:
 
     def note_names(self) -> None:
         """A look follows: who has other names again and again need not be looked at for it."""
+        self._doers.note()
         if list(map(len, self._watched)) == self._counts:
             return
         for holder, names, count in zip(self._watches, self._watched, self._counts, strict=True):
@@ -175,10 +176,10 @@ class Still:
 
 
 class _Doers:
-    """Functions, values of classes, and objects in their places: told apart by themselves, objects by their classes."""
+    """Functions, values of classes, and objects in their places."""
 
-    def __init__(self, doers: Iterable[tuple[Leaf, str]], moving: Iterable[Leaf] = ()) -> None:
-        """`moving`: those that are told each time, and only put back here."""
+    def __init__(self, doers: Iterable[tuple[Leaf, str]], moving: Iterable[Leaf], restless: dict[Any, int]) -> None:
+        """`moving`: those that are told each time, and only put back here. `restless`: see `Still`."""
         self._moving = list(moving)
         self._stood = self._now()
         there = [(leaf, _thing(leaf.read()), called) for leaf, called in doers]
@@ -192,7 +193,12 @@ class _Doers:
         self._here = self._functions.now()
         self._ids = list(map(id, self._here))
         things = self._objects.now()
-        self._classes, self._things = list(map(type, things)), list(map(_weakly, things))
+        # One that is another one again and again is made anew in each step: then its class counts, and what it holds.
+        self._watched = [restless.get(leaf.path, 0) < RESTLESS for leaf in self._objects.leaves]
+        watched = zip(self._watched, things, strict=True)
+        self._known = [id(thing) if often else id(type(thing)) for often, thing in watched]
+        self._things = [thing if often else None for often, thing in zip(self._watched, things, strict=True)]
+        self._restless = restless
 
     def enter(self) -> None:
         """A call begins."""
@@ -202,9 +208,19 @@ class _Doers:
     def _now(self) -> list[Any]:
         return [_thing(leaf.read()) for leaf in self._moving]
 
+    def note(self) -> None:
+        """A look follows: see `Still.note_names`."""
+        for leaf, now, known in zip(self._objects.leaves, self._now_known(), self._known, strict=True):
+            if now != known:
+                self._restless[leaf.path] = self._restless.get(leaf.path, 0) + 1
+
+    def _now_known(self) -> list[int]:
+        now = zip(self._watched, self._objects.now(), strict=True)
+        return [id(thing) if often else id(type(thing)) for often, thing in now]
+
     def have_changed(self) -> bool:
         """Whether another one stands in some place. A function that is made anew in each step is the same one."""
-        if list(map(type, self._objects.now())) != self._classes:
+        if self._objects.leaves and self._now_known() != self._known:
             return True
         if any(list(map(id, row)) != list(map(id, before)) for row, before in self._rows):
             return True
@@ -229,10 +245,8 @@ class _Doers:
         for row, entries in self._rows:
             row.clear()
             row.extend(entries)
-        objects = zip(self._objects.leaves, self._objects.now(), self._classes, self._things, strict=True)
-        for leaf, now, kind, weak in objects:
-            before = weak()
-            if before is not None and type(now) is not kind:
+        for leaf, now, before in zip(self._objects.leaves, self._objects.now(), self._things, strict=True):
+            if before is not None and now is not before:
                 leaf.put(before)
 
 
@@ -261,13 +275,6 @@ def called_now(value: Any) -> str:
 
 def _thing(read: Any) -> Any:
     return read.value if isinstance(read, Standing) else read
-
-
-def _weakly(thing: Any) -> Callable[[], Any]:
-    try:
-        return weakref.ref(thing)
-    except TypeError:
-        return lambda: None
 
 
 def _is_place(holder: Any, name: Any) -> bool:

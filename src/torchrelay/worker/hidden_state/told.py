@@ -52,7 +52,15 @@ def bring_back(leaf: Leaf, to: Any) -> bool:
     return before is not None and (leaf.read() is before or leaf.put(before))
 
 
+def is_copied(value: Any) -> bool:
+    """Whether it is a container of values, and nothing else."""
+    if type(value) in made.DICTS:
+        return made.tell(value, LARGEST) is not None
+    return type(value) in graph.CONTAINERS and graph.is_plain(value)
+
+
 def copied(value: Any) -> Any:
+    """What of it is kept to be put back."""
     if graph.is_generator(value):
         return [generators.kind_of(value), generators.state_of(value)]
     if type(value) is itertools.count:
@@ -61,8 +69,8 @@ def copied(value: Any) -> Any:
         return [value.clone()]
     if type(value) in graph.BUFFERS:
         return [_BUFFER, bytes(value)]
-    copied = type(value) in graph.CONTAINERS or type(value) in made.DICTS
-    return [copy.deepcopy(value)] if copied else value
+    # Anything else in a container is no copy: a layer, a lock, a file.
+    return [copy.deepcopy(value)] if is_copied(value) else value
 
 
 def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
@@ -92,10 +100,12 @@ def before(seen: dict[str, Any], path: str) -> Any:
 
 def may_count(doer: Any, before: Any, *, ready: bool) -> bool:
     """Whether one that has come into a place is to be told. `ready`: the script has made some calls."""
-    if (before is MISSING or before[0] != "doer") and not (doers.is_function(doer) or doers.is_row(doer)):
-        return False  # objects are made when they are needed
-    # Else it is made by a library, or by the script as it gets ready: a replacement does so, too.
-    return doers.can_be_had(doer) or (before is not MISSING and ready)
+    none_yet = before is MISSING or before[0] != "doer"
+    if none_yet and isinstance(doer, torch.nn.Module):
+        return False
+    # What cannot be had may be made by a library, or by the script as it gets ready: a replacement does so, too.
+    is_function = doers.is_function(doer) or doers.is_row(doer) or type(doer) is tuple
+    return doers.can_be_had(doer) or (before is not MISSING and ready and (is_function or not none_yet))
 
 
 def tell_doer(path: str, doer: Any, first: str) -> bytes:

@@ -26,7 +26,6 @@ from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.parallel import ddp, fsdp, shards, zero
 from torchrelay.worker.parallel.pipeline import Pipeline
 from torchrelay.worker.parallel.prepared import optimizer_inside
-from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.state import gradients
 from torchrelay.worker.state.gradients import Gradients
 from torchrelay.worker.state.parts import (
@@ -124,7 +123,8 @@ class State:
         others = [(part.path, part.value) for part in self.flat() if isinstance(part, StatefulPart)]
         others = [(path, value) for path, value in others if not isinstance(value, (LRScheduler, GradScaler))]
         own = [part for part in self.flat() if isinstance(part, OptimizerPart)]
-        others += [(part.path, part.optimizer) for part in own if is_of_the_script(type(part.optimizer))]
+        others += [(part.path, part.optimizer) for part in own]
+        others += [(f"DDP {at}", wrapper) for at, wrapper in enumerate(self._found)]
         known = [getattr(part, name) for part in self.flat() for name in _HELD if hasattr(part, name)]
         return Hidden([*self.modules(), *others], carried=known, quiet=self.saves, known=self.objects)
 

@@ -198,10 +198,7 @@ class Calls:
         elif self._strayed is not None:
             # No safepoint that others could be brought to. A halt sends us on, to the end of the call that comes.
             if not self._standing.await_way(self._session.welcome.patience_s):
-                raise UndeclaredError(
-                    f"a step raised {self._strayed}, the script went on without it, and a fault came before the next "
-                    "one was committed: other ranks may stand elsewhere. Let exceptions leave the script"
-                )
+                raise UndeclaredError(STRAYED.format(self._strayed))
         elif self._standing.stop():
             for wrapper in self._wrappers:
                 ddp.mark(wrapper)  # a call lies behind us: what DDP is now belongs to the one that follows
@@ -236,6 +233,8 @@ class Calls:
 
     def _go_back(self, attempt: Attempt) -> None:
         """Put all back as it was at the entry, and wait until the call may be run again."""
+        if self._strayed is not None:  # a replacement makes the call that raised once more, and we do not
+            raise UndeclaredError(STRAYED.format(self._strayed))
         redo = self._redo[attempt.kind]
         if attempt.call is not None:
             self._cursor.drop_call(attempt.call)
@@ -489,6 +488,10 @@ class Calls:
 
 
 _CODE = Calls.run.__code__
+STRAYED = (
+    "a step raised {}, the script went on without it, and a fault came before the next one was committed: other ranks "
+    "may stand elsewhere. Let exceptions leave the script, or return a flag instead"
+)
 
 
 def _named(kind: str, point: Point) -> str:
