@@ -24,6 +24,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "undisturbed[begin", "undisturbed[two", "undisturbed[rate-loops", "undisturbed[rate-own",
         "undisturbed[draw-grad", "read[swap-eval", "read[loads", "target_of_a_move",
     ),
+    "test_case_bound_anew": ("each_by_itself", "[within]", "[inside]"),
     "test_case_collected": (
         "[set]", "[dict]", "[nested]", "[wrapped]", "[sum]", "[star]", "[map]", "[reduce]", "[next]", "[plain]",
     ),

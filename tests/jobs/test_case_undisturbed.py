@@ -15,6 +15,8 @@ from tests.support.stage import Stage
 pytestmark = pytest.mark.timeout(180)
 
 CASES = [
+    ("bound-anew", "attribute+method+global+variable+entry+row+added+partial+builtin+lambda+hook"),
+    ("changed-once", "within"), ("packages", "inside"), ("only-ones", ""), ("raises-on", ""),
     ("averages", "object"), ("collected", "list"), ("control", ""), ("edited", ""), ("exits", "caught"),
     ("evaluates-between", ""),
     ("fake-dimensions", ""),

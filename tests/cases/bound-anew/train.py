@@ -1,8 +1,8 @@
-"""Another function, class or module decides from some step on: MODE says where it stands.
+"""Another function, class or module decides from some step on: MODE says where it stands, joined by +.
 
-    attribute, method, global, variable, entry, row, partial, builtin, class    found by a name
-    strategy, module, activation                                                made of values: they are made anew
-    lambda, added, layer                                                        cannot be had: a replacement is refused
+attribute, method, global, variable, entry, row, partial, builtin, class    found by a name
+strategy, module, activation                                                made of values: they are made anew
+lambda, added, layer                                                        cannot be had: a replacement is refused
 """
 
 import functools
@@ -82,37 +82,43 @@ def losses(out, wanted, found):
     return total + current(out, wanted) + given(out, wanted) + found(out, wanted)
 
 
+def switch_current(function):
+    global current
+    current = function
+
+
+def switch_given(function):
+    global given
+    given = function
+
+
+SWITCHES = {
+    "attribute": lambda _: setattr(trainer, "loss", absolute),
+    "method": lambda _: setattr(trainer, "phase", trainer.second),
+    "class": lambda _: setattr(trainer, "kind", Absolute),
+    "strategy": lambda _: setattr(trainer, "strategy", Absolute(0.25)),
+    "module": lambda _: setattr(trainer, "criterion", nn.SmoothL1Loss(beta=0.3)),
+    "builtin": lambda _: setattr(trainer, "bend", torch.relu),
+    "entry": lambda _: by_name.update(loss=absolute),
+    "row": lambda _: row.__setitem__(0, absolute),
+    "added": lambda _: row.append(absolute),
+    "global": lambda _: switch_current(absolute),
+    "partial": lambda _: switch_given(functools.partial(smooth, beta=0.1)),
+    "lambda": lambda _: setattr(trainer, "loss", lambda out, wanted: 0.5 * absolute(out, wanted)),
+    "activation": lambda net: setattr(net, "act", nn.LeakyReLU(0.2)),
+    "layer": lambda net: setattr(net, "act", nn.Sequential(nn.Linear(16, 16), nn.Tanh())),
+    "hook": lambda net: net.first.register_forward_hook(halved),
+}
+
+
+def halved(_, __, out):
+    return 0.5 * out
+
+
 def switch(net):
-    global current, given
-    match MODE:
-        case "attribute":
-            trainer.loss = absolute
-        case "method":
-            trainer.phase = trainer.second
-        case "class":
-            trainer.kind = Absolute
-        case "strategy":
-            trainer.strategy = Absolute(0.25)
-        case "module":
-            trainer.criterion = nn.SmoothL1Loss(beta=0.3)
-        case "builtin":
-            trainer.bend = torch.relu
-        case "entry":
-            by_name["loss"] = absolute
-        case "row":
-            row[0] = absolute
-        case "added":
-            row.append(absolute)
-        case "global":
-            current = absolute
-        case "partial":
-            given = functools.partial(smooth, beta=0.1)
-        case "lambda":
-            trainer.loss = lambda out, wanted: 0.5 * absolute(out, wanted)
-        case "activation":
-            net.act = nn.LeakyReLU(0.2)
-        case "layer":
-            net.act = nn.Sequential(nn.Linear(16, 16), nn.Tanh())
+    for each in MODE.split("+"):
+        if each in SWITCHES:
+            SWITCHES[each](net)
 
 
 def main():
@@ -130,7 +136,7 @@ def main():
 
     @run.step
     def step(batch):
-        if MODE == "within" and run.global_step == 19:
+        if "within" in MODE and run.global_step == 19:
             trainer.loss = absolute
         optimizer.zero_grad()
         loss = losses(model(batch[0]), batch[1], found)
@@ -147,7 +153,7 @@ def main():
             note(rank, run.global_step + 1, loss=step(batch))
             if run.global_step == 12:
                 switch(net)
-                found = absolute if MODE == "variable" else found
+                found = absolute if "variable" in MODE else found
             pace(run.global_step)
             strike("after", run.global_step, rank)
     note_end(rank, model.module)

@@ -195,9 +195,10 @@ class Walk:
         if isinstance(value, dict):
             pairs = items_of(value, WIDTH)
         for key, entry in pairs:
-            known = type(key) in PLAIN or is_plain(key) or isinstance(key, enum.Enum)
-            if known and not (path + STANDS in self.leaves and doers.is_function(entry)):
+            if type(key) in PLAIN or is_plain(key) or isinstance(key, enum.Enum):
                 place = (holder, Within(name, key)) if type(value) in (tuple, deque) else (inner, key)
+                if path + STANDS in self.leaves and doers.is_function(entry):
+                    place = None, key  # the row is told as a whole
                 self._waiting.append((f"{path}[{key!r}]", *place, entry, depth + 1))
 
     def _entries(self, path: str, holder: Any, name: Any, value: Any) -> None:

@@ -42,7 +42,6 @@ from torchrelay.worker.hidden_state.still import Still, called_now, is_glanced_a
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import memory, values
-from torchrelay.worker.tensors.entries import entries_of
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
@@ -226,11 +225,7 @@ class Moving:
         now = self._iterators() if self._standing else {}
         for path, (number, place) in self._standing.items():
             if path in now and now[path][0] == number and now[path][1] != place:
-                raise RefusedError(
-                    f"{path} is an iterator that is gone on with from one epoch to the next: where it is cannot be "
-                    "carried to a replacement",
-                    "make it anew in __iter__, from a generator of random numbers or from the epoch",
-                )
+                raise told.epochs_on(path)
 
     def _judge(self, path: str, before: Any, tied: dict[int, bool]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
@@ -303,11 +298,7 @@ class Moving:
             return
         self.lacking[path] = ITERATOR
         if not path.startswith(VARIABLE):
-            raise RefusedError(
-                f"{path} is an iterator that is gone on with from step to step: where it is cannot be carried to a "
-                "replacement, or put back for a step that is made again",
-                "take what you need of it by the number of the step, or count with itertools.count()",
-            )
+            raise told.steps_on(path)
 
     def _is_large(self, path: str) -> bool:
         return size_of(self._walk.leaves[path].value) > EACH
@@ -321,7 +312,7 @@ class Moving:
                 "(set_epoch), rather than to shuffle the last one again",
             )
         value = self._walk.leaves[path].value
-        if isinstance(value, torch.Tensor) and memory.place(value) in self._places_known():
+        if isinstance(value, torch.Tensor) and memory.place(value) in told.places_of(self._known()):
             return  # a buffer, by another way
         if self._large.get(path) == id(value) and self._seen[path][0] == "tensor":
             self.lacking[path] = LARGE
@@ -330,10 +321,6 @@ class Moving:
             f"{path} changes in the course of the training, and has some {size:,} bytes; at most {EACH:,} are carried. "
             "If results depend on it, keep it in a buffer, or in state=...; changed in place, a fault ends the job",
         )
-
-    def _places_known(self) -> set[Any]:
-        found = [each for one in self._known() for each in (entries_of(one) if isinstance(one, dict) else [one])]
-        return {memory.place(each) for each in found if isinstance(each, torch.Tensor)}
 
     def _warn(self, about: str, message: str) -> None:
         if about.startswith(VARIABLE):

@@ -82,7 +82,12 @@ class Still:
         self._watched = [names for holder, names in watched if self._restless.get(id(holder), 0) < RESTLESS]
         self._watches = [holder for holder, _ in watched if self._restless.get(id(holder), 0) < RESTLESS]
         self._counts = list(map(len, self._watched))
-        things = list(things)
+        self._keep(list(things))
+        self._doers = _Doers(doers, moving, self._restless)
+        self._unmade: list[tuple[Any, Any]] = []
+        self._entry, self._named, self._filled = self._values, list(map(len, self._names)), self._lengths()
+
+    def _keep(self, things: list[tuple[Leaf, Any]]) -> None:
         self._things = [thing for _, thing in things]
         self._glances = list(map(_glance, self._things))
         self._placed = [(leaf, *place, thing) for leaf, thing in things if (place := _place(leaf)) is not None]
@@ -90,9 +95,6 @@ class Still:
         self._thing_holders = [holder for _, holder, _, _ in self._placed]
         self._thing_names = [name for _, _, name, _ in self._placed]
         self._thing_ids = [id(thing) for _, _, _, thing in self._placed]
-        self._doers = _Doers(doers, moving, self._restless)
-        self._unmade: list[tuple[Any, Any]] = []
-        self._entry, self._named, self._filled = self._values, list(map(len, self._names)), self._lengths()
 
     def has_changed(self) -> bool:
         """The same, and whether something has changed where it lies: some 0.3 µs for each."""

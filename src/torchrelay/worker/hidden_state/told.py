@@ -20,7 +20,7 @@ from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
 from torchrelay.worker.hidden_state.leaves import Stands, Within
 from torchrelay.worker.hidden_state.made import PLAIN, WIDTH, Filled
 from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, signature_of
-from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors import memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 _COUNT = "itertools.count"
@@ -119,6 +119,30 @@ def take_doer(leaf: Leaf, told: Any, objects: list[Any]) -> bool:
     live = leaf.thing() if type(leaf) is Stands else leaf.read()
     found = doers.make(told, live, objects)
     return found is not MISSING and (found is live or leaf.put(found))
+
+
+def places_of(known: Iterable[Any]) -> set[Any]:
+    """Where these tensors lie, and those in dicts."""
+    found = [each for one in known for each in (entries_of(one) if isinstance(one, dict) else [one])]
+    return {memory.place(each) for each in found if isinstance(each, torch.Tensor)}
+
+
+def steps_on(path: str) -> RefusedError:
+    """Of an iterator of the script's own."""
+    return RefusedError(
+        f"{path} is an iterator that is gone on with from step to step: where it is cannot be carried to a "
+        "replacement, or put back for a step that is made again",
+        "take what you need of it by the number of the step, or count with itertools.count()",
+    )
+
+
+def epochs_on(path: str) -> RefusedError:
+    """Of one that is made once."""
+    return RefusedError(
+        f"{path} is an iterator that is gone on with from one epoch to the next: where it is cannot be carried to a "
+        "replacement",
+        "make it anew in __iter__, from a generator of random numbers or from the epoch",
+    )
 
 
 def nowhere(path: str) -> str:
