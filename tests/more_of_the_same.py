@@ -98,6 +98,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "nobody_listens", "once[SIGINT]",
     ),
     "test_proofs": (
+        "[doers:", "[around:", "[strayed:", "[incomplete:",
         "[tensors:", "[objects:", "[rows:", "[later:", "[buffers:", "[rolled back:", "[hidden:", "[looks:", "[proving:",
         "[tail:", "[returned:", "[comparing:", "[arguments:", "[kept:",
         "[collected:", "[foresight:", "[still:", "[holdings: the record", "[holdings: other", "[holdings: what changes",

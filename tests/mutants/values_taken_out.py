@@ -11,6 +11,9 @@ KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
 STILL = "tests/unit/worker/hidden_state/test_still.py"
 ORDINARY = "tests/jobs/test_case_ordinary.py"
 OBJECTS = "test_what_objects_hold_is_as_it_was_wherever_the_script_asks"
+DOERS = "tests/unit/worker/hidden_state/test_doers.py"
+TWO_STEPS = "tests/jobs/test_case_two_steps.py"
+BOUND_ANEW = "tests/jobs/test_case_bound_anew.py"
 OWN_STATE = "tests/jobs/test_case_own_state.py::test_it_is_as_undisturbed"
 OWN_REFUSED = "tests/jobs/test_case_own_state.py::test_what_cannot_be_told_is_refused"
 VALUES = (
@@ -196,5 +199,53 @@ VALUES = (
         "entries: a container that changes is not read again", "worker/tensors/entries.py",
         "        except RuntimeError:  # it has changed in between\n            continue\n",
         "        except ZeroDivisionError:\n            continue\n", ("tests/unit/worker/tensors/test_entries.py",),
+    ),
+    Mutant(
+        "doers: nobody asks in each call", "worker/hidden_state/still.py",
+        "self.has_stirred() or self._doers.have_changed()", "self.has_stirred()", (DOERS,),
+    ),
+    Mutant(
+        "doers: a redo does not put them back", "worker/hidden_state/still.py",
+        "        self._doers.put_back()\n", "", (DOERS,),
+    ),
+    Mutant(
+        "doers: rows of functions are not told", "worker/hidden_state/doers.py",
+        "    return bool(entries) and all(", "    return False and all(",
+        (f"{BOUND_ANEW}::test_each_by_itself[added]",),
+    ),
+    Mutant(
+        "doers: hooks do not count", "worker/hidden_state/graph.py",
+        "tuple(each for each in functions if not is_library", "tuple(each for each in () if not is_library",
+        (f"{BOUND_ANEW}::test_what_has_no_name_is_refused_at_a_fault[hook]",),
+    ),
+    Mutant(
+        "still: containers in containers are compared as one", "worker/hidden_state/still.py",
+        "    return copy.deepcopy(dict(value) if", "    return copy.copy(dict(value) if",
+        (DOERS,),
+    ),
+    Mutant(
+        "around: functions of modules are not gone into", "worker/hidden_state/around.py",
+        "            elif value is not graph.MISSING:\n", "            elif False:\n",
+        (f"{BOUND_ANEW}::test_what_a_module_keeps_that_only_another_one_imports[between]",),
+    ),
+    Mutant(
+        "objects: a class keeps none", "worker/hidden_state/graph.py",
+        "(_is_value(value) or _is_kept_in_class(value))", "_is_value(value)",
+        (f"{BOUND_ANEW}::test_what_classes_keep_and_dicts_by_all_keys_and_objects_of_torchs",),
+    ),
+    Mutant(
+        "looks: containers of anything are copied", "worker/hidden_state/told.py",
+        "        return made.tell(value, LARGEST) is not None\n", "        return True\n",
+        ("tests/unit/worker/hidden_state/test_doers.py",),
+    ),
+    Mutant(
+        "strayed: a call is made again after one that raised", "worker/step/calls.py",
+        "        if self._strayed is not None:  # a", "        if False:  # a",
+        (f"{BOUND_ANEW}::test_steps_that_raise_after_ranks_have_talked[grad:5:1-refused]",),
+    ),
+    Mutant(
+        "incomplete: what is lacking is the script's own error", "worker/data/cursor.py",
+        "        self.point, self.incomplete = entry.point, True\n", "        self.point = entry.point\n",
+        (f"{TWO_STEPS}::test_what_the_first_of_two_steps_left_behind_no_replacement_has[-critic:7:1]",),
     ),
 )  # fmt: skip
