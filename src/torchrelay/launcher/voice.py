@@ -109,7 +109,11 @@ def remedy(code: int, spec: JobSpec) -> str:
 def summary(job: JobStatus, run_dir: str) -> str:
     """The last line of a run."""
     outcome = job.outcome
-    how = "ended with 0" if outcome is None or outcome.code == 0 else f"ended with {outcome.code}: {outcome.reason}"
+    how = "ended with 0"
+    if outcome is None:
+        how = "had not ended when its orchestrator was last heard of"
+    elif outcome.code != 0:
+        how = f"ended with {outcome.code}: {outcome.reason}"
     tally = job.incidents
     incidents = "no incident" if tally.total == 0 else f"{tally.total} incidents, {tally.clean} resolved clean"
     if tally.total == 1:

@@ -1,8 +1,10 @@
 """Ends itself in a step where something looks wrong, as many scripts do at a loss that is not finite.
 
-MODE: "caught" catches what a broken collective raises, and exits; "own" exits in step 40, whatever happens.
+MODE: "caught" catches what a broken collective raises, and exits; "own" exits in step 40, whatever happens;
+"child" forks between steps, and the child exits; "early" exits with 0 before protect(), and is waited for.
 """
 
+import os
 import sys
 
 import torch
@@ -16,6 +18,8 @@ from casework import MODE, Pairs, net, note, note_end, pace, strike
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 torch.manual_seed(1)
+if MODE == "early" and rank == 1:
+    sys.exit(0)
 model = DistributedDataParallel(net())
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
 data = Pairs(120)
@@ -47,5 +51,10 @@ for epoch in run.epochs(3):
     for batch in run.batches(loader):
         loss = step(batch)
         note(rank, run.global_step, loss=loss)
+        if MODE == "child" and rank == 1 and run.global_step % 10 == 5:
+            child = os.fork()
+            if child == 0:
+                sys.exit(3)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
         pace(run.global_step)
 note_end(rank, model.module)

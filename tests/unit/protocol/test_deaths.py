@@ -182,3 +182,12 @@ def test_what_its_predecessor_raised_as_well_it_does_not_raise_for_want_of_anyth
     assert story.job.outcome is not None
     assert story.job.outcome.code == 5
     assert "the script's own error" in story.job.why
+
+
+def test_how_a_worker_ends_that_we_have_killed_says_nothing_of_the_job() -> None:
+    story = running(HERE, spares=0)
+    worker = story.holder(1)
+    story.hear(ev.WorkerHung(worker=worker, evidence="stands still", age_ms=0))
+    dies_of_us = ev.WorkerExited(worker=worker, node=story.cluster.workers[worker].node, signal=KILL)
+    story.hear(dies_of_us)
+    assert story.job.last_code == 1

@@ -90,6 +90,9 @@ def running(run_dir: Path | None, job: str | None) -> tuple[str, list[Holder], I
     found = source.view_ranks(job)
     rows = [row for row in found.ranks if row.rank is not None]
     if any(row.worker is None or row.replacement for row in rows):
+        status = source.job(found.job)
+        if status.outcome is not None:
+            raise NotPossible(f"job {found.job} has ended: ask of one that runs, or of a script before its start", 1)
         raise NotPossible(f"job {found.job} is about to replace ranks: ask again when all have their state", 1)
     if not rows or any(not row.shard for row in rows):
         raise NotPossible(

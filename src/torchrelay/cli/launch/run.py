@@ -33,6 +33,7 @@ from torchrelay.wire.files.owned import open_to_others
 
 BAD_ARGUMENTS = 2
 CANNOT_START = 94
+MOST = 1_000_000  # of anything that is counted or waited for in seconds
 MOST_PORT = 65_535
 MOST_GRACE_S = 86_400
 MOST_LINKS = 4  # paths that the network core can use
@@ -188,6 +189,8 @@ def plan(words: list[str]) -> Plan:
         if getattr(given, name) < 0:
             flag = f"--{name.replace('_', '-')}"
             raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
+        if not getattr(given, name) <= MOST:
+            raise NotPossible(f"{flag} {getattr(given, name)}: give at most {MOST:,}", BAD_ARGUMENTS)
     if given.port > MOST_PORT:
         raise NotPossible(f"--port {given.port}: give a number from 0 (any) to {MOST_PORT}", BAD_ARGUMENTS)
     if not 0 <= given.links <= MOST_LINKS:
@@ -197,7 +200,7 @@ def plan(words: list[str]) -> Plan:
     run_dir, job = name_of(given)
     spec = spec_of(given, job, nodes, nproc)
     launch = Launch(
-        script=given.script, args=tuple(given.args), module=given.module, cwd=os.getcwd(),
+        script=given.script, args=tuple(given.args), module=given.module, cwd=here(),
         env={**os.environ, **network_environment(given)}, nproc_per_node=nproc, master_port=free_port(),
         paths=path_limits(given),
     )  # fmt: skip
@@ -209,6 +212,14 @@ def plan(words: list[str]) -> Plan:
         run_dir, spec, launch, given.port, given.quiet, remarks(given), given.isolate, given.spare_nodes, given.links,
         given.grace, ending,
     )  # fmt: skip
+
+
+def here() -> str:
+    """The folder that the ranks begin in. Raises `NotPossible`."""
+    try:
+        return os.getcwd()
+    except OSError as error:
+        raise NotPossible(f"the current folder is gone ({error.strerror}): change into another one", 2) from error
 
 
 def signals_in(text: str) -> frozenset[str]:

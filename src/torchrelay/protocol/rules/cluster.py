@@ -176,7 +176,7 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
             for entry in job.raised
         )
         cluster = cluster.with_job(replace(job, raised=raised, last_code=event.code))
-    if event.signal:
+    if event.signal and known.life is not Life.FENCING:  # else we have killed it
         cluster = cluster.with_job(replace(job, last_code=128 + event.signal))
     cause, detector = exit_text(event), "agent: process exit"
     told = [entry.summary for entry in job.raised if entry.worker == event.worker]

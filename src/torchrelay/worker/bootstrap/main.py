@@ -9,6 +9,7 @@ end                      stand at the last safepoint, serve the state until all 
 from __future__ import annotations
 
 import atexit
+import contextlib
 import faulthandler
 import gc
 import hashlib
@@ -17,6 +18,7 @@ import os
 import random
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -55,6 +57,7 @@ EXIT_INTERRUPTED = 130  # as of any Python that Ctrl-C has ended
 EXIT_REFUSED = 93
 EXIT_CANNOT_START = 94
 GOODBYE_S = 2.0  # what the script has registered to be done at exit may take, when its process is ending by a fault
+PARTS, PART_S = 50, 0.1
 UNDECLARED = (
     "torchrelay: a fault has cut a collective between two steps. Put it into run.atomic(function, ...): then it is "
     "repeated, and nothing is lost"
@@ -109,10 +112,13 @@ def keep_logging_apart() -> None:
 
 def run_script(session: Session, joining: Joining, argv: list[str]) -> int:
     """The script, from its first line to the order to leave. Returns the exit code."""
+    own = os.getpid()
     try:
         try:
             script.run(argv, session.program)
+            leave_as_child(own, 0)
         except SystemExit as end:
+            leave_as_child(own, exit_code(end) if os.getpid() != own else 0)
             session.standing.ended_at = line_of(end)
             code = exit_code(end)
             if code:
@@ -127,6 +133,17 @@ def run_script(session: Session, joining: Joining, argv: list[str]) -> int:
         return fail(session, joining, error)
 
 
+def leave_as_child(own: int, code: int) -> None:
+    """In a process that the script has forked: end here, as plain Python does. The worker's own matters are not its."""
+    if os.getpid() == own:
+        return
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    os._exit(code)
+
+
 def exit_code(end: SystemExit) -> int:
     """As Python has it: a text is printed, and counts as 1."""
     if end.code is None:
@@ -137,6 +154,17 @@ def exit_code(end: SystemExit) -> int:
     return 1
 
 
+def part() -> None:
+    """Whoever waits for this rank hears that it has ended, as from the end of a process."""
+
+    def work() -> None:
+        for _ in range(PARTS):  # a connection over which something flows is left for the next time
+            groups.break_connections()
+            time.sleep(PART_S)
+
+    threading.Thread(target=work, name="torchrelay parting", daemon=True).start()
+
+
 def finish(session: Session, joining: Joining) -> int:
     """The script has ended with 0: serve its state until every rank has come so far. Returns the exit code."""
     standing, link = session.standing, session.link
@@ -144,6 +172,7 @@ def finish(session: Session, joining: Joining) -> int:
     session.identity.wait()
     if calls is None:
         print("torchrelay: this script never called protect(): it ran unprotected", file=sys.stderr, flush=True)
+        part()
     else:
         calls.end()
         calls.note_end()

@@ -190,7 +190,7 @@ class Backends:
 
         def connect() -> dict[str, Backend]:
             self._ours.add_peers(self.exchange(meeting, wiring.rank, range(len(wiring.ranks))))
-            return self.connect(wiring, meeting, timeout_s)
+            return self.connect(wiring, meeting)
 
         self.put(group, wiring, await_unless_broken(connect, timeout_s, f"connecting group {wiring.name}"), meeting)
 
@@ -257,7 +257,7 @@ class Backends:
         told = store.multi_get([f"devices/{other}" for other in ranks])
         return frozenset((str(name), int(port)) for text in told for name, port in json.loads(text))
 
-    def connect(self, wiring: Wiring, meeting: Store, timeout_s: float) -> dict[str, Backend]:
+    def connect(self, wiring: Wiring, meeting: Store) -> dict[str, Backend]:
         """Real backends for a group, by kind, connected to all its members. Blocks; see `await_unless_broken`."""
         connected: dict[str, Backend] = {}
         for kind in wiring.kinds:
@@ -265,7 +265,7 @@ class Backends:
                 continue  # it connects as soon as it is used
             store = PrefixStore(kind, meeting)
             if kind == GLOO:
-                backend = gloo(store, wiring, timeout_s)
+                backend = gloo(store, wiring)
             else:
                 backend = nccl(store, wiring)
                 self._aborts.add(backend, blocks=True)
@@ -320,13 +320,15 @@ def kinds_of(config: str) -> dict[str, tuple[str, ...]]:
     return kinds
 
 
-def gloo(store: Store, wiring: Wiring, connecting_s: float) -> Backend:
-    """A connected Gloo backend on the group's devices. Its collectives have the group's timeout."""
+def gloo(store: Store, wiring: Wiring) -> Backend:
+    """A connected Gloo backend on the group's devices, with the group's timeout.
+
+    Sends and receives wait as long as its connecting may take; whoever waits for that has a deadline of its own.
+    """
     options = _Gloo._Options()
     options._devices = list(wiring.devices)
-    options._timeout = timedelta(seconds=connecting_s)
+    options._timeout = wiring.timeout
     backend: Backend = _Gloo(store, wiring.rank, len(wiring.ranks), options)
-    backend.set_timeout(wiring.timeout)
     return backend
 
 

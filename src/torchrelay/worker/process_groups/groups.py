@@ -282,10 +282,9 @@ def _connect(
     peers = _process.backends.exchange(shared, world.rank, world.ranks)
     backends = {}
     for wiring in wirings.values():
-        remaining = deadline - time.monotonic()
-        if remaining <= 0:
+        if time.monotonic() >= deadline:
             raise Abandoned("connecting took too long")
-        backends[wiring.name] = _process.backends.connect(wiring, PrefixStore(wiring.name, shared), remaining)
+        backends[wiring.name] = _process.backends.connect(wiring, PrefixStore(wiring.name, shared))
     return _Connected(backends, peers, group_count)
 
 

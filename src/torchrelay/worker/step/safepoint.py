@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from typing import Any
 
 from torch._C._distributed_c10d import Store
@@ -221,6 +222,7 @@ class Safepoint:
             here = standing.committed or standing.caught_up
             record = b"" if here is None else self._kept(here)
             self._connect_lanes(order, store, here, record)
+            store.set_timeout(timedelta(seconds=groups.timeout_s()))  # what a script asks it for comes when it comes
         except groups.ReconfigureError as error:
             failed = ReconfigureFailed(
                 job=session.job,
