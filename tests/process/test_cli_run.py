@@ -147,6 +147,26 @@ class TestRefusals:
             plan(["--run-dir", "file/run", "train.py"])
         assert caught.value.code == 94
 
+    @pytest.mark.parametrize("number", ["inf", "nan", "1e12"])
+    def test_a_wait_has_an_end(self, number: str) -> None:
+        assert refused("--spare-wait", number, "train.py").startswith("--spare-wait")
+
+    def test_a_folder_with_a_path_that_no_journal_can_have_is_refused(self, folder: Path) -> None:
+        assert "at most 400 are possible" in refused("--run-dir", str(folder / ("x" * 200) / ("y" * 200)), "train.py")
+
+    def test_a_folder_that_is_gone_is_no_folder_to_begin_in(self, folder: Path) -> None:
+        gone = folder / "gone"
+        gone.mkdir()
+        os.chdir(gone)
+        gone.rmdir()
+        with pytest.raises(NotPossible, match="the current folder is gone"):
+            plan(["--run-dir", str(folder / "run"), str(folder / "train.py")])
+
+    @pytest.mark.parametrize("closed", [0, 1, 2])
+    def test_closed_streams_lead_nowhere(self, closed: int) -> None:
+        words = [sys.executable, "-m", "torchrelay", "--version"]
+        assert subprocess.run(words, preexec_fn=lambda: os.close(closed), timeout=60, check=False).returncode == 0
+
     def test_the_command_says_it_in_one_line(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit) as caught:
             command.main(["run", "nowhere.py"])

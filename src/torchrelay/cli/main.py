@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from torchrelay.cli.launch.unprepared import ends_at_once
@@ -64,6 +65,7 @@ class Version(argparse.Action):
 
 def main(words: list[str] | None = None) -> None:
     """The process. Whatever can be said in a line is said in a line, with its exit code."""
+    open_streams()
     with ends_at_once():
         from torchrelay.client.client import Away, Denied
         from torchrelay.client.runs import NotPossible
@@ -86,6 +88,17 @@ def main(words: list[str] | None = None) -> None:
         sys.stdout = open("/dev/null", "w")  # noqa: SIM115
         code = 141
     sys.exit(code)
+
+
+def open_streams() -> None:
+    """Standard streams that are closed lead nowhere: else the next file would be opened in their place."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            opened = os.open(os.devnull, os.O_RDWR)
+            if opened != number:
+                os.dup2(opened, number)
+                os.close(opened)
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
 
 
 def told(error: Exception, code: int) -> int:

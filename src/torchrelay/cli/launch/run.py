@@ -34,6 +34,7 @@ from torchrelay.wire.files.owned import open_to_others
 BAD_ARGUMENTS = 2
 CANNOT_START = 94
 MOST = 1_000_000  # of anything that is counted or waited for in seconds
+MOST_PATH = 400  # bytes of the path of a run's folder: SQLite opens files up to 512
 MOST_PORT = 65_535
 MOST_GRACE_S = 86_400
 MOST_LINKS = 4  # paths that the network core can use
@@ -186,8 +187,8 @@ def plan(words: list[str]) -> Plan:
         raise NotPossible(f"--grace {given.grace:g}: give seconds, from 0 to {MOST_GRACE_S}", BAD_ARGUMENTS)
     ending = ENDING | signals_in(given.signals_to_handle)
     for name in ("spares", "spare_nodes", "max_restarts", "slot_faults", "spare_wait", "port"):
+        flag = f"--{name.replace('_', '-')}"
         if getattr(given, name) < 0:
-            flag = f"--{name.replace('_', '-')}"
             raise NotPossible(f"{flag} {getattr(given, name)}: it cannot be negative", BAD_ARGUMENTS)
         if not getattr(given, name) <= MOST:
             raise NotPossible(f"{flag} {getattr(given, name)}: give at most {MOST:,}", BAD_ARGUMENTS)
@@ -344,7 +345,10 @@ def name_of(given: argparse.Namespace) -> tuple[Path, JobId]:
     if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}", job):
         remedy = "use letters, digits, '.', '_' and '-', at most 63, a letter or digit first"
         raise NotPossible(f"--job {job!r}: {remedy}", BAD_ARGUMENTS)
-    return given.run_dir or FOLDER / job, JobId(job)
+    run_dir = given.run_dir or FOLDER / job
+    if (length := len(os.fsencode(run_dir.absolute()))) > MOST_PATH:
+        raise NotPossible(f"--run-dir {run_dir}: {length} bytes, at most {MOST_PATH} are possible", BAD_ARGUMENTS)
+    return run_dir, JobId(job)
 
 
 def take_name(given: argparse.Namespace, run_dir: Path, spec: JobSpec) -> tuple[Path, JobSpec]:
