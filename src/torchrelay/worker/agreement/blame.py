@@ -87,12 +87,19 @@ def kind_of(error: BaseException) -> str:
 
 
 def print_for_people(error: BaseException, before: str = "") -> None:
-    """The traceback as Python would print it: from the script's first line on. Quiet where nothing can be written."""
+    """The traceback as Python would print it: from the script's first line on, by the script's hook if it has one.
+
+    Quiet where nothing can be written.
+    """
     trace: TracebackType | None = error.__traceback__
     while trace is not None and is_library(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
-    told = "".join(traceback.format_exception(type(error), error, trace or error.__traceback__))
     try:
-        print(before, told, sep="\n" if before else "", end="", file=sys.stderr, flush=True)
+        print(before, end="\n" if before else "", file=sys.stderr, flush=True)
+        sys.excepthook(type(error), error, trace or error.__traceback__)
+        sys.stderr.flush()
     except OSError:
         pass  # the disk under the log is full; the core will be told
+    except Exception as broken:  # noqa: BLE001  the hook is the script's, and the process ends
+        for each in (broken, error):
+            sys.__excepthook__(type(each), each, each.__traceback__)

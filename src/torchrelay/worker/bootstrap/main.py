@@ -343,7 +343,7 @@ def _freeze() -> None:
 
 def rehearse() -> None:
     """Go through a step of everything once."""
-    rng = random_state.capture()
+    rng, hook = random_state.capture(), sys.excepthook
     groups.method()  # loads the compiled extension, if there is one
     groups.init_replacement("gloo", rank=0, world_size=2)
     try:
@@ -353,6 +353,7 @@ def rehearse() -> None:
     finally:
         destroy_really()
         gc.collect()  # what was rehearsed with must not be taken for the script's
+        sys.excepthook = hook  # torch has put its own in its place
         random_state.restore(rng)
 
 
