@@ -26,7 +26,7 @@ SKIP = "# fmt: " + "skip"  # what follows the formatter nowhere but in tables
 LAID_OUT = {
     "src/torchrelay/cli/forecasts/cost.py", "src/torchrelay/cli/launch/run.py",
     "src/torchrelay/orchestrator/core/service.py", "src/torchrelay/worker/bootstrap/run.py",
-    "src/torchrelay/worker/hidden_state/graph.py", "src/torchrelay/worker/step/calls.py",
+    "src/torchrelay/worker/step/calls.py",
     "tests/cases/own-data/train.py", "tests/unit/protocol/test_decisions.py",
 }  # fmt: skip
 

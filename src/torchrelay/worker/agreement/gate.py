@@ -247,9 +247,7 @@ def do_all(steps: Sequence[Callable[[], None]]) -> None:
 class Afterwards:
     """What this worker's steps begin after their gates."""
 
-    def __init__(self, repeatable: frozenset[int] = frozenset()) -> None:
-        """`repeatable`: keys of groups whose collectives after the gate can be repeated, and so are let be."""
-        self._repeatable = repeatable
+    def __init__(self) -> None:
         self._at_gate: dict[int, int] = {}
         self._before: frozenset[int] | None = None  # the groups in which the step that was looked at last communicated
 
@@ -267,7 +265,7 @@ class Afterwards:
     def found(self) -> bool:
         """At the end of that step: whether it communicates after its gate."""
         now = _begun()
-        moved = frozenset(key for key, begun in now.items() if begun != self._at_gate.get(key, 0)) - self._repeatable
+        moved = frozenset(key for key, begun in now.items() if begun != self._at_gate.get(key, 0))
         before, self._before = self._before, moved
         return DEFAULT in moved or bool(before and before & moved)
 

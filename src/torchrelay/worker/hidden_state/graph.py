@@ -82,9 +82,14 @@ class Walk:
     """One walk: the leaves by their paths, and the attributes of each object by its path."""
 
     def __init__(
-        self, roots: Iterable[tuple[str, Any]], *, passed: Iterable[Any] = (), variables: Iterable[Leaf] = (),
-        looks_into: Callable[[type], bool] | None = None, limit: int = MAX_LEAVES,
-    ) -> None:  # fmt: skip
+        self,
+        roots: Iterable[tuple[str, Any]],
+        *,
+        passed: Iterable[Any] = (),
+        variables: Iterable[Leaf] = (),
+        looks_into: Callable[[type], bool] | None = None,
+        limit: int = MAX_LEAVES,
+    ) -> None:
         """`passed`: objects that are another walk's. `variables`: further roots. `looks_into`: classes of objects that
         are looked at, beside roots and modules; None: all."""
         self.leaves: dict[str, Leaf] = {}
