@@ -61,10 +61,19 @@ def told(value: Any) -> list[Any]:
     return again
 
 
-FOUND = [second, Plan, F.l1_loss, torch.relu, math.sin, len, functools.partial(scaled, by=2.0), nn.Linear]
+FOUND = {
+    "a function": second,
+    "a class": Plan,
+    "of torch's, in Python": F.l1_loss,
+    "of torch's, built in": torch.relu,
+    "of a module that is built in": math.sin,
+    "built in": len,
+    "with an argument": functools.partial(scaled, by=2.0),
+    "a class of torch's": nn.Linear,
+}
 
 
-@pytest.mark.parametrize("value", FOUND, ids=str)
+@pytest.mark.parametrize("value", FOUND.values(), ids=FOUND)
 def test_what_has_a_name_is_found_by_it(value: Any) -> None:
     assert doers.can_be_had(value)
     again = doers.make(told(value), first, ())
