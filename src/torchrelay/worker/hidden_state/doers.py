@@ -133,8 +133,8 @@ def can_be_had(value: Any) -> bool:
 def make(told: list[Any], live: Any, objects: Collection[Any]) -> Any:
     """What was told of; `MISSING` if it cannot be had. `live`: what stands there. `objects`: what a walk has met."""
     _, name, how, what = told
-    if how == "row" and type(live) in (list, deque):
-        return _fill(live, what, objects)
+    if how == "row":
+        return _fill(live if type(live) in (list, deque) else [], what, objects)
     if live is not MISSING and live is not None and type(live) not in PLAIN and name_of(live) == name:
         return live
     if how == "function":
@@ -152,7 +152,7 @@ def make(told: list[Any], live: Any, objects: Collection[Any]) -> Any:
 
 def _fill(row: Any, told: list[Any], objects: Collection[Any]) -> Any:
     """The same row, filled anew; those that stay are the same ones."""
-    there = {name_of(each): each for each in row}
+    there = {name_of(each): each for each in row if type(each) not in PLAIN}
     found = [make(each, there.get(each[1], MISSING), objects) for each in told]
     if any(each is MISSING for each in found):
         return MISSING

@@ -30,7 +30,15 @@ from torch.quasirandom import SobolEngine
 from torchrelay.worker.hidden_state import doers, made
 from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
 from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
-from torchrelay.worker.hidden_state.leaves import MAX_DEPTH, Stands, Within, slot_names, slot_value, value_in_context
+from torchrelay.worker.hidden_state.leaves import (
+    MAX_DEPTH,
+    Standing,
+    Stands,
+    Within,
+    slot_names,
+    slot_value,
+    value_in_context,
+)
 from torchrelay.worker.hidden_state.leaves import STANDS as STANDS
 from torchrelay.worker.hidden_state.leaves import Entries as Entries
 from torchrelay.worker.hidden_state.leaves import Leaf as Leaf
@@ -289,6 +297,10 @@ class Hooks(Stands):
     def __init__(self, path: str, fields: dict[str, Any]) -> None:
         Leaf.__init__(self, path, fields, "", None)
         self.value = self.read()
+
+    def read(self) -> Any:
+        """All of them, as one."""
+        return Standing(self.thing())
 
     def thing(self) -> Any:
         """A row of them; it cannot be set."""

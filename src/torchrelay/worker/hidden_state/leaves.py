@@ -80,8 +80,8 @@ class Leaf:
             return self.value if holder is None else self.name.of(self.whole().read())
         if type(holder) in _KEYED:
             return holder.get(self.name, MISSING)
-        if type(holder) is list:
-            return holder[self.name] if self.name < len(holder) else MISSING
+        if type(holder) is list:  # perhaps in the place of an object that had attributes
+            return holder[self.name] if type(self.name) is int and self.name < len(holder) else MISSING
         if type(holder) is contextvars.ContextVar:
             return value_in_context(holder)
         if holder is os.environ:
@@ -102,6 +102,8 @@ class Leaf:
                 return self.whole().put((*whole[:at], value, *whole[at + 1 :]))
             whole[at] = value
             return True
+        if type(self.holder) is list and (type(self.name) is not int or self.name >= len(self.holder)):
+            return False
         if type(self.holder) in (list, *_KEYED) or self.holder is os.environ:
             self.holder[self.name] = value
         elif self.holder is None:
@@ -156,11 +158,18 @@ class Stands(Leaf):
     def read(self) -> Any:
         """`MISSING` if it is a value that stands there now."""
         found = self.thing()
-        return MISSING if found is MISSING or type(found) in made.PLAIN else Standing(found)
+        return MISSING if found is MISSING or _is_value(found) else Standing(found)
 
     def thing(self) -> Any:
         """What stands there, as it is."""
         return super().read()
+
+
+def _is_value(thing: Any) -> bool:
+    """Whether it is a number or text, a tensor, or a container: but for rows of functions and modules."""
+    if type(thing) in (list, deque):
+        return not thing or not callable(thing[0])
+    return made.is_made(thing) or type(thing) in (*made.PLAIN, *made.CONTAINERS) or isinstance(thing, made.ARRAYS)
 
 
 def is_fillable(value: Any) -> bool:

@@ -25,6 +25,7 @@ from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 _OF_NUMPY = {np.dtype(code).type for code in "?bhilBHILefdFD"}  # a NumPy schedule gives those, as a metric does
 PLAIN = frozenset({int, float, bool, str, bytes, complex, type(None), *_OF_NUMPY})
 CONTAINERS = (list, tuple, dict, set, frozenset, deque)
+ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 WIDTH = 64  # entries of a container that are looked into
 NESTED = 3  # containers within one another that are one value
 MISSING = object()

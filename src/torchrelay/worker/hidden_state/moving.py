@@ -40,7 +40,6 @@ from torchrelay.worker.hidden_state.signatures import (
 )
 from torchrelay.worker.hidden_state.still import Still, called_now, is_glanced_at
 from torchrelay.worker.source.lines import is_of_the_script
-from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import memory, values
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
@@ -170,7 +169,7 @@ class Moving:
             walk = self._walk
             self.still = Still(
                 [leaf for path, leaf in walk.leaves.items() if self._is_still(path, leaf)],
-                [leaf for leaf in walk.absent.values() if _is_global(leaf)],
+                [leaf for leaf in walk.absent.values() if told.is_global(leaf)],
                 [holder for holder in walk.holders.values() if id(holder) not in walk.of_torch],
                 walk.containers,
                 [leaf.value.container for leaf in walk.leaves.values() if isinstance(leaf.value, Filled)] + walk.hooks,
@@ -209,8 +208,8 @@ class Moving:
         """By what name it goes that stands there; empty if it is told each time, or looked at now and then only."""
         value = leaf.value
         seldom = isinstance(leaf.holder, type) or leaf.holder is None or path in self._noted or path in self.kept
-        if seldom or not (isinstance(value, Standing) or (made.is_made(value) and not isinstance(value, dict))):
-            return ""
+        if seldom or not (type(leaf) is Stands or (made.is_made(value) and not isinstance(value, dict))):
+            return ""  # as of hooks
         return called_now(value.value if isinstance(value, Standing) else value)
 
     def begin(self) -> None:
@@ -385,8 +384,9 @@ class Moving:
         if kind is Standing:
             first = self._first_of.setdefault(id(value.value), path)
             return [(path, told.tell_doer(path, value.value, first), True, moved)]
-        if doers.is_function(value) or isinstance(value, torch.nn.Module) or path + STANDS in self.kept:
-            return []  # no value any more: it is told by its name
+        named = self.kept.get(path + STANDS)
+        if doers.is_function(value) or isinstance(value, torch.nn.Module) or (named and named.read() is not MISSING):
+            return []  # no value any more
         if kind is Filled and value.tell() is None:
             self.lacking[path] = OBJECTS
             return []
@@ -493,7 +493,3 @@ class Moving:
         above, _, name = path.rpartition(".")
         holder = self._walk.holders.get(above)
         return Leaf(path, holder, name, None) if holder is not None and name.isidentifier() else None
-
-
-def _is_global(absent: Leaf) -> bool:
-    return type(absent.holder) is dict and absent.name in declared_globals(absent.holder)

@@ -245,8 +245,9 @@ class _Doers:
             if now is not stood and stood is not MISSING:
                 leaf.put(stood)
         for row, entries in self._rows:
-            row.clear()
-            row.extend(entries)
+            if list(map(id, row)) != list(map(id, entries)):
+                row.clear()
+                row.extend(entries)
         for leaf, now, before in zip(self._objects.leaves, self._objects.now(), self._things, strict=True):
             if before is not None and now is not before:
                 leaf.put(before)

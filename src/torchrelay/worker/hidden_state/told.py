@@ -20,6 +20,7 @@ from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
 from torchrelay.worker.hidden_state.leaves import Stands, Within
 from torchrelay.worker.hidden_state.made import PLAIN, WIDTH, Filled
 from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, signature_of
+from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
@@ -119,6 +120,11 @@ def take_doer(leaf: Leaf, told: Any, objects: list[Any]) -> bool:
     live = leaf.thing() if type(leaf) is Stands else leaf.read()
     found = doers.make(told, live, objects)
     return found is not MISSING and (found is live or leaf.put(found))
+
+
+def is_global(absent: Leaf) -> bool:
+    """Whether it is a variable of a module that functions of it assign."""
+    return type(absent.holder) is dict and absent.name in declared_globals(absent.holder)
 
 
 def places_of(known: Iterable[Any]) -> set[Any]:

@@ -131,7 +131,8 @@ class Colour(enum.Enum):
 
 class Trainer:
     def __init__(self) -> None:
-        self.plan, self.phase, self.loss = Plan(), first, None
+        self.plan, self.phase = Plan(), first
+        self.loss: Any = None
         self.by_name: dict[Any, Any] = {("a", 1): Third()}
         self.held = collections.OrderedDict(lock=threading.Lock())
         self.nested: dict[str, Any] = {"a": [0], "b": {"c": 1}}
@@ -198,3 +199,19 @@ def test_what_is_in_a_container_beside_a_lock_is_not_copied() -> None:
     assert not any(leaf.path == "it.held" for leaf, _, _ in moving.remember())
     assert "it.held" in Walk([("it", thing)]).opened
     assert copied(thing.held) is thing.held
+
+
+def test_a_place_may_have_a_function_now_and_a_value_then() -> None:
+    thing, moving = one_that_looks()
+    other, there = one_that_looks()
+    for now in (second, first, None, Other(0.5), 3, second, [first], torch.ones(2), first, None):
+        thing.loss = now
+        moving.look()
+        there.put(moving.record())
+        if isinstance(now, torch.Tensor):
+            assert torch.equal(other.loss, now)
+        elif isinstance(now, Other):
+            assert isinstance(other.loss, Other)
+            assert other.loss.rate == 0.5
+        else:
+            assert other.loss == now
