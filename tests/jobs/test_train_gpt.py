@@ -34,6 +34,14 @@ def test_the_bits_are_those_of_plain_pytorch(tmp_path: Path) -> None:
     assert len(done.digests) >= 2 * 16
 
 
+@pytest.mark.parametrize("layout", ["fsdp", "hsdp", "tp", "pp"])
+def test_it_trains_in_all_of_its_layouts(tmp_path: Path, layout: str) -> None:
+    script = [str(SCRIPT), *SHORT, "--epochs", "1", "--layout", layout]
+    done = run_job(tmp_path / "run", script, ["--nproc-per-node", "4"])
+    assert done.code == 0, done.output[-3000:]
+    assert "epoch 1 of 1" in done.output
+
+
 def test_one_process_alone_trains_and_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     words = [sys.executable, str(SCRIPT), *SHORT, "--checkpoint", str(tmp_path / "checkpoint.pt"), "--log-every", "1"]
     first = run(*words[:-2], "--losses", str(tmp_path / "losses"), *words[-2:])
