@@ -67,7 +67,7 @@ class Seen:
             live = reference()
             return [] if live is None else [(name, live)]
 
-        self.moving = Moving(roots, passed=passed, orders=orders)
+        self.moving = Moving(roots, passed=passed, orders=orders, rows=name == "collate_fn")
         self.looks = Budget()
 
 

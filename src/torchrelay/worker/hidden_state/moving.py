@@ -67,11 +67,13 @@ class Moving:
         functions: Iterable[Any] | None = None,
         variables: Callable[[], Iterable[Leaf]] = tuple,
         orders: bool = False,
+        rows: bool = False,
         quiet: bool = False,
         limit: int = graph.MAX_LEAVES,
         known: Callable[[], Iterable[Any]] = tuple,
     ) -> None:
         """`roots`: the objects, with their names. `passed`: objects that others look at. `orders`: of the data.
+        `rows`: those that only grow are no histories, but what is left over for the next item.
 
         `functions`: what they use from around them is looked at, too; then of objects only the script's own.
         `variables`: of functions that are under way; a replacement may not have come to them yet.
@@ -80,7 +82,7 @@ class Moving:
         self._passed = passed
         self._functions = functions
         self._variables = variables
-        self._orders = orders
+        self._orders, self._rows_count = orders, rows
         self._quiet, self._known = quiet, known
         self._limit = limit
         self.kept: dict[str, Leaf] = {}
@@ -265,8 +267,10 @@ class Moving:
         return self._functions is not None and (few or type(leaf.name) is Within or type(leaf.holder) is list)
 
     def _may_be_counted(self, value: Any) -> bool:
-        """What has more entries than before may be a cache; of steps and between them small ones are carried, too."""
-        return self._functions is not None and (type(value) in (list, deque) or len(value) <= SMALL)
+        """What has more entries than before may be a cache; but rows are told, and of steps what is small."""
+        if type(value) in (list, deque):
+            return self._functions is not None or self._rows_count
+        return self._functions is not None and len(value) <= SMALL
 
     def _judge_entries(self, path: str, leaf: Leaf, *, is_new: bool) -> bool:
         """Objects have come up in a container, or it has come up itself."""

@@ -26,7 +26,10 @@ def test_the_scripts_own_hook_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert capsys.readouterr().err == "what to do\n"
 
 
-def test_without_one_it_is_as_python_prints_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_one_it_is_as_python_prints_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # and not that of torch
     print_for_people(raised())
     told = capsys.readouterr().err
     assert told.startswith("Traceback (most recent call last):")
