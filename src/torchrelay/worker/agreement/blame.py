@@ -94,12 +94,16 @@ def print_for_people(error: BaseException, before: str = "") -> None:
     trace: TracebackType | None = error.__traceback__
     while trace is not None and is_library(trace.tb_frame.f_code.co_filename):
         trace = trace.tb_next
+    whole = error.__traceback__
+    error.__traceback__ = trace or whole  # Python's own hook looks there
     try:
         print(before, end="\n" if before else "", file=sys.stderr, flush=True)
-        sys.excepthook(type(error), error, trace or error.__traceback__)
+        sys.excepthook(type(error), error, error.__traceback__)
         sys.stderr.flush()
     except OSError:
         pass  # the disk under the log is full; the core will be told
     except Exception as broken:  # noqa: BLE001  the hook is the script's, and the process ends
         for each in (broken, error):
             sys.__excepthook__(type(each), each, each.__traceback__)
+    finally:
+        error.__traceback__ = whole

@@ -57,6 +57,7 @@ EXIT_INTERRUPTED = 130  # as of any Python that Ctrl-C has ended
 EXIT_REFUSED = 93
 EXIT_CANNOT_START = 94
 GOODBYE_S = 2.0  # what the script has registered to be done at exit may take, when its process is ending by a fault
+PATIENCE_S = 15.0  # in which it is found out who waits for whom
 PARTS, PART_S = 50, 0.1
 UNDECLARED = (
     "torchrelay: a fault has cut a collective between two steps. Put it into run.atomic(function, ...): then it is "
@@ -155,9 +156,10 @@ def exit_code(end: SystemExit) -> int:
 
 
 def part() -> None:
-    """Whoever waits for this rank hears that it has ended, as from the end of a process."""
+    """Whoever still waits for this rank in a while hears that it has ended, as from the end of a process."""
 
     def work() -> None:
+        time.sleep(PATIENCE_S)
         for _ in range(PARTS):  # a connection over which something flows is left for the next time
             groups.break_connections()
             time.sleep(PART_S)
