@@ -39,7 +39,7 @@ sys.path.append(str(Path(__file__).parent.parent))  # the jobs, the strikes and 
 from tests.support.live import Twin
 from tests.support.mixed import LAYOUTS, Chapter, by_kind, compare, deal, repeated, run_chapter
 from torchrelay.cli.view.guarantee import guarantee_page
-from torchrelay.goodput.ledger import Guarantee, Standing, guarantee
+from torchrelay.goodput.ledger import Guarantee, RatioPart, guarantee
 
 PER_JOB = 70  # interruptions: a job of twice as many steps would need a twin of twice as many
 MOST_BROKEN = 3  # jobs that did not come to their end, after which no further one is begun
@@ -83,7 +83,7 @@ def figures_of(chapters: list[Chapter], found: Guarantee, differ: list[str]) -> 
         "clean_ratio": None if found.ratio is None else found.ratio.share,
         "clean_ratio_low": None if found.ratio is None else found.ratio.low,
         "clean_ratio_worst_low": None if found.worst is None else found.worst.low,
-        "excluded": len(found.those(Standing.EXCLUDED)),
+        "excluded": len(found.those(RatioPart.EXCLUDED)),
         "steps_lost": sum(one.steps_lost or 0 for one in found.findings),
         "steps_lost_unknown": sum(one.steps_lost is None for one in found.findings),
         "pause_p50_ms": median(pauses) if pauses else None,

@@ -90,7 +90,7 @@ def after_snapshot(kill: Kill, client: Client, number: int, at: int) -> float:
         return len(found) > number and found[number]["resolution"] not in UNSETTLED
 
     wait_for("the incident's end", over, 120)
-    step = int(client.incidents()[number]["target"].partition("+")[0]) + 1
+    step = int(client.incidents()[number]["resume_point"].partition("+")[0]) + 1
 
     def made() -> list[int]:
         times = read_times(kill.times).values()

@@ -17,7 +17,7 @@ from torchrelay.protocol.messages.ids import NodeId, Point, WorkerId, WorkerPhas
 from torchrelay.protocol.messages.orders import Leave, StartWorker
 from torchrelay.wire.messages.channel import Ack
 from torchrelay.wire.messages.framing import Closed, FrameSocket
-from torchrelay.wire.messages.link import ATTENDED_S
+from torchrelay.wire.messages.worker_frames import ATTENDED_S
 
 
 def numbers_after(text: str, word: str) -> list[int]:
@@ -251,7 +251,7 @@ async def test_a_worker_may_not_speak_for_another(stage: Stage) -> None:
 @on_stage("work")
 async def test_a_stranger_on_the_link_is_hung_up_on(stage: Stage) -> None:
     with socket.socket(socket.AF_UNIX) as stranger:
-        stranger.connect(str(stage.sockets / NODE / "link"))
+        stranger.connect(str(stage.sockets / NODE / "agent"))
         with pytest.raises(Closed):
             await asyncio.to_thread(FrameSocket(stranger).receive, 10)
     assert "not a worker of ours" in stage.agent_log()
@@ -288,7 +288,7 @@ async def test_a_worker_finds_torchruns_environment_and_ours_and_no_secret(stage
 async def test_the_welcome_brings_the_secret_and_the_patience(stage: Stage) -> None:
     await stage.start("w1")
     await stage.says("w1", f"welcome w1 {len(SECRET)} 11.0 127.0.0.1")
-    assert (stage.sockets / NODE / "link").stat().st_mode & 0o077 == 0
+    assert (stage.sockets / NODE / "agent").stat().st_mode & 0o077 == 0
 
 
 @on_stage("work")

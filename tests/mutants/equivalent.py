@@ -22,16 +22,17 @@ EQUIVALENT: dict[str, str] = {
         "hout job.boundary is not None"
     ): "there is no record of None; it is said for the types",
     (
-        "boundary:cut_over: job.target is None or boundary is None or boundary > job.target without boundary is None"
+        "boundary:cut_over: job.resume_point is None or boundary is None or boundary > "
+        "job.resume_point without boundary is None"
     ): "who cuts over has a boundary; it is said for the types",
     "boundary:give_back: always cluster.workers.get(seat.outgoing)": NOBODY,
     (
-        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.target != ... with"
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_point != ... with"
         "out outgoing.life is Life.FENCING"
     ): OUTGOING,
     (
-        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.target != ... with"
-        "out job.target != job.boundary"
+        "boundary:give_back: outgoing is None or outgoing.life is Life.FENCING or job.resume_point != ... with"
+        "out job.resume_point != job.boundary"
     ): STANDS,
     "boundary:finish_move: replace without targets=Table()": "the cutover has made it empty",
     "cluster:worker_raised: without if move is None": TARGET,
@@ -111,20 +112,21 @@ EQUIVALENT: dict[str, str] = {
     ): HELD,
     (
         "speech:outgoing_orders: job.phase not in (JobPhase.PREPARING, JobPhase.RECONFIGURING) or jo... "
-        "without job.target is None"
+        "without job.resume_point is None"
     ): ("before there is a target nobody has left; it is said for the types"),
     (
         "speech:outgoing_orders: job.phase not in (JobPhase.PREPARING, JobPhase.RECONFIGURING) or jo... "
-        "without job.target != job.boundary"
+        "without job.resume_point != job.boundary"
     ): STANDS,
     "speech:outgoing_orders: always cluster.workers.get(seat.outgoing)": NOBODY,
     (
         "speech:outgoing_orders: outgoing is not None and outgoing.life is not Life.FENCING without outg"
         "oing.life is not Life.FENCING"
     ): OUTGOING,
-    ("speech:recall_orders: job.phase is not JobPhase.PREPARING or job.target is None without job.target is None"): (
-        "a target is decided before anybody prepares for it; it is said for the types"
-    ),
+    (
+        "speech:recall_orders: job.phase is not JobPhase.PREPARING or job.resume_point is None "
+        "without job.resume_point is None"
+    ): ("a target is decided before anybody prepares for it; it is said for the types"),
     "speech:circle_of: for all, not if worker is not None": HELD,
     "speech:job_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",

@@ -57,8 +57,8 @@ def standing_of(cluster: Cluster, name: WorkerId) -> Stand:
     rank = job.rank_of(name)
     seat = None if rank is None else job.seats[rank]
     if seat is None or seat.replacement:
-        return Stand() if job.target is None or seat is None else Stand(caught_up=job.target)
-    there = small.NEXT in (job.target, job.boundary if seat.ready else None)
+        return Stand() if job.resume_point is None or seat is None else Stand(caught_up=job.resume_point)
+    there = small.NEXT in (job.resume_point, job.boundary if seat.ready else None)
     return Stand(small.NEXT, WorkerPhase.STOPPED) if there else Stand(small.HERE, WorkerPhase.GATE, small.NEXT)
 
 
@@ -129,7 +129,7 @@ def test_a_state_is_told_from_another_by_what_matters() -> None:
     job = start.jobs[JOB]
     seat = job.seats[Rank(0)]
     for other in (
-        replace(job, target=Point(2)),
+        replace(job, resume_point=Point(2)),
         replace(job, generation=Generation(7)),
         job.with_seat(Rank(0), replace(seat, finished=True)),
     ):

@@ -142,7 +142,7 @@ def going_back_behind_what_was_committed(patch: pytest.MonkeyPatch) -> None:
         held = [seat.report.committed for seat in seats.values() if seat.report is not None]
         return min((point for point in held if point is not None), default=None), "the oldest"
 
-    patch.setattr(recovery, "choose_target", choose)
+    patch.setattr(recovery, "choose_resume_point", choose)
 
 
 def sources_that_hold_another_shard(patch: pytest.MonkeyPatch) -> None:

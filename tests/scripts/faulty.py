@@ -186,14 +186,14 @@ def build(layout, rank):
 
 def second_faults(faults):
     """Strikes in the middle of a recovery: inside our own library, where a worker can die as well as anywhere."""
-    from torchrelay.worker.control.standing import Standing
+    from torchrelay.worker.control.position import Position
     from torchrelay.worker.process_groups import groups
     from torchrelay.worker.replacement import taking_over
     from torchrelay.worker.step.safepoint import Safepoint
     from torchrelay.worker.transfer import transfer
 
     places = {
-        "report": (Standing, "interrupt"),
+        "report": (Position, "interrupt"),
         "catch up": (taking_over, "decode_record"),
         "reconfigure": (groups, "reconfigure"),
         "restore": (transfer, "fetch_state"),

@@ -112,7 +112,7 @@ def await_end(pid):
 def place_hooks(striker):
     """Each phase of a move, where it begins in our own library; in "joining" the script itself is."""
     from torchrelay.protocol.messages.orders import Decide
-    from torchrelay.worker.control.standing import Standing
+    from torchrelay.worker.control.position import Position
     from torchrelay.worker.process_groups import groups
     from torchrelay.worker.replacement import taking_over
     from torchrelay.worker.step.calls import Calls
@@ -130,12 +130,12 @@ def place_hooks(striker):
         setattr(owner, name, hooked)
 
     hook(Calls, "before_update", "rehearsing", lambda calls, *_: calls._session.rehearsing)
-    hook(Standing, "halt", "halt heard", lambda standing, *_: standing.committed is not None)
+    hook(Position, "halt", "halt heard", lambda position, *_: position.committed is not None)
     hook(
         Safepoint,
         "_become_ready",
         "standing",
-        lambda safepoint, order: isinstance(order, Decide) and safepoint._standing.halted == order.generation,
+        lambda safepoint, order: isinstance(order, Decide) and safepoint._position.halted == order.generation,
     )
     hook(taking_over, "decode_record", "catching up")
     hook(groups, "reconfigure", "reconfigure")

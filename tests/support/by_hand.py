@@ -45,7 +45,7 @@ from torchrelay.protocol.messages.orders import (
     WorkerOrder,
 )
 from torchrelay.wire.messages.codec import encode
-from torchrelay.wire.messages.link import Attended
+from torchrelay.wire.messages.worker_frames import Attended
 
 A = TypeVar("A", bound=Answer)
 

@@ -58,8 +58,13 @@ def check_transition(before: Cluster, happening: small.Happening, after: Cluster
     was, job = before.jobs[JOB], after.jobs[JOB]
     assert job.generation >= was.generation
     assert job.phase in AFTER[was.phase], f"{was.phase} -> {job.phase}"
-    if was.phase in AFTER and was.target is not None and job.target is not None and job.restarts == was.restarts:
-        assert job.target >= was.target, "the point to go on from never goes back"
+    if (
+        was.phase in AFTER
+        and was.resume_point is not None
+        and job.resume_point is not None
+        and job.restarts == was.restarts
+    ):
+        assert job.resume_point >= was.resume_point, "the point to go on from never goes back"
     check_roster(after, job)
     check_orders(after, job)
     check_progress(after, job)
@@ -151,7 +156,7 @@ def check_part(cluster: Cluster, job: Job, known: Worker, order: od.WorkerOrder)
         check_target(cluster, job, order)
     elif job.seats[rank].outgoing == known.worker:
         assert isinstance(order, od.Decide | od.Recall)
-        assert order.point == job.target == job.boundary
+        assert order.point == job.resume_point == job.boundary
         assert not isinstance(order, od.Decide) or order.verdict is od.Verdict.REDO
     else:
         assert job.rank_of(known.worker) == rank
@@ -187,19 +192,19 @@ def check_order(cluster: Cluster, job: Job, order: od.WorkerOrder) -> None:
             assert job.phase is QUIESCING
             assert job.seats[rank].report is None
         case od.Replay(rank=rank, point=point, private=private, sources=sources):
-            assert point == job.target
+            assert point == job.resume_point
             assert ev.PrivateRecord(point, private) in job.seats[rank].private
             check_sources(cluster, job, rank, sources)
         case od.Recall(ward=ward, point=point):
-            assert point == job.target
+            assert point == job.resume_point
             assert job.seats[ward].record_of(point) is None
         case od.Restore(rank=rank, point=point, sources=sources):
-            assert point == job.target
+            assert point == job.resume_point
             assert job.seats[rank].replacement
             assert sources
             check_sources(cluster, job, rank, sources)
         case od.Resume(point=point):
-            assert point == (job.boundary if job.phase is RELEASING else job.target)
+            assert point == (job.boundary if job.phase is RELEASING else job.resume_point)
         case od.Assign(rank=rank, replacement=replacement):
             assert replacement == job.seats[rank].replacement
             assert replacement == (job.phase in RECOVERING)
@@ -220,7 +225,7 @@ def check_verdict(job: Job, rank: Rank, verdict: od.Verdict, point: Point) -> No
         bound = report.pending if report.phase in UNDER_WAY and report.pending is not None else report.committed
         assert point in (bound, bound.after_step(), bound.after_section())
         return
-    assert point == job.target
+    assert point == job.resume_point
     if verdict is od.Verdict.REDO:
         assert report.committed == point
     else:
@@ -232,8 +237,8 @@ def check_sources(cluster: Cluster, job: Job, rank: Rank, sources: tuple[od.Sour
     """All hold the shard at the target: a holder of another rank, or somebody who left its rank there."""
     seat = job.seats[rank]
     outgoing_workers = [source for source in sources if is_outgoing(cluster, job, source)]
-    assert not outgoing_workers or job.target == job.boundary
-    if seat.outgoing is not None and rank not in seat.failed | seat.distrusted and job.target == job.boundary:
+    assert not outgoing_workers or job.resume_point == job.boundary
+    if seat.outgoing is not None and rank not in seat.failed | seat.distrusted and job.resume_point == job.boundary:
         assert sources[0].address == cluster.workers[seat.outgoing].address, "its own outgoing worker comes first"
     for source in sources:
         other = job.seats[source.rank]
@@ -241,7 +246,7 @@ def check_sources(cluster: Cluster, job: Job, rank: Rank, sources: tuple[od.Sour
             assert source.rank != rank
             assert other.worker is not None
             assert source.address.endswith(other.worker)
-            assert other.holds == job.target
+            assert other.holds == job.resume_point
         assert other.shard == seat.shard
         assert source.rank not in seat.distrusted
         assert source.rank not in seat.failed
@@ -268,7 +273,7 @@ def check_progress(cluster: Cluster, job: Job) -> None:
         case JobPhase.RESUMING | JobPhase.RUNNING:
             wired = [seat.ready and seat.reconfigured for seat in seats]
             assert all(wired) or (job.phase is RUNNING and not any(seat.reconfigured for seat in seats))
-            assert job.target is None or all(seat.holds == job.target for seat in seats)
+            assert job.resume_point is None or all(seat.holds == job.resume_point for seat in seats)
             if job.phase is JobPhase.RUNNING:
                 assert job.boundary is None
                 assert all(seat.resumed and not seat.replacement for seat in seats)
@@ -279,7 +284,7 @@ def check_progress(cluster: Cluster, job: Job) -> None:
             assert job.open_incident is None
         case _:
             pass
-    if job.phase in RECOVERING and job.target is not None:
+    if job.phase in RECOVERING and job.resume_point is not None:
         assert job.open_incident is not None
     assert all(incident.cause for incident in job.incidents[1:] if incident.resolution is not Resolution.OPEN)
 
@@ -289,13 +294,13 @@ def check_target_point(job: Job) -> None:
     reports = [seat.report for seat in job.seats.values() if seat.report is not None]
     committed = [report.committed for report in reports if report.committed is not None]
     if not committed:
-        assert job.target == job.boundary
+        assert job.resume_point == job.boundary
         assert any(seat.outgoing is not None for seat in job.seats.values())
         return
-    assert job.target is not None
-    assert job.target >= max(committed)
-    assert job.target == max(committed) or any(
-        report.phase is WorkerPhase.GATE and report.pending == job.target for report in reports
+    assert job.resume_point is not None
+    assert job.resume_point >= max(committed)
+    assert job.resume_point == max(committed) or any(
+        report.phase is WorkerPhase.GATE and report.pending == job.resume_point for report in reports
     )
 
 

@@ -46,7 +46,7 @@ from torchrelay.wire.files.output import announce
 from torchrelay.wire.files.page import Page
 from torchrelay.wire.messages.codec import encode
 from torchrelay.wire.messages.framing import Closed, FrameSocket
-from torchrelay.wire.messages.link import ToWorker, Welcome, decode_to_worker
+from torchrelay.wire.messages.worker_frames import ToWorker, Welcome, decode_to_worker
 
 PATIENCE_S = 60.0
 POLL_S = 0.002
@@ -80,7 +80,7 @@ class Trainer:
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
-                connection.connect(os.environ["TORCHRELAY_LINK"])
+                connection.connect(os.environ["TORCHRELAY_AGENT_SOCKET"])
                 link = FrameSocket(connection)
                 assert isinstance(decode_to_worker(link.receive(PATIENCE_S) or b""), Welcome)
                 break

@@ -19,7 +19,7 @@ from torchrelay.wire.files.output import announce
 from torchrelay.wire.files.page import Page
 from torchrelay.wire.messages.codec import encode
 from torchrelay.wire.messages.framing import Closed, FrameSocket
-from torchrelay.wire.messages.link import Attended, Welcome, decode_to_worker
+from torchrelay.wire.messages.worker_frames import Attended, Welcome, decode_to_worker
 
 PATIENCE_S = 60.0  # longer than any test waits for an end
 
@@ -150,7 +150,7 @@ class FakeWorker:
         while True:
             connection = socket.socket(socket.AF_UNIX)
             try:
-                connection.connect(os.environ["TORCHRELAY_LINK"])
+                connection.connect(os.environ["TORCHRELAY_AGENT_SOCKET"])
                 return self.introduce(FrameSocket(connection))
             except OSError:
                 connection.close()

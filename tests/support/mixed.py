@@ -23,7 +23,7 @@ from torchrelay.chaos.whereabouts import Refusal
 from torchrelay.cli.view.guarantee import read_ledger
 from torchrelay.client.client import Away as Unheard
 from torchrelay.client.client import Denied
-from torchrelay.goodput.ledger import Entry, Standing, find
+from torchrelay.goodput.ledger import Entry, RatioPart, find
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.model.incident import UNSETTLED
 
@@ -260,8 +260,8 @@ def by_kind(chapters: Sequence[Chapter]) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     for chapter in chapters:
         for one in map(find, chapter.entries):
-            if one.standing in (Standing.CLEAN, Standing.NOT_CLEAN):
+            if one.standing in (RatioPart.CLEAN, RatioPart.NOT_CLEAN):
                 row = found.setdefault(chapter.kinds.get(one.id, "by itself"), [0, 0])
                 row[0] += 1
-                row[1] += one.standing is Standing.CLEAN
+                row[1] += one.standing is RatioPart.CLEAN
     return dict(sorted(found.items(), key=lambda item: -item[1][0]))

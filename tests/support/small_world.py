@@ -144,15 +144,15 @@ def standing(job: Job, seat: Seat) -> Iterator[Stand]:
         yield from (
             stand
             for stand in STANDS
-            if job.target != NEXT
+            if job.resume_point != NEXT
             or (NEXT in (stand.committed, stand.pending) and stand.phase is not WorkerPhase.COMPUTING)
         )
         return
     yield Stand()
-    if job.target is not None:
-        yield Stand(caught_up=job.target)
-        yield Stand(job.target, WorkerPhase.STOPPED)
-    if job.boundary is not None and job.boundary != job.target:
+    if job.resume_point is not None:
+        yield Stand(caught_up=job.resume_point)
+        yield Stand(job.resume_point, WorkerPhase.STOPPED)
+    if job.boundary is not None and job.boundary != job.resume_point:
         yield Stand(caught_up=job.boundary)
 
 

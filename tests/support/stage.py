@@ -41,7 +41,7 @@ from torchrelay.wire.files.launch import PRELOAD
 from torchrelay.wire.files.page import Page, Status
 from torchrelay.wire.messages.codec import WireError, encode
 from torchrelay.wire.messages.framing import Closed, FrameSocket
-from torchrelay.wire.messages.link import Attended, Welcome, decode_from_worker
+from torchrelay.wire.messages.worker_frames import Attended, Welcome, decode_from_worker
 
 JOB, NODE = JobId("staged"), NodeId("node-0")
 REPEAT_S = 0.5
@@ -132,7 +132,7 @@ class Stage:
         self._sockets = Path(f"/dev/shm/torchrelay-stage-{os.getpid()}-{secrets.token_hex(3)}")
         self._sockets.mkdir(mode=0o700)
         self._listener = socket.socket(socket.AF_UNIX)
-        self._listener.bind(str(self._sockets / "link"))
+        self._listener.bind(str(self._sockets / "agent"))
         self._listener.listen(64)
         self._repeated = 0.0
         self.repeat_s = REPEAT_S
@@ -310,7 +310,7 @@ class Stage:
             return
         page = self._sockets / f"{order.worker}.page"
         env = {
-            **self._env, "TORCHRELAY_WORKER": order.worker, "TORCHRELAY_LINK": str(self._sockets / "link"),
+            **self._env, "TORCHRELAY_WORKER": order.worker, "TORCHRELAY_AGENT_SOCKET": str(self._sockets / "agent"),
             "TORCHRELAY_PAGE": str(page), "TORCHRELAY_JOB": JOB, "TORCHRELAY_NODE": NODE,
             "TORCHRELAY_SLOT": str(order.slot), "TORCHRELAY_LOGS": str(self.logs), "GLOO_SOCKET_IFNAME": "lo",
             "WORLD_SIZE": str(self.job.spec.world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",

@@ -153,7 +153,9 @@ class Teller:
             marks = " ".join(
                 f"{mark}={at}" for mark, at in sorted(each.marks.items(), key=lambda pair: (pair[1], pair[0]))
             )
-            lines.append(f"{each.name} {each.resolution}, eligible={each.eligible}, from {each.target}: {each.verdict}")
+            lines.append(
+                f"{each.name} {each.resolution}, eligible={each.eligible}, from {each.resume_point}: {each.verdict}"
+            )
             lines.append(f"  {marks}; sources {each.sources}, {each.size} bytes, digest {each.digest!r}")
             lines += [f"  {fault.at_ms} {fault.detector}: {fault.cause} ({fault.rank})" for fault in each.faults]
         lines += [f"{show_move(move)}; {move.kind}, tries={move.tries}: {move.reason}" for move in job.moves]

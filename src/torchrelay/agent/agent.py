@@ -17,7 +17,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from torchrelay.agent.allegiance import Allegiance, all_of, write_while_alone
-from torchrelay.agent.links import Links
+from torchrelay.agent.connections import WorkerConnections
 from torchrelay.agent.network.network import Network
 from torchrelay.agent.uplink import Rejected, Uplink
 from torchrelay.agent.workers.forks import Child, Ended, Fork
@@ -32,7 +32,7 @@ from torchrelay.wire.files.alone import Alone
 from torchrelay.wire.files.launch import Launch
 from torchrelay.wire.files.snapshot_store import snapshot_store_in
 from torchrelay.wire.messages.channel import Attach, Attached, JobTerms, NetworkFrame, OrderFrame, Shutdown, ToAgent
-from torchrelay.wire.messages.link import ATTENDED_S, FromWorker, Welcome
+from torchrelay.wire.messages.worker_frames import ATTENDED_S, FromWorker, Welcome
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,9 @@ class Agent:
             linger_s=site.linger_s,
             on_ended=self._on_ended,
         )
-        self.links = Links(site.folder / "link", self.processes, welcome=self._welcome, on_event=self._on_worker_event)
+        self.connections = WorkerConnections(
+            site.folder / "agent", self.processes, welcome=self._welcome, on_event=self._on_worker_event
+        )
         self.uplink = Uplink(
             where=where,
             token=token,
@@ -124,7 +126,7 @@ class Agent:
             loop.add_signal_handler(number, self.stop, f"received {number.name}")
         loop.add_signal_handler(signal.SIGUSR1, self._be_away)
         await self.processes.open()
-        await self.links.open()
+        await self.connections.open()
         if self.network is not None:
             self.network.open()
         hearing = asyncio.create_task(self.processes.run())
@@ -149,7 +151,7 @@ class Agent:
                 await self.processes.leave(BIDE_S)
             else:
                 await self.processes.close()
-                await self.links.close()
+                await self.connections.close()
         return code
 
     def stop(self, reason: str, grace_s: float = GRACE_S) -> None:
@@ -203,12 +205,12 @@ class Agent:
         for child in self.processes.running.values():
             sample = self._sample(child)
             if sample is not None and sample.phase is WorkerPhase.FINISHED:
-                seen = self.links.seen(child)
+                seen = self.connections.seen(child)
                 newest = max(seen.generation, sample.generation)
                 order = Leave(
                     node=self.site.node, worker=child.worker, job=child.job, generation=newest, code=ENDED_WELL
                 )
-                if self.links.pass_on(order):
+                if self.connections.pass_on(order):
                     finished.add(child.worker)
         until = asyncio.get_running_loop().time() + LEAVE_S
         while finished & self.processes.running.keys() and asyncio.get_running_loop().time() < until:
@@ -220,16 +222,16 @@ class Agent:
         return self.uplink.connected
 
     def _sample(self, child: Child) -> Sample | None:
-        return self.sampler.sample(child.worker, child.pid, self.links.rank_of(child.worker))
+        return self.sampler.sample(child.worker, child.pid, self.connections.rank_of(child.worker))
 
     def _alone(self) -> Alone:
         """How the workers are, for whoever follows this run without an orchestrator."""
-        running = [(self.links.seen(child), self._sample(child)) for child in self.processes.running.values()]
+        running = [(self.connections.seen(child), self._sample(child)) for child in self.processes.running.values()]
         ended = [(seen, self.processes.ended.get(worker)) for worker, seen in self._leaving.items()]
         return all_of(running, ended)
 
     def _attach(self) -> Attach:
-        running = tuple(self.links.seen(child) for child in self.processes.running.values())
+        running = tuple(self.connections.seen(child) for child in self.processes.running.values())
         workers = running + tuple(seen for seen in self._leaving.values() if seen.pid)
         return Attach(node=self.site.node, incarnation=self.incarnation, slots=self.site.slots, workers=workers)
 
@@ -246,13 +248,13 @@ class Agent:
         if ended.worker in self._leaving:
             return
         child = Child(worker=ended.worker, job=JobId(""), slot=ended.slot, pid=ended.pid or 0)
-        self._leaving[ended.worker] = self.links.seen(child)
+        self._leaving[ended.worker] = self.connections.seen(child)
         task = asyncio.create_task(self._report_end(ended))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
     async def _report_end(self, ended: Ended) -> None:
-        await self.links.last_words(ended.worker, LAST_WORDS_S)
+        await self.connections.last_words(ended.worker, LAST_WORDS_S)
         private = self.sampler.records(ended.worker)
         cause = cause_of(ended, self._logs_of(ended.worker))
         logger.info("worker %s (process %s): %s", ended.worker, ended.pid, cause)
@@ -271,7 +273,7 @@ class Agent:
 
     def _logs_of(self, worker: WorkerId) -> list[Path]:
         """Where a worker's output is: its rank's log, or its own before it has a rank."""
-        rank = self.links.rank_of(worker)
+        rank = self.connections.rank_of(worker)
         names = [f"{worker}.log"] if rank is None else [f"rank-{rank}.log", f"{worker}.log"]
         return [self.site.logs / name for name in names]
 
@@ -293,7 +295,7 @@ class Agent:
         if isinstance(event, WorkerExited):
             self._leaving.pop(event.worker, None)
             self.sampler.remove(event.worker)
-            self.links.forget(event.worker)
+            self.connections.forget(event.worker)
             self.processes.forget(event.worker)
 
     # ------------------------------------------------------------ from the orchestrator
@@ -320,7 +322,7 @@ class Agent:
         while True:
             await asyncio.sleep(ATTENDED_S)
             if self.uplink.connected:
-                self.links.attend()
+                self.connections.attend()
 
     def _agree(self, terms: JobTerms) -> None:
         """Take a job's terms; the newest count."""
@@ -341,7 +343,7 @@ class Agent:
             case PassOn(worker=worker, number=number, nth=nth):
                 self.processes.pass_on(worker, number, nth)
             case WorkerOrder():
-                self.links.pass_on(order)
+                self.connections.pass_on(order)
 
     def _start(self, order: StartWorker) -> None:
         terms = self._terms[order.job]
@@ -357,7 +359,7 @@ class Agent:
             node=self.site.node,
             worker=order.worker,
             slot=order.slot,
-            link=self.links.path,
+            agent_socket=self.connections.path,
             page=self.sampler.path(order.worker),
             logs=self.site.logs,
             guest=order.guest,

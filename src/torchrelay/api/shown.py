@@ -390,7 +390,7 @@ class IncidentView(Struct, frozen=True, kw_only=True):
     move: str  # the move that made it, or that it came into; empty if none
     faults: tuple[FaultView, ...]
     verdict: str
-    target: str  # the point from which training went on; empty if none was found
+    resume_point: str  # the point from which training went on; empty if none was found
     sources: tuple[Rank, ...]
     shares: dict[Rank, int]  # bytes of tensors by source
     bytes: int

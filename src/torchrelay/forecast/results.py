@@ -13,11 +13,11 @@ from torchrelay.economics.formulas.rates import Counting
 from torchrelay.forecast.inputs.settings import Settings, Strategy
 from torchrelay.forecast.play.buckets import Bucket
 from torchrelay.forecast.play.driving import Driving
-from torchrelay.forecast.play.engine import Way, World
+from torchrelay.forecast.play.engine import Handling, World
 from torchrelay.forecast.play.plain import Covered, Restart, TorchFT
 from torchrelay.protocol.model.incident import Resolution
 
-WAYS: dict[Strategy, Callable[[World], Way]] = {
+WAYS: dict[Strategy, Callable[[World], Handling]] = {
     Strategy.RESTART: Restart, Strategy.TUNED: Restart, Strategy.HOT_SPARE: Restart, Strategy.TORCHFT: TorchFT,
     Strategy.COVERED: Covered, Strategy.MIGRATION: Driving,
 }  # fmt: skip
@@ -92,7 +92,7 @@ class Forecast(Struct, frozen=True, kw_only=True):
 def simulate(settings: Settings, seed: int) -> Outcome:
     """One run; the same seed gives the same run. Raises `Stuck`, `BadTrace`."""
     world = World(settings, seed)
-    world.way = WAYS[settings.strategy](world)
+    world.handling = WAYS[settings.strategy](world)
     world.run()
     return outcome_of(world, seed)
 

@@ -33,7 +33,7 @@ class Line(Struct, frozen=True, kw_only=True):
     ranks: tuple[Rank, ...]  # whose workers were at fault
     nodes: tuple[NodeId, ...]
     verdict: str
-    target: str  # the point from which training went on
+    resume_point: str  # the point from which training went on
     source: str  # where the state came from
     shares: dict[Rank, int]  # how many bytes of its tensors came from which rank
     steps_lost: int | None
@@ -89,7 +89,7 @@ def line_of(incident: IncidentView) -> Line:
         ranks=tuple(sorted({fault.rank for fault in faults if fault.rank is not None})),
         nodes=tuple(sorted({fault.node for fault in faults if fault.node is not None})),
         verdict=incident.verdict,
-        target=incident.target,
+        resume_point=incident.resume_point,
         source=source_of(incident),
         shares=incident.shares,
         steps_lost=steps_lost(incident),
@@ -115,7 +115,7 @@ def untold(incident: IncidentView) -> Exclusion:
 def source_of(incident: IncidentView) -> str:
     """Where the state came from, in words."""
     if incident.verdict.startswith(BEGUN_ANEW):  # also if no step was lost by that
-        return f"snapshots of {incident.target} in the memory of the nodes"
+        return f"snapshots of {incident.resume_point} in the memory of the nodes"
     if incident.sources:
         return "rank " + ", ".join(share_text(incident, rank) for rank in incident.sources)
     match Resolution(incident.resolution):
@@ -217,7 +217,7 @@ class Verdict(StrEnum):
     MISSED = "missed"  # the share itself is lower
 
 
-class Standing(StrEnum):
+class RatioPart(StrEnum):
     """What an interruption is in the clean ratio."""
 
     CLEAN = "clean"
@@ -242,7 +242,7 @@ class Finding(Struct, frozen=True, kw_only=True):
     why       of either: the decision, or the evidence, in the words of the ledger
     """
 
-    standing: Standing
+    standing: RatioPart
     id: str
     job: str
     at: str
@@ -290,7 +290,7 @@ class Guarantee(Struct, frozen=True, kw_only=True):
     causes: tuple[Part, ...] = ()
     findings: tuple[Finding, ...] = ()
 
-    def those(self, standing: Standing) -> tuple[Finding, ...]:
+    def those(self, standing: RatioPart) -> tuple[Finding, ...]:
         """The interruptions that are this, oldest first."""
         return tuple(one for one in self.findings if one.standing is standing)
 
@@ -302,9 +302,9 @@ def guarantee(
     if not 0 < target < 1:
         raise ValueError(f"a target of {target:g}: give a share between 0 and 1, as 0.9")
     findings = tuple(sorted((find(entry) for entry in entries), key=lambda one: moment_of(one.at)))
-    counted = [one for one in findings if one.standing in (Standing.CLEAN, Standing.NOT_CLEAN)]
-    clean = sum(one.standing is Standing.CLEAN for one in counted)
-    doubtful = [one for one in findings if one.standing is Standing.EXCLUDED and one.reason != Exclusion.CALLED_OFF]
+    counted = [one for one in findings if one.standing in (RatioPart.CLEAN, RatioPart.NOT_CLEAN)]
+    clean = sum(one.standing is RatioPart.CLEAN for one in counted)
+    doubtful = [one for one in findings if one.standing is RatioPart.EXCLUDED and one.reason != Exclusion.CALLED_OFF]
     ratio = wilson(clean, len(counted))
     return Guarantee(
         target=target,
@@ -360,7 +360,7 @@ def parts(counted: Sequence[Finding], name_of: Callable[[Finding], str]) -> tupl
         found.setdefault(name_of(one), []).append(one)
     rows = []
     for name, some in sorted(found.items(), key=lambda item: (-len(item[1]), item[0])):
-        clean = sum(one.standing is Standing.CLEAN for one in some)
+        clean = sum(one.standing is RatioPart.CLEAN for one in some)
         rows.append(Part(name, len(some), clean, wilson(clean, len(some))))
     return tuple(rows)
 
@@ -372,8 +372,8 @@ def find(entry: Entry) -> Finding:
     """What one line of a ledger counts as."""
     line = entry.line
     standing = standing_of(entry)
-    lost = standing is Standing.NOT_CLEAN
-    excluded = standing is Standing.EXCLUDED
+    lost = standing is RatioPart.NOT_CLEAN
+    excluded = standing is RatioPart.EXCLUDED
     return Finding(
         standing=standing,
         id=line.id,
@@ -392,15 +392,15 @@ def find(entry: Entry) -> Finding:
     )
 
 
-def standing_of(entry: Entry) -> Standing:
+def standing_of(entry: Entry) -> RatioPart:
     """An interruption that was never seen to end is not clean, unless its run lives and may end it yet."""
     line = entry.line
     if not line.eligible:
-        return Standing.EXCLUDED
+        return RatioPart.EXCLUDED
     if line.resolution in UNSETTLED and entry.live:
-        return Standing.PENDING
+        return RatioPart.PENDING
     # That no step was lost follows from the resolution; a ledger that says otherwise is taken at its worst.
-    return Standing.CLEAN if line.resolution == Resolution.CLEAN and not line.steps_lost else Standing.NOT_CLEAN
+    return RatioPart.CLEAN if line.resolution == Resolution.CLEAN and not line.steps_lost else RatioPart.NOT_CLEAN
 
 
 def group_of(line: Line) -> str:

@@ -13,10 +13,10 @@ from torchrelay.protocol.messages.events import OnceRecorded, Snapshot, WorkerSt
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.wire.files.page import Page
 from torchrelay.wire.files.snapshot_store import SnapshotStore, snapshot_store_in
-from torchrelay.wire.messages.link import Welcome
+from torchrelay.wire.messages.worker_frames import Welcome
+from torchrelay.worker.control.agent_connection import AgentConnection, Lookout, Reach
 from torchrelay.worker.control.identity import Identity
-from torchrelay.worker.control.link import Link, Lookout, Reach
-from torchrelay.worker.control.standing import Standing
+from torchrelay.worker.control.position import Position
 from torchrelay.worker.peers import snapshot_upload
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.lanes import Lanes
@@ -39,9 +39,9 @@ class Session:
     worker: WorkerId
     job: JobId
     page: Page
-    standing: Standing
+    position: Position
     identity: Identity
-    link: Link
+    agent: AgentConnection
     welcome: Welcome
     server: StateServer
     store: Any  # the rendezvous store that this worker can host; kept alive here
@@ -96,7 +96,7 @@ class Session:
     def serve_snapshot_store(self, stream: Stream, generation: Generation, ask: Ask) -> None:
         """For the state server: take in or hand out a snapshot. Raises `StreamBroken`."""
         if ask.want.startswith(SHELVE):
-            snapshot_upload.take(stream, generation, ask, self.snapshot_store, lambda: self.standing.heard)
+            snapshot_upload.take(stream, generation, ask, self.snapshot_store, lambda: self.position.heard)
         else:
             snapshot_upload.hand(stream, generation, ask, self.snapshot_store)
 
@@ -128,7 +128,7 @@ class Session:
         """Whoever takes over this rank has this result."""
         self.done_once[name] = value
         restarts = self.identity.wait().restarts
-        self.link.say(OnceRecorded(job=self.job, rank=self.rank, name=name, value=value, restarts=restarts))
+        self.agent.say(OnceRecorded(job=self.job, rank=self.rank, name=name, value=value, restarts=restarts))
 
 
 def open_session(env: Mapping[str, str]) -> Session:
@@ -138,15 +138,15 @@ def open_session(env: Mapping[str, str]) -> Session:
     """
     worker, job = WorkerId(env["TORCHRELAY_WORKER"]), JobId(env["TORCHRELAY_JOB"])
     page = Page(Path(env["TORCHRELAY_PAGE"]), create=True)
-    standing = Standing(page)
+    position = Position(page)
     logs = env.get("TORCHRELAY_LOGS")
     identity = Identity(Path(logs) if logs else None)
-    link = Link(Path(env["TORCHRELAY_LINK"]), worker, job, standing, identity)
-    welcome = link.connect()
+    agent = AgentConnection(Path(env["TORCHRELAY_AGENT_SOCKET"]), worker, job, position, identity)
+    welcome = agent.connect()
     store, store_address = groups.host_store(welcome.host)
     server = StateServer(welcome.secret, welcome.host)
-    identity.wait_on = lambda: standing.have_patience(welcome.patience_s)
-    session = Session(worker, job, page, standing, identity, link, welcome, server, store)
+    identity.wait_on = lambda: position.have_patience(welcome.patience_s)
+    session = Session(worker, job, page, position, identity, agent, welcome, server, store)
     started = WorkerStarted(
         worker=worker,
         node=NodeId(env["TORCHRELAY_NODE"]),
@@ -155,7 +155,7 @@ def open_session(env: Mapping[str, str]) -> Session:
         address=server.address,
         store=store_address,
     )
-    link.say(started)
+    agent.say(started)
     reach = Reach(
         session.break_connections,
         groups.collectives,
@@ -163,8 +163,8 @@ def open_session(env: Mapping[str, str]) -> Session:
         lambda: session.transfer.cancel(),
         session.record_kept,
         session.snapshot_store.kept,
-        Lookout(standing).look,
+        Lookout(position).look,
     )
     server.adopt, server.shelve = session.lanes.adopt, session.serve_snapshot_store
-    link.start(reach)
+    agent.start(reach)
     return session

@@ -18,7 +18,7 @@ from torchrelay.cli.view.report import report_page
 from torchrelay.client.ledger_file import jsonl
 from torchrelay.client.runs import NotPossible
 from torchrelay.economics.published.claims import proven_share
-from torchrelay.goodput.ledger import Entry, Line, Standing, Verdict, clean_ones_to_come, group_of, guarantee, wilson
+from torchrelay.goodput.ledger import Entry, Line, RatioPart, Verdict, clean_ones_to_come, group_of, guarantee, wilson
 from torchrelay.protocol.messages.ids import JobId, Rank
 from torchrelay.protocol.model.incident import Resolution
 
@@ -79,7 +79,7 @@ class TestWhatCounts:
         stop = excluded(2, Exclusion.OPERATOR, "the job ended with 130: Ctrl-C")
         found = guarantee(entries(line(1), stop))
         assert (found.counted, found.clean) == (1, 1)
-        (one,) = found.those(Standing.EXCLUDED)
+        (one,) = found.those(RatioPart.EXCLUDED)
         assert (one.id, one.reason, one.why) == ("I-2", "operator stop", "the job ended with 130: Ctrl-C")
 
     def test_at_worst_all_exclusions_were_lost_but_no_move_that_did_not_take_place(self) -> None:
@@ -90,19 +90,19 @@ class TestWhatCounts:
     @pytest.mark.parametrize("resolution", ["restarted", "rolled back", "fell back", "ended"])
     def test_whatever_is_not_clean_is_counted_with_what_was_lost(self, resolution: str) -> None:
         found = guarantee(entries(line(1, resolution)))
-        (one,) = found.those(Standing.NOT_CLEAN)
+        (one,) = found.those(RatioPart.NOT_CLEAN)
         assert one.lost
         assert (found.counted, found.clean) == (1, 0)
 
     def test_a_clean_line_with_lost_steps_is_not_believed(self) -> None:
-        (one,) = guarantee(entries(line(1, steps_lost=3))).those(Standing.NOT_CLEAN)
+        (one,) = guarantee(entries(line(1, steps_lost=3))).those(RatioPart.NOT_CLEAN)
         assert one.lost == "3 steps"
 
     def test_one_that_is_open_waits_if_its_run_lives_and_is_lost_if_not(self) -> None:
-        assert guarantee(entries(line(1, "open"), live=True)).those(Standing.PENDING)
+        assert guarantee(entries(line(1, "open"), live=True)).those(RatioPart.PENDING)
         found = guarantee(entries(line(1, "open")))
         assert (found.counted, found.clean) == (1, 0)
-        assert found.those(Standing.NOT_CLEAN)[0].lost == "never seen to end"
+        assert found.those(RatioPart.NOT_CLEAN)[0].lost == "never seen to end"
 
     @pytest.mark.parametrize(
         ("resolution", "story", "why"),
@@ -115,7 +115,7 @@ class TestWhatCounts:
         ],
     )
     def test_the_decision_that_lost_it_is_quoted(self, resolution: str, story: tuple[str, ...], why: str) -> None:
-        (one,) = guarantee(entries(line(1, resolution, story=story))).those(Standing.NOT_CLEAN)
+        (one,) = guarantee(entries(line(1, resolution, story=story))).those(RatioPart.NOT_CLEAN)
         assert one.why.startswith(why)
 
     def test_kinds_and_causes_are_counted_apart(self) -> None:

@@ -201,7 +201,7 @@ def an_incident(name: str, **fields: object) -> shown.IncidentView:
     usual: dict[str, object] = {
         "generation": 2, "at": "2026-10-01T12:00:00.250Z", "resolution": "clean", "eligible": True,
         "kind": "unplanned", "move": "", "faults": (a_fault(1, "agent"), a_fault(0, "collective")),
-        "verdict": "redo the step after 7", "target": "step 7", "sources": (0,), "shares": {0: 4_000_000},
+        "verdict": "redo the step after 7", "resume_point": "step 7", "sources": (0,), "shares": {0: 4_000_000},
         "bytes": 4_000_000, "digest": "abc", "lost": 0, "phases": {"detect": 3, "agree": 4}, "pause_ms": 1_240,
         "story": (shown.Told(at="", after_ms=3, text="rank 1 moves to node-1.1.1"),), "summary": "", "cause": "SIGKILL",
     }  # fmt: skip

@@ -27,9 +27,9 @@ def struck(settings: Settings, *faults: tuple[float, int] | tuple[float, int, Ca
     world = World(settings, 0)
     world._coming = iter([Fault(at, node, rest[0] if rest else Cause.NODE, 10.0) for at, node, *rest in faults])
     world.draw_next()
-    way = world.way = Driving(world)
+    handling = world.handling = Driving(world)
     world.run()
-    return outcome_of(world, 0), way
+    return outcome_of(world, 0), handling
 
 
 def longest(got: Outcome) -> float:
@@ -55,8 +55,8 @@ def test_a_job_that_was_made_is_like_one_that_was_started() -> None:
 
 
 def test_ranks_come_into_view_and_go_out_of_it() -> None:
-    _, way = struck(job(gpus=1024, spares=20), *[(float(at), 7 * at) for at in range(1, 16)])
-    cut = way.cut
+    _, handling = struck(job(gpus=1024, spares=20), *[(float(at), 7 * at) for at in range(1, 16)])
+    cut = handling.cut
     assert len(cut.shown) < 20
     places = cut.places()
     assert sorted(places) == list(range(128))
@@ -68,9 +68,9 @@ def test_ranks_come_into_view_and_go_out_of_it() -> None:
 
 
 def test_a_lost_node_is_replaced_by_a_spare_and_nothing_is_lost() -> None:
-    got, way = struck(job(), (5.0, 3))
+    got, handling = struck(job(), (5.0, 3))
     assert (got.interruptions, got.clean, got.rollbacks, got.spares_taken) == (1, 1, 0, 1)
-    assert way.cut.places()[3] == 8
+    assert handling.cut.places()[3] == 8
     assert longest(got) == pytest.approx(120, rel=0.5)
 
 
@@ -110,10 +110,10 @@ def test_coverage_comes_from_the_layout(layout: str, nodes: tuple[int, ...], cle
 
 
 def test_a_fault_in_the_middle_of_a_recovery_is_part_of_it() -> None:
-    got, way = struck(job(), (5.0, 3), (5.0 + 60 / 3600, 6))
+    got, handling = struck(job(), (5.0, 3), (5.0 + 60 / 3600, 6))
     assert (got.interruptions, got.clean, got.spares_taken) == (2, 1, 2), "two faults, one incident"
     assert longest(got) > longest(struck(job(), (5.0, 3))[0]) + 15
-    assert {way.cut.places()[3], way.cut.places()[6]} == {8, 9}
+    assert {handling.cut.places()[3], handling.cut.places()[6]} == {8, 9}
 
 
 def test_both_buddies_of_a_lost_node_lost_with_it_take_its_record_along() -> None:
@@ -134,10 +134,10 @@ def test_snapshots_turn_a_checkpoint_into_a_few_steps() -> None:
 
 
 def test_a_crashed_process_starts_again_where_it_was() -> None:
-    got, way = struck(job(spares=0), (5.0, 3, Cause.PROCESS))
+    got, handling = struck(job(spares=0), (5.0, 3, Cause.PROCESS))
     assert (got.clean, got.spares_taken) == (1, 0)
     assert got.waited_h < 0.1
-    assert way.cut.places()[3] == 3
+    assert handling.cut.places()[3] == 3
 
 
 def test_a_warned_node_is_left_before_it_fails() -> None:
@@ -145,7 +145,7 @@ def test_a_warned_node_is_left_before_it_fails() -> None:
     world = World(settings, 0)
     world._coming = iter([Fault(5.0, 3, Cause.NODE, 10.0, lead_h=0.5)])
     world.draw_next()
-    world.way = Driving(world)
+    world.handling = Driving(world)
     world.run()
     got = outcome_of(world, 0)
     assert (got.faults, got.interruptions, got.moves) == (1, 0, 1)
@@ -154,13 +154,13 @@ def test_a_warned_node_is_left_before_it_fails() -> None:
 
 def test_a_false_alarm_costs_a_move_and_the_node_is_used_again() -> None:
     world = World(job(check_h=1.0), 0)
-    way = world.way = Driving(world)
+    handling = world.handling = Driving(world)
     world.after(5.0, world.false_alarm, 3)
     world.run()
     got = outcome_of(world, 0)
     assert (got.alarms, got.moves, got.interruptions) == (1, 1, 0)
-    assert node_name(3) in way.cut.cluster.nodes
-    assert not way.cut.cluster.taints
+    assert node_name(3) in handling.cut.cluster.nodes
+    assert not handling.cut.cluster.taints
 
 
 def test_floating_spares_come_when_the_core_waits() -> None:
@@ -172,13 +172,13 @@ def test_floating_spares_come_when_the_core_waits() -> None:
 
 def test_a_node_that_is_well_again_before_others_have_given_it_up_comes_once() -> None:
     world = World(job(spares=0, floating=1), 0)
-    way = world.way = Driving(world)
-    way.preempt(1)
-    (node,) = way.under_way
-    way.repaired(node)
-    assert (way.lent, world.usage.in_use) == ([], 1)
-    way.arrive(node)
-    assert (way.lent, way.incarnations[node]) == ([], 1)
+    handling = world.handling = Driving(world)
+    handling.preempt(1)
+    (node,) = handling.under_way
+    handling.repaired(node)
+    assert (handling.lent, world.usage.in_use) == ([], 1)
+    handling.arrive(node)
+    assert (handling.lent, handling.incarnations[node]) == ([], 1)
 
 
 def test_a_job_that_ended_is_submitted_again_when_there_are_nodes() -> None:
@@ -188,10 +188,10 @@ def test_a_job_that_ended_is_submitted_again_when_there_are_nodes() -> None:
 
 
 def test_a_path_that_is_lost_makes_its_node_be_left() -> None:
-    got, way = struck(job(failover=True), (5.0, 3, Cause.PATH))
+    got, handling = struck(job(failover=True), (5.0, 3, Cause.PATH))
     assert (got.interruptions, got.moves) == (0, 1)
     assert 0 < got.bad_h["custom"] < 0.1
-    assert way.cut.places()[3] == 8
+    assert handling.cut.places()[3] == 8
 
 
 def test_the_limit_of_faults_of_a_slot_changes_the_forecast() -> None:

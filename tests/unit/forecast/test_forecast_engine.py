@@ -68,7 +68,7 @@ def test_torchft_drops_batches_and_takes_longer_steps() -> None:
 def test_a_job_that_nobody_can_save_is_stuck_and_says_so() -> None:
     world = World(Settings(gpus=16, work_h=1e6, strategy=Strategy.RESTART, spares=0, faults=Process(rate=0.0)), 0)
     world._next = Fault(1.0, 0, Cause.NODE, float("inf"))
-    world.way = Restart(world)
+    world.handling = Restart(world)
     with pytest.raises(Stuck, match=r"after 1\.0 h"):
         world.run()
 
@@ -88,7 +88,7 @@ def test_the_median_of_two_pauses_is_between_them() -> None:
     costs = Costs(replacement_h=1.0, restore_h=0, startup_h=0)
     job = Settings(gpus=64, hours=50.0, strategy=Strategy.RESTART, spares=2, faults=Process(rate=0.0), costs=costs)
     world = World(job, 0)
-    world.way = Restart(world)
+    world.handling = Restart(world)
     world.pauses_h = [2.0]
     world._next = Fault(5.0, 0, Cause.PROCESS, 1.0)
     world.run()

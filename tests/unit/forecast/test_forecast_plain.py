@@ -31,7 +31,7 @@ def struck(settings: Settings, *faults: Fault) -> tuple[World, Restart]:
     world.draw_next()
     way = WAYS[settings.strategy](world)
     assert isinstance(way, Restart)
-    world.way = way
+    world.handling = way
     return world, way
 
 
@@ -98,7 +98,7 @@ def test_after_a_storm_every_node_is_somewhere(strategy: Strategy) -> None:
     for seed in range(5):
         job = Settings(gpus=64, hours=700.0, strategy=strategy, spares=2, floating=2, faults=faults)
         world = World(job, seed)
-        world.way = way = WAYS[strategy](world)
+        world.handling = way = WAYS[strategy](world)
         assert isinstance(way, Restart)
         world._coming = takewhile(lambda fault: fault.at_h < 400, world._coming)
         world.after(450.0, partial(calm, world), 0)
@@ -126,7 +126,7 @@ def test_a_warning_comes_so_long_before_its_fault_whatever_else_fails() -> None:
     faults = Process(rate=50.0, foreseen=1.0, lead_h=3.0, gap=Gap.UNIFORM)
     world = World(covered(gpus=1024, spares=20, faults=faults), 0)
     heard: list[tuple[float, int]] = []
-    world.way = WAYS[Strategy.COVERED](world)
+    world.handling = WAYS[Strategy.COVERED](world)
     world.warn = lambda node: heard.append((world.now_h, node))  # type: ignore[method-assign]
     world._heap = [(at, number, world.warn, node) for at, number, _, node in world._heap]
     struck_at: list[tuple[float, int]] = []
@@ -208,7 +208,7 @@ def test_all_ways_meet_the_same_faults() -> None:
     told = []
     for settings in (plain, replace(plain, failover=True), replace(plain, strategy=Strategy.RESTART)):
         world = World(settings, 0)
-        world.way = WAYS[settings.strategy](world)
+        world.handling = WAYS[settings.strategy](world)
         world.run()
         told.append([(fault.at_h, fault.node) for fault in [next(world._coming) for _ in range(3)]])
     assert told[0] == told[1] == told[2]

@@ -23,7 +23,7 @@ def test_a_line_holds_what_the_protocol_promises() -> None:
     assert (found.id, found.job, found.generation) == ("I-3", "job", 4)
     assert (found.cause, found.detector) == ("SIGKILL", "agent: process exit")
     assert (found.ranks, found.nodes) == ((2,), ("node-1",))
-    assert (found.kind, found.verdict, found.target) == ("unplanned", "redo the step after 41", "41")
+    assert (found.kind, found.verdict, found.resume_point) == ("unplanned", "redo the step after 41", "41")
     assert (found.source, found.bytes, found.digest_equal) == ("rank 0", 8_000, True)
     assert (found.resolution, found.eligible, found.steps_lost) == ("clean", True, 0)
     assert found.at.startswith("2027-")

@@ -279,7 +279,7 @@ class TestAgents:
                 assert {type(order) for order in orders} == {StartWorker}
             async with port.agent() as again:
                 assert (await again.hear(OrderFrame)).orders == orders, "what still holds is said to who comes back"
-            await until("the link to be gone", lambda: not port.service.links)
+            await until("the link to be gone", lambda: not port.service.connections)
             assert port.service.cluster.nodes[NODE].alive, "a lost connection proves nothing"
 
         play(tmp_path, story)
@@ -339,6 +339,6 @@ class TestAgents:
                 await first.say(BeatFrame(RecordingLink().beat()))
                 async with port.agent(incarnation="second") as second:
                     assert "another agent of node-0" in await second.until_closed()
-                assert port.service.links[NODE].incarnation == "first"
+                assert port.service.connections[NODE].incarnation == "first"
 
         play(tmp_path, story)

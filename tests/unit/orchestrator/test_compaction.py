@@ -17,8 +17,7 @@ from tests.support.aged import JOB, aged
 from tests.support.brain import serving
 from torchrelay.client.chronicle import Chronicle
 from torchrelay.orchestrator.core.compaction import Compaction
-from torchrelay.orchestrator.store import archive
-from torchrelay.orchestrator.store import snapshot as snapshots
+from torchrelay.orchestrator.store import archive, saved_cluster
 from torchrelay.orchestrator.store.journal import Entry, Journal, JournalRefused, read_history, read_newest
 from torchrelay.orchestrator.views.scene import Ways, note_ways
 from torchrelay.orchestrator.views.story import replay
@@ -96,8 +95,8 @@ class TestSnapshot:
             told: Told = shells.pop().journal  # type: ignore[assignment]  # only events of the union are told
             cut = chance.randrange(len(told) + 1)
             cluster = from_start(told[:cut])
-            data = snapshots.encode(cut, cluster, {})
-            found = snapshots.decode(data, snapshots.digest(data), snapshots.SHAPE)
+            data = saved_cluster.encode(cut, cluster, {})
+            found = saved_cluster.decode(data, saved_cluster.digest(data), saved_cluster.SHAPE)
             assert found is not None
             assert same(found.cluster, cluster), seed
             again, whole = found.cluster, cluster
@@ -106,41 +105,41 @@ class TestSnapshot:
             assert same(again, whole), seed
 
     def test_what_is_damaged_or_of_another_shape_is_not_read(self) -> None:
-        data = snapshots.encode(0, EMPTY, {})
-        digest = snapshots.digest(data)
-        assert snapshots.decode(data, digest, snapshots.SHAPE) is not None
-        assert snapshots.decode(data, digest, "9:another") is None
+        data = saved_cluster.encode(0, EMPTY, {})
+        digest = saved_cluster.digest(data)
+        assert saved_cluster.decode(data, digest, saved_cluster.SHAPE) is not None
+        assert saved_cluster.decode(data, digest, "9:another") is None
         for place in range(len(data)):
             flipped = data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :]
-            assert snapshots.decode(flipped, digest, snapshots.SHAPE) is None
+            assert saved_cluster.decode(flipped, digest, saved_cluster.SHAPE) is None
 
     def test_the_shape_tells_of_every_field_and_of_the_rules(self) -> None:
-        told = snapshots.shape_of(snapshots.Snapshot, set())
+        told = saved_cluster.shape_of(saved_cluster.SavedCluster, set())
         for name in ("foreign", "left_out_ms", "asked_buddies", "snapshot_buddies", "JobPhase", "to_slot"):
             assert name in told, name
-        assert snapshots.SHAPE.startswith(f"{RULES_VERSION}:")
+        assert saved_cluster.SHAPE.startswith(f"{RULES_VERSION}:")
 
     def test_one_with_another_order_or_time_does_not_read_back(
         self, monkeypatch: pytest.MonkeyPatch, events: Told
     ) -> None:
         cluster = from_start(events[:200])
-        monkeypatch.setattr(snapshots, "from_table", lambda table: list(reversed(table.items())))
-        encoder = msgspec.msgpack.Encoder(enc_hook=lambda table: snapshots.from_table(table), order="deterministic")
-        monkeypatch.setattr(snapshots, "_encoder", encoder)
-        with pytest.raises(snapshots.Inexact):
-            snapshots.encode(200, cluster, {})
+        monkeypatch.setattr(saved_cluster, "from_table", lambda table: list(reversed(table.items())))
+        encoder = msgspec.msgpack.Encoder(enc_hook=lambda table: saved_cluster.from_table(table), order="deterministic")
+        monkeypatch.setattr(saved_cluster, "_encoder", encoder)
+        with pytest.raises(saved_cluster.Inexact):
+            saved_cluster.encode(200, cluster, {})
 
     @pytest.mark.parametrize("broken", [{"born": 1 << 70}, {"nodes": {"n": object()}}, {"nodes": {"\udce9": 1}}])
     def test_one_that_cannot_be_written_is_said_to_be_so(self, broken: dict[str, Any]) -> None:
-        with pytest.raises(snapshots.Inexact):
-            snapshots.encode(1, replace(EMPTY, **broken), {})
+        with pytest.raises(saved_cluster.Inexact):
+            saved_cluster.encode(1, replace(EMPTY, **broken), {})
 
     def test_one_that_would_not_read_back_is_not_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def inexact(*_: object) -> bytes:
-            raise snapshots.Inexact("it reads back as another state")
+            raise saved_cluster.Inexact("it reads back as another state")
 
         monkeypatch.setattr(archive, "EVERY", 1)
-        monkeypatch.setattr(snapshots, "encode", inexact)
+        monkeypatch.setattr(saved_cluster, "encode", inexact)
         with closing(Journal(tmp_path / "journal.db")) as journal:
             journal.append(Tick(), 1)
             compaction = Compaction(journal)

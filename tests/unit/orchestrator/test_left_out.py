@@ -22,7 +22,7 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
 from torchrelay.wire.messages.channel import EventFrame, decode_to_orchestrator
 from torchrelay.wire.messages.codec import encode
-from torchrelay.worker.control.link import Said
+from torchrelay.worker.control.agent_connection import Said
 
 COUNTED_MS = COUNTED_NS // 1_000_000
 EXITED = ev.WorkerExited(worker=WorkerId("node-0.1.1"), node=NODE, signal=9, cause="SIGKILL")

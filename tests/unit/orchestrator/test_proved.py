@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.telling import JOB, Story, running
 from torchrelay.api.shown import Exclusion
-from torchrelay.goodput.ledger import Entry, Line, Standing, guarantee, line_of, total
+from torchrelay.goodput.ledger import Entry, Line, RatioPart, guarantee, line_of, total
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import tally, view_incident
 from torchrelay.protocol.health.failure_detector import Beat, FailureDetector, Sample, hear, judge
@@ -139,7 +139,7 @@ class TestLedger:
         (line,) = lines(story)
         assert (line.resolution, line.pause_ms is not None, line.eligible) == ("resumed", True, True)
         assert (total([line]).eligible, total([line], live=False).eligible) == (0, 1)
-        assert [one.standing for one in guarantee([Entry(line, live=True)]).findings] == [Standing.PENDING]
+        assert [one.standing for one in guarantee([Entry(line, live=True)]).findings] == [RatioPart.PENDING]
         assert (tally(story.job).open, tally(story.job).clean) == (1, 0)
 
     def test_the_end_by_another_fault_leaves_it_not_clean(self) -> None:
@@ -150,7 +150,7 @@ class TestLedger:
         story.settle()
         assert story.job.outcome is not None
         first, _ = guarantee(map(Entry, lines(story))).findings
-        assert (first.standing, first.lost) == (Standing.NOT_CLEAN, "never proved: nothing was committed after it")
+        assert (first.standing, first.lost) == (RatioPart.NOT_CLEAN, "never proved: nothing was committed after it")
 
     def test_scripts_that_end_rightly_without_a_further_point_leave_it_not_counted(self) -> None:
         story = recovered()
@@ -161,5 +161,5 @@ class TestLedger:
         assert story.job.outcome is not None
         assert story.job.outcome.code == 0
         (found,) = guarantee(map(Entry, lines(story))).findings
-        assert (found.standing, found.reason) == (Standing.EXCLUDED, Exclusion.UNPROVED)
+        assert (found.standing, found.reason) == (RatioPart.EXCLUDED, Exclusion.UNPROVED)
         assert "all went on after 3, and nothing was committed before the job ended with 0" in found.why

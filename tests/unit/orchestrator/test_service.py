@@ -323,7 +323,7 @@ class TestAgents:
                 await service.attach(new, new.joined())
                 assert old.closed
                 service.detach(old)
-                assert service.links[NODE] is new
+                assert service.connections[NODE] is new
 
         run(story)
 
@@ -361,7 +361,7 @@ class TestFullDisk:
                 assert service.cluster == before
                 assert "full" in service.degraded
                 assert link.closed
-                assert service.links == {}
+                assert service.connections == {}
                 with pytest.raises(JournalUnavailable, match="training goes on"):
                     await service.put(JobSubmitted(spec=spec(job="other")))
                 monkeypatch.undo()

@@ -33,7 +33,7 @@ def test_what_is_not_under_way_does_not_count() -> None:
         story.stands[story.holder(rank)] = Stand(HERE, WorkerPhase.BETWEEN, Point(9))
     story.answer((od.Halt,))
     assert story.job.boundary == HERE
-    assert story.job.incidents[-1].target == HERE
+    assert story.job.incidents[-1].resume_point == HERE
     story = quiescing()
     for rank in (0, 1):
         story.stands[story.holder(rank)] = Stand(HERE, WorkerPhase.COMPUTING)
@@ -112,9 +112,9 @@ def test_a_fault_after_a_cutover_of_all_ranks_goes_on_from_where_the_outgoing_wo
     story.lose(outgoing_workers[1])  # type: ignore[arg-type]
     story.lose(story.holder(1), signal=SIGKILL)
     story.answer((od.Interrupt,))
-    assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
+    assert (story.job.phase, story.job.resume_point) == (JobPhase.PREPARING, NEXT)
     story.settle()
-    assert (story.job.phase, story.job.target) == (JobPhase.RUNNING, NEXT)
+    assert (story.job.phase, story.job.resume_point) == (JobPhase.RUNNING, NEXT)
 
 
 def test_a_outgoing_that_has_not_handed_over_yet_is_not_followed() -> None:
@@ -163,14 +163,14 @@ def test_a_move_is_progress_and_the_interruption_knows_its_move() -> None:
     story = running(spares=1, slots=4, slot_faults=0)
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
-    assert story.job.target == HERE
+    assert story.job.resume_point == HERE
     story.lose(story.holder(1), signal=SIGKILL)
     story.settle()
     assert story.job.fruitless == 1
     story.train(HERE)
     story.hear(asked(1))
     story.settle()
-    assert (story.job.fruitless, story.job.target, story.job.trained, story.job.starts) == (0, NEXT, True, 0)
+    assert (story.job.fruitless, story.job.resume_point, story.job.trained, story.job.starts) == (0, NEXT, True, 0)
     assert (story.job.incidents[-1].move, story.job.incidents[-1].kind, story.move.incident) == (1, "planned", 3)
 
 
@@ -186,7 +186,7 @@ def test_a_move_after_which_nothing_was_committed_is_no_progress() -> None:
     for rank in (0, 1):
         story.stands[story.holder(rank)] = Stand(HERE, WorkerPhase.BETWEEN)
     story.settle()
-    assert (story.job.target, story.job.fruitless, before > 0) == (HERE, before, True)
+    assert (story.job.resume_point, story.job.fruitless, before > 0) == (HERE, before, True)
 
 
 # ---------------------------------------------------------------- after the cutover

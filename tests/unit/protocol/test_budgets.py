@@ -399,7 +399,7 @@ def test_all_ranks_change_hands_and_a_connection_cannot_be_made() -> None:
     story = cut_over(0, 1, spares=2)
     story.hear(say(story, ev.ReconfigureFailed, 0, reason="refused"))
     story.answer((od.Interrupt,))
-    assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
+    assert (story.job.phase, story.job.resume_point) == (JobPhase.PREPARING, NEXT)
     assert story.job.why.endswith("all ranks change hands, and their outgoing workers stand after 4")
 
 
@@ -421,10 +421,10 @@ def test_a_boundary_is_forgotten_when_it_is_not_the_point_from_which_all_go_on()
     story = halting(ranks=3, spares=3)
     story.lose(story.holder(0), signal=SIGKILL)
     story.answer((od.Interrupt,))
-    assert (story.job.phase, story.job.target, story.job.boundary) == (JobPhase.PREPARING, HERE, None)
+    assert (story.job.phase, story.job.resume_point, story.job.boundary) == (JobPhase.PREPARING, HERE, None)
 
 
 def test_a_boundary_is_forgotten_when_training_goes_on() -> None:
     story = cut_over()
     story.settle()
-    assert (story.job.phase, story.job.target, story.job.boundary) == (JobPhase.RUNNING, NEXT, None)
+    assert (story.job.phase, story.job.resume_point, story.job.boundary) == (JobPhase.RUNNING, NEXT, None)

@@ -16,9 +16,9 @@ from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.moves import MoveKind, MoveState, Taint
 from torchrelay.protocol.model.roster import Life, Seat, Worker, natural_key
 from torchrelay.protocol.placement.policy import (
+    choose_resume_point,
     choose_sources,
     choose_spare,
-    choose_target,
     is_cordoned,
     judge_report,
     slot_order,
@@ -242,29 +242,29 @@ def test_an_incoming_for_has_joined_if_it_said_so_and_is_asked_where_it_stands_i
 
 
 def test_the_target_is_the_newest_point_that_a_survivor_committed() -> None:
-    assert choose_target(seats(reported(HERE), reported(NEXT), Seat())) == (
+    assert choose_resume_point(seats(reported(HERE), reported(NEXT), Seat())) == (
         NEXT, "step 8 is committed on rank 1: nobody goes back behind it"
     )  # fmt: skip
-    assert choose_target(seats(reported(NEXT), reported(NEXT)))[1].startswith("step 8 is committed on rank 0")
+    assert choose_resume_point(seats(reported(NEXT), reported(NEXT)))[1].startswith("step 8 is committed on rank 0")
 
 
 def test_without_state_there_is_no_target() -> None:
-    assert choose_target(seats(Seat(), reported(None))) == (None, "no survivor holds any state")
-    assert choose_target(seats(reported(START), reported(None))) == (
+    assert choose_resume_point(seats(Seat(), reported(None))) == (None, "no survivor holds any state")
+    assert choose_resume_point(seats(reported(START), reported(None))) == (
         START, "nothing was committed yet: all workers start again"
     )  # fmt: skip
 
 
 def test_what_was_decided_holds_as_long_as_somebody_can_get_there() -> None:
     waiting = reported(HERE, GATE, NEXT)
-    target, why = choose_target(seats(waiting, reported(HERE)), NEXT)
+    target, why = choose_resume_point(seats(waiting, reported(HERE)), NEXT)
     assert (target, "is lost since" in why) == (NEXT, True)
-    assert choose_target(seats(reported(HERE, COMPUTING, NEXT)), NEXT)[0] == HERE
-    assert choose_target(seats(reported(HERE, GATE, Point(9))), NEXT)[0] == HERE
-    assert choose_target(seats(waiting), None)[0] == HERE
-    there = choose_target(seats(reported(NEXT), waiting), NEXT)
+    assert choose_resume_point(seats(reported(HERE, COMPUTING, NEXT)), NEXT)[0] == HERE
+    assert choose_resume_point(seats(reported(HERE, GATE, Point(9))), NEXT)[0] == HERE
+    assert choose_resume_point(seats(waiting), None)[0] == HERE
+    there = choose_resume_point(seats(reported(NEXT), waiting), NEXT)
     assert (there[0], "is committed on rank 0" in there[1]) == (NEXT, True)
-    assert choose_target(seats(reported(Point(9)), waiting), NEXT)[0] == Point(9)
+    assert choose_resume_point(seats(reported(Point(9)), waiting), NEXT)[0] == Point(9)
 
 
 def test_a_survivor_redoes_or_rolls_forward_or_cannot_come() -> None:

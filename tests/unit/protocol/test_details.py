@@ -389,7 +389,7 @@ def test_a_target_is_sent_to_a_boundary_while_all_halt_and_not_in_a_recovery() -
     assert story.cluster.workers[target].brought is None
     story.answer((od.Interrupt,))
     story.answer((od.Decide,))
-    assert (story.job.phase, story.job.target, story.job.boundary) == (JobPhase.PREPARING, NEXT, NEXT)
+    assert (story.job.phase, story.job.resume_point, story.job.boundary) == (JobPhase.PREPARING, NEXT, NEXT)
     assert target not in ordered(story, od.Replay)
     story.lose(story.holder(0), signal=SIGKILL)
     assert (story.job.phase, story.cluster.workers[target].brought) == (JobPhase.AGREEING, None)
@@ -402,7 +402,7 @@ def test_a_outgoing_is_told_to_stand_when_the_target_is_known() -> None:
     story.lose(story.holder(0), signal=SIGKILL)
     assert (story.job.phase, ordered(story, od.Decide)) == (JobPhase.AGREEING, [])
     story.answer((od.Interrupt,))
-    assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, NEXT)
+    assert (story.job.phase, story.job.resume_point) == (JobPhase.PREPARING, NEXT)
     assert outgoing in ordered(story, od.Decide)
 
 
@@ -417,7 +417,7 @@ def test_buddies_are_asked_for_one_record_at_a_time_and_not_before_the_target_is
     story.settle()
     story.train(NEXT)
     story.hear(ev.NodeLost(node=NodeId("node-1"), incarnation="a", reason="silence"))
-    assert (story.job.phase, story.job.target, ordered(story, od.Recall)) == (JobPhase.AGREEING, HERE, [])
+    assert (story.job.phase, story.job.resume_point, ordered(story, od.Recall)) == (JobPhase.AGREEING, HERE, [])
     story.answer((od.Interrupt,))
     recalls = [order for order in story.orders() if isinstance(order, od.Recall)]
     assert {order.rank: order.ward for order in recalls} == {0: 2, 1: 2}

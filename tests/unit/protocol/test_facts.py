@@ -360,7 +360,7 @@ def test_the_first_report_counts() -> None:
     held.hear(say(held, ev.WorkerReported, 1, committed=HERE, **where))
     marks = held.job.incidents[-1].marks
     assert (marks[Mark.INTERRUPTED], marks[Mark.AGREED]) == (10, 20)
-    assert held.job.target == HERE
+    assert held.job.resume_point == HERE
 
 
 def test_only_the_safepoint_of_the_target_counts_as_ready() -> None:

@@ -190,7 +190,7 @@ def test_who_is_stuck_has_less_time_if_another_stands_with_its_shard() -> None:
         twin = replace(seats[Rank(0)], **{"ready": True, "holds": target, "shard": "all", **other})
         mine = replace(seats[Rank(1)], ready=False, shard="all")
         there = seats.put(Rank(0), twin).put(Rank(1), mine)
-        return evidence(pulse(still=still), phase=JobPhase.PREPARING, seats=there, target=target)
+        return evidence(pulse(still=still), phase=JobPhase.PREPARING, seats=there, resume_point=target)
 
     assert found(2_999) == ""
     assert found(3_000) == "does not come out of its call for 3.0 s (patience 3.0 s)"

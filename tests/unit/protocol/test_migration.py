@@ -43,7 +43,7 @@ def test_a_target_that_was_told_of_another_point_does_not_inherit_when_it_is_too
     story.answer((od.Replay,))
     story.hear(ev.WorkerHung(worker=outgoing, evidence="stopped"))
     story.answer((od.Interrupt,))
-    assert (story.job.phase, story.job.target) == (JobPhase.PREPARING, HERE)
+    assert (story.job.phase, story.job.resume_point) == (JobPhase.PREPARING, HERE)
     records = tuple(ev.PrivateRecord(point, b"private") for point in (HERE, NEXT))
     story.hear(ev.WorkerExited(worker=outgoing, node=NODE, signal=SIGKILL, private=records))
     assert story.holder(1) != target

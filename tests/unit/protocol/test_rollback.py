@@ -95,7 +95,7 @@ def both_tell(sharded: Sharded, on_a: tuple[ev.Snapshot, ...], on_b: tuple[ev.Sn
 def test_all_go_back_to_the_newest_that_all_have(sharded: Sharded) -> None:
     both_tell(sharded, snapshots(1, 6), (*snapshots(1, 6, ranks=[0]), *snapshots(1, ranks=[1])))
     job = sharded.story.job
-    assert (job.rolled, job.target) == (Point(6), Point(6))
+    assert (job.rolled, job.resume_point) == (Point(6), Point(6))
     assert all(seat.worker is None for seat in job.seats.values())
     assert job.open_incident is not None
     assert job.open_incident.lost == 1
@@ -217,7 +217,7 @@ def test_a_shard_with_a_replica_needs_no_snapshot() -> None:
     record = ev.PrivateRecord(Point(7), private(Point(7)))
     sharded.story.hear(ev.WorkerExited(worker=worker, node=B, signal=9, private=(record,), kept=snapshots(6)))
     sharded.report(0, snapshots(6))
-    assert (sharded.story.job.rolled, sharded.story.job.target) == (None, Point(7))
+    assert (sharded.story.job.rolled, sharded.story.job.resume_point) == (None, Point(7))
 
 
 def test_who_has_the_record_but_whose_copy_is_gone_goes_back_further() -> None:

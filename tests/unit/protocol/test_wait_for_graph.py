@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import pytest
 
-from torchrelay.protocol.health.wait_for_graph import DEFAULT, Stand, Wait, WaitForGraph
+from torchrelay.protocol.health.wait_for_graph import DEFAULT, Position, Wait, WaitForGraph
 from torchrelay.protocol.messages.ids import Rank, WorkerId
 
 ROW, COLUMN, OTHER_ROW, OTHER_COLUMN = 11, 12, 13, 14
@@ -18,17 +18,17 @@ def worker(rank: int) -> WorkerId:
     return WorkerId(f"w{rank}")
 
 
-def stand(rank: int, begun: Mapping[int, int], *, since: int = 0, whole: bool = True) -> Stand:
+def stand(rank: int, begun: Mapping[int, int], *, since: int = 0, whole: bool = True) -> Position:
     elsewhere = sum(number for key, number in begun.items() if key != DEFAULT)
-    return Stand(worker(rank), Rank(rank), {DEFAULT: 5, **begun}, elsewhere, whole, since)
+    return Position(worker(rank), Rank(rank), {DEFAULT: 5, **begun}, elsewhere, whole, since)
 
 
-def in_the_way(stands: list[Stand], ranks: int = 4) -> list[int]:
+def in_the_way(stands: list[Position], ranks: int = 4) -> list[int]:
     picture = WaitForGraph(stands, ranks)
     return [int(one.rank) for one in stands if picture.in_the_way(one.worker) is not None]
 
 
-def mesh(*begun: tuple[int, int], **given: bool) -> list[Stand]:
+def mesh(*begun: tuple[int, int], **given: bool) -> list[Position]:
     """For each rank, what it has begun in its row and in its column."""
     return [stand(rank, dict(zip(MESH[rank], numbers, strict=True)), **given) for rank, numbers in enumerate(begun)]
 

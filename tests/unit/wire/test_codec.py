@@ -20,7 +20,7 @@ from torchrelay.wire.messages.channel import (
     decode_to_orchestrator,
 )
 from torchrelay.wire.messages.codec import WireError, decode_event, decode_order, encode
-from torchrelay.wire.messages.link import Welcome, decode_from_worker, decode_to_worker
+from torchrelay.wire.messages.worker_frames import Welcome, decode_from_worker, decode_to_worker
 
 EXITED = WorkerExited(
     worker=WorkerId("w"), node=NodeId("n"), signal=9, cause="SIGKILL", private=(PrivateRecord(Point(3, 1), b"\0\xff"),)

@@ -416,13 +416,13 @@ def worker_environment(
     node: NodeId,
     worker: WorkerId,
     slot: int,
-    link: Path,
+    agent_socket: Path,
     page: Path,
     logs: Path,
     guest: bool = False,
     network: Mapping[str, str] | None = None,
 ) -> dict[str, str]:
-    """The whole environment of one worker. It holds no secret of ours: that comes with the link's welcome.
+    """The whole environment of one worker. It holds no secret of ours: that comes with the agent's welcome.
 
     `guest`: another rank uses the device of this slot. NCCL refuses two ranks on one device of one host, so this one
     says that it is on a host of its own (NCCL_HOSTID), and talks to the others over the network. `network`: where its
@@ -430,7 +430,7 @@ def worker_environment(
     """
     ours = {
         "TORCHRELAY_WORKER": worker,
-        "TORCHRELAY_LINK": str(link),
+        "TORCHRELAY_AGENT_SOCKET": str(agent_socket),
         "TORCHRELAY_PAGE": str(page),
         "TORCHRELAY_JOB": spec.job,
         "TORCHRELAY_NODE": node,

@@ -30,7 +30,7 @@ AGAIN_NS = 2_000_000_000  # between two tellings of the groups of one that stand
 
 
 @dataclass
-class _Stand:
+class _Seen:
     """Where a worker was seen, since when, and when its groups were told last."""
 
     place: tuple[object, ...]
@@ -56,7 +56,7 @@ class Sampler:
         self._folder = folder
         self._pages: dict[WorkerId, Page] = {}
         self._first_seen_ns: dict[WorkerId, int] = {}
-        self._stands: dict[WorkerId, _Stand] = {}
+        self._stands: dict[WorkerId, _Seen] = {}
         self._bad: set[WorkerId] = set()  # of these a page was whole once
 
     def path(self, worker: WorkerId) -> Path:
@@ -111,7 +111,7 @@ class Sampler:
         place = (status.step, status.section, status.phase, status.generation, status.collectives, groups.begun)
         stand = self._stands.get(worker)
         if stand is None or stand.place != place:
-            self._stands[worker] = _Stand(place, now)
+            self._stands[worker] = _Seen(place, now)
             return False
         return stand.due(status.step_ns, now)
 

@@ -69,7 +69,7 @@ def explain(incident: IncidentView) -> Iterator[str]:
     yield ""
     yield "what it came to"
     yield f"  verdict      {line.verdict or 'none'}"
-    yield f"  goes on from {line.target or '-'}"
+    yield f"  goes on from {line.resume_point or '-'}"
     moved = f", {size_text(line.bytes)}, digest {line.digest} equal" if line.digest else ""
     yield f"  state from   {line.source or '-'}{moved}"
     lost = "only the script's checkpoint can tell" if line.steps_lost is None else str(line.steps_lost)

@@ -26,7 +26,7 @@ from torchrelay.goodput.ledger import (
     Interval,
     Line,
     Part,
-    Standing,
+    RatioPart,
     Verdict,
     guarantee,
 )
@@ -287,7 +287,7 @@ def share_text(ratio: Interval | None) -> str:
 
 def guarantee_page(found: Guarantee) -> str:
     """The result, then every interruption that speaks against it or was left out, then kinds and causes."""
-    lost, excluded = found.those(Standing.NOT_CLEAN), found.those(Standing.EXCLUDED)
+    lost, excluded = found.those(RatioPart.NOT_CLEAN), found.those(RatioPart.EXCLUDED)
     blocks = [head(found)]
     if lost:
         rows = [(*name_of(one), clip(one.cause, 40), one.lost, clip(one.why, 80)) for one in lost]
@@ -298,7 +298,7 @@ def guarantee_page(found: Guarantee) -> str:
         blocks.append(f"not counted\n{table(('id', 'job', 'at', 'cause', 'reason', 'evidence'), rows)}")
     if found.missing:
         blocks.append("missing, as lines were taken out of a ledger:\n" + "\n".join(found.missing))
-    if pending := found.those(Standing.PENDING):
+    if pending := found.those(RatioPart.PENDING):
         names = ", ".join(f"{one.job}/{one.id}" for one in pending)
         blocks.append(f"under way, counted when {'they are' if len(pending) > 1 else 'it is'} over: {names}")
     if found.counted:
@@ -319,7 +319,7 @@ def part_table(name: str, parts: Iterable[Part]) -> str:
 
 def head(found: Guarantee) -> str:
     """What was looked at, what it comes to, and whether that meets the target."""
-    excluded = len(found.those(Standing.EXCLUDED))
+    excluded = len(found.those(RatioPart.EXCLUDED))
     since = f"since {found.since[:16].replace('T', ' ')}" if found.since else "in all"
     counted = f"{found.counted} counted, {found.clean} of them resolved clean"
     lines = [f"{len(found.findings)} interruptions {since}, {excluded} not counted", counted]

@@ -1,4 +1,4 @@
-"""Engine: one run of a job on a simulated cluster, from event to event. What a fault leads to is for its `Way` to say.
+"""Engine: one run of a job on a simulated cluster, from event to event. Its `Handling` says what a fault leads to.
 
 Between two events a job trains, with a checkpoint at each interval, or it stands; either way the time goes to exactly
 one place in the `Account`. Events are faults, repairs, warnings, and whatever the way of recovering has asked for.
@@ -28,7 +28,7 @@ MOST_AHEAD = 1_000  # faults that are drawn ahead for their warnings
 MOST_AT_ONCE = 100_000  # things that happen at one time: a burst that takes all nodes has far fewer
 
 
-class Way(Protocol):
+class Handling(Protocol):
     """How a job gets over faults. `speed` 0: it does not train, and its time goes to `bucket`."""
 
     @property
@@ -71,7 +71,7 @@ class Stuck(RuntimeError):
 class World:
     """One run. `way` is given after the world is there, as it looks at it."""
 
-    way: Way
+    handling: Handling
 
     def __init__(self, settings: Settings, seed: int) -> None:
         self.settings = settings
@@ -126,7 +126,7 @@ class World:
         """To the end of the time, or of the work. Raises `Stuck`."""
         rounds = 0
         while True:
-            at = min(self.fault_h(), self._heap[0][0] if self._heap else math.inf, self.way.due_h(), self.end_h())
+            at = min(self.fault_h(), self._heap[0][0] if self._heap else math.inf, self.handling.due_h(), self.end_h())
             if math.isinf(at):
                 raise Stuck(f"after {self.now_h:.1f} h the job waits for a node, and none is being repaired")
             rounds = 0 if at > self.now_h else rounds + 1
@@ -140,14 +140,14 @@ class World:
             if self._heap and self._heap[0][0] <= at:
                 _, _, action, node = heapq.heappop(self._heap)
                 action(node)
-            elif self.way.due_h() <= at:
-                self.way.act()
+            elif self.handling.due_h() <= at:
+                self.handling.act()
             elif self._next is not None and self.fault_h() <= at:
                 fault = self._next
                 self.draw_next()
                 self.strike(fault)
             self.note()
-        self.way.close()
+        self.handling.close()
         self.account.close()
         if self._stood_h is not None:
             self.pauses_h.append(self.now_h - self._stood_h)
@@ -166,13 +166,13 @@ class World:
 
     def pace(self) -> float:
         """How fast it trains now; 1 is undisturbed. All wait for the node that has lost most paths."""
-        lost = max((count for node, count in self.paths.items() if self.way.uses(node)), default=0)
-        return self.way.speed * self.settings.path_speed**lost
+        lost = max((count for node, count in self.paths.items() if self.handling.uses(node)), default=0)
+        return self.handling.speed * self.settings.path_speed**lost
 
     def pass_until(self, at: float) -> None:
         hours = max(0.0, at - self.now_h)
         self.usage.borrowed_h += self.usage.in_use * hours
-        speed, bucket = self.pace(), self.way.bucket
+        speed, bucket = self.pace(), self.handling.bucket
         self.now_h = max(at, self.now_h)
         if speed == 0:
             self.account.spend(bucket, hours)
@@ -196,9 +196,9 @@ class World:
 
     def note(self) -> None:
         """Whether training stands, and how long it stood."""
-        if self.way.speed == 0 and self._stood_h is None:
+        if self.handling.speed == 0 and self._stood_h is None:
             self._stood_h = self.now_h
-        elif self.way.speed and self._stood_h is not None:
+        elif self.handling.speed and self._stood_h is not None:
             self.pauses_h.append(self.now_h - self._stood_h)
             self._stood_h = None
 
@@ -210,7 +210,7 @@ class World:
             return math.inf
         if self.settings.counting is Counting.WALL:
             return max(self._next.at_h, self.now_h)
-        return self.now_h + max(0.0, self._next.at_h - self.run_h) if self.way.speed else math.inf
+        return self.now_h + max(0.0, self._next.at_h - self.run_h) if self.handling.speed else math.inf
 
     def draw_next(self) -> None:
         """The next fault, and the warnings that are due before it.
@@ -243,7 +243,7 @@ class World:
 
     def warn(self, node: int) -> None:
         if node not in self.down:
-            self.way.warned(node)
+            self.handling.warned(node)
 
     def plan_alarm(self, _: int = 0) -> None:
         """False alarms: as many to each true one as the precision says."""
@@ -258,12 +258,12 @@ class World:
         self.plan_alarm()
         if node not in self.down:
             self.alarms += 1
-            self.way.warned(node)
+            self.handling.warned(node)
             self.after(self.settings.check_h, self.clear, node)
 
     def clear(self, node: int) -> None:
         if node not in self.down:
-            self.way.cleared(node)
+            self.handling.cleared(node)
 
     def strike(self, fault: Fault) -> None:
         """A fault happens. A node that is down already can not fail, and one that trains through it slows all."""
@@ -280,7 +280,7 @@ class World:
             self.after(PATH_PATIENCE_H, self.leave, fault.node)
             self.after(fault.repair_h, self.path_back, fault.node)
             return
-        if not settings.during_recovery and self.way.speed == 0:
+        if not settings.during_recovery and self.handling.speed == 0:
             if fault.lead_h:  # it was foreseen, and does not come: its node is as good as before
                 self.clear(fault.node)
             return
@@ -291,7 +291,7 @@ class World:
             if math.isfinite(fault.repair_h):
                 back = self.mended if fault.cause is Cause.PATH else self.repair
                 self.after(fault.repair_h, back, fault.node)
-        self.interruptions += self.way.fault(fault)
+        self.interruptions += self.handling.fault(fault)
 
     def leave(self, node: int) -> None:
         """A path stays lost: its node is to be left."""
@@ -306,7 +306,7 @@ class World:
 
     def mended(self, node: int) -> None:
         self.down.discard(node)
-        self.way.repaired(node)
+        self.handling.repaired(node)
 
     def repair(self, node: int) -> None:
         """A node is back, and may soon fail again."""

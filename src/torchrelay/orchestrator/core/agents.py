@@ -72,7 +72,7 @@ TELLABLE: tuple[type[Event], ...] = (
 )  # fmt: skip
 
 
-class AgentLink:
+class AgentConnection:
     """One connection of one agent. What is sent waits in a queue, so that nobody waits for a slow agent."""
 
     def __init__(self, socket: web.WebSocketResponse, attach: Attach) -> None:
@@ -131,15 +131,15 @@ async def serve_agent(request: web.Request, service: Orchestrator) -> web.Stream
         await socket.send_bytes(encode(Refused(reason=refusal)))
         await socket.close()
         return socket
-    link = AgentLink(socket, attach)
-    pump = asyncio.create_task(link.pump())
+    connection = AgentConnection(socket, attach)
+    pump = asyncio.create_task(connection.pump())
     try:
-        await converse(socket, link, attach, service)
+        await converse(socket, connection, attach, service)
     except (WireError, JournalUnavailable, Unwritable) as error:
-        log.warning("%s: disconnected: %s", link.node, error)
+        log.warning("%s: disconnected: %s", connection.node, error)
     finally:
-        service.detach(link)
-        link.close("the connection is gone")
+        service.detach(connection)
+        connection.close("the connection is gone")
         await pump
     return socket
 
@@ -153,14 +153,16 @@ def refuse(attach: object) -> str:
     return "" if attach.slots > 0 else "a node needs at least one slot"
 
 
-async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attach, service: Orchestrator) -> None:
+async def converse(
+    socket: web.WebSocketResponse, connection: AgentConnection, attach: Attach, service: Orchestrator
+) -> None:
     """Welcome an agent and hear it until the connection ends."""
     if service.occupied(attach.node, attach.incarnation):
-        link.close(f"another agent of {attach.node} is attached and alive: give each node a name of its own")
+        connection.close(f"another agent of {attach.node} is attached and alive: give each node a name of its own")
         return
     taints = service.cluster.taints.values()
     tainted = tuple((one.slot, one.key) for one in taints if (one.node, one.source) == (attach.node, SOURCE))
-    link.send(
+    connection.send(
         Attached(
             jobs=service.all_terms(),
             beat_ms=BEAT_MS,
@@ -170,12 +172,12 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
         )
     )
     joined = NodeJoined(node=attach.node, incarnation=attach.incarnation, slots=attach.slots, workers=attach.workers)
-    await service.attach(link, joined)
-    service.remind(link)
-    log.info("%s attached as %s with %d workers", link.node, link.incarnation, len(attach.workers))
+    await service.attach(connection, joined)
+    service.remind(connection)
+    log.info("%s attached as %s with %d workers", connection.node, connection.incarnation, len(attach.workers))
     lateness = Lateness()
     async for raw in socket:
-        if link.closed:
+        if connection.closed:
             return
         if raw.type is not WSMsgType.BINARY:
             raise WireError(f"a frame of type {raw.type.name}")
@@ -183,23 +185,23 @@ async def converse(socket: web.WebSocketResponse, link: AgentLink, attach: Attac
             case EventFrame(seq, event, sent_ms):
                 if not isinstance(event, TELLABLE):
                     raise WireError(f"an agent does not say {type(event).__name__}")
-                if isinstance(event, TaintSet | TaintCleared) and event.node != link.node:
-                    raise WireError(f"the agent of {link.node} speaks of a taint of {event.node}")
+                if isinstance(event, TaintSet | TaintCleared) and event.node != connection.node:
+                    raise WireError(f"the agent of {connection.node} speaks of a taint of {event.node}")
                 # Not awaited: the acknowledgement follows when the event is on disk, the next event may come first.
                 heard = service.put(age_event(event, lateness.of(sent_ms)))
-                heard.add_done_callback(partial(acknowledge, link, seq))
+                heard.add_done_callback(partial(acknowledge, connection, seq))
             case BeatFrame(beat, sent_ms):
                 lateness.of(sent_ms)
-                service.beat(link, beat)
+                service.beat(connection, beat)
             case NetworkFrame(news):
-                service.show_network(link, news)
+                service.show_network(connection, news)
             case Attach():
                 raise WireError("Attach said twice")
 
 
-def acknowledge(link: AgentLink, seq: int, written: asyncio.Future[int]) -> None:
+def acknowledge(connection: AgentConnection, seq: int, written: asyncio.Future[int]) -> None:
     if not written.cancelled() and written.exception() is None:
-        link.send(Ack(seq))
+        connection.send(Ack(seq))
 
 
 # ---------------------------------------------------------------- how late what is said is

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from torchrelay.orchestrator.store import archive
-from torchrelay.orchestrator.store import snapshot as snapshots
+from torchrelay.orchestrator.store import archive, saved_cluster
 from torchrelay.orchestrator.store.journal import Journal
-from torchrelay.orchestrator.store.snapshot import Snapshot
+from torchrelay.orchestrator.store.saved_cluster import SavedCluster
 from torchrelay.orchestrator.views.scene import Ways
 from torchrelay.protocol.model.state import Cluster
 
@@ -23,7 +22,7 @@ class Compaction:
         self._journal = journal
         self.seq = 0
 
-    def start(self) -> Snapshot | None:
+    def start(self) -> SavedCluster | None:
         """The snapshot that a start can begin with; None: it begins with the first event."""
         found = self._journal.snapshot()
         self.seq = found.seq if found is not None else 0
@@ -36,8 +35,8 @@ class Compaction:
             return
         self.seq = seq
         try:
-            state = snapshots.encode(seq, cluster, ways)
-        except snapshots.Inexact as error:
+            state = saved_cluster.encode(seq, cluster, ways)
+        except saved_cluster.Inexact as error:
             log.error("no snapshot of the state after event %d: %s (a defect of torchrelay)", seq, error)
             return
         self._journal.keep_snapshot(state)

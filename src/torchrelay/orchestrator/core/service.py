@@ -64,7 +64,7 @@ WORTH_TELLING_MS = 20  # of the time that the clock has left out
 SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
 
 
-class Link(Protocol):
+class AgentPort(Protocol):
     """The way to one agent. `send` never waits and never fails; who does not read is disconnected."""
 
     node: NodeId
@@ -100,7 +100,7 @@ class Orchestrator:
         self.cluster: Cluster = EMPTY
         self.failure_detector = FailureDetector()
         self.reached: Reached = journal.reached()
-        self.links: dict[NodeId, Link] = {}
+        self.connections: dict[NodeId, AgentPort] = {}
         self.standing: frozenset[Order] = frozenset()
         self.moments: list[Moment] = []
         self.ways: Ways = {}
@@ -167,7 +167,7 @@ class Orchestrator:
             if loop.time() >= next_tick:
                 self._pass_time()
                 next_tick = loop.time() + self._pause()
-            if self._leave_at_s is not None and (not self.links or loop.time() >= self._leave_at_s):
+            if self._leave_at_s is not None and (not self.connections or loop.time() >= self._leave_at_s):
                 self.end()
 
     def _pause(self) -> float:
@@ -304,7 +304,7 @@ class Orchestrator:
 
     def _agents_are_back(self) -> bool:
         """Whether every node that should be there is, or has had its time to come back."""
-        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.links]
+        missing = [name for name, node in self.cluster.nodes.items() if node.alive and name not in self.connections]
         late = asyncio.get_running_loop().time() - self._held_since_s >= RETURN_S
         if missing and late:
             log.warning("%s did not come back within %g s: time goes on", ", ".join(sorted(missing)), RETURN_S)
@@ -355,33 +355,33 @@ class Orchestrator:
 
     def occupied(self, node: NodeId, incarnation: str) -> bool:
         """Whether another agent of this node is connected and has just been heard."""
-        former = self.links.get(node)
+        former = self.connections.get(node)
         if former is None or former.incarnation == incarnation:
             return False
         heard = self.failure_detector.heard.get((node, former.incarnation), -RIVAL_MS)
         return self.clock.now_ms() - heard < RIVAL_MS
 
-    def attach(self, link: Link, event: NodeJoined) -> asyncio.Future[int]:
+    def attach(self, connection: AgentPort, event: NodeJoined) -> asyncio.Future[int]:
         """An agent is there: from now on it is told what to do. Returns as `put` does."""
-        former = self.links.get(link.node)
+        former = self.connections.get(connection.node)
         if former is not None:
             former.close("a newer connection of the same node takes its place")
-        self.links[link.node] = link
+        self.connections[connection.node] = connection
         self.failure_detector = detection.hear(
-            self.failure_detector, Beat(node=link.node, incarnation=link.incarnation), self.clock.now_ms()
+            self.failure_detector, Beat(node=connection.node, incarnation=connection.incarnation), self.clock.now_ms()
         )
         return self.put(event)
 
-    def detach(self, link: Link) -> None:
+    def detach(self, connection: AgentPort) -> None:
         """An agent's connection is gone. That proves nothing about its node: silence is judged by the beats."""
-        if self.links.get(link.node) is link:
-            del self.links[link.node]
+        if self.connections.get(connection.node) is connection:
+            del self.connections[connection.node]
 
-    def beat(self, link: Link, beat: Beat) -> None:
+    def beat(self, connection: AgentPort, beat: Beat) -> None:
         """A sign of life. An agent whose node was given up meanwhile must join anew."""
         node = self.cluster.nodes.get(beat.node)
         if node is not None and node.incarnation == beat.incarnation and not node.alive:
-            link.close("the node was given up: join anew")
+            connection.close("the node was given up: join anew")
             return
         self.failure_detector = detection.hear(self.failure_detector, beat, self.clock.now_ms())
         for sample in beat.samples:
@@ -390,9 +390,9 @@ class Orchestrator:
                 place = (sample.generation, sample.point)
                 self.reached[worker.job] = max(place, self.reached.get(worker.job, place))
 
-    def show_network(self, link: Link, news: NetworkNews) -> None:
+    def show_network(self, connection: AgentPort, news: NetworkNews) -> None:
         """What a node's network paths look like, for whoever asks; not journalled, as nothing follows from it."""
-        self.networks[link.node] = (self.clock.now_ms(), news)
+        self.networks[connection.node] = (self.clock.now_ms(), news)
 
     def _learn(self, event: Event, before: Cluster) -> None:
         """A job's last steps are over before a beat tells of them: who has ended well left a record of the last."""
@@ -403,9 +403,9 @@ class Orchestrator:
                 self.reached[worker.job] = max(place, self.reached.get(worker.job, place))
 
     def _disconnect(self, reason: str) -> None:
-        for link in list(self.links.values()):
-            link.close(reason)
-        self.links.clear()
+        for connection in list(self.connections.values()):
+            connection.close(reason)
+        self.connections.clear()
 
     # ------------------------------------------------------------ saying
 
@@ -421,8 +421,8 @@ class Orchestrator:
         """Tell the agents of new jobs."""
         for name, job in self.cluster.jobs.items():
             if name not in before.jobs:
-                for link in self.links.values():
-                    link.send(self.terms(job.spec))
+                for connection in self.connections.values():
+                    connection.send(self.terms(job.spec))
 
     def _say(self, standing: frozenset[Order]) -> None:
         """Send what was not said before, at once."""
@@ -436,18 +436,18 @@ class Orchestrator:
             self._repeated_s = now_s
             self._send(self.standing)
 
-    def remind(self, link: Link) -> None:
+    def remind(self, connection: AgentPort) -> None:
         """Say to one agent what holds now."""
-        self._send(order for order in self.standing if order.node == link.node)
+        self._send(order for order in self.standing if order.node == connection.node)
 
     def _send(self, some: Iterable[Order]) -> None:
         by_node: dict[NodeId, list[AnyOrder]] = {}
         for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], getattr(order, "worker", ""))):
             by_node.setdefault(order.node, []).append(cast(AnyOrder, order))
         for node, batch in by_node.items():
-            link = self.links.get(node)
-            if link is not None:
-                link.send(OrderFrame(tuple(batch), self.journal.lease))
+            connection = self.connections.get(node)
+            if connection is not None:
+                connection.send(OrderFrame(tuple(batch), self.journal.lease))
 
     # ------------------------------------------------------------ looking and ending
 
@@ -470,8 +470,8 @@ class Orchestrator:
         if self.superseded:
             return
         log.info("shutting down: %s", reason)
-        for link in self.links.values():
-            link.send(Shutdown(reason=reason))
+        for connection in self.connections.values():
+            connection.send(Shutdown(reason=reason))
         if self._leave_at_s is None:
             self._leave_at_s = asyncio.get_running_loop().time() + SHUTDOWN_S
 

@@ -222,7 +222,7 @@ async def post_shutdown(request: web.Request) -> web.Response:
     except Superseded as error:
         raise refusal(web.HTTPServiceUnavailable, str(error)) from error
     service.begin_shutdown(order.reason)
-    return answer({"at_ms": wall_clock_ms(), "agents": len(service.links)}, 202)
+    return answer({"at_ms": wall_clock_ms(), "agents": len(service.connections)}, 202)
 
 
 # ---------------------------------------------------------------- places and ranks
@@ -326,7 +326,7 @@ async def post_restart(request: web.Request) -> web.Response:
     if wrong:
         raise refusal(web.HTTPConflict, wrong)
     what = " and ".join([*(["orchestrator"] if ask.orchestrator else []), *(["agents"] if ask.agents else [])])
-    nodes = ", ".join(sorted(service.links)) or "none"
+    nodes = ", ".join(sorted(service.connections)) or "none"
     lines = ["the orchestrator ends in order and is started again with what is installed now"] * ask.orchestrator
     lines += [f"the agents ({nodes}) are started again, one after the other; they adopt their workers"] * ask.agents
     change = Change(verb="restart-services", applied=False, changes=True, plan=(*lines, "training goes on"))

@@ -15,8 +15,8 @@ from collections.abc import Iterator
 
 import msgspec
 
-from torchrelay.orchestrator.store import snapshot as snapshots
-from torchrelay.orchestrator.store.snapshot import Snapshot
+from torchrelay.orchestrator.store import saved_cluster
+from torchrelay.orchestrator.store.saved_cluster import SavedCluster
 
 EVERY = 2_000  # events between two snapshots
 BACK = 1_000  # events that are replayed, at least, if there are so many
@@ -38,7 +38,7 @@ _decoder = msgspec.msgpack.Decoder(list[Row])
 
 def keep(db: sqlite3.Connection, seq: int, state: bytes) -> None:
     """Keep a snapshot, and pack away what is older than all that are kept. Inside a transaction."""
-    row = (seq, snapshots.SHAPE, snapshots.digest(state), state)
+    row = (seq, saved_cluster.SHAPE, saved_cluster.digest(state), state)
     db.execute("INSERT OR REPLACE INTO snapshots VALUES (?, ?, ?, ?)", row)
     newest = [found for (found,) in db.execute("SELECT seq FROM snapshots ORDER BY seq DESC")]
     db.executemany("DELETE FROM snapshots WHERE seq = ?", [(old,) for old in newest[KEPT:]])
@@ -54,14 +54,14 @@ def keep(db: sqlite3.Connection, seq: int, state: bytes) -> None:
         db.execute("DELETE FROM events WHERE seq <= ?", (rows[-1][0],))
 
 
-def newest(db: sqlite3.Connection, last_seq: int) -> Snapshot | None:
+def newest(db: sqlite3.Connection, last_seq: int) -> SavedCluster | None:
     """The newest snapshot that is whole, ours to read, and lies so far back; None if there is none."""
     if not _is_there(db, "snapshots"):
         return None
     query = "SELECT seq, shape, digest, state FROM snapshots WHERE seq <= ? ORDER BY seq DESC"
     try:
         for seq, shape, digest, state in db.execute(query, (last_seq - BACK,)):
-            found = snapshots.decode(state, digest, shape)
+            found = saved_cluster.decode(state, digest, shape)
             if found is not None and found.seq == seq:
                 return found
     except sqlite3.Error:

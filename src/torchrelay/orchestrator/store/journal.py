@@ -33,7 +33,7 @@ from msgspec import Struct
 from torchrelay.orchestrator.store import archive
 from torchrelay.orchestrator.store.lock import Locked, take_lock
 from torchrelay.orchestrator.store.mark import Mark, MarkFile, read_mark, shortfall
-from torchrelay.orchestrator.store.snapshot import Snapshot
+from torchrelay.orchestrator.store.saved_cluster import SavedCluster
 from torchrelay.protocol.messages.events import AnyEvent, Event
 from torchrelay.protocol.messages.ids import Generation, JobId, Point
 from torchrelay.protocol.rules.cluster import RULES_VERSION
@@ -271,7 +271,7 @@ class Journal:
         """Everything heard after this event, oldest first. Raises `JournalRefused` at the first one that is damaged."""
         return _read_entries(self._db, self.path, after)
 
-    def snapshot(self) -> Snapshot | None:
+    def snapshot(self) -> SavedCluster | None:
         """The newest that a start can begin with; None: it begins with the first event."""
         return archive.newest(self._db, self.last_seq)
 
@@ -299,7 +299,7 @@ def read_history(path: Path) -> History:
         return _history(db, tuple(_read_entries(db, path)))
 
 
-def read_newest(path: Path) -> tuple[Snapshot | None, History]:
+def read_newest(path: Path) -> tuple[SavedCluster | None, History]:
     """The same from the newest snapshot on, if there is one: without the events before it."""
     with _reading(path) as db:
         last = db.execute("SELECT max(seq) FROM events").fetchone()[0] or 0

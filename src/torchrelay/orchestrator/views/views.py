@@ -245,7 +245,7 @@ def view_incident(scene: Scene, incident: Incident) -> IncidentView:
         move="" if incident.move is None else f"M-{incident.move}",
         faults=tuple(view_fault(scene, incident.job, fault) for fault in incident.faults),
         verdict=incident.verdict,
-        target="" if incident.target is None else str(incident.target),
+        resume_point="" if incident.resume_point is None else str(incident.resume_point),
         sources=incident.sources,
         shares=dict(sorted(incident.shares.items())),
         bytes=incident.size,

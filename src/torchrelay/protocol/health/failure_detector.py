@@ -33,8 +33,8 @@ from dataclasses import dataclass, replace
 from msgspec import Struct, structs
 
 from torchrelay.protocol.health.silence import LEAST_SILENCE_MS, Rhythm, Silence
-from torchrelay.protocol.health.wait_for_graph import DEFAULT, Stand, Wait, WaitForGraph
-from torchrelay.protocol.health.ways import Spot, Way, find_parting
+from torchrelay.protocol.health.stalls import Spot, Stalled, find_parting
+from torchrelay.protocol.health.wait_for_graph import DEFAULT, Position, Wait, WaitForGraph
 from torchrelay.protocol.messages.events import Event, NodeLost, PointCommitted, WorkerHung, WorkerRaised
 from torchrelay.protocol.messages.ids import START, Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.job import MOVING, RECOVERING, Job, JobPhase
@@ -211,7 +211,7 @@ def proof(failure_detector: FailureDetector, job: Job) -> tuple[Event, ...]:
     samples = [pulse.sample for pulse in pulses if pulse is not None and pulse.sample.generation == job.generation]
     points = [sample.point for sample in samples if sample.point is not None]
     least = min(points, default=START)
-    if len(points) < len(holders) or least <= (job.target or START):
+    if len(points) < len(holders) or least <= (job.resume_point or START):
         return ()
     return (PointCommitted(job=job.spec.job, generation=job.generation, point=least),)
 
@@ -290,14 +290,14 @@ def judge_ways(failure_detector: FailureDetector, job: Job, now_ms: int) -> tupl
     )
 
 
-def way_of(pulse: Pulse, now_ms: int) -> Way | None:
+def way_of(pulse: Pulse, now_ms: int) -> Stalled | None:
     """Where a rank's holder stands; None if its agent does not know yet which rank it holds."""
     sample = pulse.sample
     if sample.rank is None:
         return None
     begun = {DEFAULT: sample.collectives, **dict(sample.groups or ())}
     spot = sample.spot or Spot()
-    return Way(sample.worker, sample.rank, sample.point, sample.phase, begun, spot, not is_busy(pulse, now_ms))
+    return Stalled(sample.worker, sample.rank, sample.point, sample.phase, begun, spot, not is_busy(pulse, now_ms))
 
 
 def judge_worker(
@@ -354,7 +354,7 @@ def stuck(job: Job, pulse: Pulse, now_ms: int) -> str:
 def stands_elsewhere(job: Job, seat: Seat) -> bool:
     """Whether another rank stands at the safepoint with the same state: nothing is lost with this one."""
     return bool(seat.shard) and any(
-        other.ready and other.holds == job.target and other.shard == seat.shard for other in job.seats.values()
+        other.ready and other.holds == job.resume_point and other.shard == seat.shard for other in job.seats.values()
     )
 
 
@@ -409,13 +409,13 @@ def waited_for(
     return now_ms, "nobody waits for it"
 
 
-def stand_of(pulse: Pulse) -> Stand | None:
+def stand_of(pulse: Pulse) -> Position | None:
     """Where a rank's holder stands; None if its agent does not know yet which rank it holds."""
     sample = pulse.sample
     if sample.rank is None:
         return None
     begun = {DEFAULT: sample.collectives, **dict(sample.groups or ())}
-    return Stand(sample.worker, sample.rank, begun, sample.elsewhere, sample.groups is not None, pulse.still_ms)
+    return Position(sample.worker, sample.rank, begun, sample.elsewhere, sample.groups is not None, pulse.still_ms)
 
 
 def all_still(failure_detector: FailureDetector, job: Job, pulse: Pulse, now_ms: int) -> int:

@@ -25,7 +25,7 @@ DEFAULT = 0  # the key of the default group; no other one has it
 
 
 @dataclass(frozen=True, slots=True)
-class Stand:
+class Position:
     """A worker that holds a rank.
 
     begun      by the key of a group, how much it has begun there, the default group included
@@ -60,7 +60,7 @@ class Wait:
 class WaitForGraph:
     """Of one job, at one moment: where its ranks stand. Made once, then asked for each worker."""
 
-    def __init__(self, stands: Iterable[Stand], ranks: int) -> None:
+    def __init__(self, stands: Iterable[Position], ranks: int) -> None:
         """`ranks`: how many the job has."""
         self._stands = {stand.worker: stand for stand in stands}
         self._whole = len(self._stands) == ranks and all(stand.whole for stand in self._stands.values())

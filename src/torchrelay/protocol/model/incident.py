@@ -67,7 +67,7 @@ class Incident:
     marks: Table[Mark, int] = Table()
     story: tuple[tuple[int, str], ...] = ()
     verdict: str = ""
-    target: Point | None = None
+    resume_point: Point | None = None
     sources: tuple[Rank, ...] = ()
     size: int = 0
     digest: str = ""

@@ -88,7 +88,7 @@ class Job:
     phase_ms: int  # when the phase was entered
     phase: JobPhase = JobPhase.STARTING
     generation: Generation = Generation(1)
-    target: Point | None = None  # the point this generation starts from; None: the first wiring
+    resume_point: Point | None = None  # the point this generation starts from; None: the first wiring
     stood_ms: int | None = None  # since when all holders stand at the boundary
     boundary: Point | None = None  # the point after which all stop for a move; meant for this generation or the next
     why: str = "waiting for nodes"
@@ -201,7 +201,7 @@ class Job:
         incident = self.open_incident
         if incident is None:
             return self
-        incident = replace(incident, went_on=self.generation, since=self.target or START)
+        incident = replace(incident, went_on=self.generation, since=self.resume_point or START)
         job = replace(self, unproved=self.unproved + 1).with_incident(incident)
         return job.close(Resolution.RESUMED, now_ms)
 

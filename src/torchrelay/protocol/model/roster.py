@@ -90,7 +90,7 @@ class Seat:
     reconfigured: bool = False
     resumed: bool = False
     failed: frozenset[Rank] = frozenset()  # sources that did not deliver in this generation
-    serves: bool = False  # stood at the target when this generation was agreed on, so its state can be had
+    serves: bool = False  # stood at the resume point when this generation was agreed on, so its state can be had
     asked_buddies: frozenset[WorkerId] = frozenset()  # who said that it has no copy of this rank's record
 
     def record_of(self, point: Point) -> PrivateRecord | None:

@@ -107,7 +107,7 @@ def set_boundary(cluster: Cluster, job: Job) -> Cluster:
     incident = job.open_incident
     assert incident is not None, "the move has made one"
     text = f"all stop after {boundary}"
-    job = job.with_incident(replace(incident, verdict=text, target=boundary)).mark(Mark.AGREED, now)
+    job = job.with_incident(replace(incident, verdict=text, resume_point=boundary)).mark(Mark.AGREED, now)
     job = replace(job, boundary=boundary, stood_ms=None)
     return cluster.with_job(job.enter(JobPhase.HALTING, now, f"{text}: {reason}"))
 
@@ -173,10 +173,10 @@ def cut_over(cluster: Cluster, job: Job, move: Move) -> Cluster:
     incident = job.open_incident
     assert incident is not None, "the move has made one"
     cutovers = (*(at for at in job.cutovers if now - at < HOUR_MS), now)
-    advanced = job.target is None or boundary is None or boundary > job.target
+    advanced = job.resume_point is None or boundary is None or boundary > job.resume_point
     job = replace(
         job,
-        target=boundary,
+        resume_point=boundary,
         trained=True,
         starts=0,
         cutovers=cutovers,
@@ -249,7 +249,7 @@ def give_back(cluster: Cluster, job: Job, rank: Rank) -> Job | None:
     """
     seat = job.seats[rank]
     outgoing = None if seat.outgoing is None else cluster.workers.get(seat.outgoing)
-    if outgoing is None or outgoing.life is Life.FENCING or job.target != job.boundary:
+    if outgoing is None or outgoing.life is Life.FENCING or job.resume_point != job.boundary:
         return None
     text = f"rank {rank} goes back to {outgoing.worker} on {outgoing.node}, which has it still"
     kept = Seat(

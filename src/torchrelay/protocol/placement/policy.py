@@ -87,7 +87,7 @@ def choose_sources(seats: Mapping[Rank, Seat], rank: Rank, point: Point, *, trie
     )
 
 
-def choose_target(seats: Mapping[Rank, Seat], decided: Point | None = None) -> tuple[Point | None, str]:
+def choose_resume_point(seats: Mapping[Rank, Seat], decided: Point | None = None) -> tuple[Point | None, str]:
     """The point from which all go on: the newest that a survivor committed. Roll forward, never back.
 
     `decided`: where the generation before went. Whoever had committed it may be lost since, on the way there; who was
@@ -108,14 +108,14 @@ def choose_target(seats: Mapping[Rank, Seat], decided: Point | None = None) -> t
     return newest, f"step {newest} is committed on rank {first}: nobody goes back behind it"
 
 
-def judge_report(seat: Seat, target: Point) -> Verdict | None:
-    """What a survivor must do to stand at the safepoint after `target`; None if it cannot get there."""
+def judge_report(seat: Seat, point: Point) -> Verdict | None:
+    """What a survivor must do to stand at the safepoint after `point`; None if it cannot get there."""
     report = seat.report
     if report is None or report.committed is None:
         return None
-    if report.committed == target:
+    if report.committed == point:
         return Verdict.REDO
-    if report.phase is WorkerPhase.GATE and report.pending == target:
+    if report.phase is WorkerPhase.GATE and report.pending == point:
         return Verdict.ROLL_FORWARD
     return None
 

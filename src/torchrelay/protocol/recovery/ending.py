@@ -77,7 +77,7 @@ def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:
     match job.phase:
         case JobPhase.STARTING:
             return start_again(cluster, job, "a worker was lost before anything was committed")
-        case JobPhase.RECONFIGURING if job.target is None:
+        case JobPhase.RECONFIGURING if job.resume_point is None:
             return start_again(cluster, job, "a worker was lost before anything was committed")
         case JobPhase.AGREEING | JobPhase.PREPARING if is_expendable(seat) and job.seats[rank].worker is None:
             # No rank counts on a replacement that is not at the safepoint yet: the next spare follows. One that was
@@ -160,7 +160,7 @@ def start_again(cluster: Cluster, job: Job, reason: str, *, from_checkpoint: boo
         drop_move(job, cluster.now_ms, f"all workers start again: {reason}"),
         seats=Table((rank, Seat()) for rank in job.seats),
         generation=Generation(job.generation + 1),
-        target=None,
+        resume_point=None,
         trained=False,
         starts=0 if from_checkpoint else job.starts + 1,
         restarts=job.restarts + 1 if from_checkpoint else job.restarts,

@@ -277,7 +277,7 @@ def incoming_for_of(cluster: Cluster, job: Job, rank: Rank) -> Worker | None:
     if worker is None or worker.life is Life.FENCING or is_closed(cluster, worker.node, worker.slot):
         return None
     # When the point is decided nobody is asked any more; one that was told of another can not come there.
-    strayed = job.phase is JobPhase.PREPARING and worker.brought not in (None, job.target)
+    strayed = job.phase is JobPhase.PREPARING and worker.brought not in (None, job.resume_point)
     return None if strayed else worker
 
 

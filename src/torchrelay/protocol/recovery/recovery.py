@@ -1,8 +1,8 @@
 """Recovery: agree, acquire, reconfigure, restore, resume.
 
-    AGREEING   every survivor has reported      -> the target point is chosen
-    PREPARING  every rank stands at the safepoint    -> after the target, survivors and replacements
-    RECONFIGURING   everybody is connected, and holds the state of the target
+    AGREEING   every survivor has reported      -> the resume point is chosen
+    PREPARING  every rank stands at the safepoint    -> after the resume point, survivors and replacements
+    RECONFIGURING   everybody is connected, and holds the state of the resume point
     RESUMING   everybody trains on              -> RUNNING
 
 `progress` moves a job on as far as what is known allows; it is called after every event, so the order in which facts
@@ -28,7 +28,7 @@ from torchrelay.protocol.placement.boundary import (
     release_outgoing_workers,
     set_boundary,
 )
-from torchrelay.protocol.placement.policy import DYING_MS, choose_sources, choose_target, judge_report
+from torchrelay.protocol.placement.policy import DYING_MS, choose_resume_point, choose_sources, judge_report
 from torchrelay.protocol.recovery.ending import NO_STATE, end_job, fall_back, interrupt_job, lose_worker, start_again
 from torchrelay.protocol.recovery.placing import acquire_ranks
 from torchrelay.protocol.recovery.replicas import DETECTOR, differing_at_the_end
@@ -139,7 +139,7 @@ def owes_report(cluster: Cluster, job: Job, seat: Seat) -> bool:
 
 
 def agree(cluster: Cluster, job: Job) -> Cluster:
-    """When all survivors have reported: the target. Who is silent too long is lost."""
+    """When all survivors have reported: the resume point. A worker that is silent too long is lost."""
     now = cluster.now_ms
     owing = [seat for _, seat in sorted(job.seats.items()) if owes_report(cluster, job, seat)]
     for seat in owing:
@@ -149,29 +149,29 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
             return lose_worker(cluster, seat.worker, cause=cause, detector="report deadline", ended=False)
     if owing:
         return cluster
-    target, reason = choose_target(job.seats, job.target)
-    if target is None and job.rolled is not None:
-        target, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
-    if target is None and any(seat.outgoing is not None for seat in job.seats.values()):
-        target, reason = job.boundary, f"all ranks change hands, and their outgoing workers stand after {job.boundary}"
-    if target is None and not job.trained and not left_records(job):
+    point, reason = choose_resume_point(job.seats, job.resume_point)
+    if point is None and job.rolled is not None:
+        point, reason = job.rolled, f"of {job.rolled} there is a snapshot of every rank"
+    if point is None and any(seat.outgoing is not None for seat in job.seats.values()):
+        point, reason = job.boundary, f"all ranks change hands, and their outgoing workers stand after {job.boundary}"
+    if point is None and not job.trained and not left_records(job):
         return start_again(cluster, job, "no rank had joined yet")
     if (
-        target is None
+        point is None
         and job.snapshot_every
         and any(now - worker.since_ms < DYING_MS for worker in still_ending(cluster, job))
     ):
         return cluster  # with their ends it is told which snapshots are on their nodes
-    if target is None:
+    if point is None:
         return go_back(cluster, job, f"every rank that held state is lost{last_of(job)}")
-    if target == START:
+    if point == START:
         return start_again(cluster, job, "nothing was committed yet")
     for rank, seat in sorted(job.seats.items()):
-        misplaced = unable(seat, target)
+        misplaced = unable(seat, point)
         if misplaced:
             assert seat.worker is not None, "what a lost holder reported is forgotten"
             return lose_worker(cluster, seat.worker, cause=misplaced, detector=f"report of rank {rank}", ended=False)
-    return decide(cluster, job, target, reason)
+    return decide(cluster, job, point, reason)
 
 
 def last_of(job: Job) -> str:
@@ -188,46 +188,46 @@ def left_records(job: Job) -> bool:
     return any(record.point > START for seat in job.seats.values() for record in seat.private)
 
 
-def unable(seat: Seat, target: Point) -> str:
-    """Why this worker cannot come to the safepoint after the target; empty if it can."""
+def unable(seat: Seat, point: Point) -> str:
+    """Why this worker cannot come to the safepoint after `point`; empty if it can."""
     report = seat.report
     if report is None:
         return ""
     if report.committed is None:
-        if report.caught_up in (None, target):
+        if report.caught_up in (None, point):
             return ""
-        return f"replacement was brought to {report.caught_up}, the job goes on from {target}"
-    if judge_report(seat, target) is None:
-        return f"stands at {report.committed} ({report.phase}), the job goes on from {target}"
+        return f"replacement was brought to {report.caught_up}, the job goes on from {point}"
+    if judge_report(seat, point) is None:
+        return f"stands at {report.committed} ({report.phase}), the job goes on from {point}"
     return ""
 
 
-def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
-    """Fix the target, and note what each survivor holds or will hold."""
+def decide(cluster: Cluster, job: Job, point: Point, reason: str) -> Cluster:
+    """Fix the resume point, and note what each survivor holds or will hold."""
     now = cluster.now_ms
     verdicts: dict[Rank, Verdict] = {}
     for rank, seat in sorted(job.seats.items()):
-        verdict = judge_report(seat, target)
+        verdict = judge_report(seat, point)
         if verdict is not None:
             verdicts[rank] = verdict
         stands = verdict is not None
-        job = job.with_seat(rank, replace(seat, holds=target if stands else None, serves=stands))
-    if target != job.boundary:  # what the outgoing workers of a move have is of the past
+        job = job.with_seat(rank, replace(seat, holds=point if stands else None, serves=stands))
+    if point != job.boundary:  # what the outgoing workers of a move have is of the past
         cluster = release_outgoing_workers(cluster, job)
         job = replace(cluster.jobs[job.spec.job], boundary=None)
     forward = [rank for rank, verdict in verdicts.items() if verdict is Verdict.ROLL_FORWARD]
-    text = f"redo the step after {target}"
-    if target == job.rolled:
-        text = f"{BEGUN_ANEW} {target}"
+    text = f"redo the step after {point}"
+    if point == job.rolled:
+        text = f"{BEGUN_ANEW} {point}"
     elif forward:
-        text = f"roll forward to {target} on ranks {', '.join(map(str, forward))}"
+        text = f"roll forward to {point} on ranks {', '.join(map(str, forward))}"
     incident = job.open_incident
     if incident is not None:
-        job = job.with_incident(replace(incident, verdict=text, target=target))
-    advanced = job.target is None or target > job.target
+        job = job.with_incident(replace(incident, verdict=text, resume_point=point))
+    advanced = job.resume_point is None or point > job.resume_point
     fruitless = 0 if advanced else job.fruitless
-    rolled = job.rolled if target == job.rolled else None
-    job = replace(job, target=target, trained=True, starts=0, fruitless=fruitless, rolled=rolled)
+    rolled = job.rolled if point == job.rolled else None
+    job = replace(job, resume_point=point, trained=True, starts=0, fruitless=fruitless, rolled=rolled)
     job = job.mark(Mark.AGREED, now)
     return cluster.with_job(job.enter(JobPhase.PREPARING, now, f"{text}: {reason}"))
 
@@ -237,36 +237,36 @@ def decide(cluster: Cluster, job: Job, target: Point, reason: str) -> Cluster:
 
 def prepare(cluster: Cluster, job: Job) -> Cluster:
     """When every rank stands at the safepoint: reconfigure. A replacement needs what its rank's former holder left."""
-    now, target = cluster.now_ms, job.target
-    assert target is not None, "a target is decided before anybody prepares for it"
+    now, point = cluster.now_ms, job.resume_point
+    assert point is not None, "the resume point is decided before any rank prepares for it"
     for rank, seat in sorted(job.seats.items()):
         if seat.holds is None and not cluster.still_held(job.spec.job, rank):
-            lacking = what_lacks(cluster, job, rank, target)
+            lacking = what_lacks(cluster, job, rank, point)
             if lacking:
                 return go_back(cluster, job, lacking)
     for _, seat in sorted(job.seats.items()):
         since = max(job.phase_ms, seat.assigned_ms)
         if seat.worker is not None and not seat.ready and now - since >= job.spec.ready_ms:
-            cause = f"did not reach the safepoint of {target} within {job.spec.ready_ms / 1000:g} s"
+            cause = f"did not reach the safepoint of {point} within {job.spec.ready_ms / 1000:g} s"
             return lose_worker(cluster, seat.worker, cause=cause, detector="safepoint deadline", ended=False)
     if all(seat.ready for seat in job.seats.values()):
         job = job.mark(Mark.READY, now)
-        return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, f"all ranks stand after {target}"))
+        return cluster.with_job(job.enter(JobPhase.RECONFIGURING, now, f"all ranks stand after {point}"))
     return cluster
 
 
-def what_lacks(cluster: Cluster, job: Job, rank: Rank, target: Point) -> str:
+def what_lacks(cluster: Cluster, job: Job, rank: Rank, point: Point) -> str:
     """What is needed for this rank's replacement, and can not be had; empty if it can, or if that is not known yet."""
     seat, now = job.seats[rank], cluster.now_ms
     if job.rolled is not None:
         late = now - job.phase_ms >= job.spec.ready_ms
-        there = seat.record_of(target) is not None and bool(nodes_with(job, rank, target))
+        there = seat.record_of(point) is not None and bool(nodes_with(job, rank, point))
         if not there and (late or not may_come(cluster, job, rank)):
-            return f"the snapshot of rank {rank} at {target} is lost"
-    elif seat.record_of(target) is None:
+            return f"the snapshot of rank {rank} at {point} is lost"
+    elif seat.record_of(point) is None:
         asked_ms = max(job.phase_ms, seat.ended_ms)
         if not buddies_to_ask(cluster, job, rank) or now - asked_ms >= job.spec.report_ms:
-            return f"rank {rank}'s private state at {target} is lost"
+            return f"rank {rank}'s private state at {point} is lost"
     elif shards_known(job, rank) and not sources_of(cluster, job, rank):
         return f"no replica holds the shard of rank {rank}"
     return ""
@@ -295,11 +295,11 @@ def buddies_to_ask(cluster: Cluster, job: Job, rank: Rank) -> list[tuple[Rank, W
 
 def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -> list[tuple[Rank, Worker]]:
     """Sources of this rank's state: its outgoing worker first, then replicas, then outgoing workers of others."""
-    assert job.target is not None, "state is fetched for a target"
+    assert job.resume_point is not None, "state is fetched for a resume point"
     if job.rolled is not None:
         return keepers_of(cluster, job, rank, tried=tried)
     found = outgoing_workers_of(cluster, job, rank, (rank,), tried=tried)
-    replicas = choose_sources(job.seats, rank, job.target, tried=tried)
+    replicas = choose_sources(job.seats, rank, job.resume_point, tried=tried)
     for other in replicas:
         holder = job.seats[other].worker
         if holder is not None:
@@ -311,10 +311,10 @@ def sources_of(cluster: Cluster, job: Job, rank: Rank, *, tried: bool = False) -
 def outgoing_workers_of(
     cluster: Cluster, job: Job, rank: Rank, those: Iterable[Rank], *, tried: bool
 ) -> list[tuple[Rank, Worker]]:
-    """Outgoing workers of these ranks that stand at the target and have the shard of `rank`."""
+    """Outgoing workers of these ranks that stand at the resume point and have the shard of `rank`."""
     seat = job.seats[rank]
     found: list[tuple[Rank, Worker]] = []
-    for other in those if job.target == job.boundary else ():
+    for other in those if job.resume_point == job.boundary else ():
         name = job.seats[other].outgoing
         outgoing = None if name is None else cluster.workers.get(name)
         mistrusted = other in seat.distrusted or (other in seat.failed and not tried)
@@ -342,8 +342,8 @@ def store_host(job: Job) -> Rank:
 
 
 def is_restored(job: Job, seat: Seat) -> bool:
-    """Whether its holder has the state of the target; at the first wiring there is neither."""
-    return seat.holds == job.target
+    """Whether its holder has the state of the resume point; at the first wiring there is neither."""
+    return seat.holds == job.resume_point
 
 
 def reconfigure(cluster: Cluster, job: Job) -> Cluster:
@@ -358,10 +358,10 @@ def reconfigure(cluster: Cluster, job: Job) -> Cluster:
             continue
         if sources_of(cluster, job, rank):
             continue
-        target = seat.worker
-        if seat.outgoing is not None and target is not None:  # it has all of the state still, and can go on
+        holder = seat.worker
+        if seat.outgoing is not None and holder is not None:  # it has all of the state still, and can go on
             cause = "its state could not be had, verified"
-            return lose_worker(cluster, target, cause=cause, detector="restore", ended=False)
+            return lose_worker(cluster, holder, cause=cause, detector="restore", ended=False)
         if sources_of(cluster, job, rank, tried=True):
             return try_again(cluster, job, f"no source delivered the state of rank {rank}: all are asked again")
         return unrestored(cluster, job, rank)
@@ -391,7 +391,7 @@ def try_again(cluster: Cluster, job: Job, reason: str) -> Cluster:
     """
     if job.open_incident is None:  # nobody was lost, and yet training stops: that is an interruption like others
         job = job.suffer(Fault(reason, "deadline", job.moment(cluster.now_ms)), cluster.now_ms)
-    if job.target is None and job.phase is JobPhase.RECONFIGURING:
+    if job.resume_point is None and job.phase is JobPhase.RECONFIGURING:
         return start_again(cluster, job, reason)
     return interrupt_job(cluster, job, reason)
 
@@ -418,7 +418,7 @@ def resume(cluster: Cluster, job: Job) -> Cluster:
     # What was raised in the wake of this fault, and did not end its worker, is settled by now.
     raised = tuple(entry for entry in job.raised if entry.fatal)
     job = replace(job, seats=seats, raised=raised)
-    why = "training" if job.target is None else f"training on after {job.target}"
+    why = "training" if job.resume_point is None else f"training on after {job.resume_point}"
     incident = job.open_incident
     rolled_back = incident is not None and incident.lost
     job = replace(job, boundary=None, rolled=None, kept=Table())

@@ -57,7 +57,9 @@ def newest_common(cluster: Cluster, job: Job) -> Point | None:
     for closed_too in (False, True):
         nodes = [node for node in job.kept if has_room(cluster, job, node, closed_too=closed_too)]
         # Not from beyond where the job is: that is of steps which were made again since.
-        told = [one for node in nodes for one in job.kept[node] if job.target is None or one.point <= job.target]
+        told = [
+            one for node in nodes for one in job.kept[node] if job.resume_point is None or one.point <= job.resume_point
+        ]
         common = [{one.point for one in told if one.rank == rank} for rank in job.seats]
         if set.intersection(*common):
             return max(set.intersection(*common))
@@ -95,7 +97,7 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     point = newest_common(cluster, job)
     if point is None or point <= START:
         return None
-    reached = max(point, job.target or START)
+    reached = max(point, job.resume_point or START)
     rolls = rolls_to(job, reached)
     if rolls > ROLL_BUDGET:
         return None
@@ -110,7 +112,14 @@ def roll_back(cluster: Cluster, job: Job, reason: str) -> Cluster | None:
     text = f"all go back to the snapshots of {point}: {reason}"
     job = begin_generation(drop_move(job, now, text))
     job = replace(
-        job, seats=seats, target=None, boundary=None, waiting_ms=None, rolled=point, furthest=furthest, rolls=rolls
+        job,
+        seats=seats,
+        resume_point=None,
+        boundary=None,
+        waiting_ms=None,
+        rolled=point,
+        furthest=furthest,
+        rolls=rolls,
     )
     incident = job.open_incident
     assert incident is not None, "somebody was lost"
@@ -126,7 +135,7 @@ def rolls_to(job: Job, reached: Point) -> int:
 def why_not_back(cluster: Cluster, job: Job) -> str:
     """Why nobody goes back to snapshots that are there; empty if there are none, or nothing speaks against it."""
     point = newest_common(cluster, job)
-    if point is None or point <= START or rolls_to(job, max(point, job.target or START)) <= ROLL_BUDGET:
+    if point is None or point <= START or rolls_to(job, max(point, job.resume_point or START)) <= ROLL_BUDGET:
         return ""
     return f"; {job.rolls} times in a row all went back to snapshots, and came no further than {job.furthest}"
 

@@ -40,12 +40,12 @@ def worker_reported(cluster: Cluster, event: ev.WorkerReported) -> Cluster:
 
 
 def worker_ready(cluster: Cluster, event: ev.WorkerReady) -> Cluster:
-    """At the safepoint, after the target; at the first wiring, before protect(); for a move, after the boundary."""
+    """At the safepoint after the resume point; at the first wiring, before protect(); in a move, after the boundary."""
     job = cluster.jobs.get(event.job)
     if job is not None and job.phase is JobPhase.HALTING:
         return stood_at_boundary(cluster, job, event)
     found = answering(cluster, event, JobPhase.STARTING, JobPhase.PREPARING)
-    if found is None or event.point != found[0].target:
+    if found is None or event.point != found[0].resume_point:
         return cluster
     job, seat = found
     return cluster.with_job(job.with_seat(event.rank, replace(seat, ready=True)))
@@ -75,7 +75,7 @@ def record_kept(cluster: Cluster, event: ev.RecordKept) -> Cluster:
     ward = None if job is None else job.seats.get(event.ward)
     if job is None or seat is None or ward is None or event.worker not in (seat.worker, seat.outgoing):
         return cluster
-    if job.generation != event.generation or job.phase is not JobPhase.PREPARING or event.point != job.target:
+    if job.generation != event.generation or job.phase is not JobPhase.PREPARING or event.point != job.resume_point:
         return cluster
     if not event.private:
         asked = replace(ward, asked_buddies=ward.asked_buddies | {event.worker})
@@ -111,7 +111,7 @@ def reconfigure_failed(cluster: Cluster, event: ev.ReconfigureFailed) -> Cluster
 
 def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
     found = answering(cluster, event, JobPhase.RECONFIGURING)
-    if found is None or event.point != found[0].target or found[1].holds == event.point:
+    if found is None or event.point != found[0].resume_point or found[1].holds == event.point:
         return cluster
     job, seat = found
     job = job.with_seat(event.rank, replace(seat, holds=event.point)).mark(Mark.RESTORED, cluster.now_ms)
@@ -129,7 +129,7 @@ def state_restored(cluster: Cluster, event: ev.StateRestored) -> Cluster:
 def restore_failed(cluster: Cluster, event: ev.RestoreFailed) -> Cluster:
     """One source did not deliver: the next one is asked. Whose digest differed is not trusted again."""
     found = answering(cluster, event, JobPhase.RECONFIGURING)
-    if found is None or found[1].holds == found[0].target:
+    if found is None or found[1].holds == found[0].resume_point:
         return cluster
     job, seat = found
     seat = replace(seat, failed=seat.failed | {event.source})

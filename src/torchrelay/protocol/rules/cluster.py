@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection
 from dataclasses import replace
 from typing import Any
 
-from torchrelay.protocol.health.ways import MATCHING
+from torchrelay.protocol.health.stalls import MATCHING
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Order
@@ -205,7 +205,7 @@ def trained_to_death(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     comes = job.phase is JobPhase.PREPARING and is_expendable(job.seats[rank])
     if not comes and job.phase not in MOVING | {JobPhase.RUNNING, JobPhase.RESUMING}:
         return cluster
-    death = death_of(event, rank, exit_text(event), job.target if comes else None)
+    death = death_of(event, rank, exit_text(event), job.resume_point if comes else None)
     return cluster if death is None else cluster.with_job(replace(job, deaths=remember_death(job.deaths, death)))
 
 

@@ -81,7 +81,7 @@ def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Work
             yield from reconfigure_orders(cluster, job, rank, seat, worker)
         case JobPhase.RESUMING:
             if not seat.resumed:
-                yield Resume(**to(job, worker), rank=rank, point=job.target)
+                yield Resume(**to(job, worker), rank=rank, point=job.resume_point)
         case JobPhase.FINISHING:
             yield Leave(**to(job, worker), code=0)
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.ENDING | JobPhase.ENDED:
@@ -156,14 +156,14 @@ def outgoing_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     """Who has left a rank stands where it stood, and serves its state until all have theirs."""
     if (
         job.phase not in (JobPhase.PREPARING, JobPhase.RECONFIGURING)
-        or job.target is None
-        or job.target != job.boundary
+        or job.resume_point is None
+        or job.resume_point != job.boundary
     ):
         return
     for rank, seat in sorted(job.seats.items()):
         outgoing = None if seat.outgoing is None else cluster.workers.get(seat.outgoing)
         if outgoing is not None and outgoing.life is not Life.FENCING:
-            yield Decide(**to(job, outgoing), rank=rank, verdict=Verdict.REDO, point=job.target)
+            yield Decide(**to(job, outgoing), rank=rank, verdict=Verdict.REDO, point=job.resume_point)
 
 
 def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tuple[Source, ...] = ()) -> Assign:
@@ -183,20 +183,20 @@ def assign(job: Job, rank: Rank, replacement: bool, worker: Worker, examples: tu
 
 def prepare_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
     """Survivors hear their verdict, replacements where to go; both until they stand at the safepoint."""
-    assert job.target is not None, "a target is decided before anybody prepares for it"
+    assert job.resume_point is not None, "the resume point is decided before any rank prepares for it"
     if seat.ready:
         return
-    verdict = judge_report(seat, job.target)
+    verdict = judge_report(seat, job.resume_point)
     if verdict is not None:
-        yield Decide(**to(job, worker), rank=rank, verdict=verdict, point=job.target)
+        yield Decide(**to(job, worker), rank=rank, verdict=verdict, point=job.resume_point)
         return
-    record = seat.record_of(job.target)
+    record = seat.record_of(job.resume_point)
     sources = source_list(cluster, job, rank)
     if record is not None and sources:
         yield Replay(
             **to(job, worker),
             rank=rank,
-            point=job.target,
+            point=job.resume_point,
             private=record.data,
             sources=sources,
             snapshot=job.rolled is not None,
@@ -209,17 +209,17 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     Each is asked for one at a time.
     """
     busy: set[WorkerId] = set()
-    if job.phase is not JobPhase.PREPARING or job.target is None:
+    if job.phase is not JobPhase.PREPARING or job.resume_point is None:
         return
     for rank, seat in sorted(job.seats.items()):
-        if seat.holds is not None or seat.record_of(job.target) is not None:
+        if seat.holds is not None or seat.record_of(job.resume_point) is not None:
             continue
         if cluster.still_held(job.spec.job, rank):
             continue
         for other, asked in buddies_to_ask(cluster, job, rank):
             if asked.worker not in busy:
                 busy.add(asked.worker)
-                yield Recall(**to(job, asked), rank=other, ward=rank, point=job.target, restarts=job.restarts)
+                yield Recall(**to(job, asked), rank=other, ward=rank, point=job.resume_point, restarts=job.restarts)
 
 
 def reconfigure_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
@@ -236,9 +236,11 @@ def reconfigure_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worke
             wards=buddies.wards(keepers, rank),
         )
     if not is_restored(job, seat):
-        assert job.target is not None, "at the first wiring nobody has anything to restore"
+        assert job.resume_point is not None, "at the first wiring nobody has anything to restore"
         sources = source_list(cluster, job, rank)
-        yield Restore(**to(job, worker), rank=rank, point=job.target, sources=sources, snapshot=job.rolled is not None)
+        yield Restore(
+            **to(job, worker), rank=rank, point=job.resume_point, sources=sources, snapshot=job.rolled is not None
+        )
 
 
 def circle_of(cluster: Cluster, job: Job) -> dict[Rank, tuple[Rank, ...]]:

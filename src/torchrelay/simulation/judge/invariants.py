@@ -69,7 +69,7 @@ class Checker:
     def trains_on(self, job: Job) -> None:
         """Whoever resumed from a point has joined before, and has said so once: moves wait for those who have not."""
         weather = self.world.plan.weather
-        if weather.lost or weather.late or weather.reordered or job.target is None:
+        if weather.lost or weather.late or weather.reordered or job.resume_point is None:
             return  # it may be heard later
         for rank, seat in job.seats.items():
             if not seat.joined:

@@ -38,7 +38,7 @@ from pathlib import Path
 import msgspec
 from msgspec import Struct
 
-from torchrelay.protocol.health.ways import Spot
+from torchrelay.protocol.health.stalls import Spot
 from torchrelay.protocol.messages.events import PrivateRecord
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
 

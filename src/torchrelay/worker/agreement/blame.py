@@ -54,13 +54,13 @@ def tell_raised(session: Session, error: BaseException, *, fatal: bool, kind: st
         worker=session.worker,
         job=session.job,
         rank=session.rank,
-        point=session.standing.committed,
+        point=session.position.committed,
         kind=kind,
         signature=signature_of(error),
         summary=summary,
         fatal=fatal,
     )
-    session.link.say(raised)
+    session.agent.say(raised)
 
 
 def tell_failed(session: Session, error: BaseException) -> None:
@@ -71,10 +71,10 @@ def tell_failed(session: Session, error: BaseException) -> None:
         worker=session.worker,
         job=session.job,
         rank=session.rank,
-        generation=session.standing.wired,
+        generation=session.position.wired,
         summary=f"{type(error).__name__}: {_first_line(error)[:200]}",
     )
-    session.link.say(failed)
+    session.agent.say(failed)
 
 
 def kind_of(error: BaseException) -> str:

@@ -191,7 +191,7 @@ class Comparison:
             worker=self._session.worker,
             job=self._session.job,
             rank=Rank(self._session.rank),
-            generation=self._session.standing.wired,
+            generation=self._session.position.wired,
             point=Point(after),
             ranks=() if verdict.doubtful else tuple(map(Rank, verdict.differing)),
             evidence=f"{who} {how} after step {after}: {what}",
@@ -356,7 +356,7 @@ class Early:
 VARIABLE = "TORCHRELAY_DIGESTS"
 
 
-class Proof:
+class DigestLog:
     """Where the digests of one rank go."""
 
     def __init__(self, path: Path, session: Session, state: State, cursor: Cursor) -> None:
@@ -366,7 +366,7 @@ class Proof:
         self._cursor = cursor
 
     @classmethod
-    def from_environment(cls, session: Session, state: State, cursor: Cursor) -> Proof | None:
+    def from_environment(cls, session: Session, state: State, cursor: Cursor) -> DigestLog | None:
         """None unless it is asked for."""
         folder = os.environ.get(VARIABLE)
         if not folder:
@@ -383,7 +383,7 @@ class Proof:
         line = {
             "point": str(self._cursor.point),
             "digest": digest.text(),
-            "generation": self._session.standing.wired,
+            "generation": self._session.position.wired,
             "worker": self._session.worker,
         }
         self._file.write(json.dumps(line) + "\n")

@@ -73,7 +73,7 @@ class Gate:
 
     def __init__(self, session: Session, exchange: Exchange) -> None:
         self._session = session
-        self._standing = session.standing
+        self._position = session.position
         self._buddies = session.buddies
         self._snapshots = session.snapshots
         self._exchange = exchange.exchange
@@ -87,8 +87,8 @@ class Gate:
         Raises `RefusedError` if another rank is in the gate of another point, and what `also` raises.
         """
         self._session.page.keep(pending, *record)
-        standing = self._standing
-        if not standing.enter_gate():
+        position = self._position
+        if not position.enter_gate():
             raise StepInterrupted
         groups.count_aside(-1)  # who waits in here is waited for by nobody: it has begun as much as who has come
         lacking = False
@@ -105,15 +105,15 @@ class Gate:
         except RuntimeError as error:  # Gloo raises nothing more precise, and torch's own errors derive from it
             self.broken(error)
         else:
-            if complete is None and not standing.poisoned:
+            if complete is None and not position.poisoned:
                 raise RefusedError(
                     f"the ranks are at different calls: this one commits {pending}",
                     "let every rank make the same steps and sections, in the same order",
                 )
-            if standing.pass_gate():
+            if position.pass_gate():
                 return complete
         # After the report: roll forward by order, or not at all.
-        if not standing.await_verdict(self._session.welcome.patience_s):
+        if not position.await_verdict(self._session.welcome.patience_s):
             raise StepInterrupted
         return None
 
@@ -131,11 +131,11 @@ class Gate:
 
 def await_interrupt(session: Session, say: Callable[[], None]) -> None:
     """Wait to be interrupted. `say`: why we wait; said again in the generation of a halt."""
-    standing = session.standing
-    while not standing.poisoned:
-        wired = standing.wired
+    position = session.position
+    while not position.poisoned:
+        wired = position.wired
         say()
-        standing.await_poison(wired, session.welcome.patience_s)
+        position.await_poison(wired, session.welcome.patience_s)
 
 
 def world_group() -> tuple[dist.ProcessGroup, torch.device]:

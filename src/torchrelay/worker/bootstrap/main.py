@@ -1,6 +1,6 @@
 """Main: what a worker process does, from its fork to its end.
 
-link up, rehearse        a spare has the costs of a first time behind itself
+connect, rehearse        a spare has the costs of a first time behind itself
 first random state       alike in all workers, until the rank is known
 run the script           it waits for its rank where it asks for it: now a spare is warm
 end                      stand at the last safepoint, serve the state until all ranks may leave
@@ -39,8 +39,8 @@ from torchrelay.worker.agreement.blame import kind_of, line_of, print_for_people
 from torchrelay.worker.bootstrap import loaded, wiring
 from torchrelay.worker.bootstrap.run import Joining
 from torchrelay.worker.bootstrap.wiring import destroy_really
-from torchrelay.worker.control.link import EXIT_DEFECT, NotWelcome
-from torchrelay.worker.control.standing import OrdersStayedAway
+from torchrelay.worker.control.agent_connection import EXIT_DEFECT, NotWelcome
+from torchrelay.worker.control.position import OrdersStayedAway
 from torchrelay.worker.data import alongside
 from torchrelay.worker.parallel import ddp
 from torchrelay.worker.process_groups import groups
@@ -92,7 +92,7 @@ def run_worker() -> None:
     alongside.prepare()
     ddp.install()
     # A spare is warm when its script has come to the question which rank it is: imports are behind it by then.
-    session.identity.asked = lambda: session.link.say(WorkerWarm(worker=session.worker))
+    session.identity.asked = lambda: session.agent.say(WorkerWarm(worker=session.worker))
     session.identity.told = lambda order: entropy.belong_to(order.rank)
     session.identity.let_environment_wait()
     code = run_script(session, joining, argv)
@@ -120,12 +120,12 @@ def run_script(session: Session, joining: Joining, argv: list[str]) -> int:
             leave_as_child(own, 0)
         except SystemExit as end:
             leave_as_child(own, exit_code(end) if os.getpid() != own else 0)
-            session.standing.ended_at = line_of(end)
+            session.position.ended_at = line_of(end)
             code = exit_code(end)
             if code:
                 tell_raised(session, end, fatal=True)
                 return code
-        session.standing.ended_at = session.standing.ended_at or f"the end of {Path(argv[0]).name}"
+        session.position.ended_at = session.position.ended_at or f"the end of {Path(argv[0]).name}"
         return finish(session, joining)
     except OrdersStayedAway as error:
         print(f"torchrelay: {error}: this worker ends", file=sys.stderr, flush=True)
@@ -169,7 +169,7 @@ def part() -> None:
 
 def finish(session: Session, joining: Joining) -> int:
     """The script has ended with 0: serve its state until every rank has come so far. Returns the exit code."""
-    standing, link = session.standing, session.link
+    position, agent = session.position, session.agent
     calls = joining.calls
     session.identity.wait()
     if calls is None:
@@ -179,26 +179,26 @@ def finish(session: Session, joining: Joining) -> int:
         calls.end()
         calls.note_end()
     while True:
-        standing.enter(WorkerPhase.FINISHED)
-        wired = standing.wired
+        position.enter(WorkerPhase.FINISHED)
+        wired = position.wired
         finished = WorkerFinished(
             job=session.job,
-            generation=wired or standing.heard,
+            generation=wired or position.heard,
             worker=session.worker,
             rank=session.rank,
-            point=standing.committed,
+            point=position.committed,
             held="" if calls is None else calls.held(),
         )
-        link.answer(finished, Leave)
+        agent.answer(finished, Leave)
 
         def next_thing(told: Generation = wired) -> Leave | bool | None:
-            leave = standing.order(Leave)
+            leave = position.order(Leave)
             if leave is not None:
                 return leave
             # A halt may have come and gone while we were on our way here: then it is to be said again.
-            return True if standing.barred or standing.wired != told else None
+            return True if position.barred or position.wired != told else None
 
-        found = standing.wait(next_thing, None)
+        found = position.wait(next_thing, None)
         if isinstance(found, Leave):
             return found.code
         if calls is None:
@@ -208,21 +208,21 @@ def finish(session: Session, joining: Joining) -> int:
 
 def park(session: Session) -> NoReturn:
     """Interrupted without a state to go on from: all ranks will start again, and this process is ended from outside."""
-    session.standing.wait(lambda: None, session.welcome.patience_s)
+    session.position.wait(lambda: None, session.welcome.patience_s)
     raise AssertionError("nothing is waited for")
 
 
 def fail(session: Session, joining: Joining, error: BaseException) -> int:
     """An exception has left the script. Returns the exit code."""
-    standing = session.standing
+    position = session.position
     cut = any(groups.is_collective_error(one) for one in chain_of(error))
     # Who is not connected yet cannot feel what has hit others.
-    echo = cut or (standing.poisoned and standing.wired > 0)
-    if standing.committed is None and echo and not isinstance(error, TorchrelayError):
+    echo = cut or (position.poisoned and position.wired > 0)
+    if position.committed is None and echo and not isinstance(error, TorchrelayError):
         # A fault before protect(): whose it is, others know, or nobody; then all start again. This worker cannot go on,
         # and must not be blamed.
         print_for_people(error)
-        if cut and not standing.poisoned:
+        if cut and not position.poisoned:
             tell_failed(session, error)
         try:
             park(session)

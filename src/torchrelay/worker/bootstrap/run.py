@@ -190,7 +190,7 @@ class Joining:
             snapshot_every=None if session.replacement else built.snapshot_every,
             snapshot_buddies=built.snapshot_buddies,
         )  # fmt: skip
-        session.link.say(joined)
+        session.agent.say(joined)
         cursor = Cursor()
         self.calls = self._begin(built, cursor, shard, options.rehearse)
         register_optimizer_step_pre_hook(self.calls.before_update)
@@ -206,8 +206,8 @@ class Joining:
             return Calls(session, state, cursor, partial(_arrive, session, cursor, checkpoints), shard, rehearse)
         loaded.tell(session, checkpoints)
         calls = Calls(session, state, cursor, None, shard)
-        session.standing.start(START)
-        session.standing.enter(WorkerPhase.BETWEEN)
+        session.position.start(START)
+        session.position.enter(WorkerPhase.BETWEEN)
         return calls
 
 

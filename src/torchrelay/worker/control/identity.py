@@ -184,7 +184,7 @@ def _wait_for_rank() -> None:
         _wait()
 
 
-CONTROL_THREAD = "torchrelay link"  # it brings the rank, so it must not wait for it
+CONTROL_THREAD = "torchrelay agent"  # it brings the rank, so it must not wait for it
 
 
 def make_environment_wait(wait: Callable[[], Any]) -> None:

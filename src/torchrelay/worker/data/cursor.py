@@ -94,7 +94,7 @@ class Frame(Struct, array_like=True, tag="loop"):
     since: Since | None = None  # if there is a call before the loop in the same turn
 
 
-class Record(Struct, array_like=True):
+class LoopRecord(Struct, array_like=True):
     """Where a script is: its open loops, outermost first."""
 
     frames: list[Frame]
@@ -110,11 +110,11 @@ class Diverged(TorchrelayError):
     """A replacement's script did not take the path that the record tells of."""
 
 
-_decoder = msgspec.msgpack.Decoder(Record)
+_decoder = msgspec.msgpack.Decoder(LoopRecord)
 _call_decoder = msgspec.msgpack.Decoder(Call)
 
 
-def decode_record(data: bytes) -> Record:
+def decode_record(data: bytes) -> LoopRecord:
     """Decode what `Cursor.record` has encoded. Raises `ValueError` for anything else."""
     try:
         record = _decoder.decode(data)
@@ -149,7 +149,7 @@ class _Followed:
 class Cursor:
     """The place of one script. Only the main thread moves it; it may be read while that stands still."""
 
-    def __init__(self, record: Record | None = None) -> None:
+    def __init__(self, record: LoopRecord | None = None) -> None:
         """`record`: for a replacement, where to go, if that is known already."""
         self._stack = [Frame("script")]
         self._open = {id(self._stack[0])}
@@ -169,7 +169,7 @@ class Cursor:
         if record is not None:
             self.follow(record)
 
-    def follow(self, record: Record) -> None:
+    def follow(self, record: LoopRecord) -> None:
         """For a replacement, before its first loop or call: where to go."""
         assert len(self._stack) == 1, "loops wait until it is known where to go"
         self._followed.append(_Followed(record.frames[0], record.frames[1:]))
@@ -213,7 +213,7 @@ class Cursor:
 
     def record(self) -> bytes:
         """The place now, encoded."""
-        return msgspec.msgpack.encode(Record(self._stack))
+        return msgspec.msgpack.encode(LoopRecord(self._stack))
 
     def last_call(self) -> bytes:
         """The call that was committed last, with its result, encoded. At a safepoint only."""

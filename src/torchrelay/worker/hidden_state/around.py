@@ -32,7 +32,7 @@ from torchrelay.worker.hidden_state.graph import (
     told_apart,
     variables_of,
 )
-from torchrelay.worker.hidden_state.leaves import Stands
+from torchrelay.worker.hidden_state.leaves import NamedLeaf
 from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.source.names import functions_in
@@ -146,7 +146,7 @@ def _doer(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]
     """A function in a variable, as one that may give way to another."""
     if leaf.holder is not None and is_function(leaf.value):
         path = f"{told_apart(leaf, named).path}{STANDS}"
-        yield Stands(path, leaf.holder, leaf.name, leaf.value)
+        yield NamedLeaf(path, leaf.holder, leaf.name, leaf.value)
 
 
 def _of_cache(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Iterator[Leaf]:

@@ -32,8 +32,8 @@ from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
 from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
 from torchrelay.worker.hidden_state.leaves import (
     MAX_DEPTH,
-    Standing,
-    Stands,
+    Named,
+    NamedLeaf,
     Within,
     slot_names,
     slot_value,
@@ -123,7 +123,7 @@ class Walk:
             if leaf.value is MISSING and leaf.name is HOLDER:
                 self.holders[leaf.path] = leaf.holder
                 continue
-            if type(leaf) is Stands:
+            if type(leaf) is NamedLeaf:
                 self.leaves[leaf.path] = leaf
                 continue
             if leaf.value is MISSING:
@@ -174,7 +174,7 @@ class Walk:
 
     def _doer(self, path: str, holder: Any, name: Any, value: Any) -> None:
         if holder is not None and (doers.is_function(value) or _is_object(type(value), name)):
-            self.leaves[path + STANDS] = Stands(path + STANDS, holder, name, value)
+            self.leaves[path + STANDS] = NamedLeaf(path + STANDS, holder, name, value)
 
     def _context(self, path: str, variable: contextvars.ContextVar[Any], depth: int) -> None:
         found = value_in_context(variable)
@@ -198,7 +198,7 @@ class Walk:
             return
         self._seen.add(id(value))
         if holder is not None and doers.is_row(value):
-            self.leaves[path + STANDS] = Stands(path + STANDS, holder, name, value)
+            self.leaves[path + STANDS] = NamedLeaf(path + STANDS, holder, name, value)
         self.opened[path] = Leaf(path, holder, name, value)
         inner = value if type(value) in (dict, list, *made.DICTS) else None
         if inner is not None and holder is not None:
@@ -289,7 +289,7 @@ class Walk:
             self._later(_hung(f"{path}.{name}", type(parameter), getattr(parameter, "__dict__", {}), MAX_DEPTH))
 
 
-class Hooks(Stands):
+class Hooks(NamedLeaf):
     """The functions of the script that a module calls by the way."""
 
     __slots__ = ()
@@ -300,7 +300,7 @@ class Hooks(Stands):
 
     def read(self) -> Any:
         """All of them, as one."""
-        return Standing(self.thing())
+        return Named(self.thing())
 
     def thing(self) -> Any:
         """A row of them; it cannot be set."""

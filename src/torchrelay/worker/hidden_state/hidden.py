@@ -40,7 +40,7 @@ STATE_LEAVES = 1 << 15
 _OURS_ALONE = (list, tuple, range, dict, str, bytes, torch.Tensor)  # these have no attributes to look at
 
 
-class Record(Struct, array_like=True):
+class HiddenRecord(Struct, array_like=True):
     """What of the hidden state is told in a private record."""
 
     state: bytes
@@ -49,7 +49,7 @@ class Record(Struct, array_like=True):
     lacking: dict[str, str] = {}  # what changes and cannot be told, see `moving`
 
 
-_decode = msgspec.msgpack.Decoder(Record).decode
+_decode = msgspec.msgpack.Decoder(HiddenRecord).decode
 _decode_parts = msgspec.msgpack.Decoder(list[tuple[str, bytes]]).decode
 
 
@@ -362,7 +362,7 @@ class Hidden:
                 resting.append((one.name, one.moving.record()))
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
-        told = Record(self.state.record(), [*resting, *self._waiting], list(self._late), self.state.lacking)
+        told = HiddenRecord(self.state.record(), [*resting, *self._waiting], list(self._late), self.state.lacking)
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:

@@ -138,7 +138,7 @@ class Entries(Leaf):
         return made.Filled(found) if is_fillable(found) else MISSING
 
 
-class Standing:
+class Named:
     """What stands in a place and is no value: a function, a method, a class, a module, an object."""
 
     __slots__ = ("value",)
@@ -147,18 +147,18 @@ class Standing:
         self.value = value
 
 
-class Stands(Leaf):
+class NamedLeaf(Leaf):
     """A place of which it counts by what name the thing goes that stands there, see `doers`."""
 
     __slots__ = ()
 
     def __init__(self, path: str, holder: Any, name: Any, value: Any) -> None:
-        super().__init__(path, holder, name, Standing(value))
+        super().__init__(path, holder, name, Named(value))
 
     def read(self) -> Any:
         """`MISSING` if it is a value that stands there now."""
         found = self.thing()
-        return MISSING if found is MISSING or _is_value(found) else Standing(found)
+        return MISSING if found is MISSING or _is_value(found) else Named(found)
 
     def thing(self) -> Any:
         """What stands there, as it is."""

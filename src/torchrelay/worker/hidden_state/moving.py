@@ -27,7 +27,7 @@ from torchrelay.errors import RefusedError, StateMismatchError
 from torchrelay.worker.hidden_state import doers, generators, graph, made, told, variables
 from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
-from torchrelay.worker.hidden_state.leaves import Standing, Stands, Within
+from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
 from torchrelay.worker.hidden_state.signatures import (
     EACH,
@@ -104,7 +104,7 @@ class Moving:
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
         self._large: dict[str, int] = {}  # by path, the id of what was there
         self._looks = 0
-        self._standing: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
+        self._before_loop: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
 
     def look(self) -> list[str]:
         """What has changed since the last look; it is kept from now on. Raises `RefusedError` for what cannot be."""
@@ -210,21 +210,21 @@ class Moving:
         """By what name it goes that stands there; empty if it is told each time, or looked at now and then only."""
         value = leaf.value
         seldom = isinstance(leaf.holder, type) or leaf.holder is None or path in self._noted or path in self.kept
-        if seldom or not (type(leaf) is Stands or (made.is_made(value) and not isinstance(value, dict))):
+        if seldom or not (type(leaf) is NamedLeaf or (made.is_made(value) and not isinstance(value, dict))):
             return ""  # as of hooks
-        return called_now(value.value if isinstance(value, Standing) else value)
+        return called_now(value.value if isinstance(value, Named) else value)
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
-        self._standing = self._iterators() if self._orders else {}
+        self._before_loop = self._iterators() if self._orders else {}
 
     def _iterators(self) -> dict[str, tuple[int, str]]:
         found = ((path, leaf.read()) for path, leaf in self._walk.leaves.items())
         return {path: (id(one), generators.place_of(one)) for path, one in found if type(one) in graph.ITERATORS}
 
     def _check_iterators(self) -> None:
-        now = self._iterators() if self._standing else {}
-        for path, (number, place) in self._standing.items():
+        now = self._iterators() if self._before_loop else {}
+        for path, (number, place) in self._before_loop.items():
             if path in now and now[path][0] == number and now[path][1] != place:
                 raise told.epochs_on(path)
 
@@ -233,7 +233,7 @@ class Moving:
         leaf = self._walk.leaves[path]
         if isinstance(leaf.value, Filled):
             return self._judge_entries(path, leaf, is_new=before is MISSING)
-        if isinstance(leaf.value, Standing):
+        if isinstance(leaf.value, Named):
             return self._judge_doer(path, leaf, before)
         if self._seen[path][0] in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
@@ -385,7 +385,7 @@ class Moving:
         moved = moved or path in self.kept
         if value is MISSING:
             return []
-        if kind is Standing:
+        if kind is Named:
             first = self._first_of.setdefault(id(value.value), path)
             return [(path, told.tell_doer(path, value.value, first), True, moved)]
         named = self.kept.get(path + STANDS)
@@ -449,9 +449,9 @@ class Moving:
                     told.take(leaf, values.decode(value))
             entries = told.make(entries, self._anew)
             self._walk = self._go()
-        standing = [entry for entry in entries if entry[0].endswith(STANDS)]
-        if standing:
-            self._put_each(sorted(standing, key=lambda entry: len(entry[0])), again=again, lenient=lenient)
+        named = [entry for entry in entries if entry[0].endswith(STANDS)]
+        if named:
+            self._put_each(sorted(named, key=lambda entry: len(entry[0])), again=again, lenient=lenient)
             self._walk = self._go()
         rest = [entry for entry in entries if not entry[0].endswith(STANDS)]
         self._put_each(rest, again=again, lenient=lenient)
@@ -471,7 +471,7 @@ class Moving:
     def _take(self, leaf: Leaf, value: Any, *, again: bool) -> bool:
         if type(value) is list and len(value) == 2 and value[0] == told.SAME:
             other = self._leaf(value[1])
-            return other is not None and leaf.put(other.thing() if type(other) is Stands else other.read())
+            return other is not None and leaf.put(other.thing() if type(other) is NamedLeaf else other.read())
         if type(value) is list and len(value) == 1 and doers.is_told(value[0]):
             return told.take_doer(leaf, value[0], self._walk.objects)
         in_place = told.bring_back(leaf, self._marked.get(leaf.path)) if again else None
@@ -490,7 +490,7 @@ class Moving:
             return found
         if path.endswith(STANDS):
             place = self._leaf(path.removesuffix(STANDS))
-            return None if place is None or place.holder is None else Stands(path, place.holder, place.name, None)
+            return None if place is None or place.holder is None else NamedLeaf(path, place.holder, place.name, None)
         plain = leaves.get(path.removesuffix(ENTRIES))
         if plain is not None and graph.is_fillable(plain.value):
             return graph.Entries(path, plain.holder, plain.name, Filled(plain.value))

@@ -13,7 +13,7 @@ import xxhash
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
-from torchrelay.worker.hidden_state.leaves import Standing
+from torchrelay.worker.hidden_state.leaves import Named
 from torchrelay.worker.hidden_state.made import Filled
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.tensors import arguments
@@ -119,7 +119,7 @@ def _entries(value: Filled) -> tuple[str, Any]:
 _TOLD: dict[type, Callable[[Any], tuple[str, Any]]] = {
     itertools.count: lambda value: ("count", repr(value)),
     Filled: _entries,
-    Standing: lambda value: ("doer", doers.name_of(value.value)),
+    Named: lambda value: ("doer", doers.name_of(value.value)),
     **dict.fromkeys(graph.BUFFERS, lambda value: ("buffer", xxhash.xxh3_64_digest(value))),
 }
 

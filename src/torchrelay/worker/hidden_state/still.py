@@ -25,7 +25,7 @@ import torch
 from torchrelay.worker.hidden_state import generators, graph, made
 from torchrelay.worker.hidden_state.doers import is_function, name_of
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
-from torchrelay.worker.hidden_state.leaves import Standing, Within
+from torchrelay.worker.hidden_state.leaves import Named, Within
 from torchrelay.worker.hidden_state.signatures import LARGEST
 from torchrelay.worker.tensors.entries import entries_of, keys_of
 
@@ -277,7 +277,7 @@ def called_now(value: Any) -> str:
 
 
 def _thing(read: Any) -> Any:
-    return read.value if isinstance(read, Standing) else read
+    return read.value if isinstance(read, Named) else read
 
 
 def _is_place(holder: Any, name: Any) -> bool:

@@ -17,7 +17,7 @@ import torch
 from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
-from torchrelay.worker.hidden_state.leaves import Stands, Within
+from torchrelay.worker.hidden_state.leaves import NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import PLAIN, WIDTH, Filled
 from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, signature_of
 from torchrelay.worker.source.names import declared_globals
@@ -117,7 +117,7 @@ def tell_doer(path: str, doer: Any, first: str) -> bytes:
 
 def take_doer(leaf: Leaf, told: Any, objects: list[Any]) -> bool:
     """Let it stand in this place; returns whether it can be had."""
-    live = leaf.thing() if type(leaf) is Stands else leaf.read()
+    live = leaf.thing() if type(leaf) is NamedLeaf else leaf.read()
     found = doers.make(told, live, objects)
     return found is not MISSING and (found is live or leaf.put(found))
 

@@ -31,10 +31,10 @@ from torchrelay.protocol.messages.ids import Generation, JobId, Point, Rank, Wor
 from torchrelay.protocol.placement.buddies import COPIES
 from torchrelay.wire.files.page import Page
 from torchrelay.wire.files.snapshot_store import DIGEST, NoRoom, Sizes, SnapshotStore
-from torchrelay.wire.messages.link import Welcome
+from torchrelay.wire.messages.worker_frames import Welcome
+from torchrelay.worker.control.agent_connection import AgentConnection
 from torchrelay.worker.control.identity import Identity
-from torchrelay.worker.control.link import Link
-from torchrelay.worker.control.standing import Standing
+from torchrelay.worker.control.position import Position
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.snapshot_upload import upload_snapshot
 from torchrelay.worker.state.record import with_values
@@ -84,9 +84,9 @@ class Host(Protocol):
     worker: WorkerId
     job: JobId
     page: Page
-    standing: Standing
+    position: Position
     identity: Identity
-    link: Link
+    agent: AgentConnection
     welcome: Welcome
     buddies: Buddies
 
@@ -221,7 +221,7 @@ class Snapshots:
             snapshot_every=self.every,
             snapshot_buddies=self._state.snapshot_buddies,
         )
-        session.link.say(joined)
+        session.agent.say(joined)
 
     def passed(self, complete: bool | None, *, step: bool = True) -> None:
         """A gate was passed. `complete`: whether no rank lacks what was taken before it; None: nobody has told us."""
@@ -282,7 +282,7 @@ class _Sender(threading.Thread):
         self._session = session
         self._what = what
         self._keep = keep
-        self._generation: Generation = session.standing.wired
+        self._generation: Generation = session.position.wired
         self.start()
 
     def stop(self) -> None:

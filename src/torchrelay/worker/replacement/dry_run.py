@@ -62,7 +62,7 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go, r
     """
     whole = False
     session.rehearsing = True
-    rest = partial(session.standing.rest, enough=lambda: called_for(session))
+    rest = partial(session.position.rest, enough=lambda: called_for(session))
     try:
         told = _fetch(session)
         state.reserve = Reserve(told.pieces, Pace(rest, session.identity.assigned_cpu_s))
@@ -75,16 +75,16 @@ def prepare(session: Session, state: State, functions: list[Function], go: Go, r
         whole = False
     finally:
         session.rehearsing = False
-    session.link.say(WorkerPrepared(worker=session.worker, note=note))
+    session.agent.say(WorkerPrepared(worker=session.worker, note=note))
     return whole and bool(told.layouts)
 
 
 def called_for(session: Session) -> bool:
     """Whether there is no time any more: the place is known, or the rank is ours alone by now."""
-    standing = session.standing
-    assigned = standing.order(Assign)
+    position = session.position
+    assigned = position.order(Assign)
     alone = assigned is not None and not assigned.examples
-    return standing.poisoned or alone or standing.order(Replay) is not None
+    return position.poisoned or alone or position.order(Replay) is not None
 
 
 def _lay_out(state: State, told: Told) -> None:

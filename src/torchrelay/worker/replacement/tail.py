@@ -144,7 +144,7 @@ REMEDY = (
 )
 
 
-class Way(Watched):
+class TailReplay(Watched):
     """From the first place behind a step to the last recorded call.
 
     The predecessor had trained when its script did that; here the model is as it was built. If no call ahead changes

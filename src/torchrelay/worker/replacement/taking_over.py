@@ -16,10 +16,10 @@ from torchrelay.errors import UnprovedError
 from torchrelay.protocol.messages.ids import Point
 from torchrelay.protocol.messages.orders import Replay
 from torchrelay.worker.data import alongside
-from torchrelay.worker.data.cursor import Call, Cursor, Record, Skip, decode_call, decode_record
+from torchrelay.worker.data.cursor import Call, Cursor, LoopRecord, Skip, decode_call, decode_record
 from torchrelay.worker.replacement import foresight
 from torchrelay.worker.replacement.given import Doubt, Function
-from torchrelay.worker.replacement.tail import Tail, Way
+from torchrelay.worker.replacement.tail import Tail, TailReplay
 from torchrelay.worker.retry import late, plain, returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
@@ -56,7 +56,7 @@ class TakingOver:
         self._inherited: tuple[tuple[bytes | memoryview, ...], bytes] = ((), b"")
         self._cursor = cursor
         self._kept = kept
-        self._way: Way | None = None
+        self._way: TailReplay | None = None
         self._tail: Tail | None = None
         self._between: BetweenCalls | None = None  # with save() and load()
         self._random = random_state.capture()  # when the script went on last
@@ -100,7 +100,7 @@ class TakingOver:
         if not cursor.is_behind_changes:
             return  # the state is the initial one, as it is here
         if self._way is None:
-            self._way = Way(self._state, cursor, lambda: self._keeping(self._bringing.tensors))
+            self._way = TailReplay(self._state, cursor, lambda: self._keeping(self._bringing.tensors))
             self._way.begin()
         ahead, moved = cursor.next_entry(), frozenset[str]()
         if isinstance(ahead, Call) and ahead.before and (behind_a_call or not ahead.moved):
@@ -186,7 +186,7 @@ class Bringing:
 
         `told`: with a snapshot, which holds what the script has made of them since.
         """
-        order = self._session.standing.order(Replay)
+        order = self._session.position.order(Replay)
         if order is not None and order.snapshot:
             self.state()  # nobody stands there who could tell them alone
             if told:
@@ -215,12 +215,12 @@ class Bringing:
         tried: Replay | None = None
 
         def fresh() -> Replay | None:
-            order = session.standing.order(Replay)
+            order = session.position.order(Replay)
             return None if order is tried else order
 
         failures = 0
         while True:
-            order = session.standing.wait(fresh, session.welcome.patience_s)
+            order = session.position.wait(fresh, session.welcome.patience_s)
             try:
                 return fetch(order, session.new_transfer())
             except transfer.TransferCancelled:
@@ -230,7 +230,7 @@ class Bringing:
                     raise transfer.misfit_error(error) from error
                 print(f"torchrelay: what is held at {order.point} did not come: {error}", file=sys.stderr, flush=True)
                 # Nobody else knows of it. If its sources are lost, another order follows; else it may go better.
-                session.standing.rest(AGAIN_S, lambda: fresh() is not order)  # noqa: B023  called in this turn only
+                session.position.rest(AGAIN_S, lambda: fresh() is not order)  # noqa: B023  called in this turn only
                 failures = failures + 1 if fresh() is order else 0
                 if failures == TRIES:
                     raise UnprovedError(
@@ -280,18 +280,18 @@ def await_place(session: Session, cursor: Cursor) -> Private:
 
     Orders are repeated: if no source can give the record, the next order names others.
     """
-    standing = session.standing
+    position = session.position
     tried: Replay | None = None
 
     def fresh() -> Replay | None:
-        order = standing.order(Replay)
+        order = position.order(Replay)
         if order is None or order is tried:
             return None
-        standing.bring_to(order.point)
+        position.bring_to(order.point)
         return order
 
     while True:
-        order = standing.wait(fresh, session.welcome.patience_s)
+        order = position.wait(fresh, session.welcome.patience_s)
         session.identity.take_over_output()
         private = decode_private(order.private)
         record = decode_record(private.place)
@@ -304,7 +304,7 @@ def await_place(session: Session, cursor: Cursor) -> Private:
         tried = order
 
 
-def _complete(session: Session, record: Record, order: Replay) -> bytes | None:
+def _complete(session: Session, record: LoopRecord, order: Replay) -> bytes | None:
     """The lost worker did not live to see its last call return: what it has not foreseen comes from other ranks.
 
     Returns what else another rank lends; None if nothing has come. Raises `UnprovedError` if nobody knows the result.

@@ -15,7 +15,7 @@ import msgspec
 import torch
 
 from torchrelay.errors import RefusedError, UnprovedError
-from torchrelay.worker.state.private import Private, Record
+from torchrelay.worker.state.private import Private, PrivateState
 
 LOST = ""  # it is a copy of nothing
 
@@ -77,5 +77,5 @@ def make_again(private: Private, copies: dict[str, str] | None) -> None:
             buffers[name].copy_(buffers[origin])
 
 
-def _decode(record: bytes) -> Record:
-    return msgspec.msgpack.decode(record, type=Record) if record else Record({}, [], [])
+def _decode(record: bytes) -> PrivateState:
+    return msgspec.msgpack.decode(record, type=PrivateState) if record else PrivateState({}, [], [])

@@ -59,8 +59,8 @@ class Redo:
         self._calls = 0
         self._looks = 0  # that came to the gate of their call
         self._probe = Probe(state)
-        self._buffers: Buffers = state.private.standing
-        self._bound = self._standing = self._buffers.bound()  # buffers at the entry, and as seen last
+        self._buffers: Buffers = state.private.module_buffers
+        self._bound = self._bound_now = self._buffers.bound()  # buffers at the entry, and as seen last
         self._moving: set[str] | None = None  # buffers that change in a call; None until the first probes are over
         self._seen_moving: set[str] = set()
         self._copied: dict[str, Copied] = {}  # parts that are known to change before the gate
@@ -124,8 +124,8 @@ class Redo:
     def _refresh(self) -> None:
         """Buffers may be others than before: a forward pass has bound them anew."""
         self._state.private.refresh()
-        if self._standing is not (standing := self._buffers.bound()):
-            self._standing = standing
+        if self._bound_now is not (bound_now := self._buffers.bound()):
+            self._bound_now = bound_now
             self._probe.buffers = self._state.private.buffers()
             self._stale = True
 

@@ -33,7 +33,7 @@ from torchrelay.worker.tensors import memory, values
 LIMIT = 768 << 10
 
 
-class Record(Struct, frozen=True):
+class PrivateState(Struct, frozen=True):
     """What a private record holds."""
 
     generators: dict[str, bytes]
@@ -62,8 +62,8 @@ class Private:
         """`parts`: of the state: of those that are each rank's own, see `own`."""
         self.own = Own(parts)
         self._own_buffers: set[str] = set()
-        self.standing = Buffers(modules)
-        self._all = self.standing.now
+        self.module_buffers = Buffers(modules)
+        self._all = self.module_buffers.now
         self.rebound: set[str] = set()  # names of buffers that gave way to others
         self._certain = _batch_norm_buffers(modules)
         self._shared = _same_everywhere(modules)
@@ -111,7 +111,7 @@ class Private:
         buffers = [b"".join(memory.outgoing(buffer)) for buffer in self._private]
         own = self.own.told()
         rest = sorted(self.own.lacking), sorted(self._own_buffers)
-        return msgspec.msgpack.encode(Record(generators, self._names, buffers, self.hidden.record(), own, *rest))
+        return msgspec.msgpack.encode(PrivateState(generators, self._names, buffers, self.hidden.record(), own, *rest))
 
     def load(self, data: bytes) -> None:
         """Take the private state of this rank's last holder; `State.receive` then leaves it alone.
@@ -122,7 +122,7 @@ class Private:
             self.hidden.load(b"")
             return
         try:
-            record = msgspec.msgpack.decode(data, type=Record)
+            record = msgspec.msgpack.decode(data, type=PrivateState)
         except msgspec.DecodeError as error:
             raise StateMismatchError(f"the private state that arrives is none: {error}") from error
         by_path = {part.path: part for part in self._generators}
@@ -187,7 +187,7 @@ class Private:
 
     def refresh(self) -> None:
         """See which buffers stand in the modules now."""
-        if self._all and (others := self.standing.refresh()):
+        if self._all and (others := self.module_buffers.refresh()):
             self.rebound |= others
             self._private = [self._all[name] for name in self._names]
 

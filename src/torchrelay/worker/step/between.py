@@ -30,7 +30,7 @@ def of(session: Session) -> Between:
     """For the calls of this worker. Rank 0 speaks for all."""
 
     def counts() -> object:
-        return session.standing.wired, groups.collectives(), groups.begun_elsewhere()
+        return session.position.wired, groups.collectives(), groups.begun_elsewhere()
 
     def say(text: str) -> None:
         if session.rank == 0:

@@ -23,7 +23,7 @@ from torchrelay.errors import RefusedError, StepInterrupted, TorchrelayError, Un
 from torchrelay.protocol.messages.ids import Point, WorkerPhase
 from torchrelay.wire.files.page import PageFull
 from torchrelay.worker.agreement.blame import tell_raised
-from torchrelay.worker.agreement.comparing import EARLY_LAST, Comparison, Differing, Early, Proof
+from torchrelay.worker.agreement.comparing import EARLY_LAST, Comparison, Differing, DigestLog, Early
 from torchrelay.worker.agreement.gate import Afterwards, Attempt, Gate, do_all, exchange_of, largest_of_ranks
 from torchrelay.worker.data import cursor as places
 from torchrelay.worker.data.cursor import Cursor
@@ -66,7 +66,7 @@ class Calls:
         It returns what the rank's last holder left at the point where `cursor` then leads. `rehearse`: see `join`.
         """
         self._session = session
-        self._standing = session.standing
+        self._position = session.position
         self._state = state
         self.cursor = self._cursor = cursor
         self.hidden = state.private.hidden
@@ -90,7 +90,7 @@ class Calls:
         self._comparison = Comparison(session, state, shard)
         self._afterwards = Afterwards()
         self._between = between.of(session)
-        self._proof = Proof.from_environment(session, state, cursor)
+        self._proof = DigestLog.from_environment(session, state, cursor)
         self._wrappers = state.ddps()
         self._unsettled = list(self._wrappers)
         for optimizer in state.zeros():
@@ -197,9 +197,9 @@ class Calls:
             self._taking_over = self._cursor.on_way = None
         elif self._strayed is not None:
             # No safepoint that others could be brought to. A halt sends us on, to the end of the call that comes.
-            if not self._standing.await_way(self._session.welcome.patience_s):
+            if not self._position.await_way(self._session.welcome.patience_s):
                 raise UndeclaredError(STRAYED.format(self._strayed))
-        elif self._standing.stop():
+        elif self._position.stop():
             for wrapper in self._wrappers:
                 ddp.mark(wrapper)  # a call lies behind us: what DDP is now belongs to the one that follows
             self._safepoint.stop(whole=True)
@@ -210,7 +210,7 @@ class Calls:
         phase = WorkerPhase.COMPUTING if kind == STEP else WorkerPhase.SECTION
         pending = self._pending(kind)
         self._between.enter()
-        if not self._standing.begin_call(phase, pending):
+        if not self._position.begin_call(phase, pending):
             return None
         self._snapshots.entry(self._cursor.point)
         compares = self._comparison.due(pending, self._safepoint.renewed_after)
@@ -272,7 +272,7 @@ class Calls:
 
     def _pass_gate(self, attempt: Attempt, optimizer: Optimizer | None = None, result: bytes | None = None) -> None:
         """Commit, or raise `StepInterrupted`. `result`: if it is known."""
-        if self._standing.poisoned:
+        if self._position.poisoned:
             raise StepInterrupted  # scripts catch what unwinds them: again at every gate of the attempt
         self._redo[attempt.kind].probe_gate(optimizer)
         # DDP changes its buckets once, early in the run: within the commit, so that no fault comes between.
@@ -328,7 +328,7 @@ class Calls:
 
         def say() -> None:
             if speaks:
-                self._session.link.say(structs.replace(found.event, generation=self._standing.wired))
+                self._session.agent.say(structs.replace(found.event, generation=self._position.wired))
 
         self._gate.await_interrupt(say)
         raise StepInterrupted
@@ -361,7 +361,7 @@ class Calls:
         if cut is not None:
             self._gate.broken(cut)
             self._safepoint.stop(whole=True, serves=False)
-            self._standing.enter(WorkerPhase.UPDATING)
+            self._position.enter(WorkerPhase.UPDATING)
             self._afterwards.note()  # connected anew: all counts begin from nothing
 
     # ------------------------------------------------------------ the exit
@@ -387,7 +387,7 @@ class Calls:
             raise too_large(error) from error
         self.returned.mark()
         self._comparison.note_return()
-        self._standing.enter(WorkerPhase.BETWEEN)
+        self._position.enter(WorkerPhase.BETWEEN)
         self._between.leave()
 
     def _check_local(self, attempt: Attempt) -> None:
@@ -424,7 +424,7 @@ class Calls:
         if groups.is_collective_error(error):
             self._gate.broken(error)
             return True
-        if self._standing.poisoned:
+        if self._position.poisoned:
             # It may be a consequence of the fault, or the script's own: others will tell. A collective of NCCL
             # that was cut short leaves behind what is no number, and scripts exit at that.
             tell_raised(self._session, error, fatal=False)
@@ -434,7 +434,7 @@ class Calls:
         self._strayed = type(error).__name__
         if attempt.call is not None:
             self._cursor.drop_call(attempt.call)
-        self._standing.stray()
+        self._position.stray()
         return False
 
     # ------------------------------------------------------------ replacements

@@ -74,7 +74,7 @@ class Safepoint:
         """`values`: of the state, as they were when the last call returned; asked for by the main thread."""
         self._values = values
         self._session = session
-        self._standing = session.standing
+        self._position = session.position
         self._state = state
         self._record = record
         self._ready = self._handed = self._reconfigured = Generation(0)  # done in this generation
@@ -87,16 +87,16 @@ class Safepoint:
 
     def wire(self) -> None:
         """The first wiring, in init_process_group: every rank asks for it."""
-        standing = self._standing
-        standing.enter(WorkerPhase.STOPPED)
-        self._say_ready(standing.heard, None)
+        position = self._position
+        position.enter(WorkerPhase.STOPPED)
+        self._say_ready(position.heard, None)
         while True:
-            order = standing.wait(lambda: self._next(Reconfigure, Resume), self._session.welcome.patience_s)
+            order = position.wait(lambda: self._next(Reconfigure, Resume), self._session.welcome.patience_s)
             if isinstance(order, Reconfigure):
                 self._reconfigure(order)
-            elif isinstance(order, Resume) and standing.go_on(order.generation):
+            elif isinstance(order, Resume) and position.go_on(order.generation):
                 self._say_resumed(order.generation)
-                standing.enter(WorkerPhase.BOOTING)
+                position.enter(WorkerPhase.BOOTING)
                 return
 
     def stop(self, *, whole: bool, serves: bool = True) -> None:
@@ -109,14 +109,14 @@ class Safepoint:
         rng = random_state.capture()
         gradients = self._state.gradients()
         self._serves = serves
-        self._standing.enter(WorkerPhase.STOPPED)
+        self._position.enter(WorkerPhase.STOPPED)
         while True:
-            order = self._standing.wait(
+            order = self._position.wait(
                 lambda: self._next(Decide, Replay, Reconfigure, Restore, Resume), self._session.welcome.patience_s
             )
             match order:
-                case Decide(verdict=Verdict.GO_ON) if order.point != self._standing.committed:
-                    if self._standing.go_further(order.generation):
+                case Decide(verdict=Verdict.GO_ON) if order.point != self._position.committed:
+                    if self._position.go_further(order.generation):
                         return
                 case Decide() | Replay():
                     self._become_ready(order)
@@ -126,7 +126,7 @@ class Safepoint:
                     gradients = self._restore(order) or gradients
                 case Resume():
                     self._session.server.withdraw()
-                    if self._standing.halted != order.generation:  # else nothing was touched
+                    if self._position.halted != order.generation:  # else nothing was touched
                         self._put_right(gradients, whole)
                         random_state.restore(rng)
                         if self._session.snapshots is not None:
@@ -135,53 +135,53 @@ class Safepoint:
                             continue
                         self.renewals += 1
                         self.renewed_after = order.point or START
-                    if self._standing.go_on(order.generation):
+                    if self._position.go_on(order.generation):
                         self._say_resumed(order.generation)
                         return
 
     def _next(self, *kinds: type[WorkerOrder]) -> Any:
         """The first order that is still to be obeyed, as things stand. Called under the lock."""
-        standing = self._standing
+        position = self._position
         for kind in kinds:
-            order = standing.order(kind)
+            order = position.order(kind)
             if order is not None and self._due(order):
                 return order
         return None
 
     def _due(self, order: WorkerOrder) -> bool:
-        standing = self._standing
+        position = self._position
         match order:
             case Decide():
                 done = self._handed if order.hand_over else self._ready
-                return done != order.generation and standing.committed is not None
+                return done != order.generation and position.committed is not None
             case Replay():
-                return self._ready != order.generation and standing.committed is None
+                return self._ready != order.generation and position.committed is None
             case Reconfigure():
-                return self._reconfigured != order.generation and standing.wired != order.generation
+                return self._reconfigured != order.generation and position.wired != order.generation
             case Restore():
                 again = self._tried is not None and self._tried == order
-                return self._reconfigured == order.generation and standing.committed is None and not again
+                return self._reconfigured == order.generation and position.committed is None and not again
             case Resume():
-                if standing.halted == order.generation:
+                if position.halted == order.generation:
                     return True
-                return self._reconfigured == order.generation and standing.committed == order.point
+                return self._reconfigured == order.generation and position.committed == order.point
         return False
 
     # ------------------------------------------------------------ ready
 
     def _become_ready(self, order: Decide | Replay) -> None:
         """We stand at the safepoint after the point that the job goes on from; its state may be had here."""
-        standing, session = self._standing, self._session
-        here = standing.committed if standing.committed is not None else standing.caught_up
+        position, session = self._position, self._session
+        here = position.committed if position.committed is not None else position.caught_up
         assert here == order.point, f"ordered to stand after {order.point}, and stands after {here}"
-        if standing.committed is not None and self._serves:
+        if position.committed is not None and self._serves:
             session.server.publish(order.generation, order.point, self._record, self._state, self._values())
         private = b""
         if isinstance(order, Decide) and order.hand_over:
             private = self._kept(order.point)
             self._handed = order.generation
         self._say_ready(order.generation, order.point, private)
-        if standing.poisoned:
+        if position.poisoned:
             groups.silence()  # all may have to wait for long; what has not ended yet has to wait for the reconfigure
 
     def _kept(self, point: Point) -> bytes:
@@ -203,23 +203,23 @@ class Safepoint:
             point=point,
             private=private,
         )
-        session.link.answer(ready, Assign, Decide, Replay)
+        session.agent.answer(ready, Assign, Decide, Replay)
 
     # ------------------------------------------------------------ reconfigure
 
     def _reconfigure(self, order: Reconfigure) -> None:
-        standing, session = self._standing, self._session
-        if not standing.begin_wiring(order.generation):
+        position, session = self._position, self._session
+        if not position.begin_wiring(order.generation):
             return
-        if self._state is not None and standing.committed is not None and self._serves:
+        if self._state is not None and position.committed is not None and self._serves:
             # After a halt there was no verdict in this generation; whoever has taken over a rank asks for the state.
-            session.server.publish(order.generation, standing.committed, self._record, self._state, self._values())
+            session.server.publish(order.generation, position.committed, self._record, self._state, self._values())
         begin = time.monotonic()
         try:
             store = groups.connect_store(order.store, WIRING_S)
             keys = trust.keys_of(session.welcome.secret, order.generation)
             groups.reconfigure(store, generation=order.generation, timeout_s=WIRING_S, keys=keys)
-            here = standing.committed or standing.caught_up
+            here = position.committed or position.caught_up
             record = b"" if here is None else self._kept(here)
             self._connect_lanes(order, store, here, record)
             store.set_timeout(timedelta(seconds=groups.timeout_s()))  # what a script asks it for comes when it comes
@@ -231,10 +231,10 @@ class Safepoint:
                 rank=session.rank,
                 reason=error.reason,
             )
-            session.link.answer(failed, Reconfigure)
+            session.agent.answer(failed, Reconfigure)
             return
         finally:
-            standing.end_wiring()
+            position.end_wiring()
         self._reconfigured = order.generation
         reconfigured = WorkerReconfigured(
             job=session.job,
@@ -243,7 +243,7 @@ class Safepoint:
             rank=session.rank,
             took_ms=1000 * (time.monotonic() - begin),
         )
-        session.link.answer(reconfigured, Reconfigure)
+        session.agent.answer(reconfigured, Reconfigure)
 
     def _connect_lanes(self, order: Reconfigure, store: Store, point: Point | None, record: bytes) -> None:
         """Connect rank to rank, and let our buddies have the record of where we stand. Raises `ReconfigureError`."""
@@ -282,7 +282,7 @@ class Safepoint:
         session, state = self._session, self._state
         self._tried = order
         cancel = session.new_transfer()
-        if self._standing.heard != order.generation:
+        if self._position.heard != order.generation:
             return None  # interrupted just before the handle was there to be cut
         try:
             received = transfer.fetch_state(
@@ -306,7 +306,7 @@ class Safepoint:
             return None
         if order.snapshot:
             session.snapshot_store.clear_after(order.point, session.identity.wait().restarts)
-        if not self._standing.hold(order.point, order.generation):
+        if not self._position.hold(order.point, order.generation):
             return None
         restored = StateRestored(
             job=session.job,
@@ -320,7 +320,7 @@ class Safepoint:
             size=received.size,
             took_ms=1000 * received.took_s,
         )
-        session.link.answer(restored, Restore)
+        session.agent.answer(restored, Restore)
         return state.gradients()
 
     def _wanted(self, order: Restore) -> str:
@@ -340,7 +340,7 @@ class Safepoint:
             reason=error.reason,
             mismatch=error.mismatch,
         )
-        session.link.answer(failed, Restore)
+        session.agent.answer(failed, Restore)
 
     # ------------------------------------------------------------ resume
 
@@ -363,10 +363,10 @@ class Safepoint:
         Returns whether we may go on; if not, others have been lost meanwhile.
         """
         assert self._state is not None, "only who has joined goes on from a point"
-        zeros, standing = self._state.zeros(), self._standing
+        zeros, position = self._state.zeros(), self._position
         if not zeros:
             return True
-        if not standing.begin_wiring(order.generation):  # from now on it may have to be broken
+        if not position.begin_wiring(order.generation):  # from now on it may have to be broken
             return False
         try:
             for optimizer in zeros:
@@ -378,7 +378,7 @@ class Safepoint:
             await_interrupt(self._session, lambda: tell_failed(self._session, failed))
             return False
         finally:
-            standing.end_wiring()
+            position.end_wiring()
         return True
 
     def _keep_reducers(self) -> bool:
@@ -396,4 +396,4 @@ class Safepoint:
     def _say_resumed(self, generation: Generation) -> None:
         session = self._session
         resumed = WorkerResumed(job=session.job, generation=generation, worker=session.worker, rank=session.rank)
-        session.link.answer(resumed, Resume)
+        session.agent.answer(resumed, Resume)

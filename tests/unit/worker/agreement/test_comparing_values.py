@@ -28,7 +28,7 @@ class Pair:
         self.state.compare_every = 100
         identity = SimpleNamespace(wait=lambda: SimpleNamespace(world_size=2))
         standing = SimpleNamespace(wired=Generation(2))
-        session: Any = SimpleNamespace(worker="w", job="j", rank=0, identity=identity, standing=standing)
+        session: Any = SimpleNamespace(worker="w", job="j", rank=0, identity=identity, position=standing)
         self.comparison = Comparison(session, self.state, "all")
         self.other: list[str] | None = None
         monkeypatch.setattr(agreement, "tell", self.tell)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed import distributed_c10d as c10d
 
-from tests.support.standing import FIRST, decide, reconfigure
+from tests.support.position import FIRST, decide, reconfigure
 from torchrelay.errors import RefusedError, StateMismatchError, StepInterrupted
 from torchrelay.protocol.messages.events import CollectiveFailed, Event
 from torchrelay.protocol.messages.ids import START, Generation, Point, WorkerPhase
@@ -19,7 +19,7 @@ from torchrelay.protocol.messages.orders import Verdict
 from torchrelay.wire.files.page import Page
 from torchrelay.worker.agreement import gate
 from torchrelay.worker.agreement.gate import LACKS, Gate, Sum, how_many_lack
-from torchrelay.worker.control.standing import OrdersStayedAway, Standing
+from torchrelay.worker.control.position import OrdersStayedAway, Position
 from torchrelay.worker.peers.buddies import Buddies
 from torchrelay.worker.peers.lanes import Parted
 from torchrelay.worker.peers.snapshots import Snapshots
@@ -54,20 +54,20 @@ class Stand:
 
     def __init__(self, folder: Path) -> None:
         self.page = Page(folder / "page", create=True)
-        self.standing = Standing(self.page)
-        self.standing.hear(reconfigure(1))
-        self.standing.begin_wiring(Generation(1))
-        self.standing.start(START)
+        self.position = Position(self.page)
+        self.position.hear(reconfigure(1))
+        self.position.begin_wiring(Generation(1))
+        self.position.start(START)
         self.said: list[Event] = []
         self.group = Group()
         self.buddies = Buddies()
         session = SimpleNamespace(
             page=self.page,
-            standing=self.standing,
+            position=self.position,
             worker="w",
             job="j",
             rank=0,
-            link=SimpleNamespace(say=self.hear),
+            agent=SimpleNamespace(say=self.hear),
             identity=SimpleNamespace(known=True),
             welcome=SimpleNamespace(patience_s=0.2),
             buddies=self.buddies,
@@ -81,12 +81,12 @@ class Stand:
         self.then()
 
     def enter(self, point: Point = FIRST) -> bool | None:
-        self.standing.enter(WorkerPhase.COMPUTING, point)
+        self.position.enter(WorkerPhase.COMPUTING, point)
         return self.gate.enter(point, f"record of {point}".encode())
 
     def interrupt(self, verdict: Verdict, point: Point) -> None:
-        self.standing.interrupt(Generation(2))
-        self.standing.hear(decide(2, verdict, point))
+        self.position.interrupt(Generation(2))
+        self.position.hear(decide(2, verdict, point))
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def broken() -> None:
 def test_it_commits_when_everybody_has_entered(stand: Stand) -> None:
     for step in (1, 2, 3):
         stand.enter(Point(step))
-    assert stand.standing.committed == Point(3)
+    assert stand.position.committed == Point(3)
     assert stand.group.entered == 3
     assert stand.said == []
 
@@ -166,14 +166,14 @@ def test_the_gate_comes_after_what_the_device_has_to_do(
 
 class TestWhatIsDoneTogetherInTheGate:
     def go(self, stand: Stand, also: Callable[[], None]) -> None:
-        stand.standing.enter(WorkerPhase.COMPUTING, FIRST)
+        stand.position.enter(WorkerPhase.COMPUTING, FIRST)
         stand.gate.enter(FIRST, b"record", also=also)
 
     def test_is_done_when_all_are_in_it_and_before_anybody_passes(self, stand: Stand) -> None:
         seen: list[object] = []
-        self.go(stand, lambda: seen.extend((stand.group.entered, stand.standing.phase, stand.standing.committed)))
+        self.go(stand, lambda: seen.extend((stand.group.entered, stand.position.phase, stand.position.committed)))
         assert seen == [1, WorkerPhase.GATE, START]
-        assert stand.standing.committed == FIRST
+        assert stand.position.committed == FIRST
 
     def test_commits_nothing_if_it_finds_fault(self, stand: Stand) -> None:
         def differ() -> None:
@@ -181,7 +181,7 @@ class TestWhatIsDoneTogetherInTheGate:
 
         with pytest.raises(StateMismatchError):
             self.go(stand, differ)
-        assert stand.standing.committed == START
+        assert stand.position.committed == START
 
     def test_is_not_begun_while_others_are_at_another_call(self, stand: Stand) -> None:
         stand.group.others = 1
@@ -194,11 +194,11 @@ class TestWhatIsDoneTogetherInTheGate:
             broken()
 
         self.go(stand, cut)
-        assert stand.standing.committed == FIRST
+        assert stand.position.committed == FIRST
 
 
 def test_a_poisoned_attempt_does_not_enter(stand: Stand) -> None:
-    stand.standing.interrupt(Generation(2))
+    stand.position.interrupt(Generation(2))
     for _ in range(2):
         with pytest.raises(StepInterrupted):
             stand.enter()
@@ -213,17 +213,17 @@ class TestAnInterruptInTheGate:
 
         stand.group.meanwhile = cut
         stand.enter()
-        assert stand.standing.committed == Point(1)
+        assert stand.position.committed == Point(1)
         assert stand.said == []
 
     def test_is_redone_by_order_although_the_collective_completed(self, stand: Stand) -> None:
         stand.group.meanwhile = lambda: stand.interrupt(Verdict.REDO, START)
         with pytest.raises(StepInterrupted):
             stand.enter()
-        assert stand.standing.committed == START
+        assert stand.position.committed == START
 
     def test_waits_for_its_verdict_no_longer_than_its_patience(self, stand: Stand) -> None:
-        stand.group.meanwhile = lambda: cast(None, stand.standing.interrupt(Generation(2)))
+        stand.group.meanwhile = lambda: cast(None, stand.position.interrupt(Generation(2)))
         with pytest.raises(OrdersStayedAway):
             stand.enter()
 
@@ -250,7 +250,7 @@ def test_ranks_at_different_calls_are_found_out(stand: Stand, others: int) -> No
     stand.group.others = others
     with pytest.raises(RefusedError, match="different calls: this one commits 1"):
         stand.enter()
-    assert stand.standing.committed == START
+    assert stand.position.committed == START
 
 
 def test_garbage_after_an_interrupt_is_no_difference(stand: Stand) -> None:
@@ -288,7 +288,7 @@ class TestBuddies:
         monkeypatch.setattr(stand.buddies, "at_gate", lambda *told: seen.append((told, stand.group.entered)))
         stand.enter()
         assert seen == [((Point(1), (b"record of 1",)), 0)]
-        assert stand.standing.committed == Point(1)
+        assert stand.position.committed == Point(1)
 
     def test_one_that_is_lost_breaks_the_gate(self, stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
         def lost(*_: object) -> None:

@@ -37,8 +37,8 @@ class Target:
         self.session: Any = SimpleNamespace(
             rehearsing=False,
             worker="w",
-            link=SimpleNamespace(say=self.said.append),
-            standing=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_, **__: None),
+            agent=SimpleNamespace(say=self.said.append),
+            position=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_, **__: None),
             identity=SimpleNamespace(assigned_cpu_s=0.0),
         )
         self.told: list[Example] = []

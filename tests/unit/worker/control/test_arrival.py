@@ -9,7 +9,7 @@ from typing import Any
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Replay
 from torchrelay.wire.files.page import Page
-from torchrelay.worker.control.standing import Report, Standing
+from torchrelay.worker.control.position import Position, Report
 from torchrelay.worker.replacement import taking_over
 
 
@@ -19,7 +19,7 @@ class Enough(Exception):
 
 def test_an_interrupt_right_after_the_order_hears_where_the_script_is_going(tmp_path: Path) -> None:
     page = Page(tmp_path / "page", create=True)
-    standing = Standing(page)
+    position = Position(page)
     order = Replay(
         node=NodeId("n"),
         worker=WorkerId("w"),
@@ -30,15 +30,15 @@ def test_an_interrupt_right_after_the_order_hears_where_the_script_is_going(tmp_
         private=b"",
         sources=(),
     )
-    assert standing.hear(order)
+    assert position.hear(order)
     reports: list[Report | None] = []
 
     def take_over_output() -> None:
-        reports.append(standing.interrupt(Generation(3)))  # the control thread, meanwhile
+        reports.append(position.interrupt(Generation(3)))  # the control thread, meanwhile
         raise Enough
 
     session: Any = SimpleNamespace(
-        standing=standing,
+        position=position,
         welcome=SimpleNamespace(patience_s=1.0),
         identity=SimpleNamespace(take_over_output=take_over_output),
     )

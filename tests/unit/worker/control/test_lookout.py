@@ -9,12 +9,12 @@ from types import FrameType
 
 import pytest
 
-from torchrelay.protocol.health.ways import Spot
+from torchrelay.protocol.health.stalls import Spot
 from torchrelay.protocol.messages.ids import Generation, Point, WorkerPhase
 from torchrelay.wire.files.page import Page
-from torchrelay.worker.control import link
-from torchrelay.worker.control.link import Lookout, communication, line_in
-from torchrelay.worker.control.standing import Standing
+from torchrelay.worker.control import agent_connection
+from torchrelay.worker.control.agent_connection import Lookout, communication, line_in
+from torchrelay.worker.control.position import Position
 
 
 def frames_in(name: str, file: str, caller: str = "/home/user/train.py") -> list[FrameType]:
@@ -49,14 +49,14 @@ def test_what_communicates_is_told_by_the_stack(name: str, file: str, expected: 
 
 
 def test_the_line_is_the_scripts_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "is_library", lambda name: name == C10D)
+    monkeypatch.setattr(agent_connection, "is_library", lambda name: name == C10D)
     assert line_in(frames_in("barrier", C10D)) == "train.py:3"
     assert line_in([]) == ""
 
 
 def test_the_stack_is_that_of_the_main_thread() -> None:
     seen: list[str] = []
-    thread = threading.Thread(target=lambda: seen.extend(frame.f_code.co_name for frame in link.stack()))
+    thread = threading.Thread(target=lambda: seen.extend(frame.f_code.co_name for frame in agent_connection.stack()))
     thread.start()
     thread.join()
     assert "test_the_stack_is_that_of_the_main_thread" in seen
@@ -64,13 +64,13 @@ def test_the_stack_is_that_of_the_main_thread() -> None:
 
 def test_a_spot_is_marked_at_the_second_look_and_holds_until_the_worker_gets_on(tmp_path: Path) -> None:
     page = Page(tmp_path / "w.page", create=True)
-    standing = Standing(page)
-    watch = Lookout(standing)
-    standing.start(Point(3))
-    standing.enter(WorkerPhase.COMPUTING, Point(4))
+    position = Position(page)
+    watch = Lookout(position)
+    position.start(Point(3))
+    position.enter(WorkerPhase.COMPUTING, Point(4))
 
     def beat(collectives: int) -> Spot | None:
-        standing.beat(collectives)
+        position.beat(collectives)
         watch.look(collectives, ())
         return page.spot()
 
@@ -80,16 +80,16 @@ def test_a_spot_is_marked_at_the_second_look_and_holds_until_the_worker_gets_on(
     assert (spot.line.split(":")[0], spot.kind) == ("test_lookout.py", "step")
     assert beat(6) is None, "it has begun something"
     assert beat(6) is not None
-    standing.enter(WorkerPhase.BETWEEN)
+    position.enter(WorkerPhase.BETWEEN)
     assert page.spot() is None, "it is elsewhere"
 
 
 def test_how_a_script_was_ended_is_its_place(tmp_path: Path) -> None:
     page = Page(tmp_path / "w.page", create=True)
-    standing = Standing(page)
-    watch = Lookout(standing)
-    standing.ended_at = "train.py:9"
-    standing.enter(WorkerPhase.FINISHED)
+    position = Position(page)
+    watch = Lookout(position)
+    position.ended_at = "train.py:9"
+    position.enter(WorkerPhase.FINISHED)
     for _ in range(2):
         watch.look(0, ())
     assert page.spot() == Spot("train.py:9")

@@ -10,7 +10,7 @@ import pytest
 from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import START, Point
 from torchrelay.worker.data import cursor as places
-from torchrelay.worker.data.cursor import Call, Cursor, Diverged, Frame, Record, decode_record
+from torchrelay.worker.data.cursor import Call, Cursor, Diverged, Frame, LoopRecord, decode_record
 
 
 class Safepoint(Exception):
@@ -21,7 +21,7 @@ class Safepoint(Exception):
 class World:
     """A run without torch: loops over ranges, and calls that count."""
 
-    record: Record | None = None
+    record: LoopRecord | None = None
     die_at: Point | None = None  # the life ends at the call after this commit
     told: list[str] = field(default_factory=list)  # what the script says; from `die_at` on, if that is set
     points: list[Point] = field(default_factory=list)
@@ -271,7 +271,7 @@ def test_the_start_is_the_point_before_any_call() -> None:
 
 def on_the_way(*calls: Call | Frame) -> Cursor:
     """A replacement whose rank has made these calls outside of all loops."""
-    return Cursor(Record([Frame("script", trace=list(calls))]))
+    return Cursor(LoopRecord([Frame("script", trace=list(calls))]))
 
 
 def section(at: Point, *, still: bool = True) -> Call:

@@ -10,7 +10,7 @@ import pytest
 
 from torchrelay.errors import RefusedError
 from torchrelay.protocol.messages.ids import Point
-from torchrelay.worker.data.cursor import MAX_STEPS, Call, Cursor, Diverged, Record, decode_record
+from torchrelay.worker.data.cursor import MAX_STEPS, Call, Cursor, Diverged, LoopRecord, decode_record
 from torchrelay.worker.data.own_loops import Places
 
 
@@ -288,6 +288,6 @@ def test_another_length_is_told_with_the_remedy() -> None:
 
 def test_a_record_with_a_skip_is_read_back() -> None:
     record = decode_record(go(plain, World(until=Point(30))).left)
-    assert isinstance(record, Record)
+    assert isinstance(record, LoopRecord)
     assert record.last is not None
     assert record.last.point == Point(30)

@@ -59,8 +59,8 @@ def prepare(state: State, step: Callable[[torch.Tensor], None], layouts: list[dd
     session: Any = SimpleNamespace(
         rehearsing=False,
         worker="w",
-        link=SimpleNamespace(say=lambda _: None),
-        standing=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_, **__: None),
+        agent=SimpleNamespace(say=lambda _: None),
+        position=SimpleNamespace(order=lambda _: None, poisoned=False, rest=lambda *_, **__: None),
         identity=SimpleNamespace(assigned_cpu_s=0.0),
     )
     told = Told([example_of(name_of(step), (X,), {})], [], layouts)

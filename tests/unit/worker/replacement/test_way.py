@@ -16,7 +16,7 @@ from torch._C._distributed_c10d import HashStore
 from torch.optim.swa_utils import AveragedModel
 
 from torchrelay.errors import UndeclaredError
-from torchrelay.worker.replacement.tail import Way
+from torchrelay.worker.replacement.tail import TailReplay
 from torchrelay.worker.replacement.torch_functions import SWAPPED
 from torchrelay.worker.state.state import State
 
@@ -44,7 +44,7 @@ class Script:
         self.brought = 0
         state = State(self.model, self.optimizer, {"average": self.average})
         cursor: Any = Ahead(still)
-        self.way = Way(state, cursor, self.bring)
+        self.way = TailReplay(state, cursor, self.bring)
         self.way.stands(values_known=known)
 
     def bring(self) -> None:

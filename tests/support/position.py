@@ -1,4 +1,4 @@
-"""What tests of standing share."""
+"""What tests of a worker's position share."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ways: ranks that stand still at different calls of the script, and so wait for one another for ever.
+"""Stalls: ranks that stand still at different calls of the script, and so wait for one another for ever.
 
 Every call (a step, a section) ends in a gate that needs all ranks, and every collective needs all members of its group.
 So it is certain that nobody gets on any more if, after the same point,
@@ -49,7 +49,7 @@ class Spot(Struct, frozen=True, omit_defaults=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class Stalled:
     """A rank that has stood still for a while. `begun`: as in `Stand`, as far as it is known. `idle`: without work."""
 
     worker: WorkerId
@@ -115,8 +115,8 @@ class Way:
 class Parting:
     """Two ranks of which one waits in vain for the other; `one` is of the fewer."""
 
-    one: Way
-    other: Way
+    one: Stalled
+    other: Stalled
     remedy: str
 
     def __str__(self) -> str:
@@ -136,15 +136,15 @@ OUTSIDE_OF_CALLS = (
 MATCHING = "Let all ranks of a group make the same collectives, in the same order"
 
 
-def find_parting(ways: Iterable[Way]) -> Parting | None:
+def find_parting(ways: Iterable[Stalled]) -> Parting | None:
     """Two of these ranks that wait for one another in vain; None if it is not certain that any do."""
     stood = sorted(ways, key=lambda way: way.rank)
     return different_calls(stood) or ended_early(stood) or outside_of_calls(stood) or unlike(stood)
 
 
-def different_calls(ways: list[Way]) -> Parting | None:
+def different_calls(ways: list[Stalled]) -> Parting | None:
     """In a step and in a section after the same point."""
-    kinds: dict[Point | None, dict[str, list[Way]]] = {}
+    kinds: dict[Point | None, dict[str, list[Stalled]]] = {}
     for way in ways:
         if way.kind and way.point is not None:
             kinds.setdefault(way.point, {}).setdefault(way.kind, []).append(way)
@@ -155,7 +155,7 @@ def different_calls(ways: list[Way]) -> Parting | None:
     return None
 
 
-def ended_early(ways: list[Way]) -> Parting | None:
+def ended_early(ways: list[Stalled]) -> Parting | None:
     """One has ended, and another needs it. Who has ended enters no gate and no collective any more."""
     ended = [way for way in ways if way.phase is WorkerPhase.FINISHED]
     for one in ended[:1]:
@@ -167,9 +167,9 @@ def ended_early(ways: list[Way]) -> Parting | None:
     return None
 
 
-def outside_of_calls(ways: list[Way]) -> Parting | None:
+def outside_of_calls(ways: list[Stalled]) -> Parting | None:
     """One waits in a collective between two calls, and another that it needs there is in the next call already."""
-    called: dict[Point | None, list[Way]] = {}
+    called: dict[Point | None, list[Stalled]] = {}
     for way in ways:
         if way.called:
             called.setdefault(way.point, []).append(way)
@@ -181,9 +181,9 @@ def outside_of_calls(ways: list[Way]) -> Parting | None:
     return None
 
 
-def unlike(ways: list[Way]) -> Parting | None:
+def unlike(ways: list[Stalled]) -> Parting | None:
     """Two are in the collective of the same number in one group, and it is not the same one."""
-    met: dict[tuple[int, int], dict[str, Way]] = {}
+    met: dict[tuple[int, int], dict[str, Stalled]] = {}
     for way in ways:
         if way.meets is not None:
             group, number, name = way.meets

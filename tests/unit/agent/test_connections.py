@@ -9,14 +9,14 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import cast
 
-from torchrelay.agent.links import Links
+from torchrelay.agent.connections import WorkerConnections
 from torchrelay.agent.workers.forks import Child
 from torchrelay.agent.workers.processes import Processes
 from torchrelay.protocol.messages.events import WorkerStarted, WorkerWarm
 from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId
 from torchrelay.wire.messages.codec import encode
 from torchrelay.wire.messages.framing import frame, read_frame
-from torchrelay.wire.messages.link import FromWorker, Welcome, decode_to_worker
+from torchrelay.wire.messages.worker_frames import FromWorker, Welcome, decode_to_worker
 
 W1 = Child(worker=WorkerId("w1"), job=JobId("j"), slot=2, pid=os.getpid())
 WARM = frame(encode(WorkerWarm(worker=W1.worker)))
@@ -45,10 +45,10 @@ async def welcome(child: Child) -> Welcome:
 
 
 @asynccontextmanager
-async def linked(folder: Path) -> AsyncIterator[tuple[Links, list[FromWorker], asyncio.StreamWriter]]:
-    """Links, what they have heard, and a worker's end that has been welcomed."""
+async def linked(folder: Path) -> AsyncIterator[tuple[WorkerConnections, list[FromWorker], asyncio.StreamWriter]]:
+    """WorkerConnections, what they have heard, and a worker's end that has been welcomed."""
     heard: list[FromWorker] = []
-    links = Links(folder / "link", cast(Processes, OnlyUs()), welcome=welcome, on_event=heard.append)
+    links = WorkerConnections(folder / "agent", cast(Processes, OnlyUs()), welcome=welcome, on_event=heard.append)
     await links.open()
     reader, writer = await asyncio.open_unix_connection(str(links.path))
     first = decode_to_worker(await read_frame(reader))

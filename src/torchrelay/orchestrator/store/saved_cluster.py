@@ -1,4 +1,4 @@
-"""Snapshot: the core's state at one event of the journal, so that a start need not replay all that came before.
+"""SavedCluster: the core's state at one event of the journal, so that a start need not replay all that came before.
 
 It is made of the state itself, and is only kept if it reads back as exactly that state. It is trusted if its digest is
 right, and if it was written by the same rules for the same kinds of values (`SHAPE`); else an older one is, or none.
@@ -26,7 +26,7 @@ class Inexact(Exception):
     """The snapshot does not read back as the state that it was made of: a defect of ours. It must not be kept."""
 
 
-class Snapshot(Struct, frozen=True, array_like=True):
+class SavedCluster(Struct, frozen=True, array_like=True):
     """The state after the event `seq`, and where the ranks of its moves came from."""
 
     seq: int
@@ -54,7 +54,7 @@ def to_table(kind: type, value: Any) -> Any:
 
 # Sets have no order that lasts; tables have, and keep it.
 _encoder = msgspec.msgpack.Encoder(enc_hook=from_table, order="deterministic")
-_decoder = msgspec.msgpack.Decoder(Snapshot, dec_hook=to_table)
+_decoder = msgspec.msgpack.Decoder(SavedCluster, dec_hook=to_table)
 
 
 def shape_of(kind: Any, seen: set[Any]) -> str:
@@ -71,12 +71,12 @@ def shape_of(kind: Any, seen: set[Any]) -> str:
     return "(" + " ".join(parts) + ")"
 
 
-SHAPE = f"{RULES_VERSION}:" + hashlib.blake2b(shape_of(Snapshot, set()).encode(), digest_size=16).hexdigest()
+SHAPE = f"{RULES_VERSION}:" + hashlib.blake2b(shape_of(SavedCluster, set()).encode(), digest_size=16).hexdigest()
 
 
 def encode(seq: int, cluster: Cluster, ways: Ways) -> bytes:
     """A snapshot that reads back exactly. Raises `Inexact`."""
-    made = Snapshot(seq, cluster, tuple((*key, legs) for key, legs in ways.items()))
+    made = SavedCluster(seq, cluster, tuple((*key, legs) for key, legs in ways.items()))
     try:
         data = _encoder.encode(made)
         again = _decoder.decode(data)
@@ -92,7 +92,7 @@ def digest(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=16).digest()
 
 
-def decode(data: bytes, found: bytes, shape: str) -> Snapshot | None:
+def decode(data: bytes, found: bytes, shape: str) -> SavedCluster | None:
     """What was kept; None if it is damaged, or not ours to read."""
     if shape != SHAPE or digest(data) != found:
         return None

@@ -1,6 +1,6 @@
-"""Link: the unix socket between a worker and its agent.
+"""Frames between a worker and its agent, over a unix socket.
 
-The worker connects to `TORCHRELAY_LINK`; the agent knows it by its process id. Then:
+The worker connects to `TORCHRELAY_AGENT_SOCKET`; the agent knows it by its process id. Then:
 
     agent  -> worker   Welcome, once per connection; after it, orders (`AnyOrder`), and while the agent is connected to
                        the orchestrator, Attended every `ATTENDED_S` seconds

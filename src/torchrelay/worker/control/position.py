@@ -1,4 +1,4 @@
-"""Standing: where this worker stands, as main thread and control thread both see it, and what it has promised.
+"""Position: where this worker stands, as main thread and control thread both see it, and what it has promised.
 
     main thread       begin_call ... enter_gate ... pass_gate      and at a safepoint: stop, begin_wiring, hold, go_on
     control thread    interrupt, halt (the promises), hear, lift (orders)
@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from torchrelay.protocol.health.ways import SECTION, STEP, Spot
+from torchrelay.protocol.health.stalls import SECTION, STEP, Spot
 from torchrelay.protocol.messages.ids import Generation, Point, WorkerPhase
 from torchrelay.protocol.messages.orders import Decide, Resume, Verdict, WorkerOrder
 from torchrelay.wire.files.page import Page
@@ -48,8 +48,8 @@ class Report:
     caught_up: Point | None
 
 
-class Standing:
-    """One worker's standing. What is written under the lock may be read without it, for a hint."""
+class Position:
+    """One worker's position. What is written under the lock may be read without it, for a hint."""
 
     def __init__(self, page: Page, *, clock_ns: Callable[[], int] = time.monotonic_ns) -> None:
         self._page = page

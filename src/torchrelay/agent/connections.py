@@ -1,4 +1,4 @@
-"""Links: the unix socket on which this node's workers call, and what they have said of themselves."""
+"""Connections of this node's workers: the unix socket on which they call, and what they have said of themselves."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from torchrelay.protocol.messages.ids import Generation, JobId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import Assign, WorkerOrder
 from torchrelay.wire.messages.codec import WireError, encode
 from torchrelay.wire.messages.framing import Closed, frame, read_frame, write_frame
-from torchrelay.wire.messages.link import Attended, FromWorker, Welcome, decode_from_worker
+from torchrelay.wire.messages.worker_frames import Attended, FromWorker, Welcome, decode_from_worker
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class Known:
 
 
 @dataclass
-class Link:
+class WorkerConnection:
     """One worker's connection."""
 
     child: Child
@@ -53,7 +53,7 @@ class Link:
     done: asyncio.Event = field(default_factory=asyncio.Event)
 
 
-class Links:
+class WorkerConnections:
     """Serves the workers of one node.
 
     `welcome` makes a worker's Welcome; it may wait until it is known. `on_event` is called with each event.
@@ -71,7 +71,7 @@ class Links:
         self._processes = processes
         self._welcome = welcome
         self._on_event = on_event
-        self._links: dict[WorkerId, Link] = {}
+        self._connections: dict[WorkerId, WorkerConnection] = {}
         self._known: dict[WorkerId, Known] = {}
         self._server: asyncio.Server | None = None
 
@@ -85,31 +85,32 @@ class Links:
         """Hang up on everybody."""
         if self._server is not None:
             self._server.close()
-        for link in list(self._links.values()):
-            link.writer.close()
+        for connection in list(self._connections.values()):
+            connection.writer.close()
         self.path.unlink(missing_ok=True)
 
     def pass_on(self, order: WorkerOrder) -> bool:
         """Give a worker its order; False, and dropped, if it is not connected or does not read."""
-        link = self._links.get(order.worker)
-        if link is None or not link.welcomed or link.writer.is_closing():
+        connection = self._connections.get(order.worker)
+        if connection is None or not connection.welcomed or connection.writer.is_closing():
             return False
-        if link.writer.transport.get_write_buffer_size() > MAX_UNREAD:
+        if connection.writer.transport.get_write_buffer_size() > MAX_UNREAD:
             return False
         known = self._known.setdefault(order.worker, Known())
         known.job = order.job
         known.generation = max(known.generation, order.generation)
         if isinstance(order, Assign):
             known.rank = order.rank
-        link.writer.write(frame(encode(order)))
+        connection.writer.write(frame(encode(order)))
         return True
 
     def attend(self) -> None:
         """Tell all workers that the orchestrator is there."""
-        for link in self._links.values():
+        for connection in self._connections.values():
             # One that does not read has not forgotten the last time either.
-            if link.welcomed and not link.writer.is_closing() and not link.writer.transport.get_write_buffer_size():
-                link.writer.write(_ATTENDED)
+            writer = connection.writer
+            if connection.welcomed and not writer.is_closing() and not writer.transport.get_write_buffer_size():
+                writer.write(_ATTENDED)
 
     def rank_of(self, worker: WorkerId) -> Rank | None:
         known = self._known.get(worker)
@@ -132,14 +133,14 @@ class Links:
 
     async def last_words(self, worker: WorkerId, deadline_s: float) -> None:
         """Wait until all that an ended worker has written is heard: what it said comes before its end."""
-        link = self._links.get(worker)
-        if link is not None:
+        connection = self._connections.get(worker)
+        if connection is not None:
             try:
                 async with asyncio.timeout(deadline_s):
-                    await link.done.wait()
+                    await connection.done.wait()
             except TimeoutError:
                 logger.warning("the link of %s stays open after its end: something inherited it", worker)
-                link.writer.close()
+                connection.writer.close()
 
     def forget(self, worker: WorkerId) -> None:
         self._known.pop(worker, None)
@@ -164,14 +165,14 @@ class Links:
         return child
 
     async def _converse(self, child: Child, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        link = Link(child, writer)
-        before = self._links.get(child.worker)
+        connection = WorkerConnection(child, writer)
+        before = self._connections.get(child.worker)
         if before is not None:
             before.writer.close()  # it has called again: the older connection is dead
-        self._links[child.worker] = link
+        self._connections[child.worker] = connection
         try:
             await write_frame(writer, encode(await self._welcome(child)))
-            link.welcomed = True
+            connection.welcomed = True
             while True:
                 self._hear(child, decode_from_worker(await read_frame(reader)))
         except Closed:
@@ -179,9 +180,9 @@ class Links:
         except WireError as error:
             logger.warning("hung up on worker %s: %s", child.worker, error)
         finally:
-            link.done.set()
-            if self._links.get(child.worker) is link:
-                del self._links[child.worker]
+            connection.done.set()
+            if self._connections.get(child.worker) is connection:
+                del self._connections[child.worker]
 
     def _hear(self, child: Child, event: FromWorker) -> None:
         known = self._known.setdefault(child.worker, Known())

@@ -8,7 +8,7 @@ import pytest
 
 from tests.support.failure_detector import Ward
 from torchrelay.protocol.health.failure_detector import ASTRAY_MS, BEAT_MS
-from torchrelay.protocol.health.ways import Parting, Spot, Way, find_parting
+from torchrelay.protocol.health.stalls import Parting, Spot, Stalled, find_parting
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerId, WorkerPhase
 
@@ -17,12 +17,14 @@ P = WorkerPhase
 PAIR = 77  # the key of a group of ranks 0 and 1
 
 
-def way(rank: int, phase: WorkerPhase, spot: Spot | None = None, *, point: Point | None = AT, begun: int = 5) -> Way:
+def way(
+    rank: int, phase: WorkerPhase, spot: Spot | None = None, *, point: Point | None = AT, begun: int = 5
+) -> Stalled:
     groups = {0: begun, PAIR: 3} if rank < 2 else {0: begun}
-    return Way(WorkerId(f"w{rank}"), Rank(rank), point, phase, groups, spot or Spot())
+    return Stalled(WorkerId(f"w{rank}"), Rank(rank), point, phase, groups, spot or Spot())
 
 
-def parted(*ways: Way) -> Parting:
+def parted(*ways: Stalled) -> Parting:
     found = find_parting(ways)
     assert found is not None
     return found
@@ -102,7 +104,7 @@ class TestNotCertain:
             [],
         ],
     )
-    def test_nothing_is_said(self, ways: list[Way]) -> None:
+    def test_nothing_is_said(self, ways: list[Stalled]) -> None:
         assert find_parting(ways) is None
 
 

@@ -1,11 +1,12 @@
-"""Link: the control thread. It hears orders while the main thread computes, answers at once, and breaks what blocks.
+"""The connection to the agent: the control thread. It hears orders while the main thread computes, answers at once, and
+breaks what blocks.
 
 Assign      the rank: `Identity`
 Interrupt   promise and report, then break our connections until the main thread is out of them
 Halt        promise and report; nothing is broken
 Recall      what we keep as a buddy, at once
 Resume      answered here if a halt is called off before the main thread has stopped for it
-the rest    kept in `Standing` for the main thread; what was obeyed already is answered again
+the rest    kept in `Position` for the main thread; what was obeyed already is answered again
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Generic, TypeVar
 
 import torch.distributed as dist
 
-from torchrelay.protocol.health.ways import BACKWARD, Spot
+from torchrelay.protocol.health.stalls import BACKWARD, Spot
 from torchrelay.protocol.messages.events import (
     Answer,
     Event,
@@ -40,9 +41,9 @@ from torchrelay.protocol.messages.ids import JobId, Point, Rank, WorkerId, Worke
 from torchrelay.protocol.messages.orders import Assign, Halt, Interrupt, Recall, Replay, Restore, Resume, WorkerOrder
 from torchrelay.wire.messages.codec import WireError, encode
 from torchrelay.wire.messages.framing import Closed, FrameSocket
-from torchrelay.wire.messages.link import Welcome, decode_to_worker
+from torchrelay.wire.messages.worker_frames import Welcome, decode_to_worker
 from torchrelay.worker.control.identity import CONTROL_THREAD, Identity
-from torchrelay.worker.control.standing import Report, Standing
+from torchrelay.worker.control.position import Position, Report
 from torchrelay.worker.hardware.niceness import Niceness
 from torchrelay.worker.process_groups import groups
 from torchrelay.worker.source.lines import is_library
@@ -93,14 +94,14 @@ class NotWelcome(Exception):
     """The agent did not welcome us: there is nothing that this worker could do."""
 
 
-class Link:
+class AgentConnection:
     """The connection to the agent."""
 
-    def __init__(self, path: Path, worker: WorkerId, job: JobId, standing: Standing, identity: Identity) -> None:
+    def __init__(self, path: Path, worker: WorkerId, job: JobId, position: Position, identity: Identity) -> None:
         self._path = path
         self._worker = worker
         self._job = job
-        self._standing = standing
+        self._position = position
         self._identity = identity
         self._socket: FrameSocket | None = None
         self._lock = threading.Lock()  # of what was said
@@ -156,21 +157,21 @@ class Link:
     def _hear_for_ever(self) -> None:
         assert self._socket is not None, "connected"
         assert self._reach is not None, "then started"
-        standing, reach = self._standing, self._reach
+        position, reach = self._position, self._reach
         if not self._identity.known:
             self._niceness.give_way()  # a spare, as long as nothing is said of a rank
         breaks = 0
         while True:
             try:
-                data = self._socket.receive(BREAK_S if standing.blocked and breaks < BREAKS else BEAT_S)
+                data = self._socket.receive(BREAK_S if position.blocked and breaks < BREAKS else BEAT_S)
                 if data is not None:
                     self._hear(data)
             except (Closed, WireError) as error:
                 self._reconnect(error)
             collectives, elsewhere = reach.collectives(), reach.elsewhere()
-            standing.beat(collectives, elsewhere)
+            position.beat(collectives, elsewhere)
             reach.look(collectives, elsewhere)
-            if not standing.blocked:
+            if not position.blocked:
                 breaks = 0
                 continue
             # Again and again: between two breaks the main thread may have gone into a further collective.
@@ -180,7 +181,7 @@ class Link:
 
     def _hear(self, data: bytes) -> None:
         message = decode_to_worker(data)
-        self._standing.word()
+        self._position.word()
         if not isinstance(message, WorkerOrder):
             return
         if message.worker != self._worker or message.job != self._job:
@@ -194,21 +195,21 @@ class Link:
             case Interrupt():
                 self._interrupt(message)
             case Halt():
-                self._report(self._standing.halt(message.generation))
+                self._report(self._position.halt(message.generation))
             case Assign():
-                self._standing.hear(message)
+                self._position.hear(message)
                 self._identity.assign(message)
                 self._repeat_answer(message)
             case Recall():
                 self._recall(message)
             case _:
-                if self._standing.hear(message) and not self._lift(message):
+                if self._position.hear(message) and not self._lift(message):
                     self._repeat_answer(message)
 
     def _interrupt(self, order: Interrupt) -> None:
         assert self._reach is not None, "orders are heard after the start"
-        reported = self._report(self._standing.interrupt(order.generation))
-        if reported and self._standing.poisoned:
+        reported = self._report(self._position.interrupt(order.generation))
+        if reported and self._position.poisoned:
             self._reach.cancel()
             self._reach.break_connections()
 
@@ -223,7 +224,7 @@ class Link:
 
     def _recall(self, order: Recall) -> None:
         """Hand out what we keep of a rank that is lost, whatever the main thread does meanwhile."""
-        if not self._standing.hear(order):
+        if not self._position.hear(order):
             return
         assert self._reach is not None, "orders are heard after the start"
         kept = RecordKept(
@@ -240,7 +241,7 @@ class Link:
 
     def _lift(self, order: WorkerOrder) -> bool:
         """Whether this order calls off a halt for which the main thread has not stopped: then it just goes on."""
-        if not isinstance(order, Resume) or not self._standing.lift(order.generation):
+        if not isinstance(order, Resume) or not self._position.lift(order.generation):
             return False
         resumed = WorkerResumed(
             job=self._job, generation=order.generation, worker=self._worker, rank=self._identity.rank
@@ -306,9 +307,9 @@ class Link:
                 connection.close()
             except (OSError, Closed, WireError):
                 pass
-            self._standing.beat(self._reach.collectives(), self._reach.elsewhere())
+            self._position.beat(self._reach.collectives(), self._reach.elsewhere())
             time.sleep(CONNECT_S)
-        self._standing.word()
+        self._position.word()
         with self._lock:
             self._socket = connection
             for fact in self._facts:
@@ -316,7 +317,7 @@ class Link:
             if self._reported is not None:
                 self._send(self._reported_event(self._reported))
             for said in dict.fromkeys(self._answers.values()):
-                if said.event.generation == self._standing.heard:
+                if said.event.generation == self._position.heard:
                     self._send(said.again())
 
     def _abandon(self) -> None:
@@ -336,7 +337,7 @@ def _named(order: Restore, answer: RestoreFailed) -> bool:
 #
 # Nothing of it is done while training gets on: the stack of the main thread is read only when the worker has begun
 # nothing and entered nothing since the look before. What is in the page then is where a rank stands for others
-# (`protocol/health/ways`).
+# (`protocol/health/stalls`).
 
 # Of torch.distributed: what all members of a group make together, and blocks.
 COLLECTIVES = frozenset(
@@ -356,30 +357,30 @@ _NAMES = {"_new_group_with_tag": "new_group"}
 class Lookout:
     """Looks at the main thread of this process."""
 
-    def __init__(self, standing: Standing) -> None:
-        self._standing = standing
+    def __init__(self, position: Position) -> None:
+        self._position = position
         self._seen: tuple[object, ...] = ()
         self._spot: Spot | None = None
 
     def look(self, collectives: int, elsewhere: Sequence[tuple[int, int]] | None) -> None:
         """Called with every sign of life: says where the main thread stands, if it has not got on since the last."""
-        standing = self._standing
-        seen = (standing.phase, standing.entered_ns, standing.committed, collectives, elsewhere)
+        position = self._position
+        seen = (position.phase, position.entered_ns, position.committed, collectives, elsewhere)
         if seen != self._seen:
             self._seen, self._spot = seen, None
             return
         spot = self._see()
         if spot != self._spot:
             self._spot = spot
-            standing.mark_spot(spot)
+            position.mark_spot(spot)
 
     def _see(self) -> Spot:
-        standing = self._standing
-        if standing.phase is WorkerPhase.FINISHED:
-            return Spot(line=standing.ended_at)
+        position = self._position
+        if position.phase is WorkerPhase.FINISHED:
+            return Spot(line=position.ended_at)
         frames = list(stack())
         call, group, direct = communication(frames)
-        return Spot(line=line_in(frames), call=call, group=group, direct=direct, kind=standing.kind)
+        return Spot(line=line_in(frames), call=call, group=group, direct=direct, kind=position.kind)
 
 
 def stack() -> Iterator[FrameType]:
