@@ -25,7 +25,7 @@ from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.http.api import make_app
 from torchrelay.orchestrator.http.door import Door, Strangers
 from torchrelay.orchestrator.store.journal import Journal
-from torchrelay.protocol.health.failure_detector import BEAT_MS, Beat, Sample
+from torchrelay.protocol.health.pulses import BEAT_MS, Beat, Sample
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerId, WorkerPhase

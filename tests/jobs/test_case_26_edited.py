@@ -41,15 +41,23 @@ def edit(path: Path) -> None:
     assert "3.0" in path.read_text()
 
 
-def editing(*files: Path, then: Callable[[Case], None] | None = None) -> Callable[[Case], None]:
-    """Edit these when some steps are made."""
+def spare_is_warm(case: Case) -> bool:
+    """Whether a spare has imported what a worker imports before it has a rank."""
+    return '"warm"' in case.order("spares", "-o", "json")
+
+
+def editing(*files: Path, warm: bool = False, then: Callable[[Case], None] | None = None) -> Callable[[Case], None]:
+    """Edit these when some steps are made, and a spare is warm if there is to be one."""
 
     def drive(case: Case) -> None:
         case.until_step(20)
+        if warm:
+            case.until("a warm spare", lambda: spare_is_warm(case))
         for path in files:
             edit(path)
         if then is not None:
             then(case)
+        case.go()
 
     return drive
 
@@ -63,14 +71,16 @@ def edited(
     script: list[str] | None = None,
     then: Callable[[Case], None] | None = None,
     strike: str = "grad:30:1",
+    warm: bool = False,
 ) -> Verdict:
     project = project_in(tmp_path)
     files = [project / name for name in names]
     words = script or [str(project / "train.py")]
     env = {"PYTHONPATH": f"{project}{os.pathsep}{CASES}"} if "-m" in words else None
-    return disturbed(
-        tmp_path, words, strike=strike, drive=editing(*files, then=then), mode=mode, flags=flags, calm=calm, env=env
-    )
+    if warm:  # training waits for the spare
+        env = (env or {}) | {"SLOW": "21"}
+    drive = editing(*files, warm=warm, then=then)
+    return disturbed(tmp_path, words, strike=strike, drive=drive, mode=mode, flags=flags, calm=calm, env=env)
 
 
 def test_a_cold_replacement_runs_the_code_of_the_start(tmp_path: Path, calm: Ran) -> None:
@@ -81,7 +91,7 @@ def test_a_cold_replacement_runs_the_code_of_the_start(tmp_path: Path, calm: Ran
 
 
 def test_a_warm_spare_that_has_imported_one_half_runs_the_other_half_of_the_start(tmp_path: Path, calm: Ran) -> None:
-    verdict = edited(tmp_path, calm, "factors.py", "parts/late.py", flags=FLAGS)
+    verdict = edited(tmp_path, calm, "factors.py", "parts/late.py", flags=FLAGS, warm=True)
     assert verdict.fate is Fate.EQUAL, verdict
     assert "late.py is not what it was" in verdict.ran.output, verdict
     assert "factors.py is not what it was" not in verdict.ran.output, verdict

@@ -131,8 +131,8 @@ EQUIVALENT: dict[str, str] = {
     "speech:job_orders: always cluster.workers.get(seat.worker)": NOBODY,
     "taints:taint_set: without if taint == before": "it puts there what is there, and no fault follows from it",
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
-    "failure_detector:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
-    "failure_detector:silence_of: 0 to 1 #2": "a limit is longer than that",
+    "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
+    "silent_nodes:of: 0 to 1 #2": "a limit is longer than that",
     (
         "failure_detector:last_proof: worker is not None and node_of(cluster, worker) == node without wo"
         "rker is not None"

@@ -15,7 +15,7 @@ PROTOCOL = Path(__file__).parent.parent.parent / "src" / "torchrelay" / "protoco
 MODULES = (
     "answers", "boundary", "buddies", "cluster", "ending", "incident", "job", "migration",
     "moves", "placing", "policy", "recovery", "replicas", "requests", "rollback", "roster", "sharing", "silence",
-    "speech", "state", "table", "taints", "failure_detector", "wait_for_graph",
+    "speech", "state", "table", "taints", "failure_detector", "pulses", "silent_nodes", "wait_for_graph",
 )  # fmt: skip
 
 OPPOSITE: dict[type[ast.cmpop], type[ast.cmpop]] = {

@@ -187,7 +187,8 @@ VALUES = (
     ),
     Mutant(
         "buffers: those of the start are taken", "worker/state/private.py",
-        "if self._all and (others := self.module_buffers.refresh()):", "if False and (others := self.module_buffers.refresh()):",
+        "if self._all and (others := self.module_buffers.refresh()):",
+        "if False and (others := self.module_buffers.refresh()):",
         (f"{ORDINARY}::test_buffers_that_are_bound_anew[own]",),
     ),
     Mutant(

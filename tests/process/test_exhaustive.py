@@ -23,6 +23,7 @@ from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.job import MOVING
 from torchrelay.protocol.model.moves import MoveState
+from torchrelay.protocol.model.state import seat_of
 from torchrelay.protocol.rules.cluster import Cluster, advance, orders
 
 
@@ -53,9 +54,8 @@ def check_move_quiet(state: Cluster) -> None:
 
 def standing_of(cluster: Cluster, name: WorkerId) -> Stand:
     """Where a worker may stand that was healthy so far."""
-    job = cluster.jobs[JOB]
-    rank = job.rank_of(name)
-    seat = None if rank is None else job.seats[rank]
+    job, found = cluster.jobs[JOB], seat_of(cluster, name)
+    seat = None if found is None else job.seats[found[1]]
     if seat is None or seat.replacement:
         return Stand() if job.resume_point is None or seat is None else Stand(caught_up=job.resume_point)
     there = small.NEXT in (job.resume_point, job.boundary if seat.ready else None)

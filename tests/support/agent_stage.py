@@ -15,7 +15,7 @@ from typing import TypeVar
 from aiohttp import WSMsgType, web
 from msgspec import structs
 
-from torchrelay.protocol.health.failure_detector import Beat, Sample
+from torchrelay.protocol.health.pulses import Beat, Sample
 from torchrelay.protocol.messages.events import Event, JobSpec, WorkerExited, WorkerJoined, WorkerStarted, WorkerWarm
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.messages.orders import AnyOrder, Assign, Fence, Interrupt, StartWorker

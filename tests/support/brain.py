@@ -14,7 +14,7 @@ from typing import TypeVar
 from torchrelay.api.endpoint import read_endpoint
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import Journal
-from torchrelay.protocol.health.failure_detector import Beat, Sample
+from torchrelay.protocol.health.pulses import Beat, Sample
 from torchrelay.protocol.messages.events import (
     JobSpec,
     JobSubmitted,

@@ -159,7 +159,7 @@ def check_part(cluster: Cluster, job: Job, known: Worker, order: od.WorkerOrder)
         assert order.point == job.resume_point == job.boundary
         assert not isinstance(order, od.Decide) or order.verdict is od.Verdict.REDO
     else:
-        assert job.rank_of(known.worker) == rank
+        assert job.is_held_by(known.worker, rank)
         check_order(cluster, job, order)
 
 

@@ -9,16 +9,8 @@ from typing import Any
 import msgspec
 
 from tests.support.telling import begun
-from torchrelay.protocol.health.failure_detector import (
-    BEAT_MS,
-    Beat,
-    FailureDetector,
-    Pulse,
-    Sample,
-    hear,
-    judge,
-    judge_worker,
-)
+from torchrelay.protocol.health.failure_detector import Company, judge, judge_worker
+from torchrelay.protocol.health.pulses import BEAT_MS, Beat, FailureDetector, Pulse, Sample, hear
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.model.table import Table
@@ -139,7 +131,7 @@ def pulse(
 def evidence(one: Pulse, *others: Pulse, **job: Any) -> str:
     """Why the first of these hangs, in this job; empty if it does not."""
     failure_detector = FailureDetector(pulses=Table((each.sample.worker, each) for each in (one, *others)))
-    return judge_worker(failure_detector, replace(cluster().jobs[JOB], **job), one, NOW)
+    return judge_worker(Company(failure_detector, replace(cluster().jobs[JOB], **job), NOW), one, NOW)
 
 
 def ahead(rank: int, **fields: Any) -> Pulse:

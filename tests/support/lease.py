@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from torchrelay.agent.uplink import Uplink
-from torchrelay.protocol.health.failure_detector import Beat
+from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.wire.messages.channel import Attach
 

@@ -9,7 +9,7 @@ from torchrelay.orchestrator.views.plans import (
     plan_taint,
 )
 from torchrelay.orchestrator.views.scene import Scene, Ways
-from torchrelay.protocol.health.failure_detector import FailureDetector
+from torchrelay.protocol.health.pulses import FailureDetector
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import NodeId
 

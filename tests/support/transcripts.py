@@ -136,7 +136,7 @@ class Teller:
     def show_roster(self, job: Job) -> str:
         lines = [f"     {rank} {show_seat(seat)}" for rank, seat in sorted(job.seats.items())]
         for worker in sorted(self.story.cluster.workers.values(), key=lambda each: each.worker):
-            if job.rank_of(worker.worker) is None or worker.life in (Life.STARTING, Life.FENCING):
+            if not job.is_held_by(worker.worker, worker.rank) or worker.life in (Life.STARTING, Life.FENCING):
                 lines.append(f"     {worker.life} {worker.worker}{show_incoming_for(worker)}")
         lines += [f"     stray {worker} on {node}" for worker, (node, _) in sorted(self.story.cluster.strays.items())]
         lines += [f"     {show_taint(taint)}" for taint in self.story.cluster.taints.values()]

@@ -23,7 +23,7 @@ from torchrelay.agent.uplink import Rejected, Uplink
 from torchrelay.agent.workers.forks import Child, Ended, Fork
 from torchrelay.agent.workers.processes import CannotFork, Processes, base_environment, worker_environment
 from torchrelay.agent.workers.samples import Sampler
-from torchrelay.protocol.health.failure_detector import Beat, Sample
+from torchrelay.protocol.health.pulses import Beat, Sample
 from torchrelay.protocol.messages.events import Event, WorkerExited, WorkerSeen
 from torchrelay.protocol.messages.ids import JobId, NodeId, WorkerId, WorkerPhase
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Leave, PassOn, StartWorker, WorkerOrder

@@ -17,7 +17,7 @@ import msgspec
 from msgspec import Struct
 
 from torchrelay.agent.workers.forks import Ended
-from torchrelay.protocol.health.failure_detector import Sample
+from torchrelay.protocol.health.pulses import Sample
 from torchrelay.protocol.messages.events import WorkerSeen
 from torchrelay.wire.files.alone import FILE, WRITE_S, Alone, Lone, write_alone
 from torchrelay.wire.messages.codec import WireError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import aiohttp
 
 from torchrelay.agent.allegiance import Allegiance
-from torchrelay.protocol.health.failure_detector import Beat
+from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import Event, age_event
 from torchrelay.wire.messages.channel import (
     AGENT_PATH,

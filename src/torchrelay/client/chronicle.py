@@ -16,7 +16,7 @@ from torchrelay.orchestrator.views.scene import Scene, Ways
 from torchrelay.orchestrator.views.story import replay
 from torchrelay.orchestrator.views.views import view_audit, view_incidents, view_job, view_ranks
 from torchrelay.orchestrator.views.why import why
-from torchrelay.protocol.health.failure_detector import FailureDetector
+from torchrelay.protocol.health.pulses import FailureDetector
 from torchrelay.protocol.model.job import Job, JobPhase
 from torchrelay.protocol.rules.cluster import EMPTY
 

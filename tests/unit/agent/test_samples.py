@@ -14,7 +14,7 @@ import pytest
 
 from torchrelay.agent.workers import samples
 from torchrelay.agent.workers.samples import MOST_BELOW, Sampler, descendants
-from torchrelay.protocol.health.failure_detector import Sample
+from torchrelay.protocol.health.pulses import Sample
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.wire.files.page import Page, Status
 

@@ -12,7 +12,7 @@ from torchrelay.goodput.ledger import Line, line_of, total, wilson
 from torchrelay.orchestrator.store.journal import Anchor
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import view_incident
-from torchrelay.protocol.health.failure_detector import FailureDetector
+from torchrelay.protocol.health.pulses import FailureDetector
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
 from torchrelay.protocol.model.incident import Fault, Incident, Mark, Resolution
 from torchrelay.protocol.model.table import Table

@@ -11,7 +11,7 @@ from torchrelay.cli.view.explain import explain
 from torchrelay.goodput.ledger import Line, line_of
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import Excluded, exclusion, is_storage, tally, view_incident
-from torchrelay.protocol.health.failure_detector import FailureDetector
+from torchrelay.protocol.health.pulses import FailureDetector
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, Point
 from torchrelay.protocol.model.incident import Incident, Resolution

@@ -9,7 +9,8 @@ from torchrelay.api.shown import Exclusion
 from torchrelay.goodput.ledger import Entry, Line, RatioPart, guarantee, line_of, total
 from torchrelay.orchestrator.views.scene import Scene
 from torchrelay.orchestrator.views.views import tally, view_incident
-from torchrelay.protocol.health.failure_detector import Beat, FailureDetector, Sample, hear, judge
+from torchrelay.protocol.health.failure_detector import judge
+from torchrelay.protocol.health.pulses import Beat, FailureDetector, Sample, hear
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import Generation, NodeId, Point, Rank, WorkerPhase

@@ -9,18 +9,8 @@ import msgspec
 import pytest
 
 from tests.support.failure_detector import JOB, NOW, RANKS, SPARE, Ward, ahead, cluster, evidence, pulse
-from torchrelay.protocol.health.failure_detector import (
-    ASTRAY_MS,
-    BEAT_MS,
-    FRESH_MS,
-    FailureDetector,
-    Pulse,
-    Sample,
-    feel,
-    forget,
-    judge,
-    patience,
-)
+from torchrelay.protocol.health.failure_detector import ASTRAY_MS, judge, patience
+from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, FailureDetector, Pulse, Sample, feel, forget
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase

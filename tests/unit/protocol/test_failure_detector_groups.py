@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 
 from tests.support.failure_detector import RANKS, Ward, ahead, evidence, pulse
-from torchrelay.protocol.health.failure_detector import BEAT_MS, feel
+from torchrelay.protocol.health.pulses import BEAT_MS, feel
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerPhase
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tests.support.migration import asked, cleared, cut_over, halting, on_nodes, preparing, tainted
 from tests.support.telling import running, say, training
-from torchrelay.protocol.health.failure_detector import Beat, FailureDetector, hear, judge
+from torchrelay.protocol.health.failure_detector import judge
+from torchrelay.protocol.health.pulses import Beat, FailureDetector, hear
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, Point, Rank

@@ -9,20 +9,10 @@ import msgspec
 import pytest
 
 from tests.support.telling import begun
-from torchrelay.protocol.health.failure_detector import (
-    ALL_SILENT_MS,
-    BEAT_MS,
-    DEAF_MS,
-    FRESH_MS,
-    Beat,
-    FailureDetector,
-    Sample,
-    all_silent,
-    hear,
-    judge,
-    silence_of,
-)
+from torchrelay.protocol.health.failure_detector import judge
+from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, Beat, FailureDetector, Sample, hear
 from torchrelay.protocol.health.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
+from torchrelay.protocol.health.silent_nodes import ALL_SILENT_MS, DEAF_MS, SilentNodes
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Point, Rank, WorkerPhase
 from torchrelay.protocol.model.job import JobPhase
@@ -95,7 +85,7 @@ class Cast:
         return [node for _, node in self.lost[before:]]
 
     def silence(self, node: NodeId) -> Silence | None:
-        return silence_of(self.failure_detector, self.cluster, self.cluster.nodes[node], self.now_ms)
+        return SilentNodes(self.failure_detector, self.cluster, self.now_ms).of(self.cluster.nodes[node])
 
     def silent(self, node: NodeId) -> Silence:
         """Of a node that is not heard."""
@@ -312,7 +302,7 @@ def test_all_are_silent_from_two_seconds_on() -> None:
     cast = Cast()
     cast.live(1_000, A, B, C)
     for ms, deaf in ((1_999, False), (2_000, True)):
-        assert all_silent(cast.failure_detector, cast.cluster, cast.now_ms + ms) is deaf
+        assert SilentNodes(cast.failure_detector, cast.cluster, cast.now_ms + ms).all_silent is deaf
 
 
 def test_nodes_that_are_gone_or_have_not_begun_do_not_count_among_the_silent() -> None:

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from tests.support.failure_detector import Ward
-from torchrelay.protocol.health.failure_detector import ASTRAY_MS, BEAT_MS
+from torchrelay.protocol.health.failure_detector import ASTRAY_MS
+from torchrelay.protocol.health.pulses import BEAT_MS
 from torchrelay.protocol.health.stalls import Parting, Spot, Stalled, find_parting
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages.ids import Point, Rank, WorkerId, WorkerPhase

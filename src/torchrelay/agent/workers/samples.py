@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from torchrelay.protocol.health.failure_detector import Sample
+from torchrelay.protocol.health.pulses import Sample
 from torchrelay.protocol.messages.events import PrivateRecord
 from torchrelay.protocol.messages.ids import Generation, Point, Rank, WorkerId, WorkerPhase
 from torchrelay.wire.files.page import BadPage, Groups, Page, Status

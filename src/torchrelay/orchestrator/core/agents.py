@@ -15,7 +15,7 @@ from aiohttp import WSMsgType, web
 
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import JournalUnavailable, Unwritable
-from torchrelay.protocol.health.failure_detector import BEAT_MS
+from torchrelay.protocol.health.pulses import BEAT_MS
 from torchrelay.protocol.messages.events import (
     CollectiveFailed,
     Event,

@@ -37,8 +37,8 @@ from torchrelay.orchestrator.store.journal import (
 )
 from torchrelay.orchestrator.views.scene import Scene, Ways, note_ways
 from torchrelay.orchestrator.views.story import Moment, tell
-from torchrelay.protocol.health import failure_detector as detection
-from torchrelay.protocol.health.failure_detector import Beat, FailureDetector
+from torchrelay.protocol.health.failure_detector import judge
+from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
 from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut, WorkerExited
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
@@ -216,7 +216,7 @@ class Orchestrator:
         before, self.cluster = self.cluster, advance(self.cluster, event, now)
         self._tell(seq, now, event, before)
         note_ways(self.ways, before, self.cluster)
-        self.failure_detector = detection.forget(self.failure_detector, self.cluster)
+        self.failure_detector = forget(self.failure_detector, self.cluster)
         self._learn(event, before)
         self._introduce(before)
         self._say(orders(self.cluster))
@@ -261,7 +261,7 @@ class Orchestrator:
                 self._own_up()
             if now - self._kept_ms >= KEEP_TIME_MS:
                 self._keep_time(now)
-            for event in detection.judge(self.failure_detector, self.cluster, now):
+            for event in judge(self.failure_detector, self.cluster, now):
                 self.hear(event)
             # A tick that changes nothing is not worth a line in the journal.
             if advance(self.cluster, Tick(), now) != self.cluster:
@@ -314,7 +314,7 @@ class Orchestrator:
         """Count silence from now."""
         for node in self.cluster.nodes.values():
             if node.alive:
-                self.failure_detector = detection.hear(
+                self.failure_detector = hear(
                     self.failure_detector, Beat(node=node.node, incarnation=node.incarnation), now
                 )
 
@@ -367,7 +367,7 @@ class Orchestrator:
         if former is not None:
             former.close("a newer connection of the same node takes its place")
         self.connections[connection.node] = connection
-        self.failure_detector = detection.hear(
+        self.failure_detector = hear(
             self.failure_detector, Beat(node=connection.node, incarnation=connection.incarnation), self.clock.now_ms()
         )
         return self.put(event)
@@ -383,7 +383,7 @@ class Orchestrator:
         if node is not None and node.incarnation == beat.incarnation and not node.alive:
             connection.close("the node was given up: join anew")
             return
-        self.failure_detector = detection.hear(self.failure_detector, beat, self.clock.now_ms())
+        self.failure_detector = hear(self.failure_detector, beat, self.clock.now_ms())
         for sample in beat.samples:
             worker = self.cluster.workers.get(sample.worker)
             if worker is not None and sample.point is not None:

@@ -10,7 +10,8 @@ import msgspec
 
 from torchrelay.api.shown import Leg
 from torchrelay.orchestrator.store.journal import Anchor, wall_ms
-from torchrelay.protocol.health.failure_detector import FailureDetector, silence_of
+from torchrelay.protocol.health.pulses import FailureDetector
+from torchrelay.protocol.health.silent_nodes import SilentNodes
 from torchrelay.protocol.messages.ids import Generation, JobId, Point
 from torchrelay.protocol.model.job import Job
 from torchrelay.protocol.model.moves import Move, MoveState
@@ -55,7 +56,7 @@ class Scene:
 
     def silence(self, node: Node) -> str:
         """How it stands with a node that is not heard, in words; empty if it is."""
-        silence = silence_of(self.failure_detector, self.cluster, node, self.now_ms)
+        silence = SilentNodes(self.failure_detector, self.cluster, self.now_ms).of(node)
         return "" if silence is None else str(silence)
 
     def way(self, job: Job, move: Move) -> tuple[Leg, ...]:

@@ -40,7 +40,7 @@ from torchrelay.orchestrator.views.places import (
     view_taints,
 )
 from torchrelay.orchestrator.views.scene import Scene, clock_text
-from torchrelay.protocol.health.failure_detector import Pulse
+from torchrelay.protocol.health.pulses import Pulse
 from torchrelay.protocol.messages.ids import JobId, Rank, WorkerId
 from torchrelay.protocol.model.deaths import Death
 from torchrelay.protocol.model.incident import UNSETTLED, Fault, Incident, Mark, Resolution

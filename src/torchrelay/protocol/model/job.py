@@ -33,6 +33,8 @@ class JobPhase(StrEnum):
 
 # A move that has not cut over: everybody trains, or stands at the boundary, in connections that nobody has touched.
 MOVING = frozenset({JobPhase.QUIESCING, JobPhase.HALTING, JobPhase.RELEASING})
+# Everybody trains, or is about to stand at the boundary of a move.
+TRAINING = MOVING | {JobPhase.RUNNING}
 RECOVERING = frozenset({JobPhase.AGREEING, JobPhase.PREPARING, JobPhase.RECONFIGURING, JobPhase.RESUMING})
 
 
@@ -131,12 +133,9 @@ class Job:
             return self.incidents[-1]
         return None
 
-    def rank_of(self, worker: WorkerId) -> Rank | None:
-        """The rank whose seat this worker holds now."""
-        for rank, seat in self.seats.items():
-            if seat.worker == worker:
-                return rank
-        return None
+    def is_held_by(self, worker: WorkerId, rank: Rank | None) -> bool:
+        """Whether this worker holds that rank now."""
+        return rank is not None and rank in self.seats and self.seats[rank].worker == worker
 
     def with_seat(self, rank: Rank, seat: Seat) -> Job:
         return replace(self, seats=self.seats.put(rank, seat))

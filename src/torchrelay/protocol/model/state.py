@@ -109,9 +109,8 @@ def seat_of(cluster: Cluster, worker: WorkerId) -> tuple[Job, Rank] | None:
     known = cluster.workers.get(worker)
     if known is None:
         return None
-    job = cluster.jobs[known.job]
-    rank = job.rank_of(worker)
-    return (job, rank) if rank is not None else None
+    job, rank = cluster.jobs[known.job], known.rank  # a worker keeps its rank when it is fenced: the seat decides
+    return (job, rank) if rank is not None and job.is_held_by(worker, rank) else None
 
 
 def mark_started(worker: Worker, event: WorkerStarted, now_ms: int) -> Worker:

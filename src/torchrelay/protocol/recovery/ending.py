@@ -40,14 +40,14 @@ def lose_worker(
     if known is None:
         return cluster
     job = cluster.jobs[known.job]
-    holder = job.rank_of(worker)
+    rank = known.rank if job.is_held_by(worker, known.rank) else None
     if known.rank is not None:
         seat = job.seats[known.rank]
         if seat.outgoing == worker:
             seat = replace(seat, outgoing=None)
         if ended:
             seat = replace(seat, ended_ms=cluster.now_ms)
-        if holder is not None:
+        if rank is not None:
             seat = replace(seat, place=(known.node, known.slot))
         # To take the job for one that has committed nothing would be to begin anew, and not to say so.
         job = replace(job, trained=job.trained or (unread and seat.joined))
@@ -56,11 +56,11 @@ def lose_worker(
     if known.life is not Life.FENCING:  # one that was fenced has had its strike, or was ended without a fault
         cluster = cluster.strike(known)
     cluster = cluster.forget(worker) if ended else cluster.fence(worker)
-    if holder is None or is_over(job):
+    if rank is None or is_over(job):
         return cluster
     at = job.moment(cluster.now_ms, age_ms)
-    fault = Fault(cause, detector, at, holder, worker, known.node, exact=ended and not unread)
-    return react(cluster, job, holder, fault)
+    fault = Fault(cause, detector, at, rank, worker, known.node, exact=ended and not unread)
+    return react(cluster, job, rank, fault)
 
 
 def react(cluster: Cluster, job: Job, rank: Rank, fault: Fault) -> Cluster:

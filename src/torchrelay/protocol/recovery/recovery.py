@@ -80,7 +80,7 @@ def watch_running(cluster: Cluster, job: Job) -> Cluster:
     if job.broken is not None:
         return mend(cluster, job, job.broken)
     for raised in job.raised:
-        if raised.fatal and now - raised.at_ms >= DYING_MS and job.rank_of(raised.worker) is not None:
+        if raised.fatal and now - raised.at_ms >= DYING_MS and job.is_held_by(raised.worker, raised.rank):
             cause = f"raised and did not end: {raised.summary}"
             return lose_worker(cluster, raised.worker, cause=cause, detector="exit deadline", ended=False)
     return cluster

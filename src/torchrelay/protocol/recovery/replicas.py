@@ -74,7 +74,7 @@ def differing_at_the_end(seats: Iterable[tuple[Rank, Seat]]) -> str:
 def replicas_differ(cluster: Cluster, event: ReplicasDiffer) -> Cluster:
     """Said by one of those that agree; again until it has led to something."""
     job = cluster.jobs.get(event.job)
-    if job is None or job.rank_of(event.worker) != event.rank:
+    if job is None or not job.is_held_by(event.worker, event.rank):
         return cluster
     # For a move a new generation begins in the old connections: who has not heard of it yet speaks of the one before.
     known = (job.generation, job.generation - 1) if job.phase in MOVING else (job.generation,)

@@ -167,7 +167,8 @@ def worker_exited(cluster: Cluster, event: ev.WorkerExited) -> Cluster:
     job = cluster.jobs[known.job]
     if known.incoming_for is not None:  # how a target ends says nothing about the job, which is well
         return lose_worker(cluster, event.worker, cause=exit_text(event), detector="agent: process exit", ended=True)
-    rank = job.rank_of(event.worker)
+    found = seat_of(cluster, event.worker)
+    rank = None if found is None else found[1]
     if rank is not None and stopping.has_left(job, event):
         return stopping.leave(cluster, event, rank)
     if event.code:

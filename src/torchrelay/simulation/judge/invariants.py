@@ -298,7 +298,7 @@ class Checker:
     def has_left(self, worker: WorkerId) -> bool:
         """Whether it was to leave its rank, and another holds that now."""
         job = self.world.job
-        if job is None or job.rank_of(worker) is not None:
+        if job is None or any(seat.worker == worker for seat in job.seats.values()):
             return False
         return any(worker in move.outgoing_workers.values() for move in job.moves)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from msgspec import structs
 
-from torchrelay.protocol.health.failure_detector import Beat, Sample
+from torchrelay.protocol.health.pulses import Beat, Sample
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId, WorkerId

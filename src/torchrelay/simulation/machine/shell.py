@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torchrelay.protocol.health import failure_detector as detection
-from torchrelay.protocol.health.failure_detector import Beat, FailureDetector
+from torchrelay.protocol.health.failure_detector import judge
+from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
 from torchrelay.protocol.messages import events as ev
 from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.ids import NodeId
@@ -77,7 +77,7 @@ class Shell:
         now = self.now_ms
         self.journal.append((event, now))
         before, self.cluster = self.cluster, advance(self.cluster, event, now)
-        self.failure_detector = detection.forget(self.failure_detector, self.cluster)
+        self.failure_detector = forget(self.failure_detector, self.cluster)
         self.world.heard(event, before, self.cluster)
         standing = orders(self.cluster)
         fresh, self.standing = standing - self.standing, standing
@@ -106,7 +106,7 @@ class Shell:
         if node is not None and node.incarnation == beat.incarnation and not node.alive:
             connection.agent.disconnect()  # it was given up: it must join anew
             return
-        self.failure_detector = detection.hear(self.failure_detector, beat, self.now_ms)
+        self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
 
     # ------------------------------------------------------------ time
 
@@ -115,7 +115,7 @@ class Shell:
             return
         self._release()
         now = self.now_ms
-        for event in detection.judge(self.failure_detector, self.cluster, now):
+        for event in judge(self.failure_detector, self.cluster, now):
             self.hear(event)
         if advance(self.cluster, ev.Tick(), now) != self.cluster:
             self.hear(ev.Tick())
@@ -139,7 +139,7 @@ class Shell:
         for node in self.cluster.nodes.values():
             if node.alive:
                 beat = Beat(node=node.node, incarnation=node.incarnation)
-                self.failure_detector = detection.hear(self.failure_detector, beat, self.now_ms)
+                self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
 
     # ------------------------------------------------------------ agents
 
@@ -149,7 +149,7 @@ class Shell:
             former.close()
         self.links[joined.node] = connection
         beat = Beat(node=joined.node, incarnation=joined.incarnation)
-        self.failure_detector = detection.hear(self.failure_detector, beat, self.now_ms)
+        self.failure_detector = hear(self.failure_detector, beat, self.now_ms)
         self.hear(joined)
         self._send(frozenset(order for order in self.standing if order.node == joined.node))
 

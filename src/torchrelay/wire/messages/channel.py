@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from msgspec import Struct
 
-from torchrelay.protocol.health.failure_detector import Beat
+from torchrelay.protocol.health.pulses import Beat
 from torchrelay.protocol.messages.events import AnyEvent, JobSpec, WorkerSeen
 from torchrelay.protocol.messages.ids import NodeId
 from torchrelay.protocol.messages.orders import AnyOrder
