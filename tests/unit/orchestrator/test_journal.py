@@ -116,7 +116,7 @@ def test_somebody_elses_database_is_refused(path: Path) -> None:
 def test_a_newer_format_is_refused_with_its_number(path: Path) -> None:
     Journal(path).close()
     damage(path, "PRAGMA user_version = 7")
-    with pytest.raises(JournalRefused, match=r"has format 7, this torchrelay knows 3.*0\.1\.0"):
+    with pytest.raises(JournalRefused, match=r"has format 7, this torchrelay knows 4.*0\.1\.0"):
         Journal(path)
 
 

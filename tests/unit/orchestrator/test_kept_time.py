@@ -161,7 +161,7 @@ class TestRules:
     ) -> None:
         path = journal_of(tmp_path / "journal.db", 1)
         with closing(sqlite3.connect(path, isolation_level=None)) as db:
-            db.execute("INSERT INTO events VALUES (2, 3, x'c1')")
+            db.execute("INSERT INTO events VALUES (2, 3, x'c1', 0)")
         assert "or start it anew" in other_rules(path)
 
         def fails(_: object) -> None:

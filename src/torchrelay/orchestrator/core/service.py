@@ -18,14 +18,14 @@ import asyncio
 import hashlib
 import logging
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
-from typing import Protocol, cast, get_args
 
 from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
+from torchrelay.orchestrator.core.inbox import Heard, Inbox
 from torchrelay.orchestrator.core.rules import all_ended, refusal
+from torchrelay.orchestrator.core.sending import AgentPort, send_orders
 from torchrelay.orchestrator.store.journal import (
     Call,
     Journal,
@@ -41,11 +41,11 @@ from torchrelay.protocol.health.failure_detector import judge
 from torchrelay.protocol.health.pulses import Beat, FailureDetector, forget, hear
 from torchrelay.protocol.messages.events import Event, JobSpec, NodeJoined, Tick, TimeLeftOut, WorkerExited
 from torchrelay.protocol.messages.ids import NodeId
-from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
+from torchrelay.protocol.messages.orders import Order
 from torchrelay.protocol.model.job import JobPhase
 from torchrelay.protocol.model.state import Cluster
 from torchrelay.protocol.rules.cluster import EMPTY, RULES_VERSION, advance, orders
-from torchrelay.wire.messages.channel import JobTerms, OrderFrame, Shutdown, ToAgent
+from torchrelay.wire.messages.channel import JobTerms, Shutdown
 from torchrelay.wire.messages.pathnews import NetworkNews
 
 log = logging.getLogger("torchrelay.orchestrator")
@@ -60,28 +60,6 @@ REMEMBER_S = 2.0  # between two notes of how far the jobs are
 RIVAL_MS = 2_000  # an agent heard within this time keeps its node's name for itself
 KEPT_MOMENTS = 100_000
 WORTH_TELLING_MS = 20  # of the time that the clock has left out
-# Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
-SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
-
-
-class AgentPort(Protocol):
-    """The way to one agent. `send` never waits and never fails; who does not read is disconnected."""
-
-    node: NodeId
-    incarnation: str
-
-    def send(self, message: ToAgent) -> None: ...
-
-    def close(self, reason: str) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """An event on its way into the journal. `written` gets its number, or the reason why it has none."""
-
-    event: Event
-    call: Call | None = None
-    written: asyncio.Future[int] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
 
 
 class Orchestrator:
@@ -108,7 +86,7 @@ class Orchestrator:
         self.news = asyncio.Event()  # set, and replaced, whenever there are new moments
         self.degraded = ""
         self.superseded = ""  # who has taken over, in words
-        self._inbox: asyncio.Queue[Heard | None] = asyncio.Queue()  # None: look again, and do not wait for the tick
+        self._inbox = Inbox()
         self._ended = asyncio.Event()
         self._secret = journal.secret()
         self._repeated_s = 0.0
@@ -131,7 +109,8 @@ class Orchestrator:
         if start is not None:
             self.cluster, self.ways = start.cluster, start.known_ways()
         for entry in self.journal.entries(self._compaction.seq):
-            before, self.cluster = self.cluster, advance(self.cluster, entry.event, entry.at_ms)
+            before = self.cluster
+            self.cluster = advance(before, entry.event, entry.at_ms, more=entry.more)
             self._tell(entry.seq, entry.at_ms, entry.event, before)
             note_ways(self.ways, before, self.cluster)
         self._check_rules()
@@ -160,10 +139,11 @@ class Orchestrator:
                 self.clock.release()
                 self._listen_anew(self.clock.now_ms())
             if self.degraded:
-                self._refuse(heard)
+                self._refuse(*([heard] if heard is not None else []))
                 self._try_journal()
             elif heard is not None:
-                self._take(heard)
+                for together in self._inbox.batches(heard):
+                    self._take(together)
             if loop.time() >= next_tick:
                 self._pass_time()
                 next_tick = loop.time() + self._pause()
@@ -178,17 +158,31 @@ class Orchestrator:
     def put(self, event: Event, call: Call | None = None) -> asyncio.Future[int]:
         """Let the orchestrator hear an event, and who asked for it. The future is its number in the journal."""
         heard = Heard(event, call)
-        self._inbox.put_nowait(heard)
+        self._inbox.put(heard)
         return heard.written
 
-    def _take(self, heard: Heard) -> None:
+    def _take(self, together: list[Heard]) -> None:
+        """Hear what has come together. If the journal does not take all of it, each is heard alone."""
+        if self.degraded or self.superseded:
+            self._refuse(*together)
+        elif len(together) == 1:
+            self._take_one(together[0])
+        else:
+            try:
+                first = self.hear_all([heard.aged() for heard in together])
+            except (Unwritable, JournalUnavailable, Superseded):
+                for heard in together:
+                    self._take([heard])
+                return
+            for seq, heard in enumerate(together, first):
+                heard.done(seq)
+
+    def _take_one(self, heard: Heard) -> None:
         try:
-            seq = self.hear(heard.event, heard.call)
+            seq = self.hear(heard.aged(), heard.call)
         except Unwritable as error:
             log.warning("an event is dropped: %s", error)
-            if not heard.written.done():
-                heard.written.set_exception(error)
-                heard.written.exception()
+            heard.refuse(error)
         except JournalUnavailable as error:
             self._degrade(str(error))
             self._refuse(heard)
@@ -196,13 +190,11 @@ class Orchestrator:
             self._yield(str(error))
             self._refuse(heard)
         else:
-            if not heard.written.done():
-                heard.written.set_result(seq)
+            heard.done(seq)
 
-    def _refuse(self, heard: Heard | None) -> None:
-        if heard is not None and not heard.written.done():
-            heard.written.set_exception(JournalUnavailable(self.degraded or self.superseded))
-            heard.written.exception()  # an agent's events are not waited for: it sends them again
+    def _refuse(self, *some: Heard) -> None:
+        for heard in some:
+            heard.refuse(JournalUnavailable(self.degraded or self.superseded))
 
     def hear(self, event: Event, call: Call | None = None) -> int:
         """Journal, advance, say what is new.
@@ -213,14 +205,30 @@ class Orchestrator:
             self._own_up()
         now = self.clock.now_ms()
         seq = self.journal.append(event, now, call)
-        before, self.cluster = self.cluster, advance(self.cluster, event, now)
-        self._tell(seq, now, event, before)
-        note_ways(self.ways, before, self.cluster)
-        self.failure_detector = forget(self.failure_detector, self.cluster)
-        self._learn(event, before)
-        self._introduce(before)
+        self._hear(seq, now, event)
         self._say(orders(self.cluster))
         return seq
+
+    def hear_all(self, events: Sequence[Event]) -> int:
+        """The same for events that have come together. Returns the number of the first; raises as `hear` does."""
+        self._own_up()
+        now = self.clock.now_ms()
+        first = self.journal.append_all(events, now)
+        last = first + len(events) - 1
+        for seq, event in enumerate(events, first):
+            self._hear(seq, now, event, more=seq < last)
+        self._say(orders(self.cluster))
+        return first
+
+    def _hear(self, seq: int, now: int, event: Event, *, more: bool = False) -> None:
+        """What follows from an event that is in the journal."""
+        before, self.cluster = self.cluster, advance(self.cluster, event, now, more=more)
+        self._tell(seq, now, event, before)
+        note_ways(self.ways, before, self.cluster)
+        if before.workers is not self.cluster.workers:
+            self.failure_detector = forget(self.failure_detector, self.cluster)
+        self._learn(event, before)
+        self._introduce(before)
 
     def _tell(self, seq: int, at_ms: int, event: Event, before: Cluster) -> None:
         wall = datetime.fromtimestamp(self.journal.wall_ms(at_ms) / 1000).astimezone()
@@ -348,7 +356,7 @@ class Orchestrator:
         self.standing = frozenset()
         self._disconnect("another orchestrator has taken over")
         self._ended.set()
-        self._inbox.put_nowait(None)
+        self._inbox.stir()
         self._wake_readers()
 
     # ------------------------------------------------------------ agents
@@ -441,13 +449,7 @@ class Orchestrator:
         self._send(order for order in self.standing if order.node == connection.node)
 
     def _send(self, some: Iterable[Order]) -> None:
-        by_node: dict[NodeId, list[AnyOrder]] = {}
-        for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], getattr(order, "worker", ""))):
-            by_node.setdefault(order.node, []).append(cast(AnyOrder, order))
-        for node, batch in by_node.items():
-            connection = self.connections.get(node)
-            if connection is not None:
-                connection.send(OrderFrame(tuple(batch), self.journal.lease))
+        send_orders(some, self.connections, self.journal.lease)
 
     # ------------------------------------------------------------ looking and ending
 
@@ -489,5 +491,5 @@ class Orchestrator:
         except (JournalUnavailable, Superseded) as error:
             log.warning("how far the jobs are could not be noted: %s", error)
         self._ended.set()
-        self._inbox.put_nowait(None)
+        self._inbox.stir()
         self._wake_readers()

@@ -14,6 +14,7 @@ import zlib
 from collections.abc import Iterator
 
 import msgspec
+from msgspec import Struct
 
 from torchrelay.orchestrator.store import saved_cluster
 from torchrelay.orchestrator.store.saved_cluster import SavedCluster
@@ -30,8 +31,19 @@ CREATE TABLE IF NOT EXISTS snapshots (
 CREATE TABLE IF NOT EXISTS archive (first INTEGER PRIMARY KEY, last INTEGER NOT NULL, events BLOB NOT NULL);
 """
 
-# seq, at_ms, the event in msgpack
-Row = tuple[int, int, bytes]
+# For journals of before: no event in them was heard together with another.
+TOGETHER = "ALTER TABLE events ADD COLUMN more INTEGER NOT NULL DEFAULT 0;"
+
+
+class Row(Struct, array_like=True):
+    """An event as it is kept: in msgpack. Rows that were packed before events were heard together have three fields."""
+
+    seq: int
+    at_ms: int
+    event: bytes
+    more: bool = False
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(list[Row])
 
@@ -45,13 +57,13 @@ def keep(db: sqlite3.Connection, seq: int, state: bytes) -> None:
     if len(newest) < KEPT:
         return
     for _ in range(PACKS):
-        query = "SELECT seq, at_ms, event FROM events WHERE seq <= ? ORDER BY seq LIMIT ?"
-        rows = db.execute(query, (newest[KEPT - 1], PACK)).fetchall()
+        query = "SELECT seq, at_ms, event, more FROM events WHERE seq <= ? ORDER BY seq LIMIT ?"
+        rows = [_row(*found) for found in db.execute(query, (newest[KEPT - 1], PACK))]
         if len(rows) < PACK:
             return
         packed = zlib.compress(_encoder.encode(rows), 3)
-        db.execute("INSERT INTO archive VALUES (?, ?, ?)", (rows[0][0], rows[-1][0], packed))
-        db.execute("DELETE FROM events WHERE seq <= ?", (rows[-1][0],))
+        db.execute("INSERT INTO archive VALUES (?, ?, ?)", (rows[0].seq, rows[-1].seq, packed))
+        db.execute("DELETE FROM events WHERE seq <= ?", (rows[-1].seq,))
 
 
 def newest(db: sqlite3.Connection, last_seq: int) -> SavedCluster | None:
@@ -77,8 +89,19 @@ def rows(db: sqlite3.Connection, after: int) -> Iterator[Row]:
                 found = _decoder.decode(zlib.decompress(packed))
             except (zlib.error, msgspec.DecodeError) as error:
                 raise ValueError(f"archived events cannot be read: {error}") from error
-            yield from (row for row in found if row[0] > after)
-    yield from db.execute("SELECT seq, at_ms, event FROM events WHERE seq > ? ORDER BY seq", (after,))
+            yield from (row for row in found if row.seq > after)
+    more = "more" if is_told_together(db) else "0"
+    for found in db.execute(f"SELECT seq, at_ms, event, {more} FROM events WHERE seq > ? ORDER BY seq", (after,)):
+        yield _row(*found)
+
+
+def _row(seq: int, at_ms: int, event: bytes, more: int) -> Row:
+    return Row(seq, at_ms, event, bool(more))
+
+
+def is_told_together(db: sqlite3.Connection) -> bool:
+    """Whether this journal says which events were heard together."""
+    return any(name == "more" for _, name, *_ in db.execute("PRAGMA table_info(events)"))
 
 
 def _is_there(db: sqlite3.Connection, table: str) -> bool:

@@ -7,7 +7,8 @@ for the disk before it announces a generation (not built yet).
 
     about     its own name, the job's secret, who wrote it last, the lease, the rules it is to be replayed by, and how
               late it is
-    events    seq, at_ms (the orchestrator's own time, see `clock`), the event in msgpack
+    events    seq, at_ms (the orchestrator's own time, see `clock`), the event in msgpack, and whether the next one was
+              heard together with it (see `rules.cluster.advance`)
     anchors   which wall-clock time belongs to which at_ms; one more whenever the two drift apart
     audit     every changing call: when, who, what, and the event it led to
     snapshots, archive   the state now and then, and old events packed away (see `archive`)
@@ -23,7 +24,7 @@ import os
 import secrets
 import sqlite3
 from bisect import bisect_right
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
@@ -40,12 +41,13 @@ from torchrelay.protocol.rules.cluster import RULES_VERSION
 
 # SQLite keeps both in the file's header: whose file it is ("trly"), and the version of the tables in it.
 APPLICATION = 0x74726C79
-FORMAT = 3  # 1: without lease and audit; 2: without snapshots and archive
+FORMAT = 4  # 1: without lease and audit; 2: without snapshots and archive; 3: each event was heard alone
 AUDITED = 2
 
 _TABLES = """
 CREATE TABLE about (name TEXT PRIMARY KEY, value TEXT NOT NULL) WITHOUT ROWID;
-CREATE TABLE events (seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event BLOB NOT NULL);
+CREATE TABLE events (
+    seq INTEGER PRIMARY KEY, at_ms INTEGER NOT NULL, event BLOB NOT NULL, more INTEGER NOT NULL DEFAULT 0);
 CREATE TABLE anchors (at_ms INTEGER NOT NULL, wall_ms INTEGER NOT NULL, pid INTEGER NOT NULL);
 """
 _AUDIT = """
@@ -56,6 +58,7 @@ _RAISE = """
 INSERT INTO about VALUES ('lease', '1') ON CONFLICT DO UPDATE SET value = CAST(value AS INTEGER) + 1 RETURNING value
 """
 _NAME_IT = "INSERT OR IGNORE INTO about VALUES ('name', ?)"
+_EVENT = "INSERT INTO events VALUES (?, ?, ?, ?)"
 _PUT = "INSERT INTO about VALUES (?, ?) ON CONFLICT DO UPDATE SET value = excluded.value"
 UNNUMBERED = 1  # the rules of journals that say nothing of rules
 
@@ -90,11 +93,15 @@ class Call(Struct, frozen=True, kw_only=True):
 
 
 class Entry(Struct, frozen=True):
-    """One event as it was heard. `seq` counts from 1 without gaps; `at_ms` never goes back."""
+    """One event as it was heard. `seq` counts from 1 without gaps; `at_ms` never goes back.
+
+    more    the next one was heard together with it
+    """
 
     seq: int
     at_ms: int
     event: AnyEvent
+    more: bool = False
 
 
 class Anchor(Struct, frozen=True):
@@ -179,11 +186,23 @@ class Journal:
         data = _encoded(event)
         if call is not None:
             _encoded(call)
-        seq = self.last_seq + 1
-        self._write("INSERT INTO events VALUES (?, ?, ?)", (seq, at_ms, data), call)
-        self.last_seq, self.last_ms = seq, max(at_ms, self.last_ms)
-        self._mark.write(Mark(self.name, self.lease, seq))
-        return seq
+        self._write(_EVENT, (self.last_seq + 1, at_ms, data, 0), call)
+        return self._written(1, at_ms)
+
+    def append_all(self, events: Sequence[Event], at_ms: int) -> int:
+        """Write events that are heard together: all or none. Returns the number of the first; raises as `append`."""
+        first, last = self.last_seq + 1, self.last_seq + len(events)
+        rows = [(seq, at_ms, _encoded(event), seq < last) for seq, event in enumerate(events, first)]
+        with self._transaction():
+            self._db.executemany(_EVENT, rows)
+        self._written(len(events), at_ms)
+        return first
+
+    def _written(self, count: int, at_ms: int) -> int:
+        """So many more events are on disk; returns the number of the last."""
+        self.last_seq, self.last_ms = self.last_seq + count, max(at_ms, self.last_ms)
+        self._mark.write(Mark(self.name, self.lease, self.last_seq))
+        return self.last_seq
 
     def note(self, call: Call) -> None:
         """Write down a call that leads to no event. Raises as `append` does."""
@@ -371,7 +390,10 @@ def _connect(path: Path) -> sqlite3.Connection:
         db.execute("PRAGMA journal_mode = WAL")
         db.execute("PRAGMA synchronous = NORMAL")
         if _header(db)[1] < FORMAT:
-            db.executescript(f"BEGIN IMMEDIATE; {_AUDIT} {archive.TABLES} PRAGMA user_version = {FORMAT}; COMMIT;")
+            together = "" if archive.is_told_together(db) else archive.TOGETHER
+            db.executescript(
+                f"BEGIN IMMEDIATE; {_AUDIT} {archive.TABLES} {together} PRAGMA user_version = {FORMAT}; COMMIT;"
+            )
         return db
     except (sqlite3.Error, OSError, JournalRefused) as error:
         if db is not None:
@@ -446,10 +468,10 @@ def _read_reached(db: sqlite3.Connection) -> Reached:
 def _read_entries(db: sqlite3.Connection, path: Path, after: int = 0) -> Iterator[Entry]:
     expected = after + 1
     try:
-        for seq, at_ms, data in archive.rows(db, after):
-            if seq != expected:
+        for row in archive.rows(db, after):
+            if row.seq != expected:
                 raise JournalRefused(_damaged(path, f"event {expected} is missing"))
-            yield Entry(seq, at_ms, _decoder.decode(data))
+            yield Entry(row.seq, row.at_ms, _decoder.decode(row.event), row.more)
             expected += 1
     except ValueError as error:
         raise JournalRefused(_damaged(path, f"event {expected} cannot be read: {error}")) from error

@@ -177,7 +177,7 @@ def replay(entries: Iterable[Entry], ways: Ways | None = None, cluster: Cluster 
     `cluster`: the state before the first of these entries.
     """
     for entry in entries:
-        before, cluster = cluster, advance(cluster, entry.event, entry.at_ms)
+        before, cluster = cluster, advance(cluster, entry.event, entry.at_ms, more=entry.more)
         if ways is not None:
             note_ways(ways, before, cluster)
     return cluster

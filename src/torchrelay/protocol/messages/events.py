@@ -441,6 +441,9 @@ class WorkerFinished(Answer, frozen=True, tag=True, kw_only=True):
     held: str = ""
 
 
+# What workers tell, as their agents pass it on: in a large job mostly many at a time, and then heard together.
+WORKERS_TELL = (Answer, WorkerStarted, WorkerWarm, WorkerPrepared, WorkerJoined, WorkerExited)
+
 AnyEvent = (
     JobSubmitted
     | JobCancelled

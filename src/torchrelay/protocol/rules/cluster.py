@@ -62,7 +62,7 @@ NO_WAY_ON = {
     "refused": ("worker: refused replacement", REFUSED),
 }
 # Raised whenever these rules make something else of what was heard before: a journal is replayed by its own rules only.
-RULES_VERSION = 16
+RULES_VERSION = 17
 
 # ---------------------------------------------------------------- facts about jobs and nodes
 
@@ -437,10 +437,15 @@ RULES: dict[type[ev.Event], Callable[[Cluster, Any], Cluster]] = {
 MOVES = 10_000
 
 
-def advance(cluster: Cluster, event: ev.Event, now_ms: int) -> Cluster:
-    """Apply one event at `now_ms`. Returns the same state if the event changes nothing."""
+def advance(cluster: Cluster, event: ev.Event, now_ms: int, *, more: bool = False) -> Cluster:
+    """Apply one event at `now_ms`. Returns the same state if the event changes nothing.
+
+    `more`: the next event is heard together with this one. What is due is then done after the last of them, so that a
+    step of a large job costs one look at all ranks, and not one for each answer.
+    """
     cluster = replace(cluster, now_ms=max(cluster.now_ms, now_ms))
-    return settle(RULES[type(event)](cluster, event))
+    cluster = RULES[type(event)](cluster, event)
+    return cluster if more else settle(cluster)
 
 
 def settle(cluster: Cluster) -> Cluster:

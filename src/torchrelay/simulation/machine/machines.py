@@ -167,8 +167,8 @@ class Agent:
 
     def _deliver(self, connection: Connection, seq: int, event: ev.Event, at_ms: int) -> None:
         """It is read. How old it is by then, the two ends find out: see `orchestrator.core.agents`."""
-        if self.shell.hear_agent(connection, ev.age_event(event, self.world.now - at_ms)):
-            connection.down(self.hear_ack, seq)
+        aged = ev.age_event(event, self.world.now - at_ms)
+        self.shell.hear_agent(connection, aged, lambda: connection.down(self.hear_ack, seq))
 
     def hear_ack(self, seq: int) -> None:
         event, _ = self.kept.pop(seq, (None, 0))

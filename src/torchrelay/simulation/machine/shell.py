@@ -6,6 +6,8 @@ agents are back, as in the real one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from random import Random
 from typing import Any
 
 from torchrelay.protocol.health.failure_detector import judge
@@ -20,6 +22,7 @@ from torchrelay.simulation.ports import Watched
 TICK_MS = 250
 REPEAT_MS = 1_000
 RETURN_MS = 3_000
+BUSY_MS = (0, 0, 3, 60)  # how long what workers tell may wait to be heard
 
 # Within one batch: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[Any, int] = {
@@ -50,7 +53,7 @@ class Shell:
     def __init__(self, world: Watched) -> None:
         self.world = world
         self.up = True
-        self.journal: list[tuple[ev.Event, int]] = []
+        self.journal: list[tuple[ev.Event, int, bool]] = []
         self.cluster: Cluster = EMPTY
         self.failure_detector = FailureDetector()
         self.standing: frozenset[od.Order] = frozenset()
@@ -60,6 +63,9 @@ class Shell:
         self._told_ms = 0  # of it, what the ledger knows
         self._held_ms: int | None = None  # since when the clock is held
         self._repeated_ms = 0
+        self._inbox: list[tuple[ev.Event, int, Callable[[], None]]] = []  # with the time of arrival
+        self._busy = Random(world.plan.seed ^ 0x10AD)  # apart, so that chance elsewhere stays what it was
+        self._busy_ms = self._busy.choice(BUSY_MS)
         self._tick(0)
 
     @property
@@ -74,11 +80,16 @@ class Shell:
         """Journal, advance, say what is new."""
         if not isinstance(event, ev.TimeLeftOut):
             self._own_up()
+        self._hear_all([event])
+
+    def _hear_all(self, events: Sequence[ev.Event]) -> None:
         now = self.now_ms
-        self.journal.append((event, now))
-        before, self.cluster = self.cluster, advance(self.cluster, event, now)
-        self.failure_detector = forget(self.failure_detector, self.cluster)
-        self.world.heard(event, before, self.cluster)
+        for number, event in enumerate(events, 1):
+            more = number < len(events)
+            self.journal.append((event, now, more))
+            before, self.cluster = self.cluster, advance(self.cluster, event, now, more=more)
+            self.failure_detector = forget(self.failure_detector, self.cluster)
+            self.world.heard(event, before, self.cluster)
         standing = orders(self.cluster)
         fresh, self.standing = standing - self.standing, standing
         if fresh:
@@ -92,12 +103,36 @@ class Shell:
             self.hear(ev.TimeLeftOut(ms=untold))
             self._told_ms += untold
 
-    def hear_agent(self, connection: Connection, event: ev.Event) -> bool:
-        """An agent's event arrives. True if it is in the journal."""
+    def hear_agent(self, connection: Connection, event: ev.Event, written: Callable[[], None]) -> None:
+        """An agent's event arrives. `written` is called when it is in the journal.
+
+        What workers tell is heard together, as much of it as comes while the orchestrator is busy.
+        """
         if not self.up or self.links.get(connection.agent.node) is not connection:
-            return False
-        self.hear(event)
-        return True
+            return
+        self._inbox.append((event, self.world.now, written))
+        together = isinstance(event, ev.WORKERS_TELL)
+        wait_ms = self._busy.randint(0, self._busy_ms) if together else 0
+        if not wait_ms:
+            self._take(self.starts)
+        elif len(self._inbox) == 1:
+            self.world.after(wait_ms, self._take, self.starts)
+
+    def _take(self, start: int) -> None:
+        """Hear what has come by now."""
+        if start != self.starts or not self.up or not self._inbox:
+            return
+        taken, self._inbox = self._inbox, []
+        waited = [(ev.age_event(event, self.world.now - at_ms), written) for event, at_ms, written in taken]
+        told = [event for event, _ in waited if isinstance(event, ev.WORKERS_TELL)]
+        self._own_up()
+        if told:
+            self._hear_all(told)
+        for event, _ in waited:
+            if not isinstance(event, ev.WORKERS_TELL):  # it came last
+                self.hear(event)
+        for _, written in waited:
+            written()
 
     def hear_beat(self, connection: Connection, beat: Beat) -> None:
         if not self.up:
@@ -178,6 +213,7 @@ class Shell:
     def crash(self) -> None:
         """The process dies. All connections break; agents try to come back."""
         self.up = False
+        self._inbox.clear()
         for connection in list(self.links.values()):
             connection.agent.disconnect()
 
@@ -186,13 +222,13 @@ class Shell:
         if self.up:
             return
         cluster = EMPTY
-        for event, at_ms in self.journal:
-            cluster = advance(cluster, event, at_ms)
+        for event, at_ms, more in self.journal:
+            cluster = advance(cluster, event, at_ms, more=more)
         self.world.checker.replayed(self.cluster, cluster)
         self.cluster, self.failure_detector, self.standing = cluster, FailureDetector(), orders(cluster)
         last_ms = self.journal[-1][1] if self.journal else 0
         self._behind_ms = self.world.now - last_ms
-        self._told_ms = sum(event.ms for event, _ in self.journal if isinstance(event, ev.TimeLeftOut))
+        self._told_ms = sum(event.ms for event, _, _ in self.journal if isinstance(event, ev.TimeLeftOut))
         self._held_ms = self.world.now
         self.up = True
         self.starts += 1
