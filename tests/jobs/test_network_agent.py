@@ -108,7 +108,8 @@ def on_net_stage(
 @on_net_stage()
 async def test_workers_find_the_socket_and_the_folder_and_both_are_ours_alone(stage: NetStage) -> None:
     await stage.ready()
-    assert f"ready {stage.folder / 'net-report'} {stage.folder / 'net'}" in stage.log("w1")
+    ready = f"ready {stage.folder / 'net-report'} {stage.folder / 'net'}"
+    await until(lambda: ready in stage.log("w1"), "what it prints is in the log")
     assert stat.S_IMODE((stage.folder / "net").stat().st_mode) == 0o700
     assert stat.S_IMODE((stage.folder / "net-report").stat().st_mode) == 0o600
     assert set(stage.states().values()) == {"up"}

@@ -12,7 +12,7 @@ STANDS = "an outgoing is kept only while the job goes on from the boundary: else
 TARGET = (
     "a target that is not being ended has an open move, and is its rank's incoming worker; it is said for the types"
 )
-OWN = "what a node's own beats told is no newer than the last of them, and so no proof"
+FAST = "the same, and slower"
 HELD = "all ranks are held in this phase: a loss ends it"
 
 EQUIVALENT: dict[str, str] = {
@@ -133,13 +133,21 @@ EQUIVALENT: dict[str, str] = {
     "silence:Rhythm.note: gap_ms <= self.gap_ms by Lt": "an equal gap in the place of the other is the same rhythm",
     "pulses:feel: replace without advanced_ms=advanced_ms": "who has advanced is at another place",
     "silent_nodes:of: 0 to 1 #2": "a limit is longer than that",
-    (
-        "failure_detector:last_proof: worker is not None and node_of(cluster, worker) == node without wo"
-        "rker is not None"
-    ): NOBODY,
-    "failure_detector:last_proof: worker is not None and worker not in here without worker is not None": NOBODY,
-    "failure_detector:last_proof: worker is not None and worker not in here without worker not in here": OWN,
-    "failure_detector:last_proof: for all, not if worker is not None and worker not in here": OWN,
-    "failure_detector:node_of: always known.node": "who holds a rank is known; it is said for the types",
+    "pulses:FailureDetector.last_heard_ms: always max(self.heard.values(), default=now_ms)": "it is noted for speed",
+    "pulses:end_deafness: without if gap < LEAST_SILENCE_MS": FAST,
+    "pulses:end_deafness: min without default=LEAST_SILENCE_MS": "who was heard has a rhythm",
+    "pulses:end_deafness: replace without newest_ms=now_ms": "it is noted when the beat is taken in",
+    "pulses:forget: always replace(failure_detector, pulses=pulses)": FAST,
+    "table:module: 128 to 257": FAST,
+    "table:module: 64 to 129": FAST,
+    "table:Table.__init__: len(found) > SMALL by GtE": FAST,
+    "table:Table.__iter__: always (key for key, _ in self.pairs())": FAST,
+    "table:Table.pairs: zip without strict=False": "that is what zip does",
+    "table:Table.pairs: always ((key, value) for key, value in both if value is not NOTHING)": FAST,
+    "table:Table.items: always _Items(self)": FAST,
+    "table:Table.values: always _Values(self)": FAST,
+    "table:Table.__eq__: without if self._items is not None and other._items is not None": FAST,
+    "table:Table.__eq__: without if len(self) != len(other)": FAST,
+    "table:Table.__eq__: without if shared and self._used == other._used": FAST,
     "wait_for_graph:module: 0 to 1": "any key would do that no group has",
 }

@@ -89,11 +89,19 @@ def judge_failure_detector() -> None:
         test_failure_detector,
         test_failure_detector_groups,
         test_silence,
+        test_stalls,
         test_table,
         test_wait_for_graph,
     )
 
-    for module in (test_table, test_wait_for_graph, test_silence, test_failure_detector, test_failure_detector_groups):
+    for module in (
+        test_table,
+        test_stalls,
+        test_wait_for_graph,
+        test_silence,
+        test_failure_detector,
+        test_failure_detector_groups,
+    ):
         run_tests_of(module)
 
 

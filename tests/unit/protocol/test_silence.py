@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.telling import begun
 from torchrelay.protocol.health.failure_detector import judge
-from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, Beat, FailureDetector, Sample, hear
+from torchrelay.protocol.health.pulses import BEAT_MS, FRESH_MS, Beat, FailureDetector, Sample, forget, hear
 from torchrelay.protocol.health.silence import GAPS_MS, LEAST_SILENCE_MS, MOST_SILENCE_MS, Rhythm, Silence
 from torchrelay.protocol.health.silent_nodes import ALL_SILENT_MS, DEAF_MS, SilentNodes
 from torchrelay.protocol.messages import events as ev
@@ -92,6 +92,23 @@ class Cast:
         silence = self.silence(node)
         assert silence is not None, f"{node} is heard"
         return silence
+
+
+def test_the_pulses_of_workers_that_have_ended_are_forgotten() -> None:
+    cast = Cast()
+    cast.live(1_000, A, B)
+    known = cast.failure_detector
+    assert forget(known, cast.cluster) is known
+    gone, *others = list(known.pulses)
+    after = forget(known, cast.cluster.forget(gone))
+    assert list(after.pulses) == others
+    assert after == replace(known, pulses=known.pulses.drop(gone))
+
+
+def test_what_was_heard_last_is_looked_up_where_it_was_not_noted() -> None:
+    some = FailureDetector(heard=Table({(A, "a"): 3, (B, "a"): 7, (C, "a"): 5}))
+    assert (some.last_heard_ms(9), replace(some, newest_ms=8).last_heard_ms(9)) == (7, 8)
+    assert FailureDetector().last_heard_ms(9) == 9
 
 
 # ---------------------------------------------------------------- the limit

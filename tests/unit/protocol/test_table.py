@@ -73,6 +73,9 @@ def test_tables_that_differ_are_not_equal() -> None:
     assert large.put(3, 9).put(3, 3) == large
     assert large.drop(3).put(3, 3) == large, "the order is no part of it"
     assert large.put(1000, 1).drop(1000) == large
+    fresh = Table(dict(large))
+    assert fresh.put(1000, 1).drop(1000) == fresh, "though one has a gap at its end"
+    assert fresh.put(1001, 1).put(3, 9).put(3, 3).drop(1001) == fresh
     assert large != dict(large)
     assert Table({1: 2}) != {1: 2}
 

@@ -23,9 +23,8 @@ from datetime import datetime
 
 from torchrelay.orchestrator.core.clock import Clock, wall_clock_ms
 from torchrelay.orchestrator.core.compaction import Compaction
-from torchrelay.orchestrator.core.inbox import Heard, Inbox
 from torchrelay.orchestrator.core.rules import all_ended, refusal
-from torchrelay.orchestrator.core.sending import AgentPort, send_orders
+from torchrelay.orchestrator.core.traffic import AgentPort, Heard, Inbox, send_orders
 from torchrelay.orchestrator.store.journal import (
     Call,
     Journal,

@@ -1,15 +1,21 @@
-"""Inbox: events on their way into the journal, and which of them are heard together."""
+"""Traffic: events on their way into the journal, and which of them are heard together; orders to agents."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol, cast, get_args
 
 from torchrelay.orchestrator.store.journal import Call
 from torchrelay.protocol.messages.events import WORKERS_TELL, Event, age_event
+from torchrelay.protocol.messages.ids import NodeId
+from torchrelay.protocol.messages.orders import AnyOrder, Fence, Order
+from torchrelay.wire.messages.channel import OrderFrame, ToAgent
 
 TOGETHER = 4_096  # events that are heard in one go, at most: then beats are looked at, and time
+# Within one frame: first who must stop, then who starts, then the rest in the order of a recovery.
+SEQUENCE: dict[type[Order], int] = {kind: place for place, kind in reversed([*enumerate((Fence, *get_args(AnyOrder)))])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +82,28 @@ class Inbox:
             heard = self._queue.get_nowait()
             if heard is not None:
                 yield heard
+
+
+# ---------------------------------------------------------------- orders
+
+
+class AgentPort(Protocol):
+    """The way to one agent. `send` never waits and never fails; who does not read is disconnected."""
+
+    node: NodeId
+    incarnation: str
+
+    def send(self, message: ToAgent) -> None: ...
+
+    def close(self, reason: str) -> None: ...
+
+
+def send_orders(some: Iterable[Order], connections: Mapping[NodeId, AgentPort], lease: int) -> None:
+    """Send them to those agents that are there; the others are told when they come back."""
+    by_node: dict[NodeId, list[AnyOrder]] = {}
+    for order in sorted(some, key=lambda order: (SEQUENCE[type(order)], getattr(order, "worker", ""))):
+        by_node.setdefault(order.node, []).append(cast(AnyOrder, order))
+    for node, batch in by_node.items():
+        connection = connections.get(node)
+        if connection is not None:
+            connection.send(OrderFrame(tuple(batch), lease))
