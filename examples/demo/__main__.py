@@ -209,14 +209,13 @@ def demonstrate(args: argparse.Namespace, console: Console) -> int:
         console.print(f"failed: {line}", style="red", markup=False)
     ledger = f"{Path(sys.executable).parent / 'torchrelay'} report --run-dir {rough.folder / 'run'}"
     console.print(f"its ledger: {ledger}", markup=False, highlight=False, soft_wrap=True)
-    if rough.story.next is None or failed:
-        return 1 if failed else 0
-    left = len(rough.story.strikes) - rough.story.told
-    console.print(
-        f"training was over before {left} of the faults had come: this machine is slow to tell of it, or busy",
-        style="yellow",
-    )
-    return UNTOLD
+    left = rough.story.strikes[rough.story.told :]
+    if left:
+        told = ", ".join(str(one) for one in left)
+        console.print(f"training was over before these had come (the machine is slow, or busy): {told}", style="yellow")
+    if failed:
+        return 1
+    return UNTOLD if left else 0
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 
 from torchrelay.chaos.story import Facts
+from torchrelay.protocol.model.incident import UNSETTLED
 
 TRAINING = {"computing", "gate", "updating", "between", "section"}
 ANSWER_S = 5.0
@@ -46,6 +47,7 @@ class Seen:
             pids={row["rank"]: row["pid"] for row in holders if row["pid"]},
             places={row["rank"]: f"{row['node']}/{row['slot']}" for row in holders if row["worker"]},
             moving=self.status.get("move") is not None,
+            resolved=sum(one["resolution"] not in UNSETTLED for one in self.incidents),
         )
 
 

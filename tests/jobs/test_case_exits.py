@@ -27,6 +27,15 @@ def test_a_child_that_the_script_forks_ends_as_in_plain_python(tmp_path: Path) -
     assert verdict.fate is Fate.EQUAL, verdict
 
 
+@pytest.mark.parametrize(("mode", "code"), [("logs", 1), ("leaves", 3)])
+def test_an_error_between_two_steps_on_one_rank_is_the_scripts_own(tmp_path: Path, mode: str, code: int) -> None:
+    """Also on the replacement, which has run none of the steps before it."""
+    ran = run_case(tmp_path, "exits", mode=mode)
+    assert ran.code == code, ran.output[-2000:]
+    assert "the script's own error, on two workers that held rank 1" in ran.reason
+    assert "takes over a rank in the middle of a turn" not in ran.reason.splitlines()[-1]
+
+
 def test_a_rank_that_ends_before_protect_keeps_nobody_waiting(tmp_path: Path) -> None:
     ran = run_case(tmp_path, "exits", mode="early")
     assert ran.code == 1, ran.output[-2000:]

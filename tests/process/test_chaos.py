@@ -142,6 +142,21 @@ def test_a_strike_waits_for_all_its_conditions(line: str, seen: Facts, due: bool
     assert (parse(line).advance(seen) is not None) is due
 
 
+def test_a_strike_waits_until_what_those_before_it_have_led_to_is_over() -> None:
+    story = parse("stop rank=1\norchestrator\ntaint of=1\nkill rank=0 at=agreeing\nkill rank=0")
+    seen = dataclasses.replace(facts(9), places={1: "node-0/1"}, resolved=0)
+    assert str(story.advance(seen)) == "stop rank=1"
+    assert story.advance(seen) is None
+    seen = dataclasses.replace(seen, resolved=1)
+    assert str(story.advance(seen)) == "orchestrator"
+    assert str(story.advance(seen)) == "taint of=1", "the orchestrator's end is no incident"
+    agreeing = dataclasses.replace(seen, phase="agreeing", training=False)
+    assert str(story.advance(agreeing)) == "kill rank=0 at=agreeing", "it is meant to come within another's incident"
+    assert story.advance(seen) is None
+    assert story.advance(dataclasses.replace(seen, resolved=2)) is None
+    assert str(story.advance(dataclasses.replace(seen, resolved=3))) == "kill rank=0"
+
+
 def test_what_was_drained_is_undrained_when_the_move_is_over() -> None:
     (strike,) = parse("undrain step>=3").strikes
     under_way = Facts(step=9, phase="running", training=True, spares=0, pids={}, moving=True)

@@ -36,6 +36,7 @@ class Facts:
     training every rank is held by a worker that trains
     spares   how many are warm
     pids     of the workers, by rank
+    resolved how many incidents are over; None: not asked
     """
 
     step: int | None
@@ -45,6 +46,7 @@ class Facts:
     pids: Mapping[int, int]
     places: Mapping[int, str] = field(default_factory=dict)
     moving: bool = False
+    resolved: int | None = None
 
 
 class Act(StrEnum):
@@ -127,10 +129,19 @@ class Story:
     def advance(self, facts: Facts) -> Strike | None:
         """The next strike if it is due now: it then counts as told, and it is for the caller to carry it out."""
         strike = self.next
-        if strike is None or not strike.due(facts):
+        if strike is None or not strike.due(facts) or self._awaits_incident(strike, facts):
             return None
         self.told += 1
         return strike
+
+    def _awaits_incident(self, strike: Strike, facts: Facts) -> bool:
+        """Whether a strike before this one has not led to its incident yet, or that is not over.
+
+        On a busy machine several are due at once. Two of them about one rank would be one incident, and whose it is
+        nobody could tell. One that is meant to come in a phase of a recovery says so (`at=`).
+        """
+        before = sum(one.interrupts for one in self.strikes[: self.told])
+        return not strike.at and facts.resolved is not None and facts.resolved < before
 
 
 def parse(text: str) -> Story:

@@ -1,7 +1,8 @@
 """Ends itself in a step where something looks wrong, as many scripts do at a loss that is not finite.
 
 MODE: "caught" catches what a broken collective raises, and exits; "own" exits in step 40, whatever happens;
-"child" forks between steps, and the child exits; "early" exits with 0 before protect(), and is waited for.
+"child" forks between steps, and the child exits; "early" exits with 0 before protect(), and is waited for; "logs" and
+"leaves" raise, and exit, between two steps, on one rank.
 """
 
 import os
@@ -51,6 +52,10 @@ for epoch in run.epochs(3):
     for batch in run.batches(loader):
         loss = step(batch)
         note(rank, run.global_step, loss=loss)
+        if MODE == "logs" and rank == 1 and run.global_step == 12:
+            print({}["grad_norm"])
+        if MODE == "leaves" and rank == 1 and run.global_step == 12:
+            sys.exit(3)
         if MODE == "child" and rank == 1 and run.global_step % 10 == 5:
             child = os.fork()
             if child == 0:

@@ -249,24 +249,25 @@ def worker_raised(cluster: Cluster, event: ev.WorkerRaised) -> Cluster:
     replaces = found is not None and found[0].seats[found[1]].replacement and found[0].phase in RECOVERING
     if event.kind == "refused" and not replaces:
         return end_job(cluster, job, REFUSED, event.summary, eligible=False)
-    own = event.kind == "incomplete" and any(_same(entry, event) for entry in job.raised)
-    if event.kind in NO_WAY_ON and not own and found is not None:
+    own = next((one for one in job.raised if event.kind == "incomplete" and _same(one, event)), None)
+    if event.kind in NO_WAY_ON and own is None and found is not None:
         at = job.moment(now, event.age_ms)
         detector, code = NO_WAY_ON[event.kind]
         fault = Fault(event.summary, detector, at, event.rank, event.worker, known.node)
         return fall_back(cluster, job.suffer(fault, now), event.summary, code)
+    summary = event.summary if own is None else own.summary  # what a replacement lacks has nothing to do with it
     raised = Raised(
         event.worker,
         event.rank,
         event.point,
         event.signature,
-        event.summary,
+        summary,
         now,
         event.fatal,
         cramped=out_of_memory(event.signature) and is_shared(cluster, known),
     )
     job = replace(job, raised=(*job.raised[-63:], raised))
-    cluster = cluster.with_job(job.tell(now, f"rank {event.rank} raised: {event.summary}"))
+    cluster = cluster.with_job(job.tell(now, f"rank {event.rank} raised: {summary}"))
     return judge_raised(cluster, known.job)
 
 

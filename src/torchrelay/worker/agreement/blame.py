@@ -10,6 +10,7 @@ from types import TracebackType
 
 from torchrelay.errors import RefusedError, StateMismatchError, UndeclaredError, UnprovedError
 from torchrelay.protocol.messages.events import CollectiveFailed, WorkerRaised
+from torchrelay.protocol.messages.ids import Point
 from torchrelay.worker.data.cursor import Diverged
 from torchrelay.worker.session import Session
 from torchrelay.worker.source.lines import is_library
@@ -45,8 +46,20 @@ def _first_line(error: BaseException) -> str:
     return lines[0] if lines else ""
 
 
-def tell_raised(session: Session, error: BaseException, *, fatal: bool, kind: str = "script", remedy: str = "") -> None:
-    """Tell the core of an exception. Nothing if this worker holds no rank yet: its end tells enough."""
+def tell_raised(
+    session: Session,
+    error: BaseException,
+    *,
+    fatal: bool,
+    kind: str = "script",
+    remedy: str = "",
+    replayed: Point | None = None,
+) -> None:
+    """Tell the core of an exception. Nothing if this worker holds no rank yet: its end tells enough.
+
+    `replayed`: the point to which a replacement has followed its predecessor. It has committed nothing itself; but
+    where both raise the same after the same point, the error is the script's own.
+    """
     if not session.identity.known:
         return
     summary = f"{summary_of(error)}. {remedy}" if remedy else summary_of(error)
@@ -54,7 +67,7 @@ def tell_raised(session: Session, error: BaseException, *, fatal: bool, kind: st
         worker=session.worker,
         job=session.job,
         rank=session.rank,
-        point=session.position.committed,
+        point=replayed if session.position.committed is None else session.position.committed,
         kind=kind,
         signature=signature_of(error),
         summary=summary,

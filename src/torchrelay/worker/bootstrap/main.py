@@ -32,7 +32,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 import torchrelay
 from torchrelay.errors import TorchrelayError
 from torchrelay.protocol.messages.events import WorkerFinished, WorkerWarm
-from torchrelay.protocol.messages.ids import Generation, WorkerPhase
+from torchrelay.protocol.messages.ids import START, Generation, Point, WorkerPhase
 from torchrelay.protocol.messages.orders import Leave
 from torchrelay.wire.files.launch import UNPROTECTED
 from torchrelay.worker.agreement.blame import kind_of, line_of, print_for_people, tell_failed, tell_raised
@@ -123,7 +123,7 @@ def run_script(session: Session, joining: Joining, argv: list[str]) -> int:
             session.position.ended_at = line_of(end)
             code = exit_code(end)
             if code:
-                tell_raised(session, end, fatal=True)
+                tell_raised(session, end, fatal=True, replayed=replayed_to(joining))
                 return code
         session.position.ended_at = session.position.ended_at or f"the end of {Path(argv[0]).name}"
         return finish(session, joining)
@@ -231,12 +231,18 @@ def fail(session: Session, joining: Joining, error: BaseException) -> int:
     kind, remedy = judged(joining, error, cut=cut)
     # People first: once the core knows, it may end this process at once.
     print_for_people(error, remedy)
-    tell_raised(session, error, fatal=True, kind=kind, remedy=remedy)
+    tell_raised(session, error, fatal=True, kind=kind, remedy=remedy, replayed=replayed_to(joining))
     if isinstance(error, KeyboardInterrupt):
         return EXIT_INTERRUPTED
     if isinstance(error, TorchrelayError):
         return EXIT_REFUSED if kind == "refused" else EXIT_RAISED
     return EXIT_DEFECT if isinstance(error, AssertionError) and _is_ours(error) else EXIT_RAISED
+
+
+def replayed_to(joining: Joining) -> Point | None:
+    """The point to which a replacement has followed its predecessor; None if this worker has followed nobody."""
+    point = START if joining.calls is None else joining.calls.cursor.point
+    return point if point > START else None
 
 
 def judged(joining: Joining, error: BaseException, *, cut: bool) -> tuple[str, str]:
