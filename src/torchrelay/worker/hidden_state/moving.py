@@ -391,8 +391,8 @@ class Moving:
         named = self.kept.get(path + STANDS)
         if doers.is_function(value) or isinstance(value, torch.nn.Module) or (named and named.read() is not MISSING):
             return []  # no value any more
-        if kind is Filled and value.tell() is None:
-            self.lacking[path] = OBJECTS
+        if not told.can_be_told(value):
+            self.lacking[path] = OBJECTS if kind is Filled else LARGE
             return []
         value = value.copy() if kind in graph.FILLABLE else value  # a thread may put anything into it
         if kind in graph.FILLABLE and holds_objects(value):

@@ -74,6 +74,13 @@ def copied(value: Any) -> Any:
     return [copy.deepcopy(value)] if is_copied(value) else value
 
 
+def can_be_told(value: Any) -> bool:
+    """Whether a value of a kind that is told is one still: it may have grown, or have got something else in it."""
+    if type(value) is Filled:
+        return value.tell() is not None
+    return not made.is_made(value) or made.tell(value, LARGEST) is not None
+
+
 def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
     """`replaced`: it is not the tensor that was there at first, and a replacement must not write into that one."""
     generator = graph.is_generator(value)
