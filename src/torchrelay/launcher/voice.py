@@ -101,7 +101,7 @@ def remedy(code: int, spec: JobSpec) -> str:
     if code == NO_STATE and not spec.max_restarts:
         return (
             "next time: with --max-restarts N all ranks start again from the checkpoint that the script loads; "
-            "`torchrelay doctor --layout` says before which losses lead there"
+            "`torchrelay doctor --layout` shows which losses lead to this"
         )
     return ""
 

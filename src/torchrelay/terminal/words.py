@@ -119,7 +119,7 @@ def moved(migrate: argparse.ArgumentParser) -> None:
     migrate.add_argument("ranks", nargs="*", type=int, metavar="RANK", help="ranks that move together")
     migrate.add_argument("--node", help="all ranks on this node")
     migrate.add_argument("--to", metavar="NODE", help="where they go (wherever there is room)")
-    migrate.add_argument("--cancel", action="store_true", help="not any more: what was asked for is withdrawn")
+    migrate.add_argument("--cancel", action="store_true", help="withdraw the request for a move")
 
 
 def tainted(taint: argparse.ArgumentParser) -> None:

@@ -87,7 +87,7 @@ class TestFromTheJournal:
             "rank 1, worker node-0.1.1 on node-0: SIGKILL",
             "told by: agent: process exit",
             "rank 1 moves to warm spare node-0.2.2",
-            "step 7 is committed on rank 0: nobody goes back behind it",
+            "step 7 is committed on rank 0: no rank goes back behind it",
             "verdict      redo the step after 7",
             "interrupt",
         ):

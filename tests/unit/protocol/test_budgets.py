@@ -407,7 +407,7 @@ def test_who_stands_is_followed_and_not_the_outgoing_workers() -> None:
     story = cut_over(spares=2)
     story.hear(say(story, ev.ReconfigureFailed, 0, reason="refused"))
     story.answer((od.Interrupt,))
-    assert story.job.why.endswith("step 4 is committed on rank 0: nobody goes back behind it")
+    assert story.job.why.endswith("step 4 is committed on rank 0: no rank goes back behind it")
 
 
 def test_a_boundary_to_which_nobody_has_come_is_nothing_to_go_on_from() -> None:

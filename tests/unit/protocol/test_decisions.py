@@ -243,7 +243,7 @@ def test_an_incoming_for_has_joined_if_it_said_so_and_is_asked_where_it_stands_i
 
 def test_the_target_is_the_newest_point_that_a_survivor_committed() -> None:
     assert choose_resume_point(seats(reported(HERE), reported(NEXT), Seat())) == (
-        NEXT, "step 8 is committed on rank 1: nobody goes back behind it"
+        NEXT, "step 8 is committed on rank 1: no rank goes back behind it"
     )  # fmt: skip
     assert choose_resume_point(seats(reported(NEXT), reported(NEXT)))[1].startswith("step 8 is committed on rank 0")
 

@@ -47,7 +47,7 @@ def test_a_rank_that_has_gone_was_taken_by_no_fault() -> None:
     story = half_moved()
     assert story.move.moved == (0,)
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
-    assert (story.move.state, story.move.story[-1][1]) == (MoveState.CALLED_OFF, "nobody wants it any more")
+    assert (story.move.state, story.move.story[-1][1]) == (MoveState.CALLED_OFF, "the request was withdrawn")
     lines = list(why_rank(story.cluster, story.job, Rank(0)))
     assert f"before: {story.move.name} moved it" in lines
 

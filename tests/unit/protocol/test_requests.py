@@ -133,7 +133,7 @@ def test_a_move_that_nobody_wants_any_more_becomes_one_for_others_when_nothing_h
     assert (story.move.number, story.move.ranks, story.move.state) == (1, (1,), MoveState.WAITING)
     assert dict(story.move.outgoing_workers) == {1: story.holder(1)}
     story.hear(ev.MoveWithdrawn(job=JOB, ranks=(Rank(1),), source="ann"))
-    assert (told(story.move)[-1], story.move.state) == ("nobody wants it any more", MoveState.CALLED_OFF)
+    assert (told(story.move)[-1], story.move.state) == ("the request was withdrawn", MoveState.CALLED_OFF)
 
 
 def test_a_move_for_a_taint_ends_when_a_fault_has_moved_its_rank() -> None:

@@ -161,7 +161,7 @@ def add_moving(group: argparse._ArgumentGroup) -> None:
         *both("probation"),
         default="7d",
         metavar="TIME",
-        help="how long a place is taken last after a fault of it was repaired: 90s, 10m, 2h, 7d; 0: not at all (7d)",
+        help="for how long a repaired place is used only as a last resort: 90s, 10m, 2h, 7d; 0: not at all (7d)",
     )
     group.add_argument(
         *both("return-home"),

@@ -55,7 +55,7 @@ def explain(incident: IncidentView) -> Iterator[str]:
     if line.evidence:
         yield f"not counted in the clean ratio, since: {line.evidence}"
     yield ""
-    yield "what went wrong" if incident.kind == "unplanned" else "what was wished, or feared"
+    yield "what went wrong" if incident.kind == "unplanned" else "why it was moved"
     for fault in incident.faults:
         who = f"rank {fault.rank}" if fault.rank is not None else "no rank"
         where = f", worker {fault.worker}" if fault.worker else ""

@@ -101,11 +101,11 @@ def choose_resume_point(seats: Mapping[Rank, Seat], decided: Point | None = None
     reports = [seat.report for seat in seats.values() if seat.report is not None]
     gates = [report.pending for report in reports if report.phase is WorkerPhase.GATE]
     if decided is not None and decided > newest and decided in gates:
-        return decided, f"step {decided} was committed by a rank that is lost since: nobody goes back behind it"
+        return decided, f"step {decided} was committed by a rank that is lost since: no rank goes back behind it"
     if newest == START:
         return START, "nothing was committed yet: all workers start again"
     first = min(rank for rank, point in held.items() if point == newest)
-    return newest, f"step {newest} is committed on rank {first}: nobody goes back behind it"
+    return newest, f"step {newest} is committed on rank {first}: no rank goes back behind it"
 
 
 def judge_report(seat: Seat, point: Point) -> Verdict | None:

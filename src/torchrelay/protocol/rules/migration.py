@@ -386,7 +386,7 @@ def to_be_moved(job: Job, move: Move, rank: Rank, wanted: dict[Rank, Wish]) -> b
 
 
 def over_by(job: Job, move: Move) -> MoveState:
-    """How a move ends of which nothing is left to do: its ranks were lost first, or nobody wants it any more."""
+    """How a move ends of which nothing is left to do: its ranks were lost first, or the request was withdrawn."""
     return (
         MoveState.RECOVERED
         if any(lost_first(job, move, rank) for rank in move.outgoing_workers)
@@ -401,7 +401,7 @@ def lost_first(job: Job, move: Move, rank: Rank) -> bool:
 
 def ending(cluster: Cluster, job: Job, move: Move) -> str:
     gone = [rank for rank in move.outgoing_workers if lost_first(job, move, rank)]
-    return fault_text(cluster, job, gone) if gone else "nobody wants it any more"
+    return fault_text(cluster, job, gone) if gone else "the request was withdrawn"
 
 
 def fault_text(cluster: Cluster, job: Job, ranks: Sequence[Rank]) -> str:
