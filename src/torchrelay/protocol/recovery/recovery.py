@@ -155,7 +155,7 @@ def agree(cluster: Cluster, job: Job) -> Cluster:
     if point is None and any(seat.outgoing is not None for seat in job.seats.values()):
         point, reason = job.boundary, f"all ranks change hands, and their outgoing workers stand after {job.boundary}"
     if point is None and not job.trained and not left_records(job):
-        return start_again(cluster, job, "no rank had joined yet")
+        return start_again(cluster, job, "no rank had called protect() yet")
     if (
         point is None
         and job.snapshot_every
