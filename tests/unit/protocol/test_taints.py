@@ -10,7 +10,7 @@ from torchrelay.protocol.messages import orders as od
 from torchrelay.protocol.messages.events import Effect
 from torchrelay.protocol.messages.ids import NodeId, Rank
 from torchrelay.protocol.model.moves import Move, MoveKind, MoveState, Taint
-from torchrelay.protocol.placement.buddies import COPIES, circle, wards
+from torchrelay.protocol.placement.buddies import COPIES, circle, wards_of
 from torchrelay.protocol.placement.taints import (
     MEMORY_MS,
     PROBATION,
@@ -341,4 +341,4 @@ def test_buddies_are_on_the_next_two_nodes() -> None:
 def test_ranks_of_a_node_are_spread_over_those_of_the_next() -> None:
     assert circle(places("a", "a", "a", "b", "b")) == {0: (3,), 1: (4,), 2: (3,), 3: (0,), 4: (1,)}
     keepers = circle(places("a", "a", "a", "b", "b"))
-    assert [wards(keepers, Rank(rank)) for rank in range(5)] == [(3,), (4,), (), (0, 2), (1,)]
+    assert [wards_of(keepers).get(Rank(rank), ()) for rank in range(5)] == [(3,), (4,), (), (0, 2), (1,)]

@@ -27,6 +27,10 @@ def circle(places: Mapping[Rank, NodeId]) -> dict[Rank, tuple[Rank, ...]]:
     return found
 
 
-def wards(buddies: Mapping[Rank, tuple[Rank, ...]], rank: Rank) -> tuple[Rank, ...]:
-    """Of whom a rank keeps copies."""
-    return tuple(sorted(ward for ward, keepers in buddies.items() if rank in keepers))
+def wards_of(buddies: Mapping[Rank, tuple[Rank, ...]]) -> dict[Rank, tuple[Rank, ...]]:
+    """Of whom each rank keeps copies; nothing of a rank that keeps none."""
+    found: dict[Rank, list[Rank]] = {}
+    for ward in sorted(buddies):
+        for keeper in buddies[ward]:
+            found.setdefault(keeper, []).append(ward)
+    return {keeper: tuple(wards) for keeper, wards in found.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import TypedDict
 
 from torchrelay.protocol.messages.ids import Generation, JobId, NodeId, Rank, WorkerId
@@ -55,10 +56,13 @@ def job_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
     yield from target_orders(cluster, job)
     yield from outgoing_orders(cluster, job)
     yield from recall_orders(cluster, job)
+    wiring = wiring_of(cluster, job) if job.phase is JobPhase.RECONFIGURING else None
     for rank, seat in sorted(job.seats.items()):
         # When a job is over its seats keep the names of holders that have left.
         worker = None if seat.worker is None else cluster.workers.get(seat.worker)
         if worker is not None and worker.life in (Life.STARTED, Life.WARM):
+            if wiring is not None:
+                yield from reconfigure_orders(cluster, job, rank, seat, worker, wiring)
             yield from seat_orders(cluster, job, rank, seat, worker)
 
 
@@ -77,13 +81,13 @@ def seat_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Work
                 yield Interrupt(**to(job, worker), rank=rank, reason=job.why)
         case JobPhase.PREPARING:
             yield from prepare_orders(cluster, job, rank, seat, worker)
-        case JobPhase.RECONFIGURING:
-            yield from reconfigure_orders(cluster, job, rank, seat, worker)
         case JobPhase.RESUMING:
             if not seat.resumed:
                 yield Resume(**to(job, worker), rank=rank, point=job.resume_point)
         case JobPhase.FINISHING:
             yield Leave(**to(job, worker), code=0)
+        case JobPhase.RECONFIGURING:
+            pass  # see `reconfigure_orders`: what it needs of all ranks is found once
         case JobPhase.STARTING | JobPhase.RUNNING | JobPhase.ENDING | JobPhase.ENDED:
             pass
 
@@ -222,18 +226,34 @@ def recall_orders(cluster: Cluster, job: Job) -> Iterator[Order]:
                 yield Recall(**to(job, asked), rank=other, ward=rank, point=job.resume_point, restarts=job.restarts)
 
 
-def reconfigure_orders(cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker) -> Iterator[Order]:
+@dataclass(frozen=True, slots=True)
+class Wiring:
+    """How the ranks of one generation are connected: where its store is, and who keeps whose records."""
+
+    store: str
+    buddies: dict[Rank, tuple[Rank, ...]]
+    wards: dict[Rank, tuple[Rank, ...]]
+
+
+def wiring_of(cluster: Cluster, job: Job) -> Wiring:
+    """The wiring of this generation."""
+    host = job.seats[store_host(job)].worker
+    assert host is not None, "all ranks are held while they connect"
+    keepers = circle_of(cluster, job)
+    return Wiring(cluster.workers[host].store, keepers, buddies.wards_of(keepers))
+
+
+def reconfigure_orders(
+    cluster: Cluster, job: Job, rank: Rank, seat: Seat, worker: Worker, wiring: Wiring
+) -> Iterator[Order]:
     """Connect, and fetch the state if it is not there; both may be asked for at the same time."""
     if not seat.reconfigured:
-        host = job.seats[store_host(job)].worker
-        assert host is not None, "all ranks are held while they connect"
-        keepers = circle_of(cluster, job)
         yield Reconfigure(
             **to(job, worker),
             rank=rank,
-            store=cluster.workers[host].store,
-            buddies=keepers.get(rank, ()),
-            wards=buddies.wards(keepers, rank),
+            store=wiring.store,
+            buddies=wiring.buddies.get(rank, ()),
+            wards=wiring.wards.get(rank, ()),
         )
     if not is_restored(job, seat):
         assert job.resume_point is not None, "at the first wiring nobody has anything to restore"
