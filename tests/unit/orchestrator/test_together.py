@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.brain import JOB, NODE, RecordingLink, serving, spec, train
 from tests.support.service import run
+from torchrelay.orchestrator.core import traffic
 from torchrelay.orchestrator.core.service import Orchestrator
 from torchrelay.orchestrator.store.journal import Entry, Journal, JournalUnavailable, Unwritable, read_history
 from torchrelay.orchestrator.views.story import replay
@@ -26,6 +27,11 @@ from torchrelay.protocol.messages.events import (
 from torchrelay.protocol.messages.ids import Rank, WorkerId
 from torchrelay.protocol.messages.orders import Order
 from torchrelay.protocol.rules.cluster import orders
+
+
+@pytest.fixture(autouse=True)
+def many(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(traffic, "TOGETHER", 4_096)
 
 
 def exited(worker: str) -> WorkerExited:

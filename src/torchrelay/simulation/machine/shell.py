@@ -22,7 +22,7 @@ from torchrelay.simulation.ports import Watched
 TICK_MS = 250
 REPEAT_MS = 1_000
 RETURN_MS = 3_000
-BUSY_MS = (0, 0, 3, 60)  # how long what workers tell may wait to be heard
+BUSY_MS = (0,)  # how long what workers tell may wait to be heard, see `orchestrator.core.traffic.TOGETHER`
 
 # Within one batch: first who must stop, then who starts, then the rest in the order of a recovery.
 SEQUENCE: dict[Any, int] = {
