@@ -20,13 +20,14 @@ from torchrelay.protocol.messages.events import (
     Event,
     JobCancelled,
     JobSubmitted,
+    NodeJoined,
     OnceRecorded,
     WorkerExited,
     WorkerWarm,
 )
 from torchrelay.protocol.messages.ids import Rank, WorkerId
 from torchrelay.protocol.messages.orders import Order
-from torchrelay.protocol.rules.cluster import orders
+from torchrelay.protocol.rules.cluster import EMPTY, advance, orders
 
 
 @pytest.fixture(autouse=True)
@@ -59,6 +60,16 @@ def test_a_node_that_trains_is_heard_together_and_replays_to_the_same_state(tmp_
             assert orders(again) == orders(service.cluster)
 
     run(story)
+
+
+def test_what_is_due_is_done_after_the_last_of_them() -> None:
+    joined = NodeJoined(node=NODE, incarnation="a", slots=3)
+    alone = advance(advance(EMPTY, joined, 1), JobSubmitted(spec=spec()), 1)
+    assert alone.workers
+    first = advance(advance(EMPTY, joined, 1, more=True), JobSubmitted(spec=spec()), 1, more=True)
+    assert not first.workers, "nothing is placed yet"
+    last = advance(first, warm("a stranger"), 1)
+    assert (last, orders(last)) == (alone, orders(alone))
 
 
 def test_orders_follow_once_after_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
