@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import signal
+import socket
+import time
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
+from tests.support.brain import wait_for
 from tests.support.outputs import LINE
-from torchrelay.agent.output.scribe import TAIL, BoundedLog, Bounds, beginning_of
+from torchrelay.agent.output.scribe import (
+    TAIL,
+    BoundedLog,
+    Bounds,
+    LeftOut,
+    Scribe,
+    Source,
+    beginning_of,
+    read_left_out,
+)
 from torchrelay.agent.workers.forkserver import Outputs
 from torchrelay.launcher.logs import LogTail
 from torchrelay.protocol.messages.ids import WorkerId
@@ -148,3 +162,45 @@ def test_where_there_is_no_room_for_another_scribe_it_is_tried_again(
         assert (tmp_path / "w1.log").read_text() == "meanwhile\n"
     finally:
         outputs.close()
+
+
+class TestNoteOfWhatIsMissing:
+    def written(self, folder: Path, *, size: int, later: bool) -> tuple[LeftOut, ...]:
+        """The note in the folder as soon as a worker's end may be reported; its log cannot be made."""
+        (ours, theirs), busy = socket.socketpair(), mmap.mmap(-1, mmap.PAGESIZE)
+        folder.mkdir(exist_ok=True)
+        notes = folder / "notes"
+        if not later:
+            notes.mkdir()
+        scribe = Scribe(theirs, busy, notes, Bounds())
+        reading, writing = os.pipe()
+        scribe.add(reading, Source("w1", b"key", str(folder / "nowhere" / "w1.log")))
+        busy[0] = 1
+        thread = Thread(target=scribe.run)
+        thread.start()
+        try:
+            for _ in range(size // 1000):
+                os.write(writing, b"." * 1000)
+            if later:
+                (log,) = scribe._logs.values()
+                wait_for("all to be missing", lambda: log.unwritten == size, 60)
+                missing_s = time.monotonic()
+                wait_for("a note that had no room", lambda: scribe._told_s > missing_s, 60)
+                notes.mkdir()
+                wait_for("the note", lambda: read_left_out(notes), 60)
+            os.close(writing)
+            wait_for("the end of the pipe", lambda: not scribe._streams and not busy[0], 60)
+            return read_left_out(notes)
+        finally:
+            ours.close()
+            thread.join(60)
+            theirs.close()
+
+    def test_it_is_there_when_the_end_of_a_worker_is_reported(self, tmp_path: Path) -> None:
+        for size in (100_000, 300_000):
+            (found,) = self.written(tmp_path / str(size), size=size, later=False)
+            assert found == LeftOut("w1.log", size, "No such file or directory")
+
+    def test_where_there_was_no_room_for_it_it_is_written_later(self, tmp_path: Path) -> None:
+        (found,) = self.written(tmp_path, size=200_000, later=True)
+        assert found == LeftOut("w1.log", 200_000, "No such file or directory")

@@ -78,7 +78,7 @@ class Scribe:
         self._selector = selectors.DefaultSelector()
         self._until: float | None = None
         self._told: tuple[LeftOut, ...] = ()
-        self._told_s = 0.0
+        self._told_s = 0.0  # when it was tried last
 
     def add(self, descriptor: int, source: Source) -> None:
         path = Path(source.log) if source.rank is None else rank_log(source, source.rank)
@@ -97,18 +97,18 @@ class Scribe:
                     self._read(key.fd)
             if not ready:
                 self._settle()
+            self._tell()  # before the forkserver may report an end: people are told what is missing right after it
             self._busy[0] = any(log.owes for log in self._logs.values())
-            self._tell()
         for log in self._logs.values():
             log.settle()
-        self._told_s = 0.0
-        self._tell()
+        self._tell(now=True)
 
     def _patience(self) -> float | None:
         if any(log.owes for log in self._logs.values()):
             return PAUSE_S
         waits = any(log.waits for log in self._logs.values())
-        return AGAIN_S if waits or self._until is not None else None
+        untold = self._left_out() != self._told
+        return AGAIN_S if waits or untold or self._until is not None else None
 
     def _settle(self) -> None:
         for log in self._logs.values():
@@ -134,6 +134,7 @@ class Scribe:
             return
         stream.log.write(stream.rest)
         stream.log.settle()
+        self._tell(now=True)
         self._selector.unregister(descriptor)
         os.close(descriptor)
         del self._streams[descriptor]
@@ -171,22 +172,28 @@ class Scribe:
     def _log(self, path: Path) -> BoundedLog:
         return self._logs.setdefault(path, BoundedLog(path, self._bounds))
 
-    def _tell(self) -> None:
-        """Note in the node's folder what could not be written, for whoever tells people."""
-        now = time.monotonic()
-        if now - self._told_s < AGAIN_S:
-            return
+    def _left_out(self) -> tuple[LeftOut, ...]:
         logs = self._logs.values()
-        found = tuple(LeftOut(log.path.name, log.unwritten, log.why) for log in logs if log.unwritten)
+        return tuple(LeftOut(log.path.name, log.unwritten, log.why) for log in logs if log.unwritten)
+
+    def _tell(self, *, now: bool = False) -> None:
+        """Note in the node's folder what could not be written, for whoever tells people; `now`, or twice a second.
+
+        A folder without room for the note is tried again: what stands there last is what was true last.
+        """
+        if not now and time.monotonic() - self._told_s < AGAIN_S:
+            return
+        found = self._left_out()
         if found == self._told:
             return
-        self._told, self._told_s = found, now
+        self._told_s = time.monotonic()
         draft = self._folder / f".{LEFT_OUT}.{os.getpid()}"
         try:
             draft.write_bytes(msgspec.json.encode(found))
             draft.replace(self._folder / LEFT_OUT)
         except OSError:
-            pass  # this place is full, too
+            return  # this place is full, too
+        self._told = found
 
 
 def beginning_of(key: bytes, data: bytes) -> int:
