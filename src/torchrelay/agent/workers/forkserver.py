@@ -100,7 +100,7 @@ class ForkServer:
                 if birth is not None:
                     return birth
             for ended in self._children.collect():
-                self._outputs.settle(ended.worker)
+                self._outputs.settle(ended.worker, ABORT_SETTLE_S if ended.signal == signal.SIGABRT else SETTLE_S)
                 self._report(ended)
             if self._linger_left() == 0.0:
                 log(f"no agent for {max(self._linger_s, self._bide_s)} s: ending all workers")
@@ -355,6 +355,7 @@ def main() -> int:
 # ---------------------------------------------------------------- the forkserver's side of its scribe
 
 SETTLE_S = 0.25  # that the report of an end may wait for what the worker printed last
+ABORT_SETTLE_S = 2.0  # where the last words are the reason: Gloo's, and the stack behind them
 END_S = 3.0
 AGAIN_S = 0.05  # before another scribe is tried, when there was no room for one
 
@@ -421,12 +422,12 @@ class Outputs:
             self._pipes[WorkerId(named.worker)] = known[0], msgspec.structs.replace(known[1], rank=named.rank)
         return False
 
-    def settle(self, worker: WorkerId) -> None:
+    def settle(self, worker: WorkerId, settle_s: float = SETTLE_S) -> None:
         """It has ended: wait a moment until all that it printed is in its log."""
         pipe = self._pipes.pop(worker, None)
         if pipe is None:
             return
-        until = time.monotonic() + SETTLE_S
+        until = time.monotonic() + settle_s
         while (waiting(pipe[0]) or self._busy[0]) and time.monotonic() < until:
             time.sleep(0.0005)
         os.close(pipe[0])
