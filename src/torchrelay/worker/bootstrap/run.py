@@ -28,7 +28,7 @@ from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.data.loops import Loop
 from torchrelay.worker.hardware import device
-from torchrelay.worker.hidden_state import signatures, variables
+from torchrelay.worker.hidden_state import made, variables
 from torchrelay.worker.parallel import pipeline
 from torchrelay.worker.parallel.prepared import Prepared
 from torchrelay.worker.peers import snapshots
@@ -167,7 +167,7 @@ class Joining:
         device.settle(parameter for _, parameter in built.parameters())
         if built.saves:
             _watch_living_optimizers(built)
-        signatures.leave_to_state(lambda: (places_of(built)[1], {id(part.held()) for part in built.flat()}))
+        made.leave_to_state(lambda: (places_of(built)[1], {id(part.held()) for part in built.flat()}))
         refused = layout.refusal(built) or layout.blind(built, options.shard)
         if refused is not None:
             raise RefusedError(*refused)

@@ -53,6 +53,7 @@ from torchrelay.worker.hidden_state.made import WIDTH as WIDTH
 from torchrelay.worker.hidden_state.made import is_plain as is_plain
 from torchrelay.worker.source.lines import found_in_class, is_library, is_of_the_script
 from torchrelay.worker.source.names import assigned_outside, names_used
+from torchrelay.worker.tensors.absent import is_absent
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
 VARIABLE = "variable "  # begins the path of what is found in a variable
@@ -142,6 +143,9 @@ class Walk:
     def _visit(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
         kind = type(value)
         if value is MISSING:
+            return
+        if is_absent(value):
+            self.leaves[path] = Leaf(path, holder, name, value)
             return
         if kind in PLAIN or (made.is_made(value) and kind not in made.DICTS and not _holds_more(value)):
             self.leaves[path] = Leaf(path, holder, name, value)
@@ -249,12 +253,15 @@ class Walk:
         fields = attributes_of(value)
         opened = module or issubclass(kind, SobolEngine) or self._looks_into is None or self._looks_into(kind)
         narrow = depth and not opened
+        self._entries(path, holder, name, value)
+        if isinstance(value, (tuple, set, frozenset)):
+            self.leaves[path] = Leaf(path, holder, name, value)  # of a class of its own
         if narrow or (fields is None and not slot_names(kind)):
-            self.leaves[path] = Leaf(path, holder, name, value)
+            if path + ENTRIES not in self.leaves:
+                self.leaves[path] = Leaf(path, holder, name, value)
             return
         self.holders[path] = value if fields is None else fields
         self.objects.append(value)
-        self._entries(path, holder, name, value)
         if holder is not None:
             self.parents[id(self.holders[path])] = holder, name
         for method in _CALLED:

@@ -26,7 +26,8 @@ from torchrelay.worker.hidden_state import graph, moving, variables
 from torchrelay.worker.hidden_state.around import Outsiders, of_modules, variables_around
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.still import Still
-from torchrelay.worker.hidden_state.told import put_back
+from torchrelay.worker.hidden_state.told import There, put_back
+from torchrelay.worker.tensors import absent
 
 FIRST = 12  # looks that are made in any case
 EARLY = 10  # calls in which a script is refused for what a fault would need
@@ -47,6 +48,7 @@ class HiddenRecord(Struct, array_like=True):
     resting: list[tuple[str, bytes]]  # objects of loaders through which no loop goes
     late: list[str]  # what was seen to change after the gate of a call
     lacking: dict[str, str] = {}  # what changes and cannot be told, see `moving`
+    untold: list[str] = []  # what calls replace, and is not told: nothing is there until a call has replaced it
 
 
 _decode = msgspec.msgpack.Decoder(HiddenRecord).decode
@@ -203,6 +205,8 @@ class Hidden:
         self._before = b""
         self._still: Still = self.state.still  # as it was found before the call under way
         self._remembered: list[Any] = []
+        self._there: list[There] = []  # what is not told, as it was at the entry
+        self._look_next = False
         self._touched: list[tuple[Seen, bytes]] = []
         self._loaded = False
         self._known_of: Any = None  # what the two below were made of
@@ -215,9 +219,8 @@ class Hidden:
     def empty(self) -> bool:
         """Whether there is nothing to tell: asked twice in every call."""
         state = self.state
-        return not (
-            state.kept or state.lacking or self._waiting or any(one.moving.kept for _, one in list(self._seen.values()))
-        )
+        told = state.kept or state.lacking or self._waiting or len(state.untold)
+        return not (told or any(one.moving.kept for _, one in list(self._seen.values())))
 
     def carries(self, holder: Any, name: str, value: Any) -> bool:
         """Whether a replacement gets what stands here under this name, or what this value holds."""
@@ -271,9 +274,11 @@ class Hidden:
 
     def mark(self) -> None:
         """At the entry of a call: what is known to move is put back if it is redone. Raises `RefusedError`."""
+        absent.check()
         if self._outsiders is not None and self._outsiders.stirred:
             self._look_outside()
         self._before = self.state.mark() if self.state.kept else b""
+        self._there = self.state.untold.here()
         self._remembered = []
         self._touched = []
         self._looking = False
@@ -290,11 +295,12 @@ class Hidden:
         if self._calm:
             self.state.calm()
             self._look_outside()
-        elif (not only_if_stirred and self._looks.due()) or self.state.still.has_changed():
+        elif (not only_if_stirred and self._looks.due()) or self._look_next or self.state.still.has_changed():
             self._looks.spend(self._look)
         else:
             return
-        self._calm, self._looking = False, True
+        self._calm, self._looking, self._look_next = False, True, False
+        self.state.untold.enter()
         self._before = self.state.mark() if self.state.kept else b""
         self._remembered = self.state.remember()
         self._enter()
@@ -319,8 +325,9 @@ class Hidden:
 
     def look_gate(self) -> None:
         """At its gate. Raises `RefusedError`."""
+        absent.check()
         if self._looking or self.state.still.has_stirred():
-            self._looks.spend(self.state.look)
+            self._look_in_call()
 
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
@@ -328,10 +335,21 @@ class Hidden:
         if not looking and not self._late:
             return
         if looking:
-            changed = self._looks.spend(self.state.look)
+            changed = self._look_in_call()
             self._late.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
             self._looking = False
         self.late = self.state.record(only=self._late)
+
+    def _look_in_call(self) -> list[str]:
+        """What is another one than at the entry counts only if that was looked at."""
+        untold = self.state.untold
+        known = len(untold.paths)
+        changed: list[str] = self._looks.spend(lambda: self.state.look(in_call=self._looking))
+        for path in list(untold.paths)[known:]:
+            if self._is_told(path):
+                del untold.paths[path]
+        self._look_next = not self._looking or bool(untold.young)
+        return changed
 
     def _is_told(self, path: str) -> bool:
         """Whether the object's own state_dict() tells of this attribute: then a replica has it."""
@@ -344,6 +362,8 @@ class Hidden:
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
         _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})
+        for there in self._there:
+            there.put_back()
         put_back(self._remembered)
         self._still.rewind()
         self.state.put(self._before, again=True)
@@ -362,7 +382,9 @@ class Hidden:
                 resting.append((one.name, one.moving.record()))
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
-        told = HiddenRecord(self.state.record(), [*resting, *self._waiting], list(self._late), self.state.lacking)
+        state = self.state
+        untold = [*state.untold.paths, *state.untold.young]
+        told = HiddenRecord(state.record(), [*resting, *self._waiting], list(self._late), state.lacking, untold)
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:
@@ -382,6 +404,7 @@ class Hidden:
         told = _decode(data)
         _refuse(told.lacking)
         self.state.put(told.state)
+        self.state.put_absent(told.untold)
         self._late = dict.fromkeys(told.late)
         self._waiting = list(told.resting)
         self._give([one for _, one in self._seen.values()])

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.made import MISSING
-from torchrelay.worker.source.lines import is_of_the_script
 
 FILLABLE = (dict, list, deque, *made.DICTS)
 ENTRIES = " entries"  # ends the path of the objects in a container
@@ -173,14 +172,13 @@ def _is_value(thing: Any) -> bool:
 
 
 def is_fillable(value: Any) -> bool:
-    """Whether it is a list or dict, or of a class of the script's that is made from one."""
+    """Whether it is a list or dict, or of a class that is made from one."""
     return type(value) in FILLABLE or is_own(value)
 
 
 def is_own(value: Any) -> bool:
-    """Whether it is a list or dict of a class of the script's."""
-    kind = type(value)
-    return kind not in FILLABLE and issubclass(kind, (list, dict, deque)) and is_of_the_script(kind)
+    """Whether it is a list or dict of a class of the script's, or of a library's."""
+    return made.is_own(type(value))
 
 
 def value_in_context(variable: contextvars.ContextVar[Any]) -> Any:

@@ -1,8 +1,9 @@
 """Made: what is a value through and through; and such values of classes, told by their class and what is in them.
 
 Numbers, texts and containers of them are plain. Members of enumerations, named tuples, frozen dataclasses, and dicts of
-other classes (Counter, OrderedDict, defaultdict) are as good: a script puts another one in place of the last, or fills
-it; a replacement makes it anew. No code of the script is run for that, and no module imported.
+other classes (Counter, OrderedDict, defaultdict) are as good, with the small tensors in them: a script puts another one
+in place of the last, or fills it; a replacement makes it anew. No code of the script is run for that, and no module
+imported.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
+import functools
 import sys
+import types
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
+from torchrelay.worker.parallel import shards
 from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.tensors import absent, arguments
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 _OF_NUMPY = {np.dtype(code).type for code in "?bhilBHILefdFD"}  # a NumPy schedule gives those, as a metric does
@@ -28,6 +33,8 @@ CONTAINERS = (list, tuple, dict, set, frozenset, deque)
 ARRAYS = (torch.Tensor, np.ndarray, np.generic)
 WIDTH = 64  # entries of a container that are looked into
 NESTED = 3  # containers within one another that are one value
+NODES = 512  # values in one that are looked at
+LONGEST = 1024  # numbers of a tensor, or tensors of a row, that are told with what they are in
 MISSING = object()
 DICTS = (collections.Counter, collections.OrderedDict, collections.defaultdict)
 _MARK = "torchrelay made"
@@ -43,35 +50,132 @@ def is_made(value: Any) -> bool:
     return issubclass(kind, enum.Enum) or kind in DICTS or _is_named_tuple(kind) or _is_frozen(kind)
 
 
-def tell(value: Any, most: int) -> list[Any] | None:
-    """What it takes to make it again, as plain values; None if there is something else in it, or more than `most`."""
+def tell(value: Any, most: int, depth: int = 0) -> list[Any] | None:
+    """What it takes to make it again, as plain values and small tensors.
+
+    None if there is something else in it, or more than `most`.
+    """
     kind = type(value)
-    if isinstance(value, dict) and len(value) > most:
+    if depth > NESTED or (isinstance(value, dict) and len(value) > most):
         return None
     if issubclass(kind, enum.Enum):
         inner: Any = value.value if value.name is None else value.name
         how = "value" if value.name is None else "name"
     elif kind in DICTS or kind is dict:
-        how, inner = "dict", [[_told(each) for each in pair] for pair in items_of(value)]
+        how, inner = "dict", [[_told(each, depth) for each in pair] for pair in items_of(value)]
     elif _is_named_tuple(kind):
-        how, inner = "tuple", [_told(each) for each in value]
+        how, inner = "tuple", [_told(each, depth) for each in entries_of(value)]
     else:
         names = [one.name for one in dataclasses.fields(value)]
-        how, inner = "fields", [[name, _told(getattr(value, name, None))] for name in names]
-    if isinstance(inner, list) and (len(inner) > most or not all(is_plain(entry) for entry in inner)):
+        how, inner = "fields", [[name, _told(getattr(value, name, None), depth)] for name in names]
+    if isinstance(inner, list) and (len(inner) > most or not all(map(_is_value, inner))):
         return None
     return [_MARK, how, kind.__module__, kind.__qualname__, inner]
 
 
-def _told(value: Any) -> Any:
-    """A value within another one: a member of an enumeration is told, all else is what it is."""
-    return tell(value, 0) if isinstance(value, enum.Enum) and type(value) not in PLAIN else value
+def _told(value: Any, depth: int) -> Any:
+    """A value within another one: one of these classes is told, all else is what it is."""
+    if is_result(value):
+        return [RESULT, value.detach()]
+    return tell(value, WIDTH, depth + 1) if type(value) not in PLAIN and is_made(value) else value
+
+
+RESULT = "torchrelay result"  # begins what is told of one
+
+
+def is_result(value: Any) -> bool:
+    """Whether it is a small tensor that was computed in a graph, such as a loss that is kept to be printed."""
+    small = type(value) is torch.Tensor and value.grad_fn is not None and value.numel() <= WIDTH
+    return small and value.is_cpu and value.layout == torch.strided
+
+
+def result_of(told: torch.Tensor, path: str) -> torch.Tensor:
+    """The same to whoever reads it. Its graph is not here: a backward pass through it is refused."""
+    with torch.enable_grad():
+        found = told.detach().requires_grad_().clone()
+    found.register_hook(_Refusing(path))
+    return found
+
+
+class _Refusing:
+    """A hook of a tensor."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self, _: torch.Tensor) -> None:
+        raise absent.refuse(self._path)
+
+
+def _is_value(told: Any, depth: int = 0) -> bool:
+    """Whether it is plain but for small tensors and arrays in it."""
+    if isinstance(told, ARRAYS):
+        return is_small_array(told, 4 * LONGEST)
+    if type(told) in (list, tuple, dict) and len(told) <= WIDTH and depth <= 2 * NESTED + 1:
+        return all(_is_value(entry, depth + 1) for entry in entries_of(told))
+    return is_plain(told)
+
+
+def is_small_array(value: Any, most: int = LONGEST) -> bool:
+    """Whether it is a tensor of at most so many numbers, or an array, that is not of a graph or on a device."""
+    if type(value) is torch.Tensor:
+        held = not value.requires_grad and value.layout == torch.strided and not value.is_inference()
+        return held and value.is_cpu and value.numel() <= most
+    return isinstance(value, (np.ndarray, np.generic)) and value.size <= most and not value.dtype.hasobject
+
+
+def arrays_in(value: Any) -> Iterator[Any]:
+    """The tensors and arrays in a value: its entries, its fields, its attributes, as far as it is looked into."""
+    waiting = [value]
+    for _ in range(NODES):
+        if not waiting:
+            return
+        one = waiting.pop()
+        if isinstance(one, ARRAYS):
+            yield one
+        elif type(one) not in PLAIN and not isinstance(one, _NO_ENTRIES):
+            held = _field(one, "__dict__")
+            waiting += entries_within(one) + (entries_of(held, WIDTH) if type(held) is dict else [])
+
+
+def holds_arrays(value: Any) -> bool:
+    return next(arrays_in(value), None) is not None
+
+
+def entries_within(value: Any) -> list[Any]:
+    """The entries of a container, or the fields of a record; of many the first."""
+    if isinstance(value, CONTAINERS):
+        return entries_of(value, WIDTH)
+    return [_field(value, name) for name in getattr(type(value), "__dataclass_fields__", {})]
+
+
+def _field(value: Any, name: str) -> Any:
+    """An attribute, without a method of the script's; None if there is none."""
+    try:
+        return object.__getattribute__(value, name)
+    except (AttributeError, TypeError):
+        return None
+
+
+def shown(told: Any) -> str:
+    """What tells whether something else was told."""
+    if isinstance(told, ARRAYS):
+        return f"{tuple(told.shape)} {arguments.digest(told).hex()}"
+    if isinstance(told, (list, tuple)):
+        return f"[{', '.join(map(shown, told))}]"
+    return f"{{{', '.join(f'{key!r}: {shown(told[key])}' for key in told)}}}" if type(told) is dict else repr(told)
 
 
 def _again(told: Any) -> Any:
-    if isinstance(told, torch.Tensor):
-        return told.clone()
-    return make(told, None) if is_told(told) else told
+    if isinstance(told, ARRAYS):
+        return told.clone() if isinstance(told, torch.Tensor) else told.copy()
+    if type(told) is dict:
+        return {key: _again(entry) for key, entry in told.items()}
+    if is_told(told):
+        return make(told, None)
+    if type(told) is list and len(told) == 2 and told[0] == RESULT:
+        return result_of(told[1], "a result of a step")
+    return type(told)(map(_again, told)) if type(told) in (list, tuple) else told
 
 
 def is_told(told: Any) -> bool:
@@ -91,6 +195,8 @@ def make(told: list[Any], live: Any) -> Any:
         return _filled(kind, inner, live)
     if how == "tuple":
         return tuple.__new__(kind, [_again(each) for each in inner])
+    if how == "container":
+        return _filled_container(inner, _base_of(kind).__new__(kind)) if issubclass(kind, OWN) else MISSING
     found = object.__new__(kind)
     for field, value in inner:
         object.__setattr__(found, field, _again(value))
@@ -129,18 +235,39 @@ class Filled:
         entries = [(key, make_entry(one, present.get(key, MISSING))) for key, one in told]
         if any(entry is MISSING for _, entry in entries):
             return False
-        # A class of the script's may do more than that in methods of its own.
-        kind = _base_of(here)
-        kind.clear(here)
-        if isinstance(here, dict):
-            kind.update(here, dict(entries))
-        else:
-            kind.extend(here, [entry for _, entry in entries])
+        refill(here, entries)
         return True
 
 
-def _base_of(container: Any) -> Any:
-    return next(each for each in (*DICTS, dict, list, deque) if isinstance(container, each))
+def _filled_container(told: list[Any], live: Any) -> Any:
+    """One of a class of the script's with these attributes and entries; no method of its class is called."""
+    fields, rows, more = told
+    if isinstance(live, deque) and live.maxlen != more:
+        deque.__init__(live, (), more)
+    present = {key: entry for key, entry in pairs(live) if type(key) in PLAIN}
+    entries = [(key, make_entry(one, present.get(key))) for key, one in rows]
+    if any(entry is MISSING for _, entry in entries):
+        return MISSING
+    refill(live, entries)
+    if more is True:
+        object.__setattr__(live, "__dict__", live)
+    for name, value in fields:
+        object.__setattr__(live, name, make_entry(value, _field(live, name)))
+    return live
+
+
+def refill(container: Any, entries: list[tuple[Any, Any]]) -> None:
+    """A class of the script's may do more than that in methods of its own."""
+    kind = _base_of(type(container))
+    kind.clear(container)
+    if issubclass(kind, dict):
+        kind.update(container, dict(entries))
+    else:
+        kind.extend(container, [entry for _, entry in entries])
+
+
+def _base_of(kind: type) -> Any:
+    return next(each for each in (*DICTS, dict, list, deque) if issubclass(kind, each))
 
 
 def pairs(container: Any) -> Iterable[tuple[Any, Any]]:
@@ -153,31 +280,71 @@ def holds_objects(container: Any) -> bool:
     return any(_is_object(type(entry)) for entry in entries_of(container, WIDTH))
 
 
+OWN = (list, dict, deque)  # of a class that is made from one of these, the entries are told
+
+
+@functools.lru_cache(maxsize=4096)
+def is_own(kind: type) -> bool:
+    """Whether it is a class of lists or dicts of the script's, or of a library that is not torch's or Python's."""
+    if kind in OWN or kind in DICTS or not issubclass(kind, OWN):
+        return False
+    top = str(kind.__module__).partition(".")[0]
+    return top == "__main__" or (top != "torch" and top not in sys.stdlib_module_names)
+
+
 def _is_object(kind: type) -> bool:
     return kind not in PLAIN and kind not in CONTAINERS and is_of_the_script(kind) and not issubclass(kind, _NO_ENTRIES)
 
 
-def tell_entry(entry: Any) -> Any:
+MAX_NESTED = 8  # objects within one another
+_SLOT = types.MemberDescriptorType
+
+
+def tell_entry(entry: Any, depth: int = 0) -> Any:
+    """An entry of a container, as plain values and small tensors; `MISSING` if there is something else in it."""
     kind = type(entry)
     if is_plain(entry) or is_made(entry):
         return entry if not is_made(entry) else _or_missing(tell(entry, WIDTH))
+    if is_result(entry):
+        return [RESULT, entry.detach().clone()]
     if isinstance(entry, torch.Tensor):
         fits = entry.numel() <= WIDTH and entry.is_cpu and not entry.requires_grad
         return entry.detach().clone() if fits else MISSING
-    fields = getattr(entry, "__dict__", None)
-    if not _is_object(kind) or type(fields) is not dict or "<locals>" in kind.__qualname__:
+    if not (_is_object(kind) or is_own(kind)) or "<locals>" in kind.__qualname__ or depth > MAX_NESTED:
         return MISSING
-    inner = [[name, tell_entry(value)] for name, value in items_of(fields)]
-    return (
-        MISSING
-        if any(told is MISSING for _, told in inner)
-        else [_MARK, "object", kind.__module__, kind.__qualname__, inner]
-    )
+    fields, how, rows = _field(entry, "__dict__"), "object", list[list[Any]]()
+    if not _is_told_by_attributes(kind):
+        if not is_own(kind) or issubclass(kind, collections.defaultdict):
+            return MISSING  # there is more to it than attributes
+        how, rows = "container", [[key, tell_entry(one, depth + 1)] for key, one in pairs(entry)]
+        fields = {} if fields is entry else fields  # a dict whose entries are its attributes
+    if type(fields) is not dict:
+        return MISSING
+    inner = [[name, tell_entry(value, depth + 1)] for name, value in items_of(fields)]
+    if any(told is MISSING for _, told in (*inner, *rows)) or not all(type(key) in PLAIN for key, _ in rows):
+        return MISSING
+    if how == "container":
+        more = entry.maxlen if isinstance(entry, deque) else _field(entry, "__dict__") is entry
+        inner = [inner, rows, more]
+    return [_MARK, how, kind.__module__, kind.__qualname__, inner]
+
+
+def _is_told_by_attributes(kind: type) -> bool:
+    """Whether its objects are what their attributes are: no list, no number, nothing in slots or in C."""
+    heap = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+    made_here = all(each is object or each.__flags__ & heap for each in kind.__mro__)
+    return made_here and not any(type(one) is _SLOT for each in kind.__mro__ for one in vars(each).values())
 
 
 def make_entry(told: Any, live: Any) -> Any:
-    if not is_told(told) or told[1] != "object" or (type(live).__module__, type(live).__qualname__) != tuple(told[2:4]):
-        return make(told, live) if is_told(told) else told
+    if not is_told(told):
+        return _again(told)
+    if told[1] not in ("object", "container"):
+        return make(told, live)
+    if (type(live).__module__, type(live).__qualname__) != tuple(told[2:4]):
+        return make(told, live)
+    if told[1] == "container":
+        return _filled_container(told[4], live)
     fields = {name: make_entry(value, getattr(live, "__dict__", {}).get(name)) for name, value in told[4]}
     vars(live).clear()
     vars(live).update(fields)
@@ -229,3 +396,42 @@ def is_plain(value: Any, depth: int = 0) -> bool:
     if kind is dict:
         return all(type(key) in PLAIN and is_plain(entry, depth + 1) for key, entry in items_of(value, WIDTH))
     return all(is_plain(entry, depth + 1) for entry in entries_of(value, WIDTH))
+
+
+# ---------------------------------------------------------------- what comes with the state
+
+
+def leave_to_state(places: Callable[[], tuple[Collection[int], Collection[int]]]) -> None:
+    """What lies in this memory, and the objects with these ids, come with the state, whatever variable names them."""
+    global _of_state
+    _of_state = places
+
+
+def _nothing() -> tuple[Collection[int], Collection[int]]:
+    return (), ()
+
+
+_of_state: Callable[[], tuple[Collection[int], Collection[int]]] = _nothing
+
+
+def is_of_state(value: Any) -> bool:
+    places, ids = _of_state()
+    return _lies_in(value, places) if isinstance(value, torch.Tensor) else id(value) in ids
+
+
+def _lies_in(tensor: torch.Tensor, places: Collection[int]) -> bool:
+    try:
+        return tensor.requires_grad or shards.local(tensor).untyped_storage().data_ptr() in places
+    except (RuntimeError, NotImplementedError):  # it has no memory of its own
+        return False
+
+
+def holds_state_alone(value: Any) -> bool:
+    """Whether all entries of a container are tensors of the state."""
+    if type(value) not in CONTAINERS and type(value) not in DICTS:
+        return False
+    entries = entries_of(value)
+    if not entries or not all(isinstance(each, torch.Tensor) for each in entries):
+        return False
+    places, _ = _of_state()
+    return all(_lies_in(each, places) for each in entries)

@@ -40,7 +40,7 @@ from torchrelay.worker.hidden_state.signatures import (
 )
 from torchrelay.worker.hidden_state.still import Still, called_now, is_glanced_at
 from torchrelay.worker.source.lines import is_of_the_script
-from torchrelay.worker.tensors import memory, values
+from torchrelay.worker.tensors import absent, memory, values
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
@@ -103,11 +103,15 @@ class Moving:
         self._warned: set[str] = set()
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
         self._large: dict[str, int] = {}  # by path, the id of what was there
+        self.untold = told.Untold()
         self._looks = 0
         self._before_loop: dict[str, tuple[int, str]] = {}  # iterators that were there before a loop began
 
-    def look(self) -> list[str]:
-        """What has changed since the last look; it is kept from now on. Raises `RefusedError` for what cannot be."""
+    def look(self, *, in_call: bool = False) -> list[str]:
+        """What has changed since the last look; it is kept from now on. Raises `RefusedError` for what cannot be.
+
+        `in_call`: the last look was at the entry of the call under way.
+        """
         self.still.note_names()
         now = self._signatures()
         if now is None:
@@ -121,6 +125,8 @@ class Moving:
             if leaf.holder is not None and (large or now[path][0] in _NO_VALUES):
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, told.before(before, path), tied)]
+        if in_call and self._functions is not None:
+            self._note_untold([(path, told.before(before, path)) for path in changed if path not in self.kept])
         self._looks += 1
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._noted.update(set(changed) - self._unsure)
@@ -128,6 +134,14 @@ class Moving:
         self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if self._is_large(path)}
         self._let_go()
         return found
+
+    def _note_untold(self, changed: list[tuple[str, Any]]) -> None:
+        self.untold.settle()
+        for path, before in changed:
+            value, is_first = self._walk.leaves[path].value, before is MISSING or before == ("value", None)
+            if path not in self.lacking:
+                self.untold.note(path, value, is_first=is_first, is_another=self._large.get(path, 0) not in (0, id(value)))
+        self.untold.find(self._walk.leaves | self._walk.opened)
 
     def _note_growth(self) -> None:
         """A list or deque that steps add to, of what cannot be carried: such as what a network learns from again."""
@@ -279,7 +293,7 @@ class Moving:
         if leaf.value.tell() is not None:
             self.kept[path] = leaf
             return True
-        if not is_new and isinstance(leaf.value.container, dict):
+        if not is_new and isinstance(leaf.value.container, dict) and not made.holds_arrays(leaf.value.container):
             self.lacking[path] = OBJECTS
         return False
 
@@ -335,10 +349,13 @@ class Moving:
     # ------------------------------------------------------------ to remember and to put back
 
     def remember(self) -> list[tuple[Leaf, Any, Any]]:
-        """All small values, to be put back by `recall`."""
+        """All small values, and references to what else steps may replace, to be put back by `told.put_back`."""
         try:
-            leaves = [leaf for leaf in self._go().leaves.values() if is_small(leaf.value)]
-            return [(leaf, told.copied(leaf.value), told.reference(leaf.value)) for leaf in leaves]
+            leaves = list(self._go().leaves.values())
+            small = [leaf for leaf in leaves if is_small(leaf.value)]
+            large = [leaf for leaf in leaves if leaf.holder is not None and told.may_be_replaced(leaf.value)]
+            found = [(leaf, told.copied(leaf.value), told.reference(leaf.value)) for leaf in small]
+            return [*found, *((leaf, leaf.value, None) for leaf in large)]
         except RuntimeError:  # as above
             return []
 
@@ -400,6 +417,8 @@ class Moving:
         if kind in _QUICK or (kind is int and -(1 << 63) <= value < 1 << 63):
             return [(path, value, False, moved)]
         self._told[path] = reference = told.reference(value)
+        if made.is_result(value):
+            return [(path, values.encode([made.RESULT, value.detach()], path), True, moved)]
         begun = self._begun.get(path)
         replaced = reference is not None and (begun is None or begun() is not value)
         if replaced and self._first_of.setdefault(id(value), path) != path:
@@ -458,13 +477,27 @@ class Moving:
         self._let_go()
         return {entry[0] for entry in entries}
 
+    def put_absent(self, paths: Iterable[str]) -> None:
+        """What is there has not come with the record. Raises `UnprovedError` where nothing can stand for it."""
+        self._walk = self._go()
+        for path in paths:
+            if not told.put_absent(path, self._leaf):
+                raise absent.refusal(path)
+            self.untold.paths[path] = None
+        self._walk = self._go()
+        self.untold.find(self._walk.leaves | self._walk.opened)
+        self._let_go()
+
     def _put_each(self, entries: Iterable[tuple[str, Any, bool, bool]], *, again: bool, lenient: bool) -> None:
         for path, value, encoded, moved in entries:
             leaf = self._leaf(path)
             if leaf is None or not self._take(leaf, values.decode(value) if encoded else value, again=again):
                 if lenient or path.startswith(VARIABLE) or variables.is_yet_to_be_made(path):
                     continue
-                raise StateMismatchError(told.nowhere(path))
+                if self._functions is None or again or not told.put_absent(path, self._leaf):
+                    raise StateMismatchError(told.nowhere(path))
+                self.untold.paths[path] = None
+                continue
             if moved:
                 self.kept[path] = leaf
 
@@ -475,6 +508,8 @@ class Moving:
         if type(value) is list and len(value) == 1 and doers.is_told(value[0]):
             return told.take_doer(leaf, value[0], self._walk.objects)
         in_place = told.bring_back(leaf, self._marked.get(leaf.path)) if again else None
+        if in_place and type(value) is list and value[0] == made.RESULT:
+            return True  # with its graph
         return told.take(leaf, value, in_place=in_place)
 
     def _anew(self, path: str) -> Leaf | None:

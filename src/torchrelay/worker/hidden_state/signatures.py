@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -15,8 +15,8 @@ from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
 from torchrelay.worker.hidden_state.leaves import Named
 from torchrelay.worker.hidden_state.made import Filled
-from torchrelay.worker.parallel import shards
 from torchrelay.worker.tensors import arguments
+from torchrelay.worker.tensors.absent import is_absent
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
 EACH = 16 << 10  # bytes of one attribute that are carried
@@ -32,16 +32,18 @@ def signature_of(value: Any) -> tuple[str, Any]:
     kind = type(value)
     if kind in graph.PLAIN:
         return "value", value
+    if is_absent(value):
+        return "absent", value.path
     if kind in _TOLD:
         return _TOLD[kind](value)
     if graph.is_generator(value):
         return "generator", xxhash.xxh3_64_digest(generators.bytes_of(value))
     if made.is_made(value):
         told = made.tell(value, LARGEST)
-        return ("object", (kind, id(value))) if told is None else ("made", repr(told))
+        return ("object", (kind, id(value), _glance_within(value))) if told is None else ("made", made.shown(told))
     if kind in graph.CONTAINERS and graph.is_plain(value):
         return "container", (kind, len(value), _shown(value))
-    if kind is torch.Tensor and is_held(value):
+    if kind is torch.Tensor and (is_held(value) or made.is_result(value)):
         return "tensor", (value.shape, arguments.digest(value))
     if kind is np.ndarray and value.flags.owndata and value.flags.writeable and not value.dtype.hasobject:
         return "tensor", (value.shape, arguments.digest(value))
@@ -60,7 +62,7 @@ def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
     """
     kind = type(value)
     if issubclass(kind, torch.Tensor):
-        return f"{id(value)} {_version_of(value)}"
+        return f"{id(value)} {version_of(value)}"
     if issubclass(kind, np.generic) or (issubclass(kind, np.ndarray) and value.dtype.hasobject):
         return f"{id(value)} {value.flat[0] if value.size else None} {value.flat[-1] if value.size else None}"
     if issubclass(kind, np.ndarray):
@@ -72,10 +74,10 @@ def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
         elif kind in (list, tuple, deque) and len(value) > SMALL:
             entries += [value[-1], value[-2]]
         return repr((len(value), [_glance_at_entry(entry, by_id=entries_by_ids) for entry in entries]))
-    return repr(value) if kind in graph.PLAIN else repr(made.tell(value, LARGEST)) if made.is_made(value) else ""
+    return repr(value) if kind in graph.PLAIN else made.shown(made.tell(value, LARGEST)) if made.is_made(value) else ""
 
 
-def _version_of(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version  # torch counts no writes to those
 
 
@@ -85,10 +87,21 @@ def _glance_at_entry(entry: Any, *, by_id: bool) -> Any:
     if by_id:
         return id(entry)
     if issubclass(type(entry), torch.Tensor):
-        return id(entry), _version_of(entry)
+        return id(entry), version_of(entry)
     if type(entry) is np.ndarray and entry.nbytes <= WHOLE and not entry.dtype.hasobject:
         return id(entry), _digest_of(entry)
     return id(entry)
+
+
+def _glance_within(value: Any, depth: int = 0) -> str:
+    """What tells whether something has been put in another one's place in a container that cannot be told."""
+    if graph.is_plain(value):
+        return repr(value)
+    if isinstance(value, torch.Tensor):
+        return f"{id(value)} {version_of(value)}"
+    if depth > graph.NESTED or not (made.is_made(value) or isinstance(value, (list, tuple, dict, deque))):
+        return str(id(value))
+    return f"{id(value)}[{', '.join(_glance_within(entry, depth + 1) for entry in made.entries_within(value))}]"
 
 
 _wholes: dict[object, tuple[int, str]] = {}  # of large arrays: how often they were seen, and the last look at the whole
@@ -111,7 +124,8 @@ def _digest_of(value: np.ndarray[Any, Any]) -> str:
 def _entries(value: Filled) -> tuple[str, Any]:
     here = value.container
     if graph.is_own(here):
-        return "entries", (type(here), len(here), repr(value.tell()))
+        told = value.tell()
+        return "entries", (type(here), len(here), _glance_within(here) if told is None else made.shown(told))
     keys = here if isinstance(here, dict) else ()  # what moves in it is looked at by itself
     return "entries", (type(here), len(here), tuple(itertools.islice(map(repr, keys), SMALL)))
 
@@ -186,45 +200,8 @@ def size_of(value: Any) -> int:
         return int(value.nbytes)
     if kind in graph.BUFFERS:
         return memoryview(value).nbytes
+    if made.is_made(value):
+        return sum(int(each.nbytes) for each in made.arrays_in(value))
     if kind in graph.CONTAINERS:
         return len(repr(value)) if len(value) <= 8 * SMALL else max(EACH + 1, 8 * len(value))
     return len(value) if kind in (str, bytes) else 8
-
-
-# ---------------------------------------------------------------- what comes with the state
-
-
-def leave_to_state(places: Callable[[], tuple[Collection[int], Collection[int]]]) -> None:
-    """What lies in this memory, and the objects with these ids, come with the state, whatever variable names them."""
-    global _of_state
-    _of_state = places
-
-
-def _nothing() -> tuple[Collection[int], Collection[int]]:
-    return (), ()
-
-
-_of_state: Callable[[], tuple[Collection[int], Collection[int]]] = _nothing
-
-
-def is_of_state(value: Any) -> bool:
-    places, ids = _of_state()
-    return _lies_in(value, places) if isinstance(value, torch.Tensor) else id(value) in ids
-
-
-def _lies_in(tensor: torch.Tensor, places: Collection[int]) -> bool:
-    try:
-        return tensor.requires_grad or shards.local(tensor).untyped_storage().data_ptr() in places
-    except (RuntimeError, NotImplementedError):  # it has no memory of its own
-        return False
-
-
-def holds_state_alone(value: Any) -> bool:
-    """Whether all entries of a container are tensors of the state."""
-    if type(value) not in graph.CONTAINERS and type(value) not in made.DICTS:
-        return False
-    entries = entries_of(value)
-    if not entries or not all(isinstance(each, torch.Tensor) for each in entries):
-        return False
-    places, _ = _of_state()
-    return all(_lies_in(each, places) for each in entries)

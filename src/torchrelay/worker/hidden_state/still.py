@@ -273,7 +273,7 @@ class _Places:
 
 def called_now(value: Any) -> str:
     """What a function is called, or what a value of a class is made of."""
-    return repr(made.tell(value, LARGEST)) if made.is_made(value) else name_of(value)
+    return made.shown(made.tell(value, LARGEST)) if made.is_made(value) else name_of(value)
 
 
 def _thing(read: Any) -> Any:

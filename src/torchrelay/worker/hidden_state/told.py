@@ -8,7 +8,7 @@ import itertools
 import re
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,11 @@ import torch
 from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
-from torchrelay.worker.hidden_state.leaves import NamedLeaf, Within
-from torchrelay.worker.hidden_state.made import PLAIN, WIDTH, Filled
-from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, signature_of
+from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within
+from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, is_small_array
+from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, is_small, signature_of, version_of
 from torchrelay.worker.source.names import declared_globals
-from torchrelay.worker.tensors import memory, values
+from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 _COUNT = "itertools.count"
@@ -55,7 +55,7 @@ def bring_back(leaf: Leaf, to: Any) -> bool:
 
 def is_copied(value: Any) -> bool:
     """Whether it is a container of values, and nothing else."""
-    if type(value) in made.DICTS:
+    if made.is_made(value):
         return made.tell(value, LARGEST) is not None
     return type(value) in graph.CONTAINERS and graph.is_plain(value)
 
@@ -104,6 +104,14 @@ def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
 def before(seen: dict[str, Any], path: str) -> Any:
     """What was there at the last look; in the place of a function it may have been a value."""
     return seen.get(path, seen.get(path.removesuffix(STANDS), MISSING))
+
+
+def may_be_replaced(value: Any) -> bool:
+    """Whether it is no small value, and none that is found anew for each call, and holds tensors or arrays."""
+    kind = type(value)
+    if kind is Filled or kind is Named or kind is list or is_small(value) or isinstance(value, torch.nn.Module):
+        return False
+    return made.holds_arrays(value)
 
 
 def may_count(doer: Any, before: Any, *, ready: bool) -> bool:
@@ -175,6 +183,8 @@ def nowhere(path: str) -> str:
 def _take_kind(leaf: Leaf, live: Any, kind: Any, told: Any) -> bool:
     if kind == _ENTRIES:
         return type(live) is Filled and live.fill(told)
+    if kind == made.RESULT:
+        return leaf.put(made.result_of(told, leaf.path))
     if kind == _BUFFER:
         return type(live) in graph.BUFFERS and _refill(live, told)
     if kind == _COUNT:
@@ -237,7 +247,7 @@ def take(leaf: Leaf, told: Any, *, in_place: bool | None = None) -> bool:
 # of an LSTM. What is put into such a place is told by itself; but a long row of small tensors, such as losses, as one.
 
 FRAME = " holds"  # ends the path of what is told here
-LONGEST = 1024  # tensors of a row that are told as one
+_last = re.compile(r"(.+?)(\.\w+|\[[^\[\]]*\])")
 _entry = re.compile(r"(.+)\[(\d+|'[^']*')\]$")
 _KEYS = frozenset({str, int})
 _KINDS: dict[str, type] = {kind.__name__: kind for kind in (list, tuple, deque, dict)}
@@ -269,12 +279,8 @@ def of_entries(leaves: Iterable[Leaf]) -> tuple[dict[str, list[Any]], dict[str, 
 def is_told(row: Any) -> bool:
     """Whether all entries of a row are."""
     values = entries_of(row)
-    few = len(values) <= WIDTH and all(type(one) in PLAIN or (_is_tensor(one) and _is_small(one)) for one in values)
+    few = len(values) <= WIDTH and all(type(one) in PLAIN or is_small_array(one) for one in values)
     return few or _stacked(row) is not None
-
-
-def _is_tensor(value: Any) -> bool:
-    return type(value) is torch.Tensor
 
 
 def _kind_of(container: Any) -> tuple[str, int | None]:
@@ -284,7 +290,8 @@ def _kind_of(container: Any) -> tuple[str, int | None]:
 def _row(path: str, one: Leaf, container: Any) -> Iterator[Leaf]:
     row = items_of(container) if type(container) is dict else enumerate(entries_of(container))
     for at, value in row:
-        if type(value) in PLAIN or (_is_tensor(value) and _is_small(value)):
+        is_told = type(value) in PLAIN or is_small_array(value) or made.is_result(value)
+        if is_told or (made.is_made(value) and can_be_told(value)):
             within = type(one.name) is Within
             yield Leaf(f"{path}[{at!r}]", one.holder, Within(one.name.name, at) if within else at, value)
 
@@ -294,15 +301,10 @@ def _stacked(container: Any) -> torch.Tensor | None:
     row = entries_of(container)
     first = row[0]
     alike = len(row) <= LONGEST and all(
-        type(each) is torch.Tensor and _is_small(each) and (each.shape, each.dtype) == (first.shape, first.dtype)
+        type(each) is torch.Tensor and is_small_array(each) and (each.shape, each.dtype) == (first.shape, first.dtype)
         for each in row
     )
     return torch.stack(row) if alike and first.numel() <= WIDTH else None
-
-
-def _is_small(value: torch.Tensor) -> bool:
-    plain = not value.requires_grad and value.layout == torch.strided and not value.is_inference()
-    return plain and value.is_cpu and value.numel() <= LONGEST
 
 
 def entry(path: str, find: Callable[[str], Leaf | None]) -> Leaf | None:
@@ -361,3 +363,105 @@ def _fill(leaf: Leaf, told: Any, row: list[Any]) -> None:
 
 def _entries(container: Any) -> dict[Any, Any]:
     return dict(container) if type(container) is dict else dict(enumerate(container))
+
+
+# ---------------------------------------------------------------- what cannot be told
+
+# What steps put in the place of what was there, and what is not carried: too large, or holds what a graph or a device
+# has. A replacement has an `Absent` there, and a call that is made again finds what it found.
+
+
+class Untold:
+    """The places of such values."""
+
+    def __init__(self) -> None:
+        self.paths: dict[str, None] = {}
+        self.young: dict[str, int] = {}  # came up in the last call that was looked at: a cache, or the first of many
+        self._calls = 0
+        self._places: list[Leaf] = []
+
+    def __len__(self) -> int:
+        return len(self.paths) + len(self.young)
+
+    def enter(self) -> None:
+        """A call begins that is looked at."""
+        self._calls += 1
+
+    def settle(self) -> None:
+        """Such a call is looked at: what came up in the one before is a cache if it is still the same."""
+        self.young = {path: call for path, call in self.young.items() if call == self._calls}
+
+    def note(self, path: str, value: Any, *, is_first: bool, is_another: bool) -> None:
+        """A call has changed what is there, and it is not kept. `is_another`: it is not the object that was there."""
+        if path.startswith(graph.VARIABLE) or type(value) is Named or path in self.paths:
+            return
+        value = value.container if type(value) is Filled else value
+        arrays = list(itertools.islice(made.arrays_in(value), WIDTH))
+        rest = type(value) in graph.CONTAINERS and is_another and not is_first
+        tensors = (each for each in arrays if isinstance(each, torch.Tensor) and each.grad_fn is None)
+        if (arrays or rest) and not any(map(made.is_of_state, tensors)):
+            self.young.pop(path, None)
+            if is_first:
+                self.young[path] = self._calls
+            else:
+                self.paths[path] = None
+
+    def find(self, leaves: Mapping[str, Leaf]) -> None:
+        """Where they are: each, and whatever it is in, as that may be another one after a call."""
+        found: dict[tuple[int, str], Leaf] = {}
+        for path in self.paths:
+            for place in _ways(path):
+                leaf = leaves.get(place) or leaves.get(place + STANDS)
+                if leaf is not None and leaf.holder is not None and type(leaf.name) is not Within:
+                    key = id(leaf.holder), repr(leaf.name)
+                    found.setdefault(key, Leaf(place, leaf.holder, leaf.name, None))
+        self._places = sorted(found.values(), key=lambda leaf: len(leaf.path))
+
+    def here(self) -> list[There]:
+        """What is there now, to be put back."""
+        return [There(leaf, value) for leaf in self._places if (value := leaf.read()) is not MISSING]
+
+
+class There:
+    """What stood in a place."""
+
+    __slots__ = ("_arrays", "_entries", "_leaf", "_value")
+
+    def __init__(self, leaf: Leaf, value: Any) -> None:
+        self._leaf, self._value = leaf, value
+        self._entries = list(made.pairs(value)) if made.is_own(type(value)) else None
+        arrays = made.arrays_in(value) if made.is_made(value) or self._entries is not None else ()
+        self._arrays = [(one, version_of(one)) for one in arrays if isinstance(one, torch.Tensor)]
+
+    def put_back(self) -> None:
+        """Let it stand there again. Raises `UnprovedError` if it was changed where it lies."""
+        if self._leaf.read() is not self._value:
+            self._leaf.put(self._value)
+        if self._entries is not None:
+            made.refill(self._value, self._entries)
+        if any(version_of(one) != version for one, version in self._arrays):
+            raise absent.in_place(self._leaf.path)
+
+
+def _ways(path: str) -> Iterator[str]:
+    """It, and what it is in, outwards."""
+    place = path.removesuffix(ENTRIES).removesuffix(STANDS)
+    while place:
+        yield place
+        match = _last.fullmatch(place)
+        place = "" if match is None else match[1]
+
+
+def put_absent(path: str, find: Callable[[str], Leaf | None]) -> bool:
+    """Let nothing be in this place, or in the innermost one around it that there is; returns whether there is one."""
+    nothing = absent.Absent(path.removesuffix(ENTRIES))
+    for place in _ways(path):
+        leaf = find(place)
+        if leaf is not None and type(leaf) is not NamedLeaf and leaf.put(nothing):
+            return True
+        match = _entry.match(place)
+        above = find(match[1]) if match is not None else None
+        if match is not None and above is not None and type(above.read()) is dict:
+            above.read()[ast.literal_eval(match[2])] = nothing
+            return True
+    return False

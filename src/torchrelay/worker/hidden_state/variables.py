@@ -293,10 +293,10 @@ def _is_settled(one: _Told, code: CodeType, names: Names, name: str, value: Any,
     if name in names.assigned:
         return not lives or (kind is bool and name in names.flags) or _keep(one, name, value)
     if kind in _FILLED or kind in made.DICTS:
-        return not _has_moved(code, name, value) or _keep(one, name, value) or signatures.is_of_state(value)
+        return not _has_moved(code, name, value) or _keep(one, name, value) or made.is_of_state(value)
     if issubclass(kind, _FILLED_BY_PLACES):
         stays = not lives or not _has_moved(code, name, value)
-        return stays or signatures.is_of_state(value) or _keep(one, name, value)
+        return stays or made.is_of_state(value) or _keep(one, name, value)
     return not _goes_on([value])
 
 
@@ -309,7 +309,7 @@ def _has_moved(code: CodeType, name: str, value: Any) -> bool:
     now = signatures.glance(value, place, entries_by_ids=place in _of_parameters)
     if first is None:
         _first[place] = now
-    elif first != now and place not in _of_parameters and signatures.holds_state_alone(value):
+    elif first != now and place not in _of_parameters and made.holds_state_alone(value):
         _of_parameters.add(place)  # a list of parameters, say: they come with the state
         _first[place] = signatures.glance(value, place, entries_by_ids=True)
     elif first != now:

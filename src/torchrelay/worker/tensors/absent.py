@@ -1,0 +1,112 @@
+"""Absent: what stands on a replacement in a place whose value it does not have, until the script puts one there.
+
+A step that keeps something for the next one, too large or of a kind that is not carried, has it on the lost rank alone.
+Whether the next step reads it nobody can tell beforehand: most of it is for people, or is written before it is read.
+So a thing is put there that goes when another one comes, and that refuses to be used. Only what tells nothing of its
+value is let pass: `is None`, `id`, and to be put elsewhere.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn
+
+from torchrelay.errors import UnprovedError
+
+_OURS = str(Path(__file__).parents[2])
+_refused: list[UnprovedError] = []
+
+
+def check() -> None:
+    """Raises the `UnprovedError` that the script has caught, if it has."""
+    if _refused:
+        raise _refused[0]
+
+
+def is_absent(value: Any) -> bool:
+    """Whether this stands for something else; to be asked instead of `isinstance`."""
+    return type(value) is Absent
+
+
+def refusal(path: str) -> UnprovedError:
+    """Also for what has no place here."""
+    return UnprovedError(
+        f"{path} was kept from one step for the next, and the worker that takes over this rank does not have it: it is "
+        "too large to be carried, or not made of numbers, texts and small tensors. Keep it in a buffer of a module, or "
+        "give it to protect(state=...)"
+    )
+
+
+def in_place(path: str) -> UnprovedError:
+    """What a call that is made again would find is not what it found before."""
+    return UnprovedError(
+        f"{path} is changed where it lies by a step, and is not made of numbers, texts and small tensors: a step that a "
+        "fault has cut short cannot be made again. Put a new one in its place, or give it to protect(state=...)"
+    )
+
+
+def refuse(path: str) -> UnprovedError:
+    """The same, of which the script is told later on if it catches it."""
+    _refused.append(refusal(path))
+    return _refused[-1]
+
+
+def _read(value: Absent, depth: int = 2) -> NoReturn:
+    """The script uses it. Our own looking round is no use of it."""
+    caller = sys._getframe(depth)
+    if caller.f_code.co_filename.startswith(_OURS):
+        raise AttributeError(value.path)
+    raise refuse(value.path)
+
+
+class Absent:
+    """Stands for a value that is not here."""
+
+    __slots__ = ("__weakref__", "path")
+
+    def __init__(self, path: str) -> None:
+        object.__setattr__(self, "path", path)
+
+    @property
+    def __class__(self) -> type:
+        if sys._getframe(1).f_code.co_filename.startswith(_OURS):
+            return Absent
+        _read(self)
+
+    @__class__.setter
+    def __class__(self, _: type) -> None:  # type: ignore[misc]
+        _read(self)
+
+    def __getattr__(self, _: str) -> NoReturn:
+        _read(self)
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> NoReturn:
+        waiting = [*args, *(kwargs or {}).values()]
+        while waiting:
+            one = waiting.pop()
+            if type(one) is Absent:
+                _read(one)
+            waiting += one if type(one) in (list, tuple) else one.values() if type(one) is dict else ()
+        raise refusal("a value")
+
+
+def _reading(name: str) -> Callable[..., NoReturn]:
+    def read(self: Absent, *_: Any, **__: Any) -> NoReturn:
+        _read(self)
+
+    read.__name__ = name
+    return read
+
+
+_BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or".split()
+_USES = [
+    "abs", "bool", "bytes", "call", "contains", "copy", "deepcopy", "delattr", "delitem", "dir", "enter", "eq", "exit",
+    "float", "format", "ge", "getitem", "getstate", "gt", "hash", "index", "int", "invert", "iter", "le", "len", "lt",
+    "ne", "neg", "next", "pos", "reduce_ex", "repr", "reversed", "round", "setattr", "setitem", "str", "array",
+    *_BINARY, *(f"r{name}" for name in _BINARY), *(f"i{name}" for name in _BINARY if name != "divmod"),
+]  # fmt: skip
+for _name in _USES:
+    setattr(Absent, f"__{_name}__", _reading(f"__{_name}__"))
