@@ -57,6 +57,12 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_own_variables": ("[teacher-", "[best-", "and_after_a_move"),
     "test_case_places": ("[migrate]",),
     "test_case_reads_between": ("[norm]", "[told]", "[zeroes]", "[freeze]", "[moments]"),
+    "test_case_recurrent": (
+        "[global-", "[trainer-pairs", "[module-in", "[trainer-record", "[trainer-dict", "[module-deque", "[module-list",
+        "[module-plain", "[module-record", "[trainer-frozen", "[module-row", "[trainer-space", "[module-slots",
+        "[module-user", "[module-default", "[trainer-ordered", "[trainer-attributes", "[unread-pair", "[unread-row",
+        "[shown-tuple", "[shown-pair", "[shown-in", "[trainer-in_dict",
+    ),
     "test_case_returned": ("[graph]", "[item]", "[own-clip]", "[later-"),
     "test_case_saved": ("[norm-grad:25:1", "[random-", "[path-", "target_of_a_move"),
     "test_case_stale_gradients": (

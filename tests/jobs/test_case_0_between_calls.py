@@ -43,7 +43,7 @@ def test_a_learning_rate_by_an_iterator_of_its_own_is_refused(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(
-    ("mode", "named"), [("large", "'x', which step() reads"), ("number", "is an iterator that is gone on with")]
+    ("mode", "named"), [("large", "x of <module>() changes"), ("number", "is an iterator that is gone on with")]
 )
 def test_data_of_its_own_that_a_replacement_has_not_is_refused(tmp_path: Path, mode: str, named: str) -> None:
     verdict = disturbed(tmp_path, "own-data", mode=mode, strike="grad:12:1")

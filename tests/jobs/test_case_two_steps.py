@@ -28,12 +28,17 @@ def test_a_rank_that_is_lost_in_the_first_of_two_steps_lacks_nothing(tmp_path: P
 
 
 @pytest.mark.parametrize(("mode", "strike"), [("", "critic:7:1"), ("prints", "after:8:0")])
-def test_what_the_first_of_two_steps_left_behind_no_replacement_has(tmp_path: Path, mode: str, strike: str) -> None:
+def test_what_the_first_of_two_steps_left_behind_goes_to_a_replacement(tmp_path: Path, mode: str, strike: str) -> None:
     verdict = disturbed(tmp_path, "left-behind", mode=mode, strike=strike)
+    assert verdict.fate is Fate.EQUAL, verdict
+
+
+@pytest.mark.parametrize("strike", ["critic:7:1", "after:8:0"])
+def test_but_what_is_too_large_is_refused(tmp_path: Path, strike: str) -> None:
+    verdict = disturbed(tmp_path, "left-behind", mode="large", strike=strike)
     assert verdict.fate is Fate.REFUSED, verdict
     assert verdict.ran.code == 91, verdict
-    assert "has no attribute 'fake'" in verdict.reason, verdict
-    assert "Make the calls of a turn one step" in verdict.reason, verdict
+    assert "'self.fake'" in verdict.reason or "self of Gan.step_generator.fake was kept" in verdict.reason, verdict
 
 
 def test_an_error_of_the_second_step_is_the_scripts_own_also_where_a_replacement_raises_it(tmp_path: Path) -> None:

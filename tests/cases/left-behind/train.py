@@ -2,6 +2,7 @@
 
 MODE  (none)  the second step reads it
       prints  the script reads it again behind both
+      large   the same, with more than is carried
       raises  the second step raises an error of its own in rank 1, whoever holds that
 """
 
@@ -57,9 +58,11 @@ def main():
         sampler.set_epoch(epoch)
         for inputs, targets in run.batches(loader):
             gan.turn += 1
+            if MODE == "large":
+                inputs, targets = inputs.repeat(20, 1), targets.repeat(20, 1)
             losses = {"generator": step_generator(inputs, targets), "critic": step_critic(targets)}
             strike("after", gan.turn, rank)
-            if MODE == "prints":
+            if MODE in ("prints", "large"):
                 losses["fake"] = gan.fake.detach().sum()
             note(rank, gan.turn, **losses)
     note_end(rank, gan.generator.module, gan.critic.module)

@@ -494,7 +494,8 @@ class Moving:
             if leaf is None or not self._take(leaf, values.decode(value) if encoded else value, again=again):
                 if lenient or path.startswith(VARIABLE) or variables.is_yet_to_be_made(path):
                     continue
-                if self._functions is None or again or not told.put_absent(path, self._leaf):
+                no_value = path.endswith(STANDS) or self._functions is None or again
+                if no_value or not told.put_absent(path, self._leaf):
                     raise StateMismatchError(told.nowhere(path))
                 self.untold.paths[path] = None
                 continue
@@ -508,7 +509,7 @@ class Moving:
         if type(value) is list and len(value) == 1 and doers.is_told(value[0]):
             return told.take_doer(leaf, value[0], self._walk.objects)
         in_place = told.bring_back(leaf, self._marked.get(leaf.path)) if again else None
-        if in_place and type(value) is list and value[0] == made.RESULT:
+        if in_place and type(value) is list and len(value) == 2 and type(value[0]) is str and value[0] == made.RESULT:
             return True  # with its graph
         return told.take(leaf, value, in_place=in_place)
 

@@ -17,7 +17,7 @@ from torchrelay.worker.hidden_state.leaves import Named
 from torchrelay.worker.hidden_state.made import Filled
 from torchrelay.worker.tensors import arguments
 from torchrelay.worker.tensors.absent import is_absent
-from torchrelay.worker.tensors.entries import entries_of, items_of
+from torchrelay.worker.tensors.entries import items_of
 
 EACH = 16 << 10  # bytes of one attribute that are carried
 SAMPLES = 256  # entries of a large container that are looked at

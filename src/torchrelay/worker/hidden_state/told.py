@@ -409,9 +409,9 @@ class Untold:
     def find(self, leaves: Mapping[str, Leaf]) -> None:
         """Where they are: each, and whatever it is in, as that may be another one after a call."""
         found: dict[tuple[int, str], Leaf] = {}
-        for path in self.paths:
+        for path in (*self.paths, *self.young):
             for place in _ways(path):
-                leaf = leaves.get(place) or leaves.get(place + STANDS)
+                leaf = leaves.get(place) or leaves.get(place + STANDS) or leaves.get(place + ENTRIES)
                 if leaf is not None and leaf.holder is not None and type(leaf.name) is not Within:
                     key = id(leaf.holder), repr(leaf.name)
                     found.setdefault(key, Leaf(place, leaf.holder, leaf.name, None))

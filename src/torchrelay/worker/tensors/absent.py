@@ -101,7 +101,7 @@ def _reading(name: str) -> Callable[..., NoReturn]:
     return read
 
 
-_BINARY = "add sub mul matmul truediv floordiv mod divmod pow lshift rshift and xor or".split()
+_BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor", "or"]
 _USES = [
     "abs", "bool", "bytes", "call", "contains", "copy", "deepcopy", "delattr", "delitem", "dir", "enter", "eq", "exit",
     "float", "format", "ge", "getitem", "getstate", "gt", "hash", "index", "int", "invert", "iter", "le", "len", "lt",
