@@ -10,10 +10,27 @@ from tests.cases.running import Fate, disturbed, migrate
 
 pytestmark = pytest.mark.timeout(240)
 
-CARRIED = ["trainer-pair-small", "module-pair-small", "global-typed-small", "module-frozen-small", "trainer-pairs-small", "module-in_list-small", "trainer-in_dict-small", "module-of_lists-small", "trainer-arrays-small", "module-in_plain-small", "trainer-record-small", "module-plain-small", "trainer-dict-small", "global-tuple-small", "module-deque-small", "trainer-itself-small-first-put", "trainer-attributes-small-first-put", "module-in_attributes-small-first"]
-REFUSED = ["module-pair-large", "trainer-frozen-large", "module-tuple-large", "module-list-large", "module-dict-large", "module-plain-large", "module-record-large", "trainer-attributes-small", "trainer-itself-large-put", "trainer-attributes-large-first-put", "module-row-small", "module-own-small", "trainer-space-small", "module-slots-small", "module-user-small", "module-default-large", "module-in_tuples-small", "global-attributes-small", "trainer-ordered-large-put", "trainer-dict-large-first-put"]
-UNREAD = ["unread-tuple-large", "unread-pair-large", "unread-plain-large", "unread-attributes-large", "unread-row-small"]
-SHOWN = ["shown-tuple-small", "shown-dict-small", "shown-pair-small", "shown-plain-small", "shown-in_dict-small"]
+CARRIED = [
+    "trainer-pair-small", "module-pair-small", "global-typed-small", "module-frozen-small",
+    "trainer-pairs-small", "module-in_list-small", "trainer-in_dict-small", "module-of_lists-small",
+    "trainer-arrays-small", "module-in_plain-small", "trainer-record-small", "module-plain-small",
+    "trainer-dict-small", "global-tuple-small", "module-deque-small", "trainer-itself-small-first-put",
+    "trainer-attributes-small-first-put", "module-in_attributes-small-first",
+]  # fmt: skip
+REFUSED = [
+    "module-pair-large", "trainer-frozen-large", "module-tuple-large", "module-list-large", "module-dict-large",
+    "module-plain-large", "module-record-large", "trainer-attributes-small", "trainer-itself-large-put",
+    "trainer-attributes-large-first-put", "module-row-small", "module-own-small", "trainer-space-small",
+    "module-slots-small", "module-user-small", "module-default-large", "module-in_tuples-small",
+    "global-attributes-small", "trainer-ordered-large-put", "trainer-dict-large-first-put",
+]  # fmt: skip
+UNREAD = [
+    "unread-tuple-large", "unread-pair-large", "unread-plain-large", "unread-attributes-large",
+    "unread-row-small",
+]  # fmt: skip
+SHOWN = [
+    "shown-tuple-small", "shown-dict-small", "shown-pair-small", "shown-plain-small", "shown-in_dict-small",
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("mode", [*CARRIED, *UNREAD])

@@ -402,7 +402,8 @@ class Checker:
         restarts = training.assigned.restarts if training.assigned is not None else 0
         job = self.world.job
         # Where sections alone were made since the snapshot, going back to it loses no step.
-        back = job is not None and ((job.open_incident is not None and job.open_incident.lost) or job.rolled == training.committed)
+        open_one = None if job is None else job.open_incident
+        back = job is not None and ((open_one is not None and open_one.lost) or job.rolled == training.committed)
         if training.committed < self.resumed_from.get(restarts, START) and not back:
             self.fail(f"{worker} resumes from {training.committed}: the job has been further")
         self.resumed_from[restarts] = training.committed

@@ -77,6 +77,7 @@ _numbered = re.compile(r" \(\d+\)$")
 HOOKS = " hooks"
 OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+_FIXED = (tuple, set, frozenset)  # of a class of its own
 HOLDER = ""  # the name of a leaf that stands for all attributes of something, those that are not there yet as well
 ENVIRONMENT = "os.environ"
 # What we, launchers, and communication libraries tell a process by variables.
@@ -144,10 +145,7 @@ class Walk:
         kind = type(value)
         if value is MISSING:
             return
-        if is_absent(value):
-            self.leaves[path] = Leaf(path, holder, name, value)
-            return
-        if kind in PLAIN or (made.is_made(value) and kind not in made.DICTS and not _holds_more(value)):
+        if is_absent(value) or kind in PLAIN or _is_record(value):
             self.leaves[path] = Leaf(path, holder, name, value)
             return
         self._doer(path, holder, name, value)
@@ -254,11 +252,10 @@ class Walk:
         opened = module or issubclass(kind, SobolEngine) or self._looks_into is None or self._looks_into(kind)
         narrow = depth and not opened
         self._entries(path, holder, name, value)
-        if isinstance(value, (tuple, set, frozenset)):
-            self.leaves[path] = Leaf(path, holder, name, value)  # of a class of its own
-        if narrow or (fields is None and not slot_names(kind)):
-            if path + ENTRIES not in self.leaves:
-                self.leaves[path] = Leaf(path, holder, name, value)
+        closed = narrow or (fields is None and not slot_names(kind))
+        if issubclass(kind, _FIXED) or (closed and path + ENTRIES not in self.leaves):
+            self.leaves[path] = Leaf(path, holder, name, value)
+        if closed:
             return
         self.holders[path] = value if fields is None else fields
         self.objects.append(value)
@@ -365,6 +362,11 @@ def _is_object(kind: type, name: Any) -> bool:
 def _of_optimizers() -> frozenset[str]:
     """What torch's optimizers keep. Asked when there is one: the first that is made takes a second of imports."""
     return frozenset(vars(torch.optim.SGD([torch.zeros(1, requires_grad=True)])))
+
+
+def _is_record(value: Any) -> bool:
+    """Whether it is one value that is made anew, and no container."""
+    return made.is_made(value) and type(value) not in made.DICTS and not _holds_more(value)
 
 
 def _holds_more(value: Any) -> bool:

@@ -11,12 +11,11 @@ from __future__ import annotations
 import collections
 import dataclasses
 import enum
-import functools
 import sys
 import types
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -93,7 +92,7 @@ def result_of(told: torch.Tensor, path: str) -> torch.Tensor:
     """The same to whoever reads it. Its graph is not here: a backward pass through it is refused."""
     with torch.enable_grad():
         found = told.detach().requires_grad_().clone()
-    found.register_hook(_Refusing(path))
+    cast(Any, found).register_hook(_Refusing(path))
     return found
 
 
@@ -283,7 +282,6 @@ def holds_objects(container: Any) -> bool:
 OWN = (list, dict, deque)  # of a class that is made from one of these, the entries are told
 
 
-@functools.lru_cache(maxsize=4096)
 def is_own(kind: type) -> bool:
     """Whether it is a class of lists or dicts of the script's, or of a library that is not torch's or Python's."""
     if kind in OWN or kind in DICTS or not issubclass(kind, OWN):
@@ -312,7 +310,7 @@ def tell_entry(entry: Any, depth: int = 0) -> Any:
         return entry.detach().clone() if fits else MISSING
     if not (_is_object(kind) or is_own(kind)) or "<locals>" in kind.__qualname__ or depth > MAX_NESTED:
         return MISSING
-    fields, how, rows = _field(entry, "__dict__"), "object", list[list[Any]]()
+    fields, how, rows = _field(entry, "__dict__"), "object", list[Any]()
     if not _is_told_by_attributes(kind):
         if not is_own(kind) or issubclass(kind, collections.defaultdict):
             return MISSING  # there is more to it than attributes
@@ -320,7 +318,7 @@ def tell_entry(entry: Any, depth: int = 0) -> Any:
         fields = {} if fields is entry else fields  # a dict whose entries are its attributes
     if type(fields) is not dict:
         return MISSING
-    inner = [[name, tell_entry(value, depth + 1)] for name, value in items_of(fields)]
+    inner: list[Any] = [[name, tell_entry(value, depth + 1)] for name, value in items_of(fields)]
     if any(told is MISSING for _, told in (*inner, *rows)) or not all(type(key) in PLAIN for key, _ in rows):
         return MISSING
     if how == "container":

@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
-from torchrelay.worker.hidden_state import doers, generators, graph, made, told, variables
+from torchrelay.worker.hidden_state import doers, generators, graph, made, still, told, variables
 from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
@@ -38,7 +38,7 @@ from torchrelay.worker.hidden_state.signatures import (
     signature_of,
     size_of,
 )
-from torchrelay.worker.hidden_state.still import Still, called_now, is_glanced_at
+from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
 
@@ -138,9 +138,9 @@ class Moving:
     def _note_untold(self, changed: list[tuple[str, Any]]) -> None:
         self.untold.settle()
         for path, before in changed:
-            value, is_first = self._walk.leaves[path].value, before is MISSING or before == ("value", None)
+            value, known = self._walk.leaves[path].value, self._large.get(path, 0)
             if path not in self.lacking:
-                self.untold.note(path, value, is_first=is_first, is_another=self._large.get(path, 0) not in (0, id(value)))
+                self.untold.note(path, value, is_first=told.is_nothing(before), is_another=known not in (0, id(value)))
         self.untold.find(self._walk.leaves | self._walk.opened)
 
     def _note_growth(self) -> None:
@@ -182,19 +182,7 @@ class Moving:
             if self._walk.leaves.get(path) is leaf:
                 leaf.remember_way(self._walk.parents, variables.finder(path))
         if self._functions is not None:
-            walk = self._walk
-            self.still = Still(
-                [leaf for path, leaf in walk.leaves.items() if self._is_still(path, leaf)],
-                [leaf for leaf in walk.absent.values() if told.is_global(leaf)],
-                [holder for holder in walk.holders.values() if id(holder) not in walk.of_torch],
-                walk.containers,
-                [leaf.value.container for leaf in walk.leaves.values() if isinstance(leaf.value, Filled)] + walk.hooks,
-                self._may_move(),
-                lambda holder: id(holder) in walk.of_torch,
-                self._restless,
-                [(leaf, called) for path, leaf in walk.leaves.items() if (called := self._called(path, leaf))],
-                [leaf for path, leaf in self.kept.items() if path.endswith(STANDS)],
-            )
+            self.still = still.found(self._walk, self.kept, self._noted, self._restless)
         self._met = {*self._walk.holders, *self._walk.opened}
         self._walk.holders.clear()
         self._walk.objects.clear()
@@ -206,27 +194,6 @@ class Moving:
         for path, leaf in self._walk.leaves.items():
             if not is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None
-
-    def _is_still(self, path: str, leaf: Leaf) -> bool:
-        fixed = type(leaf.value) in (tuple, frozenset) and len(leaf.value) <= SMALL and graph.is_plain(leaf.value)
-        return (type(leaf.value) in graph.PLAIN or fixed) and leaf.holder is not None and path not in self._noted
-
-    def _may_move(self) -> list[tuple[Leaf, Any]]:
-        """What may begin to move where it lies: small, and seen by this walk."""
-        leaves = (
-            (leaf, leaf.value.container if type(leaf.value) is Filled else leaf.value)
-            for path, leaf in self._walk.leaves.items()
-            if path not in self._noted
-        )
-        return [(leaf, value) for leaf, value in leaves if type(value) not in graph.PLAIN and is_glanced_at(value)]
-
-    def _called(self, path: str, leaf: Leaf) -> str:
-        """By what name it goes that stands there; empty if it is told each time, or looked at now and then only."""
-        value = leaf.value
-        seldom = isinstance(leaf.holder, type) or leaf.holder is None or path in self._noted or path in self.kept
-        if seldom or not (type(leaf) is NamedLeaf or (made.is_made(value) and not isinstance(value, dict))):
-            return ""  # as of hooks
-        return called_now(value.value if isinstance(value, Named) else value)
 
     def begin(self) -> None:
         """A loop begins: an iterator that is there already, and moves in the loop, is gone on with in the next one."""
@@ -249,13 +216,13 @@ class Moving:
             return self._judge_entries(path, leaf, is_new=before is MISSING)
         if isinstance(leaf.value, Named):
             return self._judge_doer(path, leaf, before)
-        if self._seen[path][0] in _NO_VALUES or path in self.kept:
+        kind = self._seen[path][0]
+        if kind in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
             return False
         if only_grew(before, self._seen[path]) and not self._may_be_counted(leaf.value):
             return False
-        none_yet = before is MISSING or before == ("value", None)
-        if none_yet and not self._is_no_cache(leaf) and (path.endswith("]") or self._seen[path][0] == "tensor"):
+        if told.is_nothing(before) and not self._is_no_cache(leaf) and (path.endswith("]") or kind == "tensor"):
             return False  # an entry of a cache
         if before is MISSING and type(leaf.holder) is CellType:
             return False  # a function has come up, and with it what it has from around it
@@ -351,11 +318,7 @@ class Moving:
     def remember(self) -> list[tuple[Leaf, Any, Any]]:
         """All small values, and references to what else steps may replace, to be put back by `told.put_back`."""
         try:
-            leaves = list(self._go().leaves.values())
-            small = [leaf for leaf in leaves if is_small(leaf.value)]
-            large = [leaf for leaf in leaves if leaf.holder is not None and told.may_be_replaced(leaf.value)]
-            found = [(leaf, told.copied(leaf.value), told.reference(leaf.value)) for leaf in small]
-            return [*found, *((leaf, leaf.value, None) for leaf in large)]
+            return told.remembered(self._go().leaves.values())
         except RuntimeError:  # as above
             return []
 

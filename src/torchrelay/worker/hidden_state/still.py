@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 import os
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from enum import Enum
 from operator import getitem
@@ -22,11 +22,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchrelay.worker.hidden_state import generators, graph, made
+from torchrelay.worker.hidden_state import generators, graph, made, told
 from torchrelay.worker.hidden_state.doers import is_function, name_of
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
-from torchrelay.worker.hidden_state.leaves import Named, Within
-from torchrelay.worker.hidden_state.signatures import LARGEST
+from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
+from torchrelay.worker.hidden_state.made import Filled
+from torchrelay.worker.hidden_state.signatures import LARGEST, SMALL
 from torchrelay.worker.tensors.entries import entries_of, keys_of
 
 ENTRIES = 1024  # of a container that is compared whole
@@ -269,6 +270,47 @@ class _Places:
         except (KeyError, IndexError):  # there is no such name any more
             found = [Leaf.read(leaf) for leaf in self.leaves[: len(self._names)]]
         return found + [Leaf.read(leaf) for leaf in self._others] if self._others else found
+
+
+def found(walk: graph.Walk, kept: Mapping[str, Leaf], noted: Container[str], restless: dict[Any, int]) -> Still:
+    """What stands still after a look. `kept`: told each time. `noted`: paths that were seen to change."""
+    called = {path: name for path, leaf in walk.leaves.items() if (name := _called(path, leaf, kept, noted))}
+    return Still(
+        [leaf for path, leaf in walk.leaves.items() if path not in noted and _is_still(leaf)],
+        [leaf for leaf in walk.absent.values() if told.is_global(leaf)],
+        [holder for holder in walk.holders.values() if id(holder) not in walk.of_torch],
+        walk.containers,
+        [leaf.value.container for leaf in walk.leaves.values() if isinstance(leaf.value, Filled)] + walk.hooks,
+        _may_move(walk, noted),
+        lambda holder: id(holder) in walk.of_torch,
+        restless,
+        [(walk.leaves[path], name) for path, name in called.items()],
+        [leaf for path, leaf in kept.items() if path.endswith(graph.STANDS)],
+    )
+
+
+def _is_still(leaf: Leaf) -> bool:
+    fixed = type(leaf.value) in (tuple, frozenset) and len(leaf.value) <= SMALL and graph.is_plain(leaf.value)
+    return (type(leaf.value) in graph.PLAIN or fixed) and leaf.holder is not None
+
+
+def _may_move(walk: graph.Walk, noted: Container[str]) -> list[tuple[Leaf, Any]]:
+    """What may begin to move where it lies: small, and seen by this walk."""
+    leaves = (
+        (leaf, leaf.value.container if type(leaf.value) is Filled else leaf.value)
+        for path, leaf in walk.leaves.items()
+        if path not in noted
+    )
+    return [(leaf, value) for leaf, value in leaves if type(value) not in graph.PLAIN and is_glanced_at(value)]
+
+
+def _called(path: str, leaf: Leaf, kept: Container[str], noted: Container[str]) -> str:
+    """By what name it goes that stands there; empty if it is told each time, or looked at now and then only."""
+    value = leaf.value
+    seldom = isinstance(leaf.holder, type) or leaf.holder is None or path in noted or path in kept
+    if seldom or not (type(leaf) is NamedLeaf or (made.is_made(value) and not isinstance(value, dict))):
+        return ""  # as of hooks
+    return called_now(value.value if isinstance(value, Named) else value)
 
 
 def called_now(value: Any) -> str:

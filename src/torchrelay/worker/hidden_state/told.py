@@ -42,6 +42,14 @@ def put_back(remembered: list[tuple[Leaf, Any, Any]]) -> None:
             take(leaf, told, in_place=restored)
 
 
+def remembered(leaves: Iterable[Leaf]) -> list[tuple[Leaf, Any, Any]]:
+    """Copies of what is small, and references to what else steps may replace."""
+    here = list(leaves)
+    found = [(leaf, copied(leaf.value), reference(leaf.value)) for leaf in here if is_small(leaf.value)]
+    large = [leaf for leaf in here if leaf.holder is not None and _may_be_replaced(leaf.value)]
+    return [*found, *((leaf, leaf.value, None) for leaf in large)]
+
+
 def reference(value: Any) -> Any:
     """What finds this very tensor again as long as there is one; None for anything else."""
     return weakref.ref(value) if type(value) in (torch.Tensor, np.ndarray) else None
@@ -106,12 +114,17 @@ def before(seen: dict[str, Any], path: str) -> Any:
     return seen.get(path, seen.get(path.removesuffix(STANDS), MISSING))
 
 
-def may_be_replaced(value: Any) -> bool:
+def _may_be_replaced(value: Any) -> bool:
     """Whether it is no small value, and none that is found anew for each call, and holds tensors or arrays."""
     kind = type(value)
     if kind is Filled or kind is Named or kind is list or is_small(value) or isinstance(value, torch.nn.Module):
         return False
     return made.holds_arrays(value)
+
+
+def is_nothing(before: Any) -> bool:
+    """Whether there was nothing at the last look."""
+    return before is MISSING or bool(before == ("value", None))
 
 
 def may_count(doer: Any, before: Any, *, ready: bool) -> bool:

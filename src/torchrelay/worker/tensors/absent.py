@@ -42,8 +42,8 @@ def refusal(path: str) -> UnprovedError:
 def in_place(path: str) -> UnprovedError:
     """What a call that is made again would find is not what it found before."""
     return UnprovedError(
-        f"{path} is changed where it lies by a step, and is not made of numbers, texts and small tensors: a step that a "
-        "fault has cut short cannot be made again. Put a new one in its place, or give it to protect(state=...)"
+        f"{path} is changed where it lies by a step, and is not made of numbers, texts and small tensors: a step that "
+        "a fault has cut short cannot be made again. Put a new one in its place, or give it to protect(state=...)"
     )
 
 
@@ -76,7 +76,7 @@ class Absent:
         _read(self)
 
     @__class__.setter
-    def __class__(self, _: type) -> None:  # type: ignore[misc]
+    def __class__(self, _: type) -> None:
         _read(self)
 
     def __getattr__(self, _: str) -> NoReturn:
@@ -101,7 +101,10 @@ def _reading(name: str) -> Callable[..., NoReturn]:
     return read
 
 
-_BINARY = ["add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor", "or"]
+_BINARY = [
+    "add", "sub", "mul", "matmul", "truediv", "floordiv", "mod", "divmod", "pow", "lshift", "rshift", "and", "xor",
+    "or",
+]  # fmt: skip
 _USES = [
     "abs", "bool", "bytes", "call", "contains", "copy", "deepcopy", "delattr", "delitem", "dir", "enter", "eq", "exit",
     "float", "format", "ge", "getitem", "getstate", "gt", "hash", "index", "int", "invert", "iter", "le", "len", "lt",

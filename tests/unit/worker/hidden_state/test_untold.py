@@ -27,7 +27,7 @@ class Frozen:
 
 class Attributes(dict[str, Any]):
     __getattr__ = dict.__getitem__
-    __setattr__ = dict.__setitem__  # type: ignore[assignment]
+    __setattr__ = dict.__setitem__
 
 
 class Itself(dict[str, Any]):

@@ -78,7 +78,7 @@ def test_every_use_is_refused_and_names_what_was_used(use: str) -> None:
 def test_a_script_that_catches_the_refusal_hears_of_it_again() -> None:
     absent.check()
     try:
-        len(Absent("trainer.kept"))  # type: ignore[arg-type]
+        len(Absent("trainer.kept"))
     except Exception:  # noqa: BLE001  as scripts write it
         pass
     with pytest.raises(UnprovedError, match=r"trainer\.kept"):
