@@ -199,7 +199,7 @@ class Bringing:
 
         Its values are those of a rank that has gone on since; ours have gone on as far as the script has.
         """
-        ours = returned.now(self._state) if self._values else b""
+        ours = returned.now(self._state, tensors=True) if self._values else b""
         self._fetch(self._fetch_state)
         if self._values:
             returned.take(self._state, ours, returned.told_of(self._values))

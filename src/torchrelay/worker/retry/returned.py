@@ -57,6 +57,9 @@ class Returned:
         self._tensors = state.given_besides()
         self._some = _some(self._tensors)
         self._versions: list[int] = []
+        self._bound = state.private.module_buffers.bound()  # another list when a buffer has given way to another one
+        self._small: dict[str, torch.Tensor] = {}  # copies of small tensors in state=
+        self._at_entry: list[int] | None = None  # the same at the entry of the call under way
         self._peeks: dict[str, bytes] = {}
         self._anew = False  # an object in state= puts other tensors in the place of its own
         self.mark()
@@ -71,15 +74,19 @@ class Returned:
     def mark(self) -> None:
         """A call returns: remember the values as they are now. In the path of every step."""
         self._calls += 1
+        self._at_entry = None
         if self._known != self._state.known:
             self._watch()
         self._drawn = random_state.look()
         self._moving = self._state.private.hidden.now()
         for mark in self._marks:
             mark.mark()
-        if self._anew:
+        bound = self._state.private.module_buffers.bound()
+        if self._anew or bound is not self._bound:
+            self._bound = bound
             self._tensors = self._state.given_besides()
             self._some = _some(self._tensors)
+        self._small = {path: tensor.clone() for path, tensor in _small(self._state)} if self._tensors else {}
         if self._tensors:
             self._versions = [version(tensor) for _, tensor in self._tensors]
             self._peeks = {path: _peek(some) for path, some in self._some.items()}
@@ -91,16 +98,19 @@ class Returned:
             mark.mark()
         for mark in self._marks:
             mark.rewind()
-        counted = zip(self._tensors, self._versions, strict=True)
-        written = {path for (path, tensor), before in counted if version(tensor) != before}
+        # A call that was cut has been undone: it has left what was there, by writing to it.
+        versions = self._at_entry or [version(tensor) for _, tensor in self._tensors]
+        counted = zip(self._tensors, self._versions, versions, strict=True)
+        written = {path for (path, _), before, later in counted if later != before}
         written |= {path for path, some in self._some.items() if _peek(some) != self._peeks[path]}
         before = {(path, memory.place(tensor)) for path, tensor in self._tensors}
         now_there = {(path, memory.place(tensor)) for path, tensor in self._state.given_besides()}
         others = {path for path, _ in before ^ now_there}
         self._anew = self._anew or bool(others)
         moved = sorted(written | others)
+        past = {path: self._small[path] for path in moved if path in self._small}
         try:
-            return _encode(self._state, moved)
+            return _encode(self._state, [path for path in moved if path not in past], past)
         finally:
             for mark in now:
                 mark.rewind()
@@ -116,8 +126,12 @@ class Returned:
                 mark.mark()
         return _encode_place((plain.tell(self.at_head), self._state.private.hidden.now()))
 
-    def enter(self) -> Entered | None:
-        """At the entry of a section; None if what is told of it would cost too much, or cannot be told."""
+    def enter(self, *, section: bool) -> Entered | None:
+        """At the entry of a call; None for a step, and where what is told would cost too much, or cannot be told."""
+        if self._tensors:
+            self._at_entry = [version(tensor) for _, tensor in self._tensors]
+        if not section:
+            return None
         self._sections += 1
         often = self._sections > OFTEN and self._sections * OFTEN > self._calls
         if often or self._state.saves:
@@ -135,7 +149,11 @@ def take(state: State, data: bytes, only: Collection[str] | None = None) -> froz
 
     Returns the parts whose tensors have moved since on that rank: it has them as they became after the return only.
     """
-    arrived, moved = values.decode(data)
+    arrived, moved, past = values.decode(data)
+    for path, tensor in _small(state):
+        if path in past and path not in state.private.own.paths and (only is None or path in only):
+            with torch.no_grad():
+                tensor.copy_(past[path])
     if state.saves:
         plain.put(_marks(state), arrived[SAVED])
     for part in state.flat():
@@ -153,14 +171,15 @@ def parted(place: bytes) -> tuple[bytes, bytes]:
         raise ValueError(f"{len(place)} bytes that tell of no place: {error}") from error
 
 
-def now(state: State) -> bytes:
-    """The values as they are now."""
-    return _encode(state, [])
+def now(state: State, *, tensors: bool = False) -> bytes:
+    """The values as they are now; `tensors`: also small ones in state=."""
+    return _encode(state, [], dict(_small(state)) if tensors else {})
 
 
 def told_of(data: bytes) -> Collection[str]:
     """The parts of which values are told."""
-    return frozenset(values.decode(data)[0])
+    told, _, past = values.decode(data)
+    return frozenset((*told, *past))
 
 
 def signature(state: State) -> bytes:
@@ -217,8 +236,19 @@ def _pieces(tensor: torch.Tensor) -> torch.Tensor:
     return torch.cat([flat[:PIECE], flat[middle : middle + PIECE], flat[-PIECE:]])
 
 
-def _encode(state: State, moved: list[str]) -> bytes:
-    """What cannot be told by itself, or is large, is left out: it comes with the state."""
+def _small(state: State) -> Iterator[tuple[str, torch.Tensor]]:
+    """Small tensors that stand in state= by themselves, by the paths of their parts."""
+    for part in state.flat():
+        held = part.held() if part.path.startswith("state[") else None
+        if type(held) is torch.Tensor and held.is_cpu and held.layout == torch.strided and held.nbytes <= WHOLE:
+            yield part.path, held
+
+
+def _encode(state: State, moved: list[str], past: Mapping[str, torch.Tensor]) -> bytes:
+    """What cannot be told by itself, or is large, is left out: it comes with the state.
+
+    `past`: parts that have moved since, as they were.
+    """
     told: dict[str, Any] = {}
     if state.saves:
         marks = _marks(state)
@@ -234,7 +264,7 @@ def _encode(state: State, moved: list[str]) -> bytes:
                 continue
             if size <= LIMIT:
                 told[part.path] = found
-    return values.encode((told, moved), "values")
+    return values.encode((told, moved, dict(past)), "values")
 
 
 def _marks(state: State) -> dict[str, Mark | None]:

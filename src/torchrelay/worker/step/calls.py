@@ -222,7 +222,7 @@ class Calls:
         for wrapper in self._wrappers:
             ddp.mark(wrapper)
         attempt = self._attempt = Attempt(kind, pending, random_state.look(), self._cursor.point)
-        attempt.compares, attempt.entered = compares, self.returned.enter() if kind != STEP else None
+        attempt.compares, attempt.entered = compares, self.returned.enter(section=kind != STEP)
         if self._proof is not None:
             self._proof.note(random_state.pack(attempt.rng))
         return attempt

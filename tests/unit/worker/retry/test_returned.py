@@ -92,6 +92,62 @@ def test_tensors_that_have_moved_since_are_named() -> None:
     assert returned.take(Rank().state, told.encoded()) == frozenset()
 
 
+def test_a_small_tensor_is_told_as_it_was_and_what_a_replacement_has_made_of_it_stays() -> None:
+    def rank() -> tuple[torch.Tensor, State]:
+        kept, model = torch.zeros(2), nn.Linear(2, 2)
+        return kept, State(model, torch.optim.SGD(model.parameters(), lr=1.0), {"kept": kept})
+
+    (ours, state), (theirs, other) = rank(), rank()
+    ours += 1.0
+    told = Returned(state)
+    told.mark()
+    ours += 1.0
+    data = told.encoded()
+    assert ours.tolist() == [2.0, 2.0], "nothing has changed here"
+    assert returned.take(other, data) == frozenset(), "it has come as it was"
+    assert theirs.tolist() == [1.0, 1.0]
+    theirs += 1.0
+    here = returned.now(other, tensors=True)
+    theirs.fill_(9.0)  # the state comes, for another part that is read
+    returned.take(other, here, returned.told_of(data))
+    assert theirs.tolist() == [2.0, 2.0]
+
+
+def test_what_a_call_that_was_cut_has_written_and_put_back_has_not_moved() -> None:
+    rank = Rank()
+    told = Returned(rank.state)
+    told.mark()
+    assert told.enter(section=False) is None
+    with torch.no_grad():
+        for parameter in rank.average.parameters():
+            before = parameter.clone()
+            parameter.add_(1.0).copy_(before)
+    assert returned.take(Rank().state, told.encoded()) == frozenset()
+
+
+def test_a_buffer_that_a_step_binds_anew_has_not_moved_since_that_step() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.center: torch.Tensor
+            self.register_buffer("center", torch.zeros(8))
+
+    def rank() -> tuple[Centred, State]:
+        centred, model = Centred(), nn.Linear(2, 2)
+        return centred, State(model, torch.optim.SGD(model.parameters(), lr=1.0), {"loss": centred})
+
+    centred, state = rank()
+    told = Returned(state)
+    for _ in range(3):
+        centred.center = centred.center * 0.9 + 1.0
+        state.private.refresh()
+        told.mark()
+        assert returned.take(rank()[1], told.encoded()) == frozenset()
+    centred.center = centred.center * 0.9
+    state.private.refresh()
+    assert returned.take(rank()[1], told.encoded()) == {"state['loss']"}
+
+
 def test_what_is_large_or_cannot_be_told_alone_is_left_to_the_state() -> None:
     rank = Rank()
     rank.kept["large"] = torch.zeros(returned.LIMIT)
@@ -109,11 +165,11 @@ def test_what_is_large_or_cannot_be_told_alone_is_left_to_the_state() -> None:
 def test_what_a_section_finds_is_told_as_it_was_at_the_return_before() -> None:
     rank, other = Rank(), Rank()
     told = Returned(rank.state)
-    entered = told.enter()
+    entered = told.enter(section=True)
     assert entered is not None
     assert not entered.moved
     rank.schedule.step()
-    entered = told.enter()
+    entered = told.enter(section=True)
     assert entered is not None
     assert entered.moved
     other.schedule.step()
@@ -140,7 +196,7 @@ def test_a_section_that_changes_a_tensor_is_not_still(change: Callable[[Any], An
     optimizer.step()
     rank.momentum = optimizer.state[rank.model.weight]["momentum_buffer"]
     told = Returned(State(rank.model, optimizer, {"kept": rank.kept, "average": rank.average}))
-    entered = told.enter()
+    entered = told.enter(section=True)
     assert entered is not None
     rank.model(torch.ones(1, 2)).sum().backward()
     rank.model.eval()
@@ -153,10 +209,10 @@ def test_sections_in_every_step_are_not_looked_at() -> None:
     told = Returned(Rank().state)
     seen = []
     for _ in range(20):
-        seen.append(told.enter() is not None)
+        seen.append(told.enter(section=True) is not None)
         told.mark()
     assert seen[:4] == [True] * 4
     assert not any(seen[6:])
     for _ in range(200):
         told.mark()
-    assert told.enter() is not None, "it has become rare"
+    assert told.enter(section=True) is not None, "it has become rare"
