@@ -288,6 +288,7 @@ class Hidden:
         """Whatever the call under way changes can be put back, as far as it is small."""
         self.state.calm()
         self._remembered = self.state.remember()
+        self._enter()
 
     def look_entry(self, *, only_if_stirred: bool = False) -> None:
         """At the entry of a call that is looked at, or of any other one. Raises `RefusedError`."""
@@ -383,8 +384,9 @@ class Hidden:
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
         state = self.state
-        untold = [*state.untold.paths, *state.untold.young]
-        told = HiddenRecord(state.record(), [*resting, *self._waiting], list(self._late), state.lacking, untold)
+        told = HiddenRecord(
+            state.record(), [*resting, *self._waiting], list(self._late), state.lacking, state.untold.all()
+        )
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:

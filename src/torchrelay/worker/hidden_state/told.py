@@ -396,6 +396,10 @@ class Untold:
     def __len__(self) -> int:
         return len(self.paths) + len(self.young)
 
+    def all(self) -> list[str]:
+        """Those of which it is not known that they are caches."""
+        return [*self.paths, *self.young]
+
     def enter(self) -> None:
         """A call begins that is looked at."""
         self._calls += 1

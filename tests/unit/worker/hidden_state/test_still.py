@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
+from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.hidden_state.still import GLANCES, RESTLESS, Still, is_glanced_at
 
 
@@ -246,3 +247,34 @@ def test_what_a_call_changes_for_the_first_time_is_put_right_when_it_is_made_aga
         thing[0] = 2
     still.rewind()
     assert thing == before
+
+
+def test_what_was_filled_since_the_step_was_made_is_there_after_a_rehearsal() -> None:
+    class Trainer:
+        def __init__(self) -> None:
+            self.hooks: list[Any] = []
+            self.rates: dict[str, float] = {}
+            self.sums = torch.zeros(2)
+            self.names: set[str] = set()
+
+        def step(self) -> int:
+            self.hooks.append(1)
+            self.rates["more"] = 2.0
+            self.sums.add_(1)
+            self.names.add("more")
+            return len(self.hooks)
+
+    trainer = Trainer()
+    hidden = Hidden(quiet=True)
+    hidden.add(trainer.step)
+    trainer.hooks += [object(), 3]
+    trainer.rates["first"] = 1.0
+    trainer.sums.add_(5)
+    trainer.names.add("first")
+    before = list(trainer.hooks)
+    hidden.mark()
+    hidden.remember()
+    trainer.step()
+    hidden.rewind()
+    assert trainer.hooks == before
+    assert (trainer.rates, trainer.sums.tolist(), trainer.names) == ({"first": 1.0}, [5.0, 5.0], {"first"})
