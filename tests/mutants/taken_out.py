@@ -312,7 +312,7 @@ PROOFS = (
     ),
     Mutant(
         "tail: what the script has changed is overwritten when the state comes",
-        "worker/replacement/taking_over.py", 'ours = returned.now(self._state) if self._values else b""',
+        "worker/replacement/taking_over.py", 'ours = returned.now(self._state, tensors=True) if self._values else b""',
         "ours = self._values", (READS_BETWEEN,),
     ),
     Mutant(

@@ -383,10 +383,8 @@ class Hidden:
                 resting.append((one.name, one.moving.record()))
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
-        state = self.state
-        told = HiddenRecord(
-            state.record(), [*resting, *self._waiting], list(self._late), state.lacking, state.untold.all()
-        )
+        state, parts = self.state, [*resting, *self._waiting]
+        told = HiddenRecord(state.record(), parts, list(self._late), state.lacking, state.untold.all())
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:
