@@ -41,6 +41,14 @@ def test_but_what_is_too_large_is_refused(tmp_path: Path, strike: str) -> None:
     assert "'self.fake'" in verdict.reason or "self of Gan.step_generator.fake was kept" in verdict.reason, verdict
 
 
+def test_what_cannot_stand_for_anything_is_no_error_of_the_scripts(tmp_path: Path) -> None:
+    verdict = disturbed(tmp_path, "left-behind", mode="lock", strike="critic:7:1")
+    assert verdict.fate is Fate.REFUSED, verdict
+    assert verdict.ran.code == 91, verdict
+    assert "has no attribute 'lock'" in verdict.reason, verdict
+    assert "Make the calls of a turn one step" in verdict.reason, verdict
+
+
 def test_an_error_of_the_second_step_is_the_scripts_own_also_where_a_replacement_raises_it(tmp_path: Path) -> None:
     ran = run_case(tmp_path, "left-behind", mode="raises", flags=FLAGS)
     assert ran.code == 1, ran.output[-3000:]

@@ -14,6 +14,8 @@ OBJECTS = "test_what_objects_hold_is_as_it_was_wherever_the_script_asks"
 DOERS = "tests/unit/worker/hidden_state/test_doers.py"
 TWO_STEPS = "tests/jobs/test_case_two_steps.py"
 BOUND_ANEW = "tests/jobs/test_case_bound_anew.py"
+UNTOLD = "tests/unit/worker/hidden_state/test_untold.py"
+RETURNED = "tests/unit/worker/retry/test_returned.py"
 OWN_STATE = "tests/jobs/test_case_own_state.py::test_it_is_as_undisturbed"
 OWN_REFUSED = "tests/jobs/test_case_own_state.py::test_what_cannot_be_told_is_refused"
 VALUES = (
@@ -247,6 +249,50 @@ VALUES = (
     Mutant(
         "incomplete: what is lacking is the script's own error", "worker/data/cursor.py",
         "        self.point, self.incomplete = entry.point, True\n", "        self.point = entry.point\n",
-        (f"{TWO_STEPS}::test_what_the_first_of_two_steps_left_behind_no_replacement_has[-critic:7:1]",),
+        (f"{TWO_STEPS}::test_what_cannot_stand_for_anything_is_no_error_of_the_scripts",),
+    ),
+    Mutant(
+        "untold: nothing stands for it", "worker/hidden_state/moving.py",
+        "        if in_call and self._functions is not None:\n", "        if False:\n", (UNTOLD,),
+    ),
+    Mutant(
+        "untold: a call that is made again finds what the cut one has left", "worker/hidden_state/hidden.py",
+        "        for there in self._there:\n            there.put_back()\n", "", (UNTOLD,),
+    ),
+    Mutant(
+        "untold: what came up in the last call is a cache", "worker/hidden_state/told.py",
+        "        return [*self.paths, *self.young]\n", "        return [*self.paths]\n", (UNTOLD,),
+    ),
+    Mutant(
+        "absent: it says of what class it is", "worker/tensors/absent.py",
+        "            return Absent\n        _read(self)\n", "            return Absent\n        return Absent\n",
+        ("tests/unit/worker/tensors/test_absent.py",),
+    ),
+    Mutant(
+        "results: a backward pass ends at one that was carried", "worker/hidden_state/made.py",
+        "    cast(Any, found).register_hook(_Refusing(path))\n", "", (UNTOLD,),
+    ),
+    Mutant(
+        "objects: a list in a list is what its attributes are", "worker/hidden_state/made.py",
+        "    if not _is_told_by_attributes(kind):\n", "    if False:\n", (UNTOLD,),
+    ),
+    Mutant(
+        "rehearsal: what stands still is as it was at the last look", "worker/hidden_state/hidden.py",
+        "        self._remembered = self.state.remember()\n        self._enter()\n\n    def look_entry",
+        "        self._remembered = self.state.remember()\n\n    def look_entry",
+        ("tests/unit/worker/hidden_state/test_still.py",),
+    ),
+    Mutant(
+        "returned: what a cut call has put back has moved", "worker/retry/returned.py",
+        "versions = self._at_entry or [", "versions = [", (RETURNED,),
+    ),
+    Mutant(
+        "returned: buffers that were bound anew have moved", "worker/retry/returned.py",
+        "if self._anew or bound is not self._bound:", "if self._anew:", (RETURNED,),
+    ),
+    Mutant(
+        "scribe: what is missing is told when there is time", "agent/output/scribe.py",
+        "        self._tell(now=True)\n        self._selector", "        self._tell()\n        self._selector",
+        ("tests/unit/agent/test_outputs.py",),
     ),
 )  # fmt: skip

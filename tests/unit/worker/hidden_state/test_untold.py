@@ -110,7 +110,7 @@ SMALL = {"tensor", "tuple", "list", "dict", "pair", "frozen"}
 
 
 @pytest.mark.parametrize("kind", list(MAKES))
-@pytest.mark.parametrize("calls", [2, 5, 40])
+@pytest.mark.parametrize("calls", [1, 20])
 def test_nothing_stands_there_on_a_replacement(kind: str, calls: int) -> None:
     before = life(Trainer(MAKES[kind], 8192), calls)
     after = Trainer(MAKES[kind], 8192)
@@ -142,7 +142,7 @@ def test_until_a_step_has_put_another_one_there(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(MAKES))
-@pytest.mark.parametrize("calls", [1, 2, 5, 40])
+@pytest.mark.parametrize("calls", [1, 5])
 def test_a_call_that_is_made_again_finds_what_it_found(kind: str, calls: int) -> None:
     trainer = Trainer(MAKES[kind], 8192)
     hidden = life(trainer, calls)
