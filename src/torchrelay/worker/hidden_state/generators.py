@@ -5,6 +5,7 @@ Their states are put into the generators that are there: others may hold them, t
 
 from __future__ import annotations
 
+import gc
 import itertools
 import operator
 import random
@@ -18,7 +19,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from torchrelay.worker.hidden_state.graph import PLAIN, Leaf, attributes_of, is_generator
+from torchrelay.worker.hidden_state.graph import ITERATORS, NESTED, PLAIN, Leaf, attributes_of, is_generator
+from torchrelay.worker.hidden_state.leaves import THROUGH
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import arguments, values
 
@@ -93,8 +95,12 @@ def count_on(leaf: Leaf, live: itertools.count[Any], number: Any, step: Any) -> 
     return leaf.put(itertools.count(number, step))
 
 
-def place_of(iterator: Any) -> str:
+def place_of(iterator: Any, depth: int = 0) -> str:
     """Where one of `ITERATORS` is, or a cycle(), without moving it; empty if it does not tell."""
+    if type(iterator) in THROUGH:
+        inside = [each for one in gc.get_referents(iterator) for each in (one if type(one) is tuple else (one,))]
+        through = (each for each in inside if type(each) in ITERATORS or type(each) is itertools.cycle)
+        return "; ".join(place_of(each, depth + 1) for each in through) if depth < NESTED else ""
     if type(iterator) is itertools.count:
         return repr(iterator)
     if type(iterator) is itertools.cycle:

@@ -30,6 +30,7 @@ from torch.quasirandom import SobolEngine
 from torchrelay.worker.hidden_state import doers, made
 from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
 from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
+from torchrelay.worker.hidden_state.leaves import ITERATORS as ITERATORS
 from torchrelay.worker.hidden_state.leaves import (
     MAX_DEPTH,
     Named,
@@ -62,8 +63,6 @@ MAX_LEAVES = 4096
 VISITS = 4  # objects that are visited for each leaf that there may be
 
 GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, np.random.BitGenerator, random.Random)
-_COUNTED: tuple[Any, ...] = (iter([]), iter(()), iter(range(0)), iter({}), iter(""), reversed([]), iter(deque()))
-ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED)})  # of which we can see the place
 
 # Of what comes from there only the identity counts.
 _CLOSED_MODULES = """

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextvars
+import itertools
 import os
 import threading
 import types
@@ -18,6 +19,19 @@ ENTRIES = " entries"  # ends the path of the objects in a container
 STANDS = " is"  # ends the path of a function or an object, as one that may give way to another one
 MAX_DEPTH = 8
 _KEYED = (dict, *made.DICTS)
+_COUNTED: tuple[Any, ...] = (
+    iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()), iter(""),
+    reversed([]), reversed({}), iter(deque()),
+)  # fmt: skip
+# Which go through others, whose places we see.
+_THROUGH = (
+    enumerate, zip, map, filter, itertools.chain, itertools.islice, itertools.accumulate, itertools.starmap,
+    itertools.takewhile, itertools.dropwhile, itertools.filterfalse, itertools.compress, itertools.pairwise,
+    itertools.zip_longest, itertools.groupby,
+)  # fmt: skip
+THROUGH = frozenset(_THROUGH)
+# Of which we can see the place.
+ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED), *THROUGH})
 
 
 class Within(NamedTuple):

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, Sampler
 
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.source.lines import is_of_the_script
-from torchrelay.worker.tensors import absent, arguments
+from torchrelay.worker.tensors import absent, arguments, words
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 _OF_NUMPY = {np.dtype(code).type for code in "?bhilBHILefdFD"}  # a NumPy schedule gives those, as a metric does
@@ -44,9 +44,13 @@ def is_made(value: Any) -> bool:
     kind = type(value)
     if kind is dict:  # by members of an enumeration
         return any(isinstance(key, enum.Enum) for key in keys_of(value, WIDTH))
+    if kind is set or kind is frozenset:  # of members of an enumeration, say
+        return not is_plain(value)
     if kind in PLAIN or kind in CONTAINERS:
         return False
-    return issubclass(kind, enum.Enum) or kind in DICTS or _is_named_tuple(kind) or _is_frozen(kind)
+    if issubclass(kind, enum.Enum) or kind in DICTS or _is_named_tuple(kind) or _is_frozen(kind):
+        return True
+    return words.how_told(kind) != ""
 
 
 def tell(value: Any, most: int, depth: int = 0) -> list[Any] | None:
@@ -58,8 +62,12 @@ def tell(value: Any, most: int, depth: int = 0) -> list[Any] | None:
     if depth > NESTED or (isinstance(value, dict) and len(value) > most):
         return None
     if issubclass(kind, enum.Enum):
-        inner: Any = value.value if value.name is None else value.name
-        how = "value" if value.name is None else "name"
+        how = "value" if value.name is None or isinstance(value, enum.Flag) else "name"
+        inner: Any = value.value if how == "value" else value.name
+    elif kind is set or kind is frozenset:
+        how, inner = "set", sorted((_told(each, depth) for each in entries_of(value)), key=shown)
+    elif how := words.how_told(kind):
+        inner = words.tell(value, how)
     elif kind in DICTS or kind is dict:
         how, inner = "dict", [[_told(each, depth) for each in pair] for pair in items_of(value)]
     elif _is_named_tuple(kind):
@@ -67,6 +75,8 @@ def tell(value: Any, most: int, depth: int = 0) -> list[Any] | None:
     else:
         names = [one.name for one in dataclasses.fields(value)]
         how, inner = "fields", [[name, _told(getattr(value, name, None), depth)] for name in names]
+    if inner is None and how in words.HOW:
+        return None
     if isinstance(inner, list) and (len(inner) > most or not all(map(_is_value, inner))):
         return None
     return [_MARK, how, kind.__module__, kind.__qualname__, inner]
@@ -190,6 +200,10 @@ def make(told: list[Any], live: Any) -> Any:
         return MISSING
     if how in ("name", "value"):
         return kind[inner] if how == "name" else kind(inner)
+    if how in words.HOW:
+        return words.make(kind, how, inner)
+    if how == "set":
+        return _filled_set(kind, inner, live)
     if how == "dict":
         return _filled(kind, inner, live)
     if how == "tuple":
@@ -261,12 +275,14 @@ def refill(container: Any, entries: list[tuple[Any, Any]]) -> None:
     kind.clear(container)
     if issubclass(kind, dict):
         kind.update(container, dict(entries))
+    elif kind is set:
+        kind.update(container, [entry for _, entry in entries])
     else:
         kind.extend(container, [entry for _, entry in entries])
 
 
 def _base_of(kind: type) -> Any:
-    return next(each for each in (*DICTS, dict, list, deque) if issubclass(kind, each))
+    return next(each for each in (*DICTS, dict, list, deque, set) if issubclass(kind, each))
 
 
 def pairs(container: Any) -> Iterable[tuple[Any, Any]]:
@@ -373,6 +389,15 @@ def _find(module: str, name: str, live: Any) -> Any:
     for part in name.split("."):
         found = getattr(found, "__dict__", {}).get(part)
     return found if isinstance(found, type) and found.__qualname__ == name else None
+
+
+def _filled_set(kind: Any, inner: list[Any], live: Any) -> Any:
+    entries = list(map(_again, inner))
+    if type(live) is not set:
+        return kind(entries)
+    live.clear()
+    live.update(entries)
+    return live
 
 
 def _is_named_tuple(kind: type) -> bool:

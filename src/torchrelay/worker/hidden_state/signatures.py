@@ -14,7 +14,7 @@ import xxhash
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
 from torchrelay.worker.hidden_state.leaves import Named
-from torchrelay.worker.hidden_state.made import Filled
+from torchrelay.worker.hidden_state.made import Filled, entries_within
 from torchrelay.worker.tensors import arguments
 from torchrelay.worker.tensors.absent import is_absent
 from torchrelay.worker.tensors.entries import items_of
@@ -51,6 +51,8 @@ def signature_of(value: Any) -> tuple[str, Any]:
         return "number", (kind, value.tobytes())
     if kind in graph.ITERATORS or kind is itertools.cycle:
         return "iterator", (id(value), generators.place_of(value))
+    if isinstance(value, (set, frozenset)):  # of a class of its own
+        return "object", (kind, id(value), len(value), repr(sorted(map(repr, entries_within(value)))))
     return "object", (kind, id(value))
 
 

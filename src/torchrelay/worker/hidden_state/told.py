@@ -6,6 +6,7 @@ import ast
 import copy
 import itertools
 import re
+import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -414,7 +415,9 @@ class Untold:
             return
         value = value.container if type(value) is Filled else value
         arrays = list(itertools.islice(made.arrays_in(value), WIDTH))
-        rest = type(value) in graph.CONTAINERS and is_another and not is_first
+        kind = type(value)
+        fixed = issubclass(kind, (tuple, set, frozenset, types.MappingProxyType))
+        rest = not is_first and ((kind in graph.CONTAINERS and is_another) or (fixed and kind not in graph.CONTAINERS))
         tensors = (each for each in arrays if isinstance(each, torch.Tensor) and each.grad_fn is None)
         if (arrays or rest) and not any(map(made.is_of_state, tensors)):
             self.young.pop(path, None)
@@ -446,7 +449,8 @@ class There:
 
     def __init__(self, leaf: Leaf, value: Any) -> None:
         self._leaf, self._value = leaf, value
-        self._entries = list(made.pairs(value)) if made.is_own(type(value)) else None
+        is_own = made.is_own(type(value)) or isinstance(value, set)
+        self._entries = list(made.pairs(value)) if is_own else None
         arrays = made.arrays_in(value) if made.is_made(value) or self._entries is not None else ()
         self._arrays = [(one, version_of(one)) for one in arrays if isinstance(one, torch.Tensor)]
 

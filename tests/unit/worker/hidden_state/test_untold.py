@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import datetime
+import decimal
+import enum
+import fractions
+import itertools
+import pathlib
+import uuid
 from collections import namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from torchrelay.errors import UnprovedError
+from torchrelay.errors import RefusedError, UnprovedError
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.tensors import absent
@@ -223,3 +231,111 @@ def test_containers_in_containers_of_classes_of_their_own_are_told_whole() -> No
     assert after.kept == trainer.kept == {"inner": {"n": 6}, "row": [{"n": 11}]}
     assert type(after.kept.inner) is Attributes
     assert after.kept.inner is after.kept["inner"]
+
+
+class Metres(float):
+    pass
+
+
+class Label(str):
+    __slots__ = ()
+
+
+class Marks(enum.Flag):
+    X = 1
+    Y = 2
+
+
+class Phase(enum.Enum):
+    WARM = 1
+    MAIN = 2
+
+
+WORDS: dict[str, Callable[[int], Any]] = {
+    "path": lambda n: pathlib.Path(f"/out/{n}"),
+    "decimal": lambda n: decimal.Decimal(n) / 7,
+    "fraction": lambda n: fractions.Fraction(n, 7),
+    "uuid": lambda n: uuid.UUID(int=n),
+    "date": lambda n: datetime.date(2020, 1, 1 + n),
+    "delta": lambda n: datetime.timedelta(n, n, n),
+    "moment": lambda n: datetime.datetime(2020, 1, 1 + n, 2, 3, 4, n),  # noqa: DTZ001  as scripts write it
+    "range": lambda n: range(n, 3 * n, 2),
+    "slice": lambda n: slice(None, n),
+    "dtype": lambda n: (torch.float32, torch.bfloat16)[n % 2],
+    "format": lambda n: (torch.contiguous_format, torch.channels_last)[n % 2],
+    "device": lambda n: torch.device(("cpu", "meta")[n % 2]),
+    "size": lambda n: torch.Size([n, 2]),
+    "dtype of numpy": lambda n: np.dtype(("f4", "i8")[n % 2]),
+    "own number": lambda n: Metres(n / 7),
+    "own text": lambda n: Label(f"at {n}"),
+    "flags": lambda n: Marks(n % 4),
+    "set of members": lambda n: {list(Phase)[n % 2], n},
+    "frozen set": lambda n: frozenset({list(Phase)[n % 2], (n, "x")}),
+    "set in a dict": lambda n: {"seen": {list(Phase)[n % 2]}},
+}
+
+
+@pytest.mark.parametrize("kind", list(WORDS))
+def test_values_that_are_told_by_a_word_or_a_few_numbers_are_carried(kind: str) -> None:
+    class Replacing(Trainer):
+        def step(self) -> None:
+            self.steps += 1
+            self.kept = WORDS[kind](self.steps)
+
+    def begun() -> Replacing:
+        found = Replacing(MAKES["tensor"], 1)
+        found.kept = WORDS[kind](0)
+        return found
+
+    trainer, after = begun(), begun()
+    hidden = life(trainer, 5)
+    taken_over(hidden, after)
+    assert type(after.kept) is type(trainer.kept)
+    assert after.kept == trainer.kept == WORDS[kind](5)
+    enter(hidden)
+    trainer.step()
+    hidden.look_gate()
+    hidden.rewind()
+    assert trainer.kept == WORDS[kind](5), "a call that is made again finds what it found"
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: enumerate(range(99)), lambda: zip(range(99), [1] * 99, strict=False), lambda: map(abs, range(99)),
+        lambda: itertools.chain([1], range(99)), lambda: itertools.islice(range(99), 1, None),
+        lambda: iter(dict.fromkeys(range(99)).items()), lambda: iter(set(range(99))),
+        lambda: enumerate(zip(range(99), range(99), strict=False)),
+    ],
+)  # fmt: skip
+def test_iterators_that_go_through_others_are_refused(make: Callable[[], Iterator[Any]]) -> None:
+    class Drawing(Trainer):
+        def step(self) -> None:
+            next(self.kept)
+
+    trainer = Drawing(MAKES["tensor"], 1)
+    trainer.kept = make()
+    with pytest.raises(RefusedError, match="gone on with from step to step"):
+        life(trainer, 3)
+
+
+def test_a_set_of_a_class_of_its_own_that_steps_fill_is_not_there_and_put_back() -> None:
+    class Names(set[int]):
+        pass
+
+    class Filling(Trainer):
+        def step(self) -> None:
+            self.steps += 1
+            self.kept.add(self.steps)
+
+    trainer, after = Filling(MAKES["tensor"], 1), Filling(MAKES["tensor"], 1)
+    trainer.kept, after.kept = Names(), Names()
+    hidden = life(trainer, 5)
+    enter(hidden)
+    trainer.step()
+    hidden.look_gate()
+    hidden.rewind()
+    assert trainer.kept == {1, 2, 3, 4, 5}
+    taken_over(hidden, after)
+    with pytest.raises(UnprovedError, match="kept from one step for the next"):
+        len(after.kept)
