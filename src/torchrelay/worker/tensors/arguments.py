@@ -15,14 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 import datetime
-import decimal
 import enum
-import fractions
 import functools
-import pathlib
 import random
 import struct
-import uuid
 from collections.abc import Callable, Mapping, Sequence, Set
 from typing import Any, cast
 
@@ -31,7 +27,7 @@ import torch
 import xxhash
 
 from torchrelay.worker.parallel import shards
-from torchrelay.worker.tensors import memory, sums
+from torchrelay.worker.tensors import memory, sums, words
 from torchrelay.worker.tensors.entries import entries_of
 
 SIZE = 8  # bytes of a digest
@@ -383,10 +379,7 @@ _WORDS = (
     datetime.date,
     datetime.time,
     datetime.timedelta,
-    decimal.Decimal,
-    fractions.Fraction,
-    uuid.UUID,
-    pathlib.PurePath,
+    *words.BY_WORD,
 )
 _TOLD = (enum.Enum, int, float, complex, str, bytes, *_WORDS)
 _DOERS = (torch.nn.Module, torch.optim.Optimizer, torch.utils.data.DataLoader, torch.utils.data.Dataset, type)

@@ -19,7 +19,7 @@ import torch
 
 WORD, PARTS, BASE = "word", "parts", "base"
 HOW = (WORD, PARTS, BASE)
-_BY_WORD = (
+BY_WORD = (
     pathlib.PurePath, decimal.Decimal, fractions.Fraction, uuid.UUID, torch.device, np.dtype,
     torch.dtype, torch.layout, torch.memory_format,
 )  # fmt: skip
@@ -37,7 +37,7 @@ _BASES = (int, float, complex, str, bytes)
 
 def how_told(kind: type) -> str:
     """One of `HOW`; empty for all other classes."""
-    if issubclass(kind, _BY_WORD):
+    if issubclass(kind, BY_WORD):
         return WORD
     if kind in _BY_PARTS:
         return PARTS
