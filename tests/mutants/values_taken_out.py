@@ -261,7 +261,7 @@ VALUES = (
     ),
     Mutant(
         "untold: what came up in the last call is a cache", "worker/hidden_state/told.py",
-        "        return [*self.paths, *self.young]\n", "        return [*self.paths]\n", (UNTOLD,),
+        "        return [*self.paths, *self.young][:MOST]\n", "        return [*self.paths][:MOST]\n", (UNTOLD,),
     ),
     Mutant(
         "absent: it says of what class it is", "worker/tensors/absent.py",

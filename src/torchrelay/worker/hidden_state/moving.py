@@ -141,6 +141,8 @@ class Moving:
             value, known = self._walk.leaves[path].value, self._large.get(path, 0)
             if path not in self.lacking:
                 self.untold.note(path, value, is_first=told.is_nothing(before), is_another=known not in (0, id(value)))
+            if len(self.untold) > told.MOST and not self.lacking:
+                self.lacking.setdefault(path, LARGE)  # the record has no room for it
         self.untold.find(self._walk.leaves | self._walk.opened)
 
     def _note_growth(self) -> None:

@@ -385,6 +385,9 @@ def _entries(container: Any) -> dict[Any, Any]:
 # has. A replacement has an `Absent` there, and a call that is made again finds what it found.
 
 
+MOST = 256  # places that a record names
+
+
 class Untold:
     """The places of such values."""
 
@@ -398,8 +401,8 @@ class Untold:
         return len(self.paths) + len(self.young)
 
     def all(self) -> list[str]:
-        """Those of which it is not known that they are caches."""
-        return [*self.paths, *self.young]
+        """Those of which it is not known that they are caches; at most `MOST`."""
+        return [*self.paths, *self.young][:MOST]
 
     def enter(self) -> None:
         """A call begins that is looked at."""

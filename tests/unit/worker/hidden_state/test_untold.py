@@ -187,6 +187,19 @@ def test_what_is_written_to_where_it_lies_ends_a_call_that_is_cut(kind: str) -> 
         after.step()
 
 
+def test_of_more_than_a_record_names_a_fault_is_refused_and_the_record_stays_small() -> None:
+    class Keeping(Trainer):
+        def step(self) -> None:
+            self.steps += 1
+            for at in range(400):
+                setattr(self, f"kept_{at}", torch.full((5000,), float(self.steps)))
+
+    hidden = life(Keeping(MAKES["tensor"], 1), 3)
+    assert len(hidden.record()) < 40 << 10
+    with pytest.raises(UnprovedError, match="too large to be carried"):
+        taken_over(hidden, Keeping(MAKES["tensor"], 1))
+
+
 def test_a_cache_that_is_filled_but_once_is_left_to_the_replacement() -> None:
     class Caching(Trainer):
         def step(self) -> None:
