@@ -63,7 +63,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "[module-user", "[module-default", "[trainer-ordered", "[trainer-attributes", "[unread-pair", "[unread-row",
         "[shown-tuple", "[shown-pair", "[shown-in", "[trainer-in_dict", "[trainer-pair-", "[module-of_lists",
         "[trainer-arrays", "[unread-plain", "[unread-attributes", "[module-pair-large", "[module-dict-large",
-        "[shown-plain",
+        "[shown-plain", "late-put", "[trainer-tuple-large-late",
     ),
     "test_case_returned": ("[graph]", "[item]", "[own-clip]", "[later-"),
     "test_case_saved": ("[norm-grad:25:1", "[random-", "[path-", "target_of_a_move"),

@@ -52,6 +52,25 @@ def test_what_a_step_leaves_for_people_is_there(tmp_path: Path, mode: str) -> No
     assert verdict.fate is Fate.EQUAL, verdict
 
 
+LATE = ["trainer-tuple-small-late", "trainer-dict-small-late", "trainer-pair-small-late",
+        "global-frozen-small-late", "shown-tuple-small-late", "trainer-tuple-large-late"]  # fmt: skip
+ALIKE = ["unread-tuple-small-late", "counted-tuple-small-late"]  # a count of steps is kept there, too
+
+
+@pytest.mark.parametrize("strike", ["upd", "put"])
+@pytest.mark.parametrize("mode", LATE)
+def test_what_an_update_has_left_is_not_taken_from_another_rank(tmp_path: Path, mode: str, strike: str) -> None:
+    verdict = disturbed(tmp_path, "recurrent", mode=mode, strike=f"{strike}:20:1")
+    assert verdict.fate is Fate.REFUSED, verdict
+    assert "kept" in verdict.reason, verdict
+
+
+@pytest.mark.parametrize("mode", ALIKE)
+def test_what_it_makes_alike_on_all_ranks_is(tmp_path: Path, mode: str) -> None:
+    verdict = disturbed(tmp_path, "recurrent", mode=mode, strike="upd:20:1,put:22:0")
+    assert verdict.fate is Fate.EQUAL, verdict
+
+
 def test_and_after_a_planned_move(tmp_path: Path) -> None:
     verdict = disturbed(tmp_path, "recurrent", mode="shown-dict-small", drive=migrate(1))
     assert verdict.fate is Fate.EQUAL, verdict

@@ -184,7 +184,8 @@ PROOFS = (
     ),
     Mutant(
         "hidden: what the update changes is not borrowed", "worker/hidden_state/hidden.py",
-        "        lacking = self._late.keys() - self.state.put(lent)\n", "        lacking = set[str]()\n", (STATE,),
+        "        self.late_paths |= dict.fromkeys(self.state.put(lent))\n", "",
+        ("tests/unit/worker/state/test_lent.py",),
     ),
     Mutant(
         "looks: none at the entry of a call", "worker/retry/redo.py",
@@ -200,7 +201,8 @@ PROOFS = (
     ),
     Mutant(
         "looks: none when a call has returned", "worker/hidden_state/hidden.py",
-        "        if not looking and not self._late:\n", "        if True:\n", (STATE,),
+        "        if not looking and not self.late_paths:\n", "        if True:\n",
+        ("tests/unit/worker/state/test_lent.py",),
     ),
     Mutant(
         "looks: records do not tell of it", "worker/state/private.py",

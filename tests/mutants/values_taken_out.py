@@ -8,6 +8,8 @@ SAVED_ALIKE = "tests/jobs/test_case_saved.py::test_it_is_as_undisturbed"
 SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
 KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
+LENT = "tests/unit/worker/state/test_lent.py"
+RECURRENT = "tests/jobs/test_case_recurrent.py::test_what_an_update_has_left_is_not_taken_from_another_rank"
 STILL = "tests/unit/worker/hidden_state/test_still.py"
 ORDINARY = "tests/jobs/test_case_ordinary.py"
 OBJECTS = "test_what_objects_hold_is_as_it_was_wherever_the_script_asks"
@@ -23,6 +25,26 @@ VALUES = (
         "drawn: states of generators in variables are not told", "worker/hidden_state/variables.py",
         "{}, {}, {}, [], [], generators.told_in(local))", "{}, {}, {}, [], [], {})",
         ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[numpy]",),
+    ),
+    Mutant(
+        "lent: digests of what ranks hold are not compared", "worker/state/lent.py",
+        "known == 0 or own[-known:] != before[-known:]", "known == 0", (LENT,),
+    ),
+    Mutant(
+        "lent: what has never changed before is taken", "worker/state/lent.py",
+        "now == before[-1] or any(", "True or any(", (LENT,),
+    ),
+    Mutant(
+        "lent: lenders are not compared with one another", "worker/state/lent.py",
+        " or any(other[-1] != others[0][-1] for other in others)", "", (LENT,),
+    ),
+    Mutant(
+        "lent: what nobody can tell is not taken away", "worker/hidden_state/hidden.py",
+        "        self.state.put_absent(lost)\n", "", (LENT, f"{RECURRENT}[trainer-tuple-small-late-upd]"),
+    ),
+    Mutant(
+        "lent: a record does not tell of the returns before it", "worker/state/private.py",
+        "returns=self._returns.history", "returns={}", (LENT,),
     ),
     Mutant(
         "drawn: a call has no random state", "worker/replacement/taking_over.py",

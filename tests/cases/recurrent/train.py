@@ -1,9 +1,11 @@
 """What one step keeps for the next one, or for people, in each shape and size.
 
-MODE: PLACE-KIND-SIZE, with "-first" where it is there from the start, and "-put" where it is put into what is there.
+MODE: PLACE-KIND-SIZE, with "-first" where it is there from the start, "-put" where it is put into what is there, and
+"-late" where it is kept after the update.
 
 PLACE   trainer: an attribute of the object whose method the step is   module: of the model   global: a variable
         shown: the step does not read it; the script prints it after the step   unread: nobody reads it
+        counted: nothing but a count of the steps
 KIND    see KINDS
 SIZE    small: 64 numbers, carried   large: 8,192, not carried
 """
@@ -138,7 +140,7 @@ def put(kept, h, c):
 
 class Trainer:
     def __init__(self):
-        self.kept = beginning() if "first" in more else None
+        self.kept, self.count = beginning() if "first" in more else None, 0
 
     def step(self, inputs):
         global kept
@@ -147,6 +149,19 @@ class Trainer:
         loss = ((found - inputs.mean(-1, keepdim=True)) ** 2).mean()
         optimizer.zero_grad()
         loss.backward()
+        if "late" not in more:
+            self.keep(h, c, loss)
+        strike("grad", run.global_step + 1, rank)
+        optimizer.step()
+        strike("upd", run.global_step + 1, rank)
+        if "late" in more:
+            self.keep(h, c, loss)
+            self.count += 1
+        strike("put", run.global_step + 1, rank)
+        return loss.item()
+
+    def keep(self, h, c, loss):
+        global kept
         if place == "trainer":
             self.kept = put(self.kept, h.detach(), c.detach())
         elif place == "global":
@@ -155,9 +170,6 @@ class Trainer:
             self.kept = KINDS[kind](h=loss, c=loss * 2)
         elif place == "unread":
             self.kept = put(self.kept, h, c)
-        strike("grad", run.global_step + 1, rank)
-        optimizer.step()
-        return loss.item()
 
 
 class Chunks(Dataset):
@@ -185,6 +197,6 @@ for inputs in run.batches(DataLoader(Chunks(), batch_size=None)):
     strike("after", run.global_step, rank)
     if place == "shown":
         loss = float(sum(read(trainer.kept)))
-    note(rank, run.global_step, loss=loss)
+    note(rank, run.global_step, loss=loss, count=trainer.count)
     pace(run.global_step)
 note_end(rank, model.module)

@@ -197,7 +197,7 @@ class Hidden:
         self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
         self._made: dict[str, int] = {}  # how many objects of this name there were
         self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet
-        self._late: dict[str, None] = {}
+        self.late_paths: dict[str, None] = {}  # what updates change: seen to change after the gate of a call
         self._looks = Budget()
         self._calls = 0
         self._calm = True  # no call has begun yet
@@ -213,7 +213,7 @@ class Hidden:
         self._known_count = 0
         self._places: set[tuple[int, Any]] = set()
         self._holders: set[int] = set()
-        self.late = b""  # what the update of the last call has changed, as it was when that had returned
+        self.late = b""  # what updates change, as it was when the last call had returned
 
     @property
     def empty(self) -> bool:
@@ -333,13 +333,13 @@ class Hidden:
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
         looking = self._looking or self.state.still.has_changed()
-        if not looking and not self._late:
+        if not looking and not self.late_paths:
             return
         if looking:
             changed = self._look_in_call()
-            self._late.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
+            self.late_paths.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
             self._looking = False
-        self.late = self.state.record(only=self._late)
+        self.late = self.state.record(only=self.late_paths)
 
     def _look_in_call(self) -> list[str]:
         """What is another one than at the entry counts only if that was looked at."""
@@ -384,7 +384,8 @@ class Hidden:
                 if self._made[one.name] > 1:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
         state, parts = self.state, [*resting, *self._waiting]
-        told = HiddenRecord(state.record(), parts, list(self._late), state.lacking, state.untold.all())
+        untold = [path for path in state.untold.all() if path not in state.kept]
+        told = HiddenRecord(state.record(), parts, list(self.late_paths), state.lacking, untold)
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:
@@ -405,22 +406,19 @@ class Hidden:
         _refuse(told.lacking)
         self.state.put(told.state)
         self.state.put_absent(told.untold)
-        self._late = dict.fromkeys(told.late)
+        self.late_paths = dict.fromkeys(told.late)
         self._waiting = list(told.resting)
         self._give([one for _, one in self._seen.values()])
 
-    def borrow(self, lent: bytes) -> None:
+    def borrow(self, lent: bytes, unproved: Callable[[Iterable[str]], Iterable[str]]) -> None:
         """The record that was loaded is of a gate: what has changed after that is taken from another rank.
 
-        Raises `UndeclaredError` if that rank does not have it.
+        `unproved`: which of these paths it cannot be taken for. Raises `UnprovedError` if nothing can be there instead.
         """
-        lacking = self._late.keys() - self.state.put(lent)
-        if lacking:
-            raise UndeclaredError(
-                f"a rank was lost in its update, which changes {min(lacking)}: what it would have been nobody can "
-                "tell. Change it before optimizer.step(), or after the step has returned"
-            )
-        self.late = lent
+        self.late_paths |= dict.fromkeys(self.state.put(lent))
+        absent.note_lost(lost := list(unproved(self.late_paths)))
+        self.state.put_absent(lost)
+        self.late = self.state.record(only=self.late_paths)
 
     def _give(self, seen: Iterable[Seen]) -> None:
         """Objects that have come up take what was told of them."""

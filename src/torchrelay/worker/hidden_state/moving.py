@@ -342,8 +342,7 @@ class Moving:
         Raises `RefusedError`.
         """
         kept = self.kept if not more else {**more, **self.kept}
-        if only is not None:
-            kept = {path: kept[path] for path in only if path in kept}
+        kept = kept if only is None else {path: kept[path] for path in only if path in kept}
         if not kept:
             return b""
         entries = []
@@ -449,6 +448,7 @@ class Moving:
             if not told.put_absent(path, self._leaf):
                 raise absent.refusal(path)
             self.untold.paths[path] = None
+            self.kept.pop(path, None)
         self._walk = self._go()
         self.untold.find(self._walk.leaves | self._walk.opened)
         self._let_go()

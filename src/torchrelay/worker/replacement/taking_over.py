@@ -23,6 +23,7 @@ from torchrelay.worker.replacement.tail import Tail, TailReplay
 from torchrelay.worker.retry import late, plain, returned
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import random_state
+from torchrelay.worker.state.lent import Lent
 from torchrelay.worker.state.record import (
     AtGate,
     AtReturn,
@@ -120,7 +121,7 @@ class TakingOver:
         self._between = None if saved is None else BetweenCalls(saved)
         self._state.private.load(self.private.state)
         if not self.private.returned:
-            self._state.private.hidden.borrow(self.private.lent)
+            self._state.private.borrow(self.private.lent)
             late.make_again(self._state.private, self.private.late)
         if self._between is not None:
             self._between.begin()
@@ -297,17 +298,17 @@ def await_place(session: Session, cursor: Cursor) -> Private:
         record = decode_record(private.place)
         assert record.last is not None, "records end with a call"
         record.last.result = private.result
-        lent = b"" if private.returned else _complete(session, record, order)
+        lent = () if private.returned else _complete(session, record, order)
         if lent is not None:
             cursor.follow(record)
             return replace(private, lent=lent)
         tried = order
 
 
-def _complete(session: Session, record: LoopRecord, order: Replay) -> bytes | None:
+def _complete(session: Session, record: LoopRecord, order: Replay) -> tuple[Lent, ...] | None:
     """The lost worker did not live to see its last call return: what it has not foreseen comes from other ranks.
 
-    Returns what else another rank lends; None if nothing has come. Raises `UnprovedError` if nobody knows the result.
+    Returns what else they lend; None if nothing has come. Raises `UnprovedError` if nobody knows the result.
     """
     told = []
     for source in order.sources:
@@ -332,4 +333,4 @@ def _complete(session: Session, record: LoopRecord, order: Replay) -> bytes | No
     assert mine is not None, "records end with a call"
     assert all(one.point == order.point for one in theirs), f"asked for the call of {order.point}"
     mine.result = foresight.complete(mine.foreseen, [one.result for one in theirs if one.result is not None])
-    return told[0].late
+    return tuple(one.lent for one in told)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from torchrelay.wire.files.page import MAX_RECORD, PageFull
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.parallel.shards import local
 from torchrelay.worker.state.buffers import Buffers
+from torchrelay.worker.state.lent import Lent, Returns, parted, unproved
 from torchrelay.worker.state.parts import (
     ArrayPart,
     ContainerPart,
@@ -43,6 +45,7 @@ class PrivateState(Struct, frozen=True):
     own: dict[str, bytes] = {}  # see `own`
     lacking: list[str] = []  # what is this rank's own, and has no room here
     own_buffers: list[str] = []  # buffers that are written between steps, otherwise on each rank
+    returns: dict[str, bytes] = {}  # see `lent`
 
 
 class Private:
@@ -69,6 +72,7 @@ class Private:
         self._shared = _same_everywhere(modules)
         self._generators = list(generators)
         self.hidden = Hidden() if hidden is None else hidden
+        self._returns = Returns()
         self._loaded = False
         self._plain = False  # neither generators nor buffers are private
         self._moving: dict[bool, set[str]] = {}  # by whether it was seen in sections
@@ -111,7 +115,10 @@ class Private:
         buffers = [b"".join(memory.outgoing(buffer)) for buffer in self._private]
         own = self.own.told()
         rest = sorted(self.own.lacking), sorted(self._own_buffers)
-        return msgspec.msgpack.encode(PrivateState(generators, self._names, buffers, self.hidden.record(), own, *rest))
+        told = PrivateState(
+            generators, self._names, buffers, self.hidden.record(), own, *rest, returns=self._returns.history
+        )
+        return msgspec.msgpack.encode(told)
 
     def load(self, data: bytes) -> None:
         """Take the private state of this rank's last holder; `State.receive` then leaves it alone.
@@ -138,7 +145,29 @@ class Private:
         self._choose(record.names)
         self.own.take(record.own, record.lacking)
         self.hidden.load(record.hidden)
+        self._returns = Returns(record.returns)
         self._loaded = True
+
+    def note_return(self) -> None:
+        """The call has returned: what its update has changed is told to whoever takes over a rank that has not."""
+        self.hidden.look_return()
+        if self.hidden.late_paths:
+            self._returns.note(self.hidden.late_paths, parted(self.hidden.late))
+
+    def lend(self) -> Lent:
+        """What updates change, as it was when the last call had returned."""
+        return Lent(self.hidden.late, self._returns.history)
+
+    def borrow(self, lent: Sequence[Lent]) -> None:
+        """The record that was loaded is of a gate: go on to the return of its call, as these ranks have.
+
+        Raises `UndeclaredError`.
+        """
+        if not lent:
+            return
+        self.hidden.borrow(lent[0].values, partial(unproved, self._returns.history, lent))
+        if self.hidden.late_paths:
+            self._returns.note(self.hidden.late_paths, parted(self.hidden.late))
 
     def kept(self) -> frozenset[memory.Place]:
         """The buffers that hold this rank's own values, which a replica's must not replace."""

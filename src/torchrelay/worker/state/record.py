@@ -15,6 +15,8 @@ from dataclasses import dataclass, field
 import msgspec
 from msgspec import Struct
 
+from torchrelay.worker.state.lent import Lent
+
 _HEAD = struct.Struct("<II")
 MOST_VALUES = 16 << 10  # bytes that a record of a snapshot is larger at most
 
@@ -52,7 +54,7 @@ class Told(Struct, array_like=True):
     """What a rank that stands at a safepoint tells a replacement of its own last call."""
 
     call: bytes  # see `cursor`
-    late: bytes = b""  # what the update has changed of what objects keep in attributes: see `hidden`
+    lent: Lent  # what the update has changed of what objects keep in attributes
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ class Private:
     result: bytes | None  # of the last call; None if it had not returned
     learned: dict[str, Learned] = field(default_factory=dict)
     values: bytes = b""  # see `AtReturn`
-    lent: bytes = b""  # if the last call had not returned: `Told.late` of another rank
+    lent: tuple[Lent, ...] = ()  # if the last call had not returned: by other ranks
     code: bytes = b""
 
     @property

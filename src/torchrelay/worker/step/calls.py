@@ -374,7 +374,7 @@ class Calls:
         if self._count < FIRST or self._count % EVERY == 0:
             self._check_local(attempt)
         self._count += 1
-        self.hidden.look_return()
+        self._state.private.note_return()
         assert attempt.call is not None, "a committed call is in the record"
         attempt.call.result, attempt.call.foreseen = result, b""
         attempt.foresight.returned(value, result)
@@ -465,7 +465,7 @@ class Calls:
 
     def _tell(self) -> bytes:
         """Of our last call, for a replacement whose predecessor did not see it return."""
-        return msgspec.msgpack.encode(Told(self._cursor.last_call(), self.hidden.late))
+        return msgspec.msgpack.encode(Told(self._cursor.last_call(), self._state.private.lend()))
 
     # ------------------------------------------------------------ the end
 

@@ -9,7 +9,7 @@ value is let pass: `is None`, `id`, and to be put elsewhere.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -17,6 +17,7 @@ from torchrelay.errors import UnprovedError
 
 _OURS = str(Path(__file__).parents[2])
 _refused: list[UnprovedError] = []
+_lost: set[str] = set()  # paths of what an update has changed, or may have
 
 
 def check() -> None:
@@ -32,11 +33,22 @@ def is_absent(value: Any) -> bool:
 
 def refusal(path: str) -> UnprovedError:
     """Also for what has no place here."""
+    if path in _lost:
+        return UnprovedError(
+            f"{path} changes after optimizer.step(), and a rank was lost between that and the return of its step. What "
+            "it had there is not known: it was not seen to be alike on all ranks. Change it before optimizer.step(), "
+            "or after the step has returned"
+        )
     return UnprovedError(
         f"{path} was kept from one step for the next, and the worker that takes over this rank does not have it: it is "
         "too large to be carried, or not made of numbers, texts and small tensors. Keep it in a buffer of a module, or "
         "give it to protect(state=...)"
     )
+
+
+def note_lost(paths: Iterable[str]) -> None:
+    """These are refused for that reason."""
+    _lost.update(paths)
 
 
 def in_place(path: str) -> UnprovedError:

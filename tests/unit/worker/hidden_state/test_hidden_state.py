@@ -19,10 +19,10 @@ import pytest
 import torch
 from torch import nn
 
-from torchrelay.errors import UndeclaredError
 from torchrelay.worker.hidden_state import graph
 from torchrelay.worker.hidden_state.hidden import FIRST, Budget, Hidden
 from torchrelay.worker.retry.redo import Redo
+from torchrelay.worker.state.lent import Lent
 from torchrelay.worker.state.state import State
 
 
@@ -94,7 +94,7 @@ class Life:
         record = self.state.private.record()
         self.optimizer.step()
         late()
-        self.hidden.look_return()
+        self.state.private.note_return()
         return record
 
     def call(self) -> list[float]:
@@ -164,20 +164,6 @@ def test_what_a_step_has_computed_is_not_held() -> None:
     assert computed() is None
 
 
-def test_a_rank_lost_in_an_update_that_changes_attributes_is_not_replaced_by_a_guess() -> None:
-    before = Life()
-    for _ in range(2):
-        before.attempt()
-        before.finish(late=lambda: setattr(before.model, "updates", getattr(before.model, "updates", 0) + 1))
-    after = Life()
-    after.state.private.load(before.state.private.record())
-    with pytest.raises(UndeclaredError, match=r"model\.updates"):
-        after.hidden.borrow(b"")
-    after.hidden.borrow(before.hidden.late)
-    assert after.model.updates == before.model.updates == 2
-    assert after.hidden.late == before.hidden.late, "it can lend it, too"
-
-
 def test_what_a_state_dict_tells_may_change_in_the_update() -> None:
     before = Life()
     for _ in range(2):
@@ -185,7 +171,8 @@ def test_what_a_state_dict_tells_may_change_in_the_update() -> None:
         before.finish(late=lambda: setattr(before.extra, "value", before.extra.value + 1))
     after = Life()
     after.state.private.load(before.state.private.record())
-    after.hidden.borrow(b"")
+    after.state.private.borrow([Lent()])
+    assert not after.state.private.hidden.late_paths
 
 
 class Cached(nn.Module):
@@ -441,7 +428,7 @@ def counts_on(function: Callable[[], float], anew: Callable[[], Callable[[], flo
     theirs = anew()
     after = looked_at(theirs)
     after.load(left)
-    after.borrow(b"")
+    assert not after.late_paths
     assert theirs() == first
 
 
