@@ -13,14 +13,14 @@ import types
 import warnings
 from array import array
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import torch
 
 from torchrelay.worker.hidden_state.graph import ITERATORS, NESTED, PLAIN, Leaf, attributes_of, is_generator
-from torchrelay.worker.hidden_state.leaves import THROUGH
+from torchrelay.worker.hidden_state.leaves import CALLING, COPIED, NUMBERED, THROUGH
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import arguments, values
 
@@ -103,20 +103,32 @@ def place_of(iterator: Any, depth: int = 0) -> str:
         return "; ".join(place_of(each, depth + 1) for each in through) if depth < NESTED else ""
     if type(iterator) is itertools.count:
         return repr(iterator)
-    if type(iterator) is itertools.cycle:
+    if type(iterator) in _COPIES:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # it is on its way out of Python
             try:
-                return str([operator.length_hint(one, 0) for one in iterator.__reduce__()[1]])
-            except (TypeError, AttributeError):
+                return _COPIES[type(iterator)](iterator.__reduce__())
+            except (TypeError, AttributeError, ValueError):
                 return ""
+    if type(iterator) in NUMBERED:
+        return str(getattr(iterator, NUMBERED[type(iterator)]))
+    if type(iterator) is CALLING:
+        called = (getattr(one, "__self__", one) for one in gc.get_referents(iterator))
+        return "; ".join(place_of(one, depth + 1) for one in called if type(one) in ITERATORS and depth < NESTED)
     if type(iterator) is not types.GeneratorType:
-        return str(operator.length_hint(iterator))
+        return str(operator.length_hint(iterator, 0))
     frame = iterator.gi_frame
     if frame is None or iterator.gi_running:
         return "over" if frame is None else ""
     found = sorted(frame.f_locals.items())
     return repr((frame.f_lasti, [(name, value if type(value) in PLAIN else id(value)) for name, value in found]))
+
+
+_COPIES: dict[type, Callable[[Any], str]] = {
+    **dict.fromkeys(COPIED, lambda copied: str(copied[2:] or "begins")),
+    itertools.cycle: lambda copied: str([operator.length_hint(one, 0) for one in copied[1]]),
+    type(reversed(deque())): lambda copied: str(copied[1][1:]),
+}
 
 
 # ---------------------------------------------------------------- in variables

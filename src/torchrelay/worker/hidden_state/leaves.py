@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import contextvars
+import csv
 import itertools
 import os
 import threading
 import types
+from array import array
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.made import MISSING
@@ -21,7 +25,8 @@ MAX_DEPTH = 8
 _KEYED = (dict, *made.DICTS)
 _COUNTED: tuple[Any, ...] = (
     iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()), iter(""),
-    reversed([]), reversed({}), iter(deque()),
+    reversed([]), reversed({}), iter(deque()), iter(b""), iter(bytearray()), iter("\u20ac"),
+    reversed({}.values()), reversed({}.items()), reversed(()),
 )  # fmt: skip
 # Which go through others, whose places we see.
 _THROUGH = (
@@ -30,8 +35,26 @@ _THROUGH = (
     itertools.zip_longest, itertools.groupby,
 )  # fmt: skip
 THROUGH = frozenset(_THROUGH)
+
+
+class _Indexed:
+    def __getitem__(self, _: int) -> int:
+        raise IndexError
+
+
+# Which tell where they are if they are to be copied.
+_COPIED: tuple[Any, ...] = (
+    itertools.product(), itertools.permutations(()), itertools.combinations((), 0),
+    itertools.combinations_with_replacement((), 0), itertools.tee(())[0], reversed(deque()), iter(array("b")),
+    iter(_Indexed()), iter(range(1 << 70)),
+)  # fmt: skip
+COPIED = frozenset(map(type, _COPIED))
+# Which have a number of their own for it, or another one in what they call.
+NUMBERED = {type(np.empty(1).flat): "index", np.nditer: "iterindex", type(csv.reader(())): "line_num"}
+CALLING = type(iter(int, 1))
 # Of which we can see the place.
-ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED), *THROUGH})
+SELDOM = COPIED | frozenset({*NUMBERED, CALLING, itertools.repeat})
+ITERATORS = frozenset({types.GeneratorType, itertools.count, *map(type, _COUNTED), *THROUGH}) | SELDOM
 
 
 class Within(NamedTuple):

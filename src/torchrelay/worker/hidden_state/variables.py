@@ -37,6 +37,7 @@ from msgspec import Struct
 
 from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import generators, graph, made, signatures
+from torchrelay.worker.hidden_state.leaves import SELDOM
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
 from torchrelay.worker.source.names import Names, declared_globals, used_by_functions
 from torchrelay.worker.tensors import values
@@ -53,7 +54,14 @@ _NO_OBJECTS: tuple[type, ...] = (
     int, float, complex, str, bytes, type(None), type, FunctionType, MethodType, ModuleType, torch.Tensor, np.ndarray,
     np.generic, torch.utils.data.DataLoader, torch.utils.data.Dataset, torch.utils.data.Sampler,
 )  # fmt: skip
-_STEPPING = graph.ITERATORS - {itertools.count} | {zip, map, filter, enumerate, AsyncGeneratorType, IMapIterator}
+_STEPPING = graph.ITERATORS - {itertools.count, *SELDOM} | {
+    zip,
+    map,
+    filter,
+    enumerate,
+    AsyncGeneratorType,
+    IMapIterator,
+}
 _path = re.compile(rf"{graph.VARIABLE}(\w+) of (.*?)\(\)")
 _inner = re.compile(r"\w+ of (.+)\.<locals>\.[^.]+$")
 _MAX_INT = 1 << 63

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import datetime
 import decimal
 import enum
@@ -9,7 +10,8 @@ import fractions
 import itertools
 import pathlib
 import uuid
-from collections import namedtuple
+from array import array
+from collections import deque, namedtuple
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -312,6 +314,13 @@ def test_values_that_are_told_by_a_word_or_a_few_numbers_are_carried(kind: str) 
     assert trainer.kept == WORDS[kind](5), "a call that is made again finds what it found"
 
 
+class Indexed:
+    """A sequence without a length."""
+
+    def __getitem__(self, at: int) -> int:
+        return at
+
+
 @pytest.mark.parametrize(
     "make",
     [
@@ -319,6 +328,13 @@ def test_values_that_are_told_by_a_word_or_a_few_numbers_are_carried(kind: str) 
         lambda: itertools.chain([1], range(99)), lambda: itertools.islice(range(99), 1, None),
         lambda: iter(dict.fromkeys(range(99)).items()), lambda: iter(set(range(99))),
         lambda: enumerate(zip(range(99), range(99), strict=False)),
+        lambda: itertools.product(range(9), range(9)), lambda: itertools.permutations(range(9)),
+        lambda: itertools.combinations(range(9), 3), lambda: itertools.combinations_with_replacement(range(9), 3),
+        lambda: itertools.tee(range(99))[1], lambda: iter(iter(range(99)).__next__, 50),
+        lambda: itertools.repeat(1, 99),
+        lambda: reversed(deque(range(99))), lambda: iter(array("i", range(99))), lambda: iter(b"abcdefghi"),
+        lambda: iter("\u00e9\u00e8abcdefgh"), lambda: np.arange(99).flat, lambda: csv.reader(["a"] * 99),
+        lambda: iter(range(1 << 70)), lambda: iter(Indexed()), lambda: zip(itertools.product(range(9), range(9))),
     ],
 )  # fmt: skip
 def test_iterators_that_go_through_others_are_refused(make: Callable[[], Iterator[Any]]) -> None:
