@@ -287,12 +287,12 @@ PROOFS = (
     ),
     Mutant(
         "kept: large state is put up with by those that live", "worker/hidden_state/hidden.py",
-        "        _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})\n", "",
+        "        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY))\n", "",
         (PLACES,),
     ),
     Mutant(
         "kept: large state is put up with by a replacement", "worker/hidden_state/hidden.py",
-        "        _refuse(told.lacking)\n", "", (PLACES,),
+        "        absent.refuse_lacking(told.lacking)\n", "", (PLACES,),
     ),
     Mutant(
         "collected: what collects is entered in the middle", "worker/data/loops.py",

@@ -10,7 +10,6 @@ loaders between their loops   in the private record, as the loop that comes begi
 from __future__ import annotations
 
 import itertools
-import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
@@ -21,8 +20,8 @@ import torch
 from msgspec import Struct
 from torch.utils.data import BatchSampler, DataLoader
 
-from torchrelay.errors import RefusedError, UndeclaredError, UnprovedError
-from torchrelay.worker.hidden_state import graph, moving, variables
+from torchrelay.errors import RefusedError, UndeclaredError
+from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.around import Outsiders, of_modules, variables_around
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.still import Still
@@ -31,11 +30,6 @@ from torchrelay.worker.tensors import absent
 
 FIRST = 12  # looks that are made in any case
 EARLY = 10  # calls in which a script is refused for what a fault would need
-OUTSIDE = (
-    "{} changes in the course of the training, and protect() was not given it: a worker that takes over a rank would "
-    "not have it"
-)
-OUTSIDE_REMEDY = "pass it in protect(state={...}): a module, an object with state_dict(), tensors in a dict that stays"
 SHARE = 500  # a further one only if so many times as long has passed as it takes
 STATE_LEAVES = 1 << 15
 _OURS_ALONE = (list, tuple, range, dict, str, bytes, torch.Tensor)  # these have no attributes to look at
@@ -318,11 +312,9 @@ class Hidden:
         """Raises `RefusedError` in the first calls. Later a job is not ended for what no fault may ever ask for."""
         for path in self._outsiders.look() if self._outsiders is not None else ():
             if self._calls <= EARLY:
-                raise RefusedError(OUTSIDE.format(path), OUTSIDE_REMEDY)
+                raise RefusedError(absent.OUTSIDE.format(path), absent.OUTSIDE_REMEDY)
             if path not in self.state.lacking:
-                told = f"torchrelay: {OUTSIDE.format(path)}: a fault ends the job from now on. {OUTSIDE_REMEDY}"
-                print(told, file=sys.stderr, flush=True)
-            self.state.lacking[path] = moving.COPY
+                self.state.lacking[path] = absent.say(path, absent.COPY)
 
     def look_gate(self) -> None:
         """At its gate. Raises `RefusedError`."""
@@ -362,7 +354,7 @@ class Hidden:
 
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
-        _refuse({path: what for path, what in self.state.lacking.items() if what == moving.LARGE})
+        absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY))
         for there in self._there:
             there.put_back()
         put_back(self._remembered)
@@ -403,7 +395,7 @@ class Hidden:
         if not data:
             return
         told = _decode(data)
-        _refuse(told.lacking)
+        absent.refuse_lacking(told.lacking)
         self.state.put(told.state)
         self.state.put_absent(told.untold)
         self.late_paths = dict.fromkeys(told.late)
@@ -433,35 +425,6 @@ class Hidden:
                 )
             one.moving.put(told.pop())
             self._waiting = [(name, data) for name, data in self._waiting if name != one.name]
-
-
-def _refuse(lacking: dict[str, str]) -> None:
-    """Raises `UnprovedError` if there is anything."""
-    if not lacking:
-        return
-    name = min(lacking)
-    if lacking[name] == moving.ITERATOR:
-        raise UnprovedError(
-            f"{name} is an iterator that is gone on with in the course of the training: where it is cannot be carried, "
-            "and a worker that takes over this rank would begin it anew. Take what you need by the number of the step"
-        )
-    if lacking[name] == moving.COPY:
-        raise UnprovedError(f"{OUTSIDE.format(name)}. {OUTSIDE_REMEDY[0].upper()}{OUTSIDE_REMEDY[1:]}")
-    if lacking[name] == moving.OBJECTS:
-        raise UnprovedError(
-            f"{name} come up in the course of the training, and are not made of numbers, texts and small tensors: "
-            "they cannot be carried to a worker that takes over. Make them before the first step, or keep what is "
-            "counted in protect(state=...)"
-        )
-    if lacking[name] == moving.GROWS:
-        raise UnprovedError(
-            f"{name} grows in the course of the training, by what is not carried to a worker that takes over: arrays, "
-            "tensors on a device, objects, or too many. Append numbers (loss.item()), or give it to protect(state=...)"
-        )
-    raise UnprovedError(
-        f"{name} changes in the course of the training, and is too large to be carried, or to be put back for a step "
-        "that is made again. Keep it in a buffer of a module, or give it to protect(state=...)"
-    )
 
 
 def _objects_of(loader: Any) -> list[tuple[str, Any]]:

@@ -24,23 +24,16 @@ import msgspec
 import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError
-from torchrelay.worker.hidden_state import doers, generators, graph, made, still, told, variables
+from torchrelay.worker.hidden_state import doers, generators, graph, made, signatures, still, told, variables
 from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled, holds_objects
-from torchrelay.worker.hidden_state.signatures import (
-    EACH,
-    SMALL,
-    are_same,
-    is_small,
-    only_grew,
-    signature_of,
-    size_of,
-)
+from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, are_same, is_small, only_grew, signature_of
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
+from torchrelay.worker.tensors.absent import GROWS, ITERATOR, LARGE, LIBRARY, OBJECTS
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
@@ -48,11 +41,7 @@ _ENTRY = list[tuple[str, Any, bool, bool]]  # path, value, whether it is encoded
 _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 GETS_READY = 3  # looks in which functions that cannot be found by a name may still come up
-LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is gone on with
-OBJECTS = "objects"  # come up in a container, and are not made of values
 _NO_VALUES = ("object", "iterator")
-GROWS = "a row"  # of what cannot be carried, that steps add to
-COPY = "a copy of a model, a schedule or a scaler"
 _QUICK = frozenset({float, str, bool, type(None)})
 
 
@@ -102,6 +91,7 @@ class Moving:
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
+        self._inside = Inside()
         self._large: dict[str, int] = {}  # by path, the id of what was there
         self.untold = told.Untold()
         self._looks = 0
@@ -125,8 +115,13 @@ class Moving:
             if leaf.holder is not None and (large or now[path][0] in _NO_VALUES):
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, told.before(before, path), tied)]
-        if in_call and self._functions is not None:
-            self._note_untold([(path, told.before(before, path)) for path in changed if path not in self.kept])
+        if self._functions is not None:
+            inside, again = self._inside.note(before, now, changed)
+            for path in again - self.lacking.keys():
+                self.lacking[path] = absent.say(path, LIBRARY)
+            if in_call:
+                passed = inside.union(self.kept)
+                self._note_untold([(path, told.before(before, path)) for path in changed if path not in passed])
         self._looks += 1
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._noted.update(set(changed) - self._unsure)
@@ -230,7 +225,7 @@ class Moving:
             return False  # a function has come up, and with it what it has from around it
         if self._is_large(path):
             if before is not MISSING:
-                self._too_large(path, size_of(leaf.value))
+                self._too_large(path, signatures.size_of(leaf.value))
             return False
         self._times[path] = self._times.get(path, 0) + 1
         if id(leaf.holder) in tied and not graph.is_generator(leaf.value):
@@ -287,7 +282,7 @@ class Moving:
             raise told.steps_on(path)
 
     def _is_large(self, path: str) -> bool:
-        return size_of(self._walk.leaves[path].value) > EACH
+        return signatures.size_of(self._walk.leaves[path].value) > EACH
 
     def _too_large(self, path: str, size: int) -> None:
         if self._orders:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import decimal
+import io
 import itertools
+import queue
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
@@ -13,11 +16,12 @@ import xxhash
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
-from torchrelay.worker.hidden_state.leaves import Named
+from torchrelay.worker.hidden_state.leaves import Named, slot_names, slot_value
 from torchrelay.worker.hidden_state.made import Filled, entries_within
+from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import arguments
 from torchrelay.worker.tensors.absent import is_absent
-from torchrelay.worker.tensors.entries import items_of
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 EACH = 16 << 10  # bytes of one attribute that are carried
 SAMPLES = 256  # entries of a large container that are looked at
@@ -53,7 +57,7 @@ def signature_of(value: Any) -> tuple[str, Any]:
         return "iterator", (id(value), generators.place_of(value))
     if isinstance(value, (set, frozenset)):  # of a class of its own
         return "object", (kind, id(value), len(value), repr(sorted(map(repr, entries_within(value)))))
-    return "object", (kind, id(value))
+    return "object", (kind, id(value), contents(value)) if is_of_library(kind) else (kind, id(value))
 
 
 def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
@@ -207,3 +211,127 @@ def size_of(value: Any) -> int:
     if kind in graph.CONTAINERS:
         return len(repr(value)) if len(value) <= 8 * SMALL else max(EACH + 1, 8 * len(value))
     return len(value) if kind in (str, bytes) else 8
+
+
+# ---------------------------------------------------------------- objects of libraries
+
+# An environment that is stepped, a scaler that is fitted, a sorted list: what is in them is not carried, being their
+# library's own business. Whether it changes can be seen: of attributes, slots and entries, as far as they are values.
+
+NODES = 2048  # that are looked at in one object
+_FOR_PEOPLE = """
+    tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim loguru structlog prometheus_client
+    psutil pynvml matplotlib accelerate lightning lightning_fabric pytorch_lightning deepspeed ignite composer megatron
+    torchrelay
+"""
+_MACHINERY = """
+    builtins threading _thread multiprocessing concurrent asyncio logging contextlib weakref socket ssl mmap ctypes
+    subprocess zipfile tarfile pathlib inspect ast re enum typing abc types functools itertools operator importlib io
+    _io queue decimal datetime torch
+"""
+_PASSED = frozenset(_FOR_PEOPLE.split())  # and frameworks, which have their own ways
+_CLOSED = frozenset(_MACHINERY.split())
+_OF_PYTHON = (io.BytesIO, io.StringIO, decimal.Context, queue.Queue)
+_NONE = (type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler)
+_of_libraries: dict[type, bool] = {}
+
+
+class Inside:
+    """Objects of libraries that are seen to change: once, as they make themselves ready, or again."""
+
+    def __init__(self) -> None:
+        self._once: set[str] = set()
+
+    def note(self, before: dict[str, Any], now: dict[str, Any], changed: Iterable[str]) -> tuple[set[str], set[str]]:
+        """Those that have changed between two looks, and those of them that had before. The looks are signatures."""
+        found = {path for path in changed if _has_changed_inside(before.get(path), now[path])}
+        again = found & self._once
+        self._once |= found
+        return found, again
+
+
+def _has_changed_inside(before: Any, now: tuple[str, Any]) -> bool:
+    """Whether one and the same object has other contents."""
+    if before is None or before is MISSING or before[0] != "object" or now[0] != "object" or len(now[1]) != 3:
+        return False
+    return is_of_library(now[1][0]) and before[1][:2] == now[1][:2] and before[1] != now[1]
+
+
+def is_of_library(kind: type) -> bool:
+    """Whether objects of this class are a library's, and their contents may count for the training."""
+    found = _of_libraries.get(kind)
+    if found is None:
+        found = _of_libraries[kind] = _is_of_library(kind)
+    return found
+
+
+def _is_of_library(kind: type) -> bool:
+    if issubclass(kind, _OF_PYTHON) or kind.__module__.startswith("torch.distributions"):
+        return True
+    tops = [str(each.__module__).partition(".")[0] for each in kind.__mro__]
+    closed = issubclass(kind, _NONE) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
+    return not closed and not is_of_the_script(kind)
+
+
+def contents(thing: Any) -> bytes:
+    """A digest of what is in it: equal as long as no value in it changes. No method of it is called."""
+    sums = xxhash.xxh3_128()
+    known: set[int] = set()
+    waiting: deque[Any] = deque([thing])
+    while waiting and len(known) < NODES:
+        value = waiting.popleft()
+        if type(value) in graph.PLAIN:
+            sums.update(repr(value).encode())
+        elif id(value) not in known:
+            known.add(id(value))
+            told, inside = _opened(value)
+            sums.update(f"{type(value).__qualname__} {told}".encode())
+            waiting.extend(inside)
+    return sums.digest()
+
+
+def _opened(value: Any) -> tuple[str, Iterable[Any]]:
+    """What tells of it alone, and what is in it."""
+    kind = type(value)
+    if issubclass(kind, torch.Tensor):
+        if value.requires_grad or made.is_of_state(value):
+            return "of the state", ()
+        return f"{value.shape} {version_of(value)} {_digest_of_tensor(value)}", ()
+    if issubclass(kind, np.ndarray):
+        found = np.ndarray if value.dtype.hasobject else None
+        return f"{value.shape} {'' if found else _glance_at_array(np.asarray(value), id(value))}", _fields(value)
+    if graph.is_generator(value):
+        return xxhash.xxh3_64_hexdigest(generators.bytes_of(value)), ()
+    if kind in graph.ITERATORS:
+        return generators.place_of(value), ()
+    if issubclass(kind, dict):
+        return str(len(value)), itertools.chain(itertools.chain.from_iterable(items_of(value, SMALL)), _fields(value))
+    if issubclass(kind, (list, tuple, deque)):
+        first = list(itertools.islice(iter(entries_of(value)), NODES))
+        return str(len(value)), itertools.chain(first, _fields(value))
+    if issubclass(kind, (set, frozenset)):
+        return repr((len(value), sorted(map(repr, filter(graph.is_plain, itertools.islice(value, SMALL)))))), ()
+    return _of_python(value), _fields(value) if is_of_library(kind) else ()
+
+
+def _of_python(value: Any) -> str:
+    if isinstance(value, (io.BytesIO, io.StringIO)):
+        if value.closed:
+            return "closed"
+        text = value.getvalue()
+        return f"{value.tell()} {len(text)} {text[-WHOLE:]!r}"
+    if isinstance(value, queue.Queue):
+        return repr(list(map(str, itertools.islice(value.queue, SMALL)))) + str(len(value.queue))
+    return repr(value) if isinstance(value, decimal.Context) else ""
+
+
+def _digest_of_tensor(value: torch.Tensor) -> str:
+    small = is_held(value) and value.nbytes <= WHOLE
+    return xxhash.xxh3_64_hexdigest(arguments.digest(value)) if small else str(id(value))
+
+
+def _fields(value: Any) -> list[Any]:
+    """Names and values of its attributes."""
+    fields = graph.attributes_of(value) or {}
+    slots = ((name, slot_value(value, name)) for name in slot_names(type(value)))
+    return [each for pair in itertools.chain(items_of(fields, NODES), slots) for each in pair]

@@ -20,7 +20,14 @@ from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
 from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, is_small_array
-from torchrelay.worker.hidden_state.signatures import LARGEST, are_same, is_small, signature_of, version_of
+from torchrelay.worker.hidden_state.signatures import (
+    LARGEST,
+    are_same,
+    is_of_library,
+    is_small,
+    signature_of,
+    version_of,
+)
 from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
@@ -422,7 +429,7 @@ class Untold:
         fixed = issubclass(kind, (tuple, set, frozenset, types.MappingProxyType))
         rest = not is_first and ((kind in graph.CONTAINERS and is_another) or (fixed and kind not in graph.CONTAINERS))
         tensors = (each for each in arrays if isinstance(each, torch.Tensor) and each.grad_fn is None)
-        if (arrays or rest) and not any(map(made.is_of_state, tensors)):
+        if (arrays or rest or is_of_library(kind)) and not any(map(made.is_of_state, tensors)):
             self.young.pop(path, None)
             if is_first:
                 self.young[path] = self._calls

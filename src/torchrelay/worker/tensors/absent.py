@@ -9,7 +9,7 @@ value is let pass: `is None`, `id`, and to be put elsewhere.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -125,3 +125,56 @@ _USES = [
 ]  # fmt: skip
 for _name in _USES:
     setattr(Absent, f"__{_name}__", _reading(f"__{_name}__"))
+
+
+# ---------------------------------------------------------------- what cannot be carried, and has no place either
+
+LARGE, ITERATOR = "large", "an iterator"  # and changes where it lies; and is gone on with
+OBJECTS = "objects"  # come up in a container, and are not made of values
+LIBRARY = "an object of a library"  # that changes inside
+GROWS = "a row"  # of what cannot be carried, that steps add to
+COPY = "a copy of a model, a schedule or a scaler"
+OUTSIDE = (
+    "{} changes in the course of the training, and protect() was not given it: a worker that takes over a rank would "
+    "not have it"
+)
+OUTSIDE_REMEDY = "pass it in protect(state={...}): a module, an object with state_dict(), tensors in a dict that stays"
+LACKING = {
+    ITERATOR: (
+        "{} is an iterator that is gone on with in the course of the training: where it is cannot be carried, and a "
+        "worker that takes over this rank would begin it anew. Take what you need by the number of the step"
+    ),
+    COPY: f"{OUTSIDE}. {OUTSIDE_REMEDY[0].upper()}{OUTSIDE_REMEDY[1:].replace('{...}', '{{...}}')}",
+    LIBRARY: (
+        "{} is an object of a library, and changes in the course of the training: what is in it cannot be carried to a "
+        "worker that takes over, or put back for a step that is made again. Give it to protect(state=...) if it has "
+        "state_dict() and load_state_dict(), or keep what results depend on in tensors, numbers or your own classes"
+    ),
+    OBJECTS: (
+        "{} come up in the course of the training, and are not made of numbers, texts and small tensors: they cannot "
+        "be carried to a worker that takes over. Make them before the first step, or keep what is counted in "
+        "protect(state=...)"
+    ),
+    GROWS: (
+        "{} grows in the course of the training, by what is not carried to a worker that takes over: arrays, tensors "
+        "on a device, objects, or too many. Append numbers (loss.item()), or give it to protect(state=...)"
+    ),
+    LARGE: (
+        "{} changes in the course of the training, and is too large to be carried, or to be put back for a step that "
+        "is made again. Keep it in a buffer of a module, or give it to protect(state=...)"
+    ),
+}
+
+
+def say(path: str, what: str) -> str:
+    """To people, once. Returns `what`."""
+    print(f"torchrelay: {LACKING[what].format(path)}. A fault ends the job from now on", file=sys.stderr, flush=True)
+    return what
+
+
+def refuse_lacking(lacking: dict[str, str], *, when: Collection[str] = LACKING) -> None:
+    """By path, what it is that cannot be carried. Raises `UnprovedError` if there is one of these."""
+    found = {path: what for path, what in lacking.items() if what in when}
+    if found:
+        name = min(found)
+        raise UnprovedError(LACKING[found[name]].format(name))
