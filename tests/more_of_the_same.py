@@ -46,6 +46,11 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_late_decision": ("[early", "after_the_last_step"),
     "test_case_meters": ("[dict]", "[default]", "[list]", "made_once[grad:9"),
     "test_case_outgrows": ("[dict]", "[named]", "goes_on[counter]", "goes_on[fields]"),
+    "test_case_of_libraries": (
+        "[queue-", "[polynomial-", "[bytes-", "[message-", "[context-", "[settings-", "[sorted-local",
+        "[normal-between",
+        "[masked-", "[progress-local]",
+    ),
     "test_case_ordinary": (
         "[decides]", "[namespace]", "in_the_end[module]", "in_the_end[dict]", "any_more[module]", "any_more[dict]",
         "[grad:17:0]", "anew[]", "gradients[]", "[after:10:0]",

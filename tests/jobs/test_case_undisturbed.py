@@ -23,7 +23,7 @@ CASES = [
     ("forgetful-loader", ""),
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
     ("kept-elsewhere", "closure"), ("kept-tensors", "hidden"), ("meters", "along"), ("reads-between", "eval"),
-    ("outgrows", "counter"), ("recurrent", "module-attributes-large"),
+    ("outgrows", "counter"), ("recurrent", "module-attributes-large"), ("of-libraries", "graph-step"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
     ("own-state", "dict"), ("left-behind", "prints"),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-objects", "meter"), ("own-places", ""),

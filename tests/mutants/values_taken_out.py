@@ -9,6 +9,7 @@ SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
 KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
 LENT = "tests/unit/worker/state/test_lent.py"
+OF_LIBRARIES = "tests/jobs/test_case_of_libraries.py::test_a_fault_is_refused_by_the_name_of_the_object"
 RECURRENT = "tests/jobs/test_case_recurrent.py::test_what_an_update_has_left_is_not_taken_from_another_rank"
 STILL = "tests/unit/worker/hidden_state/test_still.py"
 ORDINARY = "tests/jobs/test_case_ordinary.py"
@@ -25,6 +26,25 @@ VALUES = (
         "drawn: states of generators in variables are not told", "worker/hidden_state/variables.py",
         "{}, {}, {}, [], [], generators.told_in(local))", "{}, {}, {}, [], [], {})",
         ("tests/jobs/test_case_drawn_with_items.py::test_it_is_as_undisturbed[numpy]",),
+    ),
+    Mutant(
+        "library: what changes inside is not looked at", "worker/hidden_state/signatures.py",
+        "(kind, id(value), contents(value)) if is_of_library(kind) else (kind, id(value))", "(kind, id(value))",
+        (f"{OF_LIBRARIES}[sorted-step-grad]",),
+    ),
+    Mutant(
+        "library: a fault is not refused for it", "worker/hidden_state/moving.py",
+        "self.lacking[path] = absent.say(path, LIBRARY)", "absent.say(path, LIBRARY)",
+        (f"{OF_LIBRARIES}[sorted-step-grad]",),
+    ),
+    Mutant(
+        "library: one that makes itself ready counts", "worker/hidden_state/signatures.py",
+        "        again = found & self._once\n", "        again = found\n",
+        ("tests/jobs/test_case_of_libraries.py::test_what_is_for_people_and_what_makes_itself_ready_is_no_matter",),
+    ),
+    Mutant(
+        "library: containers that keep more are filled", "worker/hidden_state/graph.py",
+        "self._looks_into is not None and keeps_more(value)", "False", (f"{OF_LIBRARIES}[filed-step-grad]",),
     ),
     Mutant(
         "lent: digests of what ranks hold are not compared", "worker/state/lent.py",

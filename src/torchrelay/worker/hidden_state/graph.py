@@ -36,6 +36,7 @@ from torchrelay.worker.hidden_state.leaves import (
     Named,
     NamedLeaf,
     Within,
+    keeps_more,
     slot_names,
     slot_value,
     value_in_context,
@@ -217,6 +218,8 @@ class Walk:
 
     def _entries(self, path: str, holder: Any, name: Any, value: Any) -> None:
         """Objects that may come up in a container; of one of the script's classes all that is in it."""
+        if self._looks_into is not None and keeps_more(value):
+            return  # its attributes would no longer go with its entries
         if is_fillable(value) and (is_own(value) or not value or made.holds_objects(value)):
             self.leaves[f"{path}{ENTRIES}"] = Entries(f"{path}{ENTRIES}", holder, name, made.Filled(value))
 

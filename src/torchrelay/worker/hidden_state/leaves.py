@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextvars
 import csv
+import decimal
+import io
 import itertools
 import os
+import queue
 import threading
 import types
 from array import array
@@ -14,9 +17,12 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.made import MISSING
+from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.tensors.entries import entries_of, items_of
 
 FILLABLE = (dict, list, deque, *made.DICTS)
 ENTRIES = " entries"  # ends the path of the objects in a container
@@ -272,3 +278,54 @@ def slot_value(value: Any, name: str) -> Any:
         return object.__getattribute__(value, name)
     except (AttributeError, TypeError, ValueError):  # the last of a variable without a value
         return MISSING
+
+
+# ---------------------------------------------------------------- objects of libraries
+
+_FOR_PEOPLE = """
+    tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim loguru structlog prometheus_client
+    psutil pynvml matplotlib accelerate lightning lightning_fabric pytorch_lightning deepspeed ignite composer megatron
+    torchrelay
+"""
+_MACHINERY = """
+    builtins threading _thread multiprocessing concurrent asyncio logging contextlib weakref socket ssl mmap ctypes
+    subprocess zipfile tarfile pathlib inspect ast re enum typing abc types functools itertools operator importlib io
+    _io queue decimal datetime torch
+"""
+_PASSED = frozenset(_FOR_PEOPLE.split())  # and frameworks, which have their own ways
+_CLOSED = frozenset(_MACHINERY.split())
+_OF_PYTHON = (io.BytesIO, io.StringIO, decimal.Context, queue.Queue)
+_NONE = (type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler)
+MOST_FIELDS = 64
+_of_libraries: dict[type, bool] = {}
+
+
+def is_of_library(kind: type) -> bool:
+    """Whether objects of this class are a library's, and their contents may count for the training."""
+    found = _of_libraries.get(kind)
+    if found is None:
+        found = _of_libraries[kind] = _is_of_library(kind)
+    return found
+
+
+def _is_of_library(kind: type) -> bool:
+    if issubclass(kind, _OF_PYTHON) or kind.__module__.startswith("torch.distributions"):
+        return True
+    tops = [str(each.__module__).partition(".")[0] for each in kind.__mro__]
+    closed = issubclass(kind, _NONE) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
+    return not closed and not is_of_the_script(kind)
+
+
+def fields_of(thing: Any, most: int) -> list[Any]:
+    """Names and values of the attributes of an object, one after the other."""
+    slots = ((name, slot_value(thing, name)) for name in slot_names(type(thing)))
+    return [each for pair in itertools.chain(items_of(attributes_of(thing) or {}, most), slots) for each in pair]
+
+
+def keeps_more(container: Any) -> bool:
+    """Whether it is a library's, and has more than its entries, which it keeps in step with them: a sorted dict."""
+    if not is_of_library(type(container)):
+        return False
+    held = {id(each) for each in (container, *entries_of(container))}
+    more = (each for each in fields_of(container, MOST_FIELDS) if type(each) not in made.PLAIN)
+    return any(each is not MISSING and id(each) not in held and not callable(each) for each in more)

@@ -16,9 +16,8 @@ import xxhash
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
-from torchrelay.worker.hidden_state.leaves import Named, slot_names, slot_value
+from torchrelay.worker.hidden_state.leaves import Named, fields_of, is_of_library
 from torchrelay.worker.hidden_state.made import Filled, entries_within
-from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import arguments
 from torchrelay.worker.tensors.absent import is_absent
 from torchrelay.worker.tensors.entries import entries_of, items_of
@@ -219,21 +218,6 @@ def size_of(value: Any) -> int:
 # library's own business. Whether it changes can be seen: of attributes, slots and entries, as far as they are values.
 
 NODES = 2048  # that are looked at in one object
-_FOR_PEOPLE = """
-    tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim loguru structlog prometheus_client
-    psutil pynvml matplotlib accelerate lightning lightning_fabric pytorch_lightning deepspeed ignite composer megatron
-    torchrelay
-"""
-_MACHINERY = """
-    builtins threading _thread multiprocessing concurrent asyncio logging contextlib weakref socket ssl mmap ctypes
-    subprocess zipfile tarfile pathlib inspect ast re enum typing abc types functools itertools operator importlib io
-    _io queue decimal datetime torch
-"""
-_PASSED = frozenset(_FOR_PEOPLE.split())  # and frameworks, which have their own ways
-_CLOSED = frozenset(_MACHINERY.split())
-_OF_PYTHON = (io.BytesIO, io.StringIO, decimal.Context, queue.Queue)
-_NONE = (type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler)
-_of_libraries: dict[type, bool] = {}
 
 
 class Inside:
@@ -257,22 +241,6 @@ def _has_changed_inside(before: Any, now: tuple[str, Any]) -> bool:
     return is_of_library(now[1][0]) and before[1][:2] == now[1][:2] and before[1] != now[1]
 
 
-def is_of_library(kind: type) -> bool:
-    """Whether objects of this class are a library's, and their contents may count for the training."""
-    found = _of_libraries.get(kind)
-    if found is None:
-        found = _of_libraries[kind] = _is_of_library(kind)
-    return found
-
-
-def _is_of_library(kind: type) -> bool:
-    if issubclass(kind, _OF_PYTHON) or kind.__module__.startswith("torch.distributions"):
-        return True
-    tops = [str(each.__module__).partition(".")[0] for each in kind.__mro__]
-    closed = issubclass(kind, _NONE) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
-    return not closed and not is_of_the_script(kind)
-
-
 def contents(thing: Any) -> bytes:
     """A digest of what is in it: equal as long as no value in it changes. No method of it is called."""
     sums = xxhash.xxh3_128()
@@ -293,25 +261,31 @@ def contents(thing: Any) -> bytes:
 def _opened(value: Any) -> tuple[str, Iterable[Any]]:
     """What tells of it alone, and what is in it."""
     kind = type(value)
-    if issubclass(kind, torch.Tensor):
-        if value.requires_grad or made.is_of_state(value):
-            return "of the state", ()
-        return f"{value.shape} {version_of(value)} {_digest_of_tensor(value)}", ()
-    if issubclass(kind, np.ndarray):
-        found = np.ndarray if value.dtype.hasobject else None
-        return f"{value.shape} {'' if found else _glance_at_array(np.asarray(value), id(value))}", _fields(value)
+    if issubclass(kind, (torch.Tensor, np.ndarray)):
+        return _of_array(value)
     if graph.is_generator(value):
         return xxhash.xxh3_64_hexdigest(generators.bytes_of(value)), ()
     if kind in graph.ITERATORS:
         return generators.place_of(value), ()
-    if issubclass(kind, dict):
-        return str(len(value)), itertools.chain(itertools.chain.from_iterable(items_of(value, SMALL)), _fields(value))
-    if issubclass(kind, (list, tuple, deque)):
-        first = list(itertools.islice(iter(entries_of(value)), NODES))
-        return str(len(value)), itertools.chain(first, _fields(value))
     if issubclass(kind, (set, frozenset)):
-        return repr((len(value), sorted(map(repr, filter(graph.is_plain, itertools.islice(value, SMALL)))))), ()
-    return _of_python(value), _fields(value) if is_of_library(kind) else ()
+        return repr((len(value), sorted(map(repr, filter(graph.is_plain, entries_of(value, SMALL)))))), ()
+    if issubclass(kind, dict):
+        inside = [each for pair in items_of(value, SMALL) for each in pair]
+        return str(len(value)), inside + fields_of(value, NODES)
+    if issubclass(kind, (list, tuple, deque)):
+        return str(len(value)), entries_of(value, NODES) + fields_of(value, NODES)
+    return _of_python(value), fields_of(value, NODES) if is_of_library(kind) else ()
+
+
+def _of_array(value: Any) -> tuple[str, Iterable[Any]]:
+    if isinstance(value, np.ndarray):
+        told = "" if value.dtype.hasobject else _glance_at_array(np.asarray(value), id(value))
+        return f"{value.shape} {told}", fields_of(value, NODES)
+    if value.requires_grad or made.is_of_state(value):
+        return "of the state", ()
+    small = is_held(value) and value.nbytes <= WHOLE
+    told = xxhash.xxh3_64_hexdigest(arguments.digest(value)) if small else str(id(value))
+    return f"{value.shape} {version_of(value)} {told}", ()
 
 
 def _of_python(value: Any) -> str:
@@ -323,15 +297,3 @@ def _of_python(value: Any) -> str:
     if isinstance(value, queue.Queue):
         return repr(list(map(str, itertools.islice(value.queue, SMALL)))) + str(len(value.queue))
     return repr(value) if isinstance(value, decimal.Context) else ""
-
-
-def _digest_of_tensor(value: torch.Tensor) -> str:
-    small = is_held(value) and value.nbytes <= WHOLE
-    return xxhash.xxh3_64_hexdigest(arguments.digest(value)) if small else str(id(value))
-
-
-def _fields(value: Any) -> list[Any]:
-    """Names and values of its attributes."""
-    fields = graph.attributes_of(value) or {}
-    slots = ((name, slot_value(value, name)) for name in slot_names(type(value)))
-    return [each for pair in itertools.chain(items_of(fields, NODES), slots) for each in pair]

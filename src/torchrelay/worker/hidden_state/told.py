@@ -18,12 +18,11 @@ import torch
 from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
-from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within
+from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within, is_of_library
 from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, is_small_array
 from torchrelay.worker.hidden_state.signatures import (
     LARGEST,
     are_same,
-    is_of_library,
     is_small,
     signature_of,
     version_of,
