@@ -295,7 +295,7 @@ VALUES = (
     ),
     Mutant(
         "untold: nothing stands for it", "worker/hidden_state/moving.py",
-        "        if in_call and self._functions is not None:\n", "        if False:\n", (UNTOLD,),
+        "            if in_call:\n", "        if False:\n", (UNTOLD,),
     ),
     Mutant(
         "untold: a call that is made again finds what the cut one has left", "worker/hidden_state/hidden.py",
