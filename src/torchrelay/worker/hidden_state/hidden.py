@@ -23,6 +23,7 @@ from torch.utils.data import BatchSampler, DataLoader
 from torchrelay.errors import RefusedError, UndeclaredError
 from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.around import Outsiders, of_modules, variables_around
+from torchrelay.worker.hidden_state.leaves import is_of_library
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.hidden_state.told import There, put_back
@@ -175,20 +176,20 @@ class Hidden:
         `quiet`: the script has functions of its own that may carry more. `known`: all that the state is made of.
         """
         self._roots = list(told)
+        self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
         given = {id(thing) for _, thing in self._roots}
         others = [thing for thing in carried if id(thing) not in given]
         self._functions: list[Any] = []
         self.state = Moving(
             lambda: self._roots,
             functions=_Called(self._roots, self._functions),
-            passed=lambda: others,
+            passed=lambda: [*others, *self._of_loops()],
             quiet=quiet,
             limit=STATE_LEAVES,
             variables=variables.objects,
             known=tuple if known is None else known,
         )
         self._outsiders = None if known is None or quiet else Outsiders(self._around, known)
-        self._seen: dict[int, tuple[Any, Seen]] = {}  # by the object's id, with a weak reference
         self._made: dict[str, int] = {}  # how many objects of this name there were
         self._waiting: list[tuple[str, bytes]] = []  # told of objects that the script has not come to yet
         self.late_paths: dict[str, None] = {}  # what updates change: seen to change after the gate of a call
@@ -208,6 +209,11 @@ class Hidden:
         self._places: set[tuple[int, Any]] = set()
         self._holders: set[int] = set()
         self.late = b""  # what updates change, as it was when the last call had returned
+
+    def _of_loops(self) -> list[Any]:
+        """What libraries have made and tracked loops go through: a data set that streams tells itself where it is."""
+        found = (reference() for reference, _ in list(self._seen.values()))
+        return [thing for thing in found if is_of_library(type(thing))]
 
     @property
     def empty(self) -> bool:

@@ -284,18 +284,30 @@ def slot_value(value: Any, name: str) -> Any:
 
 _FOR_PEOPLE = """
     tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim loguru structlog prometheus_client
-    psutil pynvml matplotlib accelerate lightning lightning_fabric pytorch_lightning deepspeed ignite composer megatron
-    torchrelay
+    psutil pynvml matplotlib codetiming line_profiler memory_profiler pyinstrument
+"""
+_FRAMEWORKS = """
+    accelerate lightning lightning_fabric pytorch_lightning deepspeed ignite composer megatron mmengine torchrelay
+    ray dask
+"""
+_SETTINGS_AND_STORES = """
+    omegaconf hydra ml_collections fsspec s3fs gcsfs boto3 botocore aiobotocore google azure requests urllib3 httpx
+    aiohttp redis pymongo psycopg psycopg2 sqlalchemy smart_open huggingface_hub zmq grpc
 """
 _MACHINERY = """
     builtins threading _thread multiprocessing concurrent asyncio logging contextlib weakref socket ssl mmap ctypes
     subprocess zipfile tarfile pathlib inspect ast re enum typing abc types functools itertools operator importlib io
-    _io queue decimal datetime torch
+    _io queue decimal datetime http urllib sqlite3 selectors signal traceback tempfile cProfile profile unittest torch
 """
-_PASSED = frozenset(_FOR_PEOPLE.split())  # and frameworks, which have their own ways
+_PASSED = frozenset(
+    _FOR_PEOPLE.split() + _FRAMEWORKS.split() + _SETTINGS_AND_STORES.split()
+)  # no result depends on them
 _CLOSED = frozenset(_MACHINERY.split())
 _OF_PYTHON = (io.BytesIO, io.StringIO, decimal.Context, queue.Queue)
-_NONE = (type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler)
+_NONE = (
+    type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler,
+    torch.utils.data.DataLoader,
+)  # fmt: skip
 MOST_FIELDS = 64
 _of_libraries: dict[type, bool] = {}
 
@@ -324,7 +336,7 @@ def fields_of(thing: Any, most: int) -> list[Any]:
 
 def keeps_more(container: Any) -> bool:
     """Whether it is a library's, and has more than its entries, which it keeps in step with them: a sorted dict."""
-    if not is_of_library(type(container)):
+    if not isinstance(container, made.CONTAINERS) or not is_of_library(type(container)):
         return False
     held = {id(each) for each in (container, *entries_of(container))}
     more = (each for each in fields_of(container, MOST_FIELDS) if type(each) not in made.PLAIN)

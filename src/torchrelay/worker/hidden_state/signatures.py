@@ -246,14 +246,16 @@ def contents(thing: Any) -> bytes:
     sums = xxhash.xxh3_128()
     known: set[int] = set()
     waiting: deque[Any] = deque([thing])
-    while waiting and len(known) < NODES:
+    for _ in range(NODES):
+        if not waiting:
+            break
         value = waiting.popleft()
         if type(value) in graph.PLAIN:
-            sums.update(repr(value).encode())
+            sums.update(repr(value[:WHOLE] if type(value) in (str, bytes) else value).encode(errors="replace"))
         elif id(value) not in known:
             known.add(id(value))
             told, inside = _opened(value)
-            sums.update(f"{type(value).__qualname__} {told}".encode())
+            sums.update(f"{type(value).__qualname__} {told}".encode(errors="replace"))
             waiting.extend(inside)
     return sums.digest()
 
@@ -267,33 +269,43 @@ def _opened(value: Any) -> tuple[str, Iterable[Any]]:
         return xxhash.xxh3_64_hexdigest(generators.bytes_of(value)), ()
     if kind in graph.ITERATORS:
         return generators.place_of(value), ()
-    if issubclass(kind, (set, frozenset)):
-        return repr((len(value), sorted(map(repr, filter(graph.is_plain, entries_of(value, SMALL)))))), ()
-    if issubclass(kind, dict):
-        inside = [each for pair in items_of(value, SMALL) for each in pair]
-        return str(len(value)), inside + fields_of(value, NODES)
-    if issubclass(kind, (list, tuple, deque)):
-        return str(len(value)), entries_of(value, NODES) + fields_of(value, NODES)
-    return _of_python(value), fields_of(value, NODES) if is_of_library(kind) else ()
+    base = next((each for each in graph.CONTAINERS if issubclass(kind, each)), None)
+    if base is None:
+        return _of_python(value)
+    count = str(base.__len__(value))
+    if base in (set, frozenset):
+        return count + repr(sorted(map(repr, filter(graph.is_plain, entries_of(value, SMALL))))), ()
+    if base is dict:
+        return count, [each for pair in items_of(value, SMALL) for each in pair] + fields_of(value, NODES)
+    return count, entries_of(value, NODES) + fields_of(value, NODES)
 
 
 def _of_array(value: Any) -> tuple[str, Iterable[Any]]:
     if isinstance(value, np.ndarray):
-        told = "" if value.dtype.hasobject else _glance_at_array(np.asarray(value), id(value))
-        return f"{value.shape} {told}", fields_of(value, NODES)
-    if value.requires_grad or made.is_of_state(value):
+        plain = np.asarray(value)
+        piece = plain if plain.nbytes <= WHOLE else plain.flat[:: max(1, plain.size // SAMPLES)]
+        return f"{plain.shape} {'' if plain.dtype.hasobject else _digest_of(piece)}", fields_of(value, NODES)
+    if value.requires_grad or (value.is_cpu and value.layout == torch.strided and made.is_of_state(value)):
         return "of the state", ()
     small = is_held(value) and value.nbytes <= WHOLE
     told = xxhash.xxh3_64_hexdigest(arguments.digest(value)) if small else str(id(value))
     return f"{value.shape} {version_of(value)} {told}", ()
 
 
-def _of_python(value: Any) -> str:
+def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
     if isinstance(value, (io.BytesIO, io.StringIO)):
-        if value.closed:
-            return "closed"
-        text = value.getvalue()
-        return f"{value.tell()} {len(text)} {text[-WHOLE:]!r}"
+        return "closed" if value.closed else str((value.tell(), _end_of(value))), ()
     if isinstance(value, queue.Queue):
-        return repr(list(map(str, itertools.islice(value.queue, SMALL)))) + str(len(value.queue))
-    return repr(value) if isinstance(value, decimal.Context) else ""
+        return "", entries_of(value.queue, NODES)
+    if isinstance(value, decimal.Context):  # not its flags, which say what it was used for
+        return str((value.prec, value.rounding, value.Emin, value.Emax)), ()
+    return "", fields_of(value, NODES) if is_of_library(type(value)) else ()
+
+
+def _end_of(file: io.BytesIO | io.StringIO) -> tuple[int, Any]:
+    """Its length and its last part."""
+    if isinstance(file, io.StringIO):
+        text = file.getvalue()
+        return len(text), text[-WHOLE:]
+    with file.getbuffer() as data:
+        return data.nbytes, bytes(data[-WHOLE:])
