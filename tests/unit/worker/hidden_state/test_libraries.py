@@ -1,0 +1,232 @@
+"""Objects of libraries: what is in them is seen to change, and nothing of them is run."""
+
+from __future__ import annotations
+
+import configparser
+import decimal
+import io
+import queue
+import threading
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import networkx  # type: ignore[import-untyped]
+import numpy as np
+import pytest
+import torch
+from numpy.polynomial import Polynomial
+from rich.progress import Progress
+from sortedcontainers import SortedDict, SortedList  # type: ignore[import-untyped]
+from torch import distributions, nn
+from torch.utils.data import DataLoader
+
+from torchrelay.errors import UnprovedError
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.hidden_state.leaves import is_of_library, keeps_more
+from torchrelay.worker.hidden_state.signatures import NODES, contents
+
+LIBRARY = types.ModuleType("a_library")  # it has no file, as if it were none of the script's
+
+
+def library(kind: type) -> type:
+    """The class, as if a library had it."""
+    kind.__module__ = LIBRARY.__name__
+    return kind
+
+
+@library
+class Bag:
+    """Anything."""
+
+    def __init__(self, **fields: Any) -> None:
+        vars(self).update(fields)
+
+
+class Raises:
+    """Whatever it is asked."""
+
+    def _raise(self, *_: Any) -> Any:
+        raise AssertionError("code of the script's is run")
+
+    __repr__ = __str__ = __eq__ = __len__ = __iter__ = __bool__ = _raise
+    __hash__ = object.__hash__
+
+
+CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "sorted": (SortedList, lambda kept: kept.add(1.0)),
+    "filed": (SortedDict, lambda kept: kept.update(a=1)),
+    "graph": (networkx.Graph, lambda kept: kept.add_node(1)),
+    "polynomial": (lambda: Polynomial([1.0]), lambda kept: kept.coef.__setitem__(0, 2.0)),
+    "normal": (lambda: distributions.Normal(torch.zeros(1), torch.ones(1)), lambda kept: kept.loc.add_(1)),
+    "bytes": (io.BytesIO, lambda kept: kept.write(b"a")),
+    "sought": (lambda: io.BytesIO(b"ab"), lambda kept: kept.seek(1)),
+    "text": (io.StringIO, lambda kept: kept.write("a")),
+    "queue": (queue.Queue, lambda kept: kept.put(1)),
+    "context": (decimal.Context, lambda kept: setattr(kept, "prec", 3)),
+    "settings": (configparser.ConfigParser, lambda kept: kept.add_section("a")),
+    "masked": (lambda: np.ma.masked_array(np.zeros(2), mask=[False, True]), lambda kept: kept.__setitem__(0, 1.0)),
+    "unmasked": (
+        lambda: np.ma.masked_array(np.zeros(2), mask=[False, True]),
+        lambda kept: setattr(kept, "mask", [True, True]),
+    ),
+    "generator": (lambda: Bag(draws=np.random.default_rng(1)), lambda kept: kept.draws.random()),
+    "iterator": (lambda: Bag(comes=iter(range(9))), lambda kept: next(kept.comes)),
+    "within": (lambda: Bag(inner=[{"a": Bag(value=1)}]), lambda kept: setattr(kept.inner[0]["a"], "value", 2)),
+    "numpy": (lambda: Bag(seen=np.zeros(200_000)), lambda kept: kept.seen.__iadd__(1)),
+    "tensor": (lambda: Bag(seen=torch.zeros(200_000)), lambda kept: kept.seen.add_(1)),
+    "numbers": (lambda: Bag(seen={1, 2}), lambda kept: kept.seen.add(3)),
+}
+
+
+@pytest.mark.parametrize("kind", CHANGES)
+def test_what_is_in_them_is_seen_to_change(kind: str) -> None:
+    make, change = CHANGES[kind]
+    kept = make()
+    assert is_of_library(type(kept))
+    before = contents(kept)
+    assert contents(kept) == before, "looking changes nothing"
+    change(kept)
+    assert contents(kept) != before
+
+
+@pytest.mark.parametrize(
+    "kept",
+    [
+        Bag(lock=threading.Lock(), thread=threading.current_thread(), module=LIBRARY, function=len, kind=Bag),
+        Bag(value=Raises(), within=[Raises()], keys={Raises(): 1}, row={Raises()}),
+        Bag(file=io.BytesIO(), none=np.zeros((0, 3)), number=np.array(3.0), objects=np.array([Raises()], dtype=object)),
+        Bag(sparse=torch.eye(2).to_sparse(), meta=torch.zeros(2, device="meta"), nothing=torch.zeros(0)),
+        Bag(text="\ud800", data=b"\xff", large="a" * 1_000_000, number=float("nan")),
+    ],
+    ids=["machinery", "raises", "arrays", "tensors", "texts"],
+)
+def test_nothing_of_them_is_run_and_nothing_raises(kept: Any) -> None:
+    if hasattr(kept, "file"):
+        kept.file.close()
+    assert contents(kept) == contents(kept)
+
+
+def test_what_they_hold_of_the_training_is_no_matter() -> None:
+    model = nn.Linear(2, 2)
+    kept: Any = Bag(
+        model=model, parameters=list(model.parameters()), optimizer=torch.optim.SGD(model.parameters(), 0.1)
+    )
+    before = contents(kept)
+    with torch.no_grad():
+        model.weight.add_(1)
+    kept.optimizer.param_groups[0]["lr"] = 0.2
+    assert contents(kept) == before
+
+
+def test_a_look_at_a_large_one_takes_no_longer() -> None:
+    @library
+    class Large:
+        def __init__(self) -> None:
+            self.inside = [[number] for number in range(10 * NODES)]
+
+    large = Large()
+    before = contents(large)
+    large.inside[-1].append(1)
+    assert contents(large) == before, "the end of it is not looked at"
+    large.inside[0].append(1)
+    assert contents(large) != before
+
+
+def test_containers_that_keep_more_than_entries() -> None:
+    @library
+    class Mirrored(dict[str, Any]):
+        def __init__(self, **entries: Any) -> None:
+            super().__init__(entries)
+            self.__dict__ = self
+
+    assert keeps_more(SortedDict(a=1)), "it has the order of its keys, too"
+    assert not keeps_more(Mirrored(a=[1]))
+    assert not keeps_more(Bag(a=[1])), "that is no container"
+
+
+@pytest.mark.parametrize("kind", [Progress, DataLoader, nn.Linear, threading.Thread, type, object, int, Raises])
+def test_what_is_for_people_or_no_librarys_is_let_be(kind: type) -> None:
+    assert not is_of_library(kind)
+
+
+class Trainer:
+    """Its step is what is run."""
+
+    def __init__(self, kept: Any, use: Callable[[Any], Any]) -> None:
+        self.kept, self.use, self.steps = kept, use, 0
+
+    def step(self) -> None:
+        self.steps += 1
+        self.use(self)
+
+
+def life(trainer: Trainer, calls: int) -> Hidden:
+    hidden = Hidden()
+    hidden.add(trainer.step)
+    for _ in range(calls):
+        hidden.mark()
+        hidden.look_entry()
+        trainer.step()
+        hidden.look_gate()
+        hidden.look_return()
+    return hidden
+
+
+def taken_over(hidden: Hidden) -> Hidden:
+    after = Hidden()
+    after.add(Trainer(SortedList(), lambda _: None).step)
+    after.load(hidden.record())
+    return after
+
+
+def test_a_fault_is_refused_by_its_name_and_it_is_said_before(capsys: pytest.CaptureFixture[str]) -> None:
+    hidden = life(Trainer(SortedList(), lambda trainer: trainer.kept.add(trainer.steps)), 3)
+    assert "Trainer.step.kept is an object of a library" in capsys.readouterr().err
+    with pytest.raises(UnprovedError, match=r"Trainer\.step\.kept is an object of a library, and changes"):
+        taken_over(hidden)
+    with pytest.raises(UnprovedError, match="kept is an object of a library"):
+        hidden.rewind()
+
+
+def test_one_that_makes_itself_ready_is_not() -> None:
+    def first(trainer: Trainer) -> None:
+        if trainer.steps == 1:
+            trainer.kept.add(1)
+
+    taken_over(life(Trainer(SortedList(), first), 4))
+
+
+def test_one_that_gives_way_to_another_is_not_there() -> None:
+    def another(trainer: Trainer) -> None:
+        trainer.kept = SortedList([trainer.steps])
+
+    after, trainer = Hidden(), Trainer(SortedList(), another)
+    after.add(trainer.step)
+    after.load(life(Trainer(SortedList(), another), 3).record())
+    assert "kept" in repr(object.__getattribute__(trainer, "__dict__")["kept"].path)
+
+
+def test_what_a_loop_goes_through_tells_itself_where_it_is() -> None:
+    @library
+    class Stream:
+        def __init__(self) -> None:
+            self.at = 0
+
+        def __iter__(self) -> Iterator[int]:
+            while self.at < 9:
+                yield self.at
+                self.at += 1
+
+    stream = Stream()
+    trainer = Trainer(stream, lambda trainer: setattr(trainer.kept, "at", trainer.kept.at + 1))
+    hidden = Hidden()
+    assert hidden.of(stream) is not None
+    hidden.add(trainer.step)
+    for _ in range(3):
+        hidden.mark()
+        hidden.look_entry()
+        trainer.step()
+        hidden.look_gate()
+        hidden.look_return()
+    taken_over(hidden)
