@@ -111,9 +111,13 @@ def place_of(iterator: Any, depth: int = 0) -> str:
             except (TypeError, AttributeError, ValueError):
                 return ""
     if type(iterator) in NUMBERED:
-        return str(getattr(iterator, NUMBERED[type(iterator)]))
+        try:
+            return str(getattr(iterator, NUMBERED[type(iterator)]))
+        except ValueError:  # it is past its end
+            return "over"
     if type(iterator) is CALLING:
-        called = (getattr(one, "__self__", one) for one in gc.get_referents(iterator))
+        bound = (types.BuiltinMethodType, types.MethodType, types.MethodWrapperType)
+        called = (one.__self__ if type(one) in bound else one for one in gc.get_referents(iterator))
         return "; ".join(place_of(one, depth + 1) for one in called if type(one) in ITERATORS and depth < NESTED)
     if type(iterator) is not types.GeneratorType:
         return str(operator.length_hint(iterator, 0))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -26,7 +26,7 @@ from torchrelay.worker.hidden_state.around import Outsiders, of_modules, variabl
 from torchrelay.worker.hidden_state.leaves import is_of_library
 from torchrelay.worker.hidden_state.moving import Moving
 from torchrelay.worker.hidden_state.still import Still
-from torchrelay.worker.hidden_state.told import There, put_back
+from torchrelay.worker.hidden_state.told import FRAME, There, put_back
 from torchrelay.worker.tensors import absent
 
 FIRST = 12  # looks that are made in any case
@@ -408,14 +408,20 @@ class Hidden:
         self._waiting = list(told.resting)
         self._give([one for _, one in self._seen.values()])
 
-    def borrow(self, lent: bytes, unproved: Callable[[Iterable[str]], Iterable[str]]) -> None:
+    def borrow(self, lent: bytes, lost: Sequence[str]) -> None:
         """The record that was loaded is of a gate: what has changed after that is taken from another rank.
 
-        `unproved`: which of these paths it cannot be taken for. Raises `UnprovedError` if nothing can be there instead.
+        `lost`: what nobody can lend, a row as a whole. Raises `UnprovedError` if nothing can be there instead.
         """
+        rows = [path.removesuffix(FRAME) for path in lost if path.endswith(FRAME)]
+        within = tuple(f"{row}[" for row in rows)
+        gone = [path.removesuffix(FRAME) for path in lost if not path.startswith(within)]
+        absent.note_lost(gone)
+        for path in gone:
+            if path in self.state.kept and graph.is_generator(self.state.kept[path].read()):
+                raise absent.refusal(path)  # others hold it, too, and would go on with it
         self.late_paths |= dict.fromkeys(self.state.put(lent))
-        absent.note_lost(lost := list(unproved(self.late_paths)))
-        self.state.put_absent(lost)
+        self.state.put_absent(gone)
         self.late = self.state.record(only=self.late_paths)
 
     def _give(self, seen: Iterable[Seen]) -> None:

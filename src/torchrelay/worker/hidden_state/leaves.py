@@ -284,7 +284,8 @@ def slot_value(value: Any, name: str) -> Any:
 
 _FOR_PEOPLE = """
     tqdm rich tensorboard tensorboardX wandb mlflow neptune comet_ml clearml aim loguru structlog prometheus_client
-    psutil pynvml matplotlib codetiming line_profiler memory_profiler pyinstrument
+    psutil pynvml matplotlib codetiming line_profiler memory_profiler pyinstrument alive_progress fastprogress
+    progressbar click halo yaspin enlighten codecarbon sentry_sdk opentelemetry statsd absl visdom dvclive
 """
 _FRAMEWORKS = """
     accelerate lightning lightning_fabric pytorch_lightning deepspeed ignite composer megatron mmengine torchrelay
@@ -297,14 +298,16 @@ _SETTINGS_AND_STORES = """
 _MACHINERY = """
     builtins threading _thread multiprocessing concurrent asyncio logging contextlib weakref socket ssl mmap ctypes
     subprocess zipfile tarfile pathlib inspect ast re enum typing abc types functools itertools operator importlib io
-    _io queue decimal datetime http urllib sqlite3 selectors signal traceback tempfile cProfile profile unittest torch
+    _io queue decimal datetime http urllib sqlite3 selectors signal traceback tempfile cProfile profile unittest gzip
+    csv torch
 """
 _PASSED = frozenset(
     _FOR_PEOPLE.split() + _FRAMEWORKS.split() + _SETTINGS_AND_STORES.split()
 )  # no result depends on them
 _CLOSED = frozenset(_MACHINERY.split())
-_OF_PYTHON = (io.BytesIO, io.StringIO, decimal.Context, queue.Queue)
-_NONE = (
+_OF_PYTHON = (io.BytesIO, decimal.Context, queue.Queue)
+_OPEN = (*made.CONTAINERS, *made.DICTS)  # which are looked into by themselves
+NO_VALUES = (
     type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler,
     torch.utils.data.DataLoader,
 )  # fmt: skip
@@ -321,10 +324,12 @@ def is_of_library(kind: type) -> bool:
 
 
 def _is_of_library(kind: type) -> bool:
-    if issubclass(kind, _OF_PYTHON) or kind.__module__.startswith("torch.distributions"):
+    if issubclass(kind, _OF_PYTHON) or str(kind.__module__).startswith("torch.distributions"):
         return True
+    if kind in _OPEN:
+        return False
     tops = [str(each.__module__).partition(".")[0] for each in kind.__mro__]
-    closed = issubclass(kind, _NONE) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
+    closed = issubclass(kind, NO_VALUES) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
     return not closed and not is_of_the_script(kind)
 
 
@@ -338,6 +343,7 @@ def keeps_more(container: Any) -> bool:
     """Whether it is a library's, and has more than its entries, which it keeps in step with them: a sorted dict."""
     if not isinstance(container, made.CONTAINERS) or not is_of_library(type(container)):
         return False
-    held = {id(each) for each in (container, *entries_of(container))}
-    more = (each for each in fields_of(container, MOST_FIELDS) if type(each) not in made.PLAIN)
-    return any(each is not MISSING and id(each) not in held and not callable(each) for each in more)
+    fields = [each for each in fields_of(container, MOST_FIELDS) if type(each) not in made.PLAIN]
+    more = [each for each in fields if each is not MISSING and each is not container and not callable(each)]
+    held = {id(each) for each in entries_of(container)} if more else ()
+    return any(id(each) not in held for each in more)

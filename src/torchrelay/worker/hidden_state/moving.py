@@ -116,7 +116,8 @@ class Moving:
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, told.before(before, path), tied)]
         if self._functions is not None:
-            inside, again = self._inside.note(before, now, changed)
+            inside, again = self._inside.note(before, now, self._walk.leaves)
+            self.lacking = {path: what for path, what in self.lacking.items() if what != LIBRARY or path in now}
             for path in again - self.lacking.keys():
                 self.lacking[path] = absent.say(path, LIBRARY)
             if in_call:
@@ -169,6 +170,7 @@ class Moving:
         """What all leaves are now; None if another thread is changing them."""
         try:
             self._walk = self._go()
+            signatures.walked(self._walk.objects)
             return {path: signature_of(leaf.value) for path, leaf in self._walk.leaves.items()}
         except RuntimeError:  # a dict or deque has changed its size under our eyes
             return None

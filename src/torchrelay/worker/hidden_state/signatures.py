@@ -6,8 +6,9 @@ import decimal
 import io
 import itertools
 import queue
+import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,8 +17,9 @@ import xxhash
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
-from torchrelay.worker.hidden_state.leaves import Named, fields_of, is_of_library
+from torchrelay.worker.hidden_state.leaves import NO_VALUES, Named, fields_of, is_of_library
 from torchrelay.worker.hidden_state.made import Filled, entries_within
+from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import arguments
 from torchrelay.worker.tensors.absent import is_absent
 from torchrelay.worker.tensors.entries import entries_of, items_of
@@ -224,21 +226,29 @@ class Inside:
     """Objects of libraries that are seen to change: once, as they make themselves ready, or again."""
 
     def __init__(self) -> None:
-        self._once: set[str] = set()
+        self._here: dict[str, Callable[[], Any]] = {}  # what gives the object that was at a path at the last look
+        self._once: dict[str, Callable[[], Any]] = {}
 
-    def note(self, before: dict[str, Any], now: dict[str, Any], changed: Iterable[str]) -> tuple[set[str], set[str]]:
+    def note(
+        self, before: dict[str, Any], now: dict[str, Any], leaves: Mapping[str, graph.Leaf]
+    ) -> tuple[set[str], set[str]]:
         """Those that have changed between two looks, and those of them that had before. The looks are signatures."""
-        found = {path for path in changed if _has_changed_inside(before.get(path), now[path])}
-        again = found & self._once
-        self._once |= found
+        here = {path: leaves[path].value for path, sign in now.items() if sign[0] == "object" and len(sign[1]) == 3}
+        here = {path: thing for path, thing in here.items() if is_of_library(type(thing))}
+        same = {path for path, thing in here.items() if path in self._here and self._here[path]() is thing}
+        found = {path for path in same if before.get(path, now[path]) != now[path]}
+        again = {path for path in found if path in self._once and self._once[path]() is here[path]}
+        self._here = {path: _reference(thing) for path, thing in here.items()}
+        self._once.update((path, self._here[path]) for path in found)
         return found, again
 
 
-def _has_changed_inside(before: Any, now: tuple[str, Any]) -> bool:
-    """Whether one and the same object has other contents."""
-    if before is None or before is MISSING or before[0] != "object" or now[0] != "object" or len(now[1]) != 3:
-        return False
-    return is_of_library(now[1][0]) and before[1][:2] == now[1][:2] and before[1] != now[1]
+def _reference(thing: Any) -> Callable[[], Any]:
+    """What gives it as long as it is there. Another object may get its id when it is gone."""
+    try:
+        return weakref.ref(thing)
+    except TypeError:
+        return lambda: thing
 
 
 def contents(thing: Any) -> bytes:
@@ -250,14 +260,33 @@ def contents(thing: Any) -> bytes:
         if not waiting:
             break
         value = waiting.popleft()
-        if type(value) in graph.PLAIN:
-            sums.update(repr(value[:WHOLE] if type(value) in (str, bytes) else value).encode(errors="replace"))
-        elif id(value) not in known:
+        if id(value) in known:
+            continue
+        try:
+            told, inside = (_shown_plain(value), ()) if type(value) in graph.PLAIN else _opened(value)
+        except _ODD:  # no more is known of it
+            continue
+        if type(value) not in graph.PLAIN:
             known.add(id(value))
-            told, inside = _opened(value)
-            sums.update(f"{type(value).__qualname__} {told}".encode(errors="replace"))
-            waiting.extend(inside)
+        sums.update(f"{type(value).__qualname__} {told}".encode(errors="replace"))
+        waiting.extend(itertools.islice(inside, NODES))
     return sums.digest()
+
+
+_ODD = (ArithmeticError, AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError)
+_walked: set[int] = set()  # ids of objects at which the walk has looked itself
+
+
+def walked(objects: Iterable[Any]) -> None:
+    """What is looked at by itself is no part of what refers to it, such as the trainer that has a callback."""
+    _walked.clear()
+    _walked.update(map(id, objects))
+
+
+def _shown_plain(value: Any) -> str:
+    return (
+        repr(value[:WHOLE]) if type(value) in (str, bytes) else str(hash(value)) if type(value) is int else repr(value)
+    )
 
 
 def _opened(value: Any) -> tuple[str, Iterable[Any]]:
@@ -283,8 +312,12 @@ def _opened(value: Any) -> tuple[str, Iterable[Any]]:
 def _of_array(value: Any) -> tuple[str, Iterable[Any]]:
     if isinstance(value, np.ndarray):
         plain = np.asarray(value)
+        if plain.dtype.hasobject:
+            return str(plain.shape), [*itertools.islice(plain.flat, NODES), *fields_of(value, NODES)]
+        if plain.base is not None and _is_view_of_state(plain):
+            return "of the state", ()
         piece = plain if plain.nbytes <= WHOLE else plain.flat[:: max(1, plain.size // SAMPLES)]
-        return f"{plain.shape} {'' if plain.dtype.hasobject else _digest_of(piece)}", fields_of(value, NODES)
+        return f"{plain.shape} {_digest_of(piece)}", fields_of(value, NODES)
     if value.requires_grad or (value.is_cpu and value.layout == torch.strided and made.is_of_state(value)):
         return "of the state", ()
     small = is_held(value) and value.nbytes <= WHOLE
@@ -292,20 +325,25 @@ def _of_array(value: Any) -> tuple[str, Iterable[Any]]:
     return f"{value.shape} {version_of(value)} {told}", ()
 
 
+def _is_view_of_state(array: np.ndarray[Any, Any]) -> bool:
+    try:
+        return made.is_of_state(torch.from_numpy(array))
+    except (TypeError, ValueError):  # of a kind that torch does not have
+        return False
+
+
 def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
-    if isinstance(value, (io.BytesIO, io.StringIO)):
-        return "closed" if value.closed else str((value.tell(), _end_of(value))), ()
-    if isinstance(value, queue.Queue):
-        return "", entries_of(value.queue, NODES)
+    kind = type(value)
+    if isinstance(value, io.BytesIO):
+        data = io.BytesIO.getvalue(value)
+        return str((io.BytesIO.tell(value), len(data), data[-WHOLE:])), ()
+    if isinstance(value, queue.Queue):  # one for which a thread waits is its own business
+        return ("", ()) if vars(value.not_empty).get("_waiters") else ("", entries_of(value.queue, NODES))
     if isinstance(value, decimal.Context):  # not its flags, which say what it was used for
         return str((value.prec, value.rounding, value.Emin, value.Emax)), ()
-    return "", fields_of(value, NODES) if is_of_library(type(value)) else ()
-
-
-def _end_of(file: io.BytesIO | io.StringIO) -> tuple[int, Any]:
-    """Its length and its last part."""
-    if isinstance(file, io.StringIO):
-        text = file.getvalue()
-        return len(text), text[-WHOLE:]
-    with file.getbuffer() as data:
-        return data.nbytes, bytes(data[-WHOLE:])
+    if kind in graph.BUFFERS:
+        return xxhash.xxh3_64_hexdigest(bytes(value[:WHOLE])), ()
+    counts = is_of_library(kind) or (
+        is_of_the_script(kind) and id(value) not in _walked and not isinstance(value, NO_VALUES)
+    )
+    return "", fields_of(value, NODES) if counts else ()

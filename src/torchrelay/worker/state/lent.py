@@ -5,7 +5,7 @@ step changes after that (a count, a best value, a hidden state) comes from ranks
 alike nobody has said. So each rank keeps digests of the values at its last returns, and a replacement compares those of
 its predecessor with theirs:
 
-    unequal once               each rank has its own: a replacement does not have it
+    unequal in one of them     each rank has its own: a replacement does not have it
     equal, and they changed    the update makes them alike: taken
     equal, and never changed   taken if it has not changed now; else nobody knows, and a replacement does not have it
     one side has none          as above
@@ -15,7 +15,7 @@ What a replacement does not have is refused when it is read: see `tensors.absent
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from hashlib import blake2b
 from itertools import pairwise
 
@@ -45,9 +45,9 @@ class Returns:
     def __init__(self, history: History | None = None) -> None:
         self.history = dict(history or {})
 
-    def note(self, paths: Iterable[str], told: Mapping[str, bytes]) -> None:
-        """A call has returned. `paths`: what updates change; `told`: by path what is told of it now."""
-        digests = {path: _digest([told.get(path, b"")]) for path in paths}
+    def note(self, told: Mapping[str, bytes]) -> None:
+        """A call has returned. `told`: of what updates change, by path. What is not told any more is not known."""
+        digests = {path: _digest([path.encode(), value]) for path, value in told.items()}
         if len(digests) > MOST:
             digests = {ALL: _digest(digests[path] for path in sorted(digests))}
         kept = (RETURNS - 1) * _SIZE
@@ -57,6 +57,12 @@ class Returns:
 def parted(record: bytes) -> dict[str, bytes]:
     """What is told of each path."""
     return {path: bytes(value) for path, value, *_ in _entries(record)} if record else {}
+
+
+def without(record: bytes, paths: Collection[str]) -> bytes:
+    """The same, and nothing of these paths."""
+    kept = [entry for entry in _entries(record) if entry[0] not in paths] if record else []
+    return msgspec.msgpack.encode(kept) if kept else b""
 
 
 def _digest(parts: Iterable[bytes]) -> bytes:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterable, Sequence
-from functools import partial
 from typing import Any
 
 import msgspec
@@ -20,7 +19,7 @@ from torchrelay.wire.files.page import MAX_RECORD, PageFull
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.parallel.shards import local
 from torchrelay.worker.state.buffers import Buffers
-from torchrelay.worker.state.lent import Lent, Returns, parted, unproved
+from torchrelay.worker.state.lent import Lent, Returns, parted, unproved, without
 from torchrelay.worker.state.parts import (
     ArrayPart,
     ContainerPart,
@@ -152,7 +151,7 @@ class Private:
         """The call has returned: what its update has changed is told to whoever takes over a rank that has not."""
         self.hidden.look_return()
         if self.hidden.late_paths:
-            self._returns.note(self.hidden.late_paths, parted(self.hidden.late))
+            self._returns.note(parted(self.hidden.late))
 
     def lend(self) -> Lent:
         """What updates change, as it was when the last call had returned."""
@@ -165,9 +164,11 @@ class Private:
         """
         if not lent:
             return
-        self.hidden.borrow(lent[0].values, partial(unproved, self._returns.history, lent))
+        paths = {*self.hidden.late_paths, *parted(lent[0].values)}
+        lost = unproved(self._returns.history, lent, paths)
+        self.hidden.borrow(without(lent[0].values, lost), lost)
         if self.hidden.late_paths:
-            self._returns.note(self.hidden.late_paths, parted(self.hidden.late))
+            self._returns.note(parted(self.hidden.late))
 
     def kept(self) -> frozenset[memory.Place]:
         """The buffers that hold this rank's own values, which a replica's must not replace."""

@@ -22,6 +22,7 @@ from torch import distributions, nn
 from torch.utils.data import DataLoader
 
 from torchrelay.errors import UnprovedError
+from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.hidden_state.leaves import is_of_library, keeps_more
 from torchrelay.worker.hidden_state.signatures import NODES, contents
@@ -43,6 +44,12 @@ class Bag:
         vars(self).update(fields)
 
 
+class Own:
+    """Of the script's."""
+
+    count = 0
+
+
 class Raises:
     """Whatever it is asked."""
 
@@ -61,7 +68,10 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "normal": (lambda: distributions.Normal(torch.zeros(1), torch.ones(1)), lambda kept: kept.loc.add_(1)),
     "bytes": (io.BytesIO, lambda kept: kept.write(b"a")),
     "sought": (lambda: io.BytesIO(b"ab"), lambda kept: kept.seek(1)),
-    "text": (io.StringIO, lambda kept: kept.write("a")),
+    "buffer": (lambda: Bag(data=bytearray(4)), lambda kept: kept.data.__setitem__(0, 1)),
+    "objects": (lambda: Bag(data=np.array([None, 1], dtype=object)), lambda kept: kept.data.__setitem__(0, 1)),
+    "own": (lambda: Bag(inner=Own()), lambda kept: setattr(kept.inner, "count", 1)),
+    "filed own": (lambda: SortedDict(a=Own()), lambda kept: setattr(kept["a"], "count", 1)),
     "queue": (queue.Queue, lambda kept: kept.put(1)),
     "context": (decimal.Context, lambda kept: setattr(kept, "prec", 3)),
     "settings": (configparser.ConfigParser, lambda kept: kept.add_section("a")),
@@ -96,10 +106,11 @@ def test_what_is_in_them_is_seen_to_change(kind: str) -> None:
         Bag(lock=threading.Lock(), thread=threading.current_thread(), module=LIBRARY, function=len, kind=Bag),
         Bag(value=Raises(), within=[Raises()], keys={Raises(): 1}, row={Raises()}),
         Bag(file=io.BytesIO(), none=np.zeros((0, 3)), number=np.array(3.0), objects=np.array([Raises()], dtype=object)),
+        Bag(odd=nn.UninitializedBuffer(), huge=10**5000, after=1),
         Bag(sparse=torch.eye(2).to_sparse(), meta=torch.zeros(2, device="meta"), nothing=torch.zeros(0)),
         Bag(text="\ud800", data=b"\xff", large="a" * 1_000_000, number=float("nan")),
     ],
-    ids=["machinery", "raises", "arrays", "tensors", "texts"],
+    ids=["machinery", "raises", "arrays", "odd", "tensors", "texts"],
 )
 def test_nothing_of_them_is_run_and_nothing_raises(kept: Any) -> None:
     if hasattr(kept, "file"):
@@ -107,11 +118,14 @@ def test_nothing_of_them_is_run_and_nothing_raises(kept: Any) -> None:
     assert contents(kept) == contents(kept)
 
 
-def test_what_they_hold_of_the_training_is_no_matter() -> None:
+def test_what_they_hold_of_the_training_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
+    place = model.weight.untyped_storage().data_ptr()
+    monkeypatch.setattr(made, "_of_state", lambda: ({place}, set()))
     kept: Any = Bag(
         model=model, parameters=list(model.parameters()), optimizer=torch.optim.SGD(model.parameters(), 0.1)
     )
+    kept.array = model.weight.detach().numpy()
     before = contents(kept)
     with torch.no_grad():
         model.weight.add_(1)
@@ -195,6 +209,47 @@ def test_one_that_makes_itself_ready_is_not() -> None:
             trainer.kept.add(1)
 
     taken_over(life(Trainer(SortedList(), first), 4))
+
+
+def test_an_odd_value_hides_no_other() -> None:
+    kept: Any = Bag(odd=nn.UninitializedBuffer(), count=1)
+    before = contents(kept)
+    kept.count = 2
+    assert contents(kept) != before
+
+
+def test_another_one_at_the_same_place_in_memory_has_not_changed() -> None:
+    def another(trainer: Trainer) -> None:
+        del trainer.kept
+        trainer.kept = io.BytesIO(bytes(trainer.steps))
+
+    hidden = life(Trainer(io.BytesIO(), another), 30)
+    assert not hidden.state.lacking
+    assert any("kept" in path for path in hidden.state.untold.all()), "a replacement has none"
+
+
+def test_a_queue_for_which_a_thread_waits_is_the_threads_business() -> None:
+    waiting: queue.Queue[int] = queue.Queue()
+    taken: list[int] = []
+    thread = threading.Thread(target=lambda: taken.append(waiting.get()))
+    thread.start()
+    while not waiting.not_empty._waiters:  # type: ignore[attr-defined]
+        pass
+    before = contents(waiting)
+    waiting.put(1)
+    thread.join()
+    assert taken == [1]
+    assert contents(waiting) == before
+
+
+def test_what_is_gone_is_no_reason_any_more() -> None:
+    def while_it_lasts(trainer: Trainer) -> None:
+        if trainer.steps < 5:
+            trainer.kept.add(trainer.steps)
+        elif trainer.steps == 5:
+            del trainer.kept
+
+    assert not life(Trainer(SortedList(), while_it_lasts), 8).state.lacking
 
 
 def test_one_that_gives_way_to_another_is_not_there() -> None:

@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from torchrelay.errors import UnprovedError
+from torchrelay.worker.hidden_state.told import FRAME
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.lent import ALL, MOST, RETURNS, Lent, Returns, unproved
 from torchrelay.worker.state.state import State
@@ -23,18 +24,24 @@ def _nothing_is_refused_later() -> Iterator[None]:
     absent._lost.clear()
 
 
+class Net(nn.Linear):
+    """A module of the script's, of which attributes are looked at."""
+
+    updates: Any = None
+
+
 class Life:
     """A rank that trains without others."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
-        self.model = nn.Linear(3, 1)
+        self.model = Net(3, 1)
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
         self.state = State(self.model, self.optimizer)
         self.redo = Redo(self.state)
 
-    def call(self, **kept: Any) -> bytes:
-        """What it has told at the gate. `kept`: what the call puts into the model when its update is done."""
+    def call(self, *, draws: bool = False, **kept: Any) -> bytes:
+        """What it has told at the gate. When its update is done, `kept` is put into the model, or drawn from it."""
         self.redo.mark()
         self.redo.probe_entry()
         self.optimizer.zero_grad()
@@ -43,6 +50,8 @@ class Life:
         record = self.state.private.record()
         self.optimizer.step()
         vars(self.model).update(kept)
+        if draws:
+            torch.rand(1, generator=self.model.updates)
         self.state.private.note_return()
         return record
 
@@ -115,10 +124,45 @@ def test_what_is_put_there_since_counts() -> None:
     assert third.model.updates == 6, "and a third one gets it"
 
 
+def test_a_row_is_lent_as_a_whole_or_not() -> None:
+    after = Life()
+    after.model.updates = [torch.zeros(2), torch.ones(2)]
+    after.state.private.hidden.borrow(b"", ["model.updates[1]", f"model.updates{FRAME}"])
+    with pytest.raises(UnprovedError, match=r"model\.updates changes"):
+        after.model.updates[-1]
+
+
+def drawing(seed: int) -> tuple[bytes, Lent]:
+    """A rank with a generator of its own that draws when an update is done."""
+    life = Life()
+    life.model.updates = torch.Generator().manual_seed(seed)
+    for _ in range(4):
+        left = life.call(draws=True)
+    return left, life.state.private.lend()
+
+
+def test_a_generator_that_others_hold_too_is_not_lent() -> None:
+    left, _ = drawing(1)
+    _, lent = drawing(2)
+    after = Life()
+    after.model.updates = torch.Generator()
+    after.state.private.load(left)
+    before = after.model.updates.get_state().clone()
+    with pytest.raises(UnprovedError, match=r"model\.updates changes"):
+        after.state.private.borrow([lent])
+    assert after.model.updates.get_state().equal(before), "nothing was put into it"
+
+
+def test_what_is_not_told_any_more_is_not_alike() -> None:
+    mine = returns_of({"kept": b"1"}, {"kept": b"2"}, {})
+    theirs = returns_of({"kept": b"1"}, {"kept": b"2"}, {}, {})
+    assert unproved(mine.history, [Lent(b"", theirs.history)], ["kept"]) == ["kept"]
+
+
 def returns_of(*calls: dict[str, bytes]) -> Returns:
     found = Returns()
     for call in calls:
-        found.note(call, call)
+        found.note(call)
     return found
 
 
