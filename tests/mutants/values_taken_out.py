@@ -9,6 +9,7 @@ SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
 KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
 LENT = "tests/unit/worker/state/test_lent.py"
+LIBRARIES = "tests/unit/worker/hidden_state/test_libraries.py"
 OF_LIBRARIES = "tests/jobs/test_case_of_libraries.py::test_a_fault_is_refused_by_the_name_of_the_object"
 RECURRENT = "tests/jobs/test_case_recurrent.py::test_what_an_update_has_left_is_not_taken_from_another_rank"
 STILL = "tests/unit/worker/hidden_state/test_still.py"
@@ -35,11 +36,12 @@ VALUES = (
     Mutant(
         "library: a fault is not refused for it", "worker/hidden_state/moving.py",
         "self.lacking[path] = absent.say(path, LIBRARY)", "absent.say(path, LIBRARY)",
-        (f"{OF_LIBRARIES}[sorted-step-grad]",),
+        (LIBRARIES,),
     ),
     Mutant(
         "library: one that makes itself ready counts", "worker/hidden_state/signatures.py",
-        "        again = found & self._once\n", "        again = found\n",
+        "        again = {path for path in found if path in self._once and self._once[path]() is here[path]}\n",
+        "        again = found\n",
         ("tests/jobs/test_case_of_libraries.py::test_what_is_for_people_and_what_makes_itself_ready_is_no_matter",),
     ),
     Mutant(
@@ -60,7 +62,19 @@ VALUES = (
     ),
     Mutant(
         "lent: what nobody can tell is not taken away", "worker/hidden_state/hidden.py",
-        "        self.state.put_absent(lost)\n", "", (LENT, f"{RECURRENT}[trainer-tuple-small-late-upd]"),
+        "        self.state.put_absent(gone)\n", "", (LENT, f"{RECURRENT}[trainer-tuple-small-late-upd]"),
+    ),
+    Mutant(
+        "lent: a generator is", "worker/hidden_state/hidden.py",
+        "graph.is_generator(self.state.kept[path].read())", "False", (LENT,),
+    ),
+    Mutant(
+        "lent: entries of a row are lent without it", "worker/hidden_state/hidden.py",
+        "gone = [path.removesuffix(FRAME) for path in lost if not path.startswith(within)]", "gone = []", (LENT,),
+    ),
+    Mutant(
+        "library: an odd value ends the look", "worker/hidden_state/signatures.py",
+        "        except _ODD:  #", "        except KeyboardInterrupt:  #", (LIBRARIES,),
     ),
     Mutant(
         "lent: a record does not tell of the returns before it", "worker/state/private.py",
