@@ -235,12 +235,18 @@ class Inside:
         """Those that have changed between two looks, and those of them that had before. The looks are signatures."""
         here = {path: leaves[path].value for path, sign in now.items() if sign[0] == "object" and len(sign[1]) == 3}
         here = {path: thing for path, thing in here.items() if is_of_library(type(thing))}
-        same = {path for path, thing in here.items() if path in self._here and self._here[path]() is thing}
-        found = {path for path in same if before.get(path, now[path]) != now[path]}
+        known = {path for path in here if path in before and _is_same(before[path], now[path])}
+        same = {path for path in known if path not in self._here or self._here[path]() is here[path]}
+        found = {path for path in same if before[path] != now[path]}
         again = {path for path in found if path in self._once and self._once[path]() is here[path]}
         self._here = {path: _reference(thing) for path, thing in here.items()}
         self._once.update((path, self._here[path]) for path in found)
         return found, again
+
+
+def _is_same(before: Any, now: Any) -> bool:
+    """Whether the ids tell of one object."""
+    return bool(before is not MISSING and before[0] == now[0] and before[1][:2] == now[1][:2])
 
 
 def _reference(thing: Any) -> Callable[[], Any]:
