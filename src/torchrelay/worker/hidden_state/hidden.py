@@ -42,7 +42,7 @@ class HiddenRecord(Struct, array_like=True):
     state: bytes
     resting: list[tuple[str, bytes]]  # objects of loaders through which no loop goes
     late: list[str]  # what was seen to change after the gate of a call
-    lacking: dict[str, str] = {}  # what changes and cannot be told, see `moving`
+    lacking: dict[str, str] = {}  # what changes and cannot be told, see `absent`
     untold: list[str] = []  # what calls replace, and is not told: nothing is there until a call has replaced it
 
 

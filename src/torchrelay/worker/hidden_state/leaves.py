@@ -301,13 +301,12 @@ _MACHINERY = """
     _io queue decimal datetime http urllib sqlite3 selectors signal traceback tempfile cProfile profile unittest gzip
     csv torch
 """
-_PASSED = frozenset(
-    _FOR_PEOPLE.split() + _FRAMEWORKS.split() + _SETTINGS_AND_STORES.split()
-)  # no result depends on them
+# What no result depends on.
+_PASSED = frozenset(_FOR_PEOPLE.split() + _FRAMEWORKS.split() + _SETTINGS_AND_STORES.split())
 _CLOSED = frozenset(_MACHINERY.split())
 _OF_PYTHON = (io.BytesIO, decimal.Context, queue.Queue)
 _OPEN = (*made.CONTAINERS, *made.DICTS)  # which are looked into by themselves
-NO_VALUES = (
+NEVER_OPENED = (
     type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler,
     torch.utils.data.DataLoader,
 )  # fmt: skip
@@ -329,7 +328,7 @@ def _is_of_library(kind: type) -> bool:
     if kind in _OPEN:
         return False
     tops = [str(each.__module__).partition(".")[0] for each in kind.__mro__]
-    closed = issubclass(kind, NO_VALUES) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
+    closed = issubclass(kind, NEVER_OPENED) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
     return not closed and not is_of_the_script(kind)
 
 

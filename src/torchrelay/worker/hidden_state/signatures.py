@@ -17,7 +17,7 @@ import xxhash
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
-from torchrelay.worker.hidden_state.leaves import NO_VALUES, Named, fields_of, is_of_library
+from torchrelay.worker.hidden_state.leaves import NEVER_OPENED, Named, fields_of, is_of_library
 from torchrelay.worker.hidden_state.made import Filled, entries_within
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import arguments
@@ -290,16 +290,17 @@ def walked(objects: Iterable[Any]) -> None:
 
 
 def _shown_plain(value: Any) -> str:
-    return (
-        repr(value[:WHOLE]) if type(value) in (str, bytes) else str(hash(value)) if type(value) is int else repr(value)
-    )
+    if type(value) in (str, bytes):
+        return repr(value[:WHOLE])
+    return hex(value) if type(value) is int else repr(value)  # decimal digits of a huge one are refused
 
 
 def _opened(value: Any) -> tuple[str, Iterable[Any]]:
     """What tells of it alone, and what is in it."""
     kind = type(value)
     if issubclass(kind, (torch.Tensor, np.ndarray)):
-        return _of_array(value)
+        with torch._C.DisableTorchFunctionSubclass():  # a class of the script's may have one
+            return _of_array(value)
     if graph.is_generator(value):
         return xxhash.xxh3_64_hexdigest(generators.bytes_of(value)), ()
     if kind in graph.ITERATORS:
@@ -350,6 +351,6 @@ def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
     if kind in graph.BUFFERS:
         return xxhash.xxh3_64_hexdigest(bytes(value[:WHOLE])), ()
     counts = is_of_library(kind) or (
-        is_of_the_script(kind) and id(value) not in _walked and not isinstance(value, NO_VALUES)
+        is_of_the_script(kind) and id(value) not in _walked and not isinstance(value, NEVER_OPENED)
     )
     return "", fields_of(value, NODES) if counts else ()

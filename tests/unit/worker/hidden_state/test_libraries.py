@@ -85,6 +85,7 @@ CHANGES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "within": (lambda: Bag(inner=[{"a": Bag(value=1)}]), lambda kept: setattr(kept.inner[0]["a"], "value", 2)),
     "numpy": (lambda: Bag(seen=np.zeros(200_000)), lambda kept: kept.seen.__iadd__(1)),
     "tensor": (lambda: Bag(seen=torch.zeros(200_000)), lambda kept: kept.seen.add_(1)),
+    "minus": (lambda: Bag(value=-1), lambda kept: setattr(kept, "value", -2)),
     "numbers": (lambda: Bag(seen={1, 2}), lambda kept: kept.seen.add(3)),
 }
 
@@ -100,6 +101,14 @@ def test_what_is_in_them_is_seen_to_change(kind: str) -> None:
     assert contents(kept) != before
 
 
+class Watching(torch.Tensor):
+    """A tensor of a class of the script's."""
+
+    @classmethod
+    def __torch_function__(cls, *_: Any, **__: Any) -> Any:
+        raise AssertionError("code of the script's is run")
+
+
 @pytest.mark.parametrize(
     "kept",
     [
@@ -107,10 +116,11 @@ def test_what_is_in_them_is_seen_to_change(kind: str) -> None:
         Bag(value=Raises(), within=[Raises()], keys={Raises(): 1}, row={Raises()}),
         Bag(file=io.BytesIO(), none=np.zeros((0, 3)), number=np.array(3.0), objects=np.array([Raises()], dtype=object)),
         Bag(odd=nn.UninitializedBuffer(), huge=10**5000, after=1),
+        Bag(value=torch.zeros(2).as_subclass(Watching)),
         Bag(sparse=torch.eye(2).to_sparse(), meta=torch.zeros(2, device="meta"), nothing=torch.zeros(0)),
         Bag(text="\ud800", data=b"\xff", large="a" * 1_000_000, number=float("nan")),
     ],
-    ids=["machinery", "raises", "arrays", "odd", "tensors", "texts"],
+    ids=["machinery", "raises", "arrays", "odd", "watching", "tensors", "texts"],
 )
 def test_nothing_of_them_is_run_and_nothing_raises(kept: Any) -> None:
     if hasattr(kept, "file"):
