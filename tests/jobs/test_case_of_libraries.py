@@ -33,6 +33,19 @@ def test_what_is_for_people_and_what_makes_itself_ready_is_no_matter(tmp_path: P
     assert verdict.fate is Fate.EQUAL, verdict
 
 
+@pytest.mark.parametrize(
+    ("mode", "strike"),
+    [
+        ("fitted-step", "grad:20:1"), ("third-global", "after:20:1"), ("third-local", "grad:20:1"),
+        ("fitted-between", "grad:20:1"), ("late-step", "grad:20:1"), ("late-local", "after:16:1"),
+        ("third-step", "grad:3:0"), ("late-between", "grad:16:1"),
+    ],
+)  # fmt: skip
+def test_what_changed_but_once_is_not_taken_for_ready(tmp_path: Path, mode: str, strike: str) -> None:
+    verdict = disturbed(tmp_path, "of-libraries", mode=mode, strike=strike)
+    assert verdict.fate is Fate.REFUSED, verdict
+
+
 def test_a_move_is_called_off(tmp_path: Path) -> None:
     verdict = disturbed(tmp_path, "of-libraries", mode="graph-step", drive=migrate(1))
     assert verdict.fate is Fate.EQUAL, verdict

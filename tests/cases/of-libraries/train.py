@@ -3,6 +3,7 @@
 MODE: KIND-PLACE.
 
 KIND    see KINDS. progress: for people; nothing is computed with it   once: it makes itself ready in its first use
+        fitted: to the data of its first use   third, late: to those of step 3, of step 16   unread: so, and not used
 PLACE   step: in an attribute, used in the step   global: in a global variable, used in the step
         between: in an attribute, used between steps   local: in a variable of the function with the loop
 """
@@ -98,6 +99,21 @@ def be_ready(kept, number):
     return float(kept(1.0)) + number
 
 
+def fit_first(kept, number):
+    if not kept.coef.any():
+        kept.coef = np.array([number, 1.0])
+    return float(kept(1.0)) + number
+
+
+def fit_at(step, *, read=True):
+    def fit(kept, number):
+        if run.global_step == step - 1:
+            kept.coef = np.array([number, 1.0])
+        return number + (float(kept(1.0)) if read else 0.0)
+
+    return fit
+
+
 def made_message():
     found = email.message.Message()
     found["last"] = "0"
@@ -124,7 +140,9 @@ KINDS = {
     "context": (decimal.Context, round_more),
     "masked": (lambda: np.ma.masked_array(np.zeros(4), mask=[0, 0, 1, 0]), mask),
     "settings": (made_settings, set_up), "progress": (made_progress, go_on),
-    "once": (lambda: Polynomial([0.0, 0.0]), be_ready),
+    "once": (lambda: Polynomial([0.0, 0.0]), be_ready), "fitted": (lambda: Polynomial([0.0, 0.0]), fit_first),
+    "third": (lambda: Polynomial([0.0, 0.0]), fit_at(3)), "late": (lambda: Polynomial([0.0, 0.0]), fit_at(16)),
+    "unread": (lambda: Polynomial([0.0, 0.0]), fit_at(16, read=False)),
 }  # fmt: skip
 make, use = KINDS[kind]
 

@@ -36,6 +36,7 @@ from torchrelay.worker.hidden_state.leaves import (
     Named,
     NamedLeaf,
     Within,
+    is_machinery,
     keeps_more,
     slot_names,
     slot_value,
@@ -258,6 +259,8 @@ class Walk:
         if issubclass(kind, _FIXED) or (closed and path + ENTRIES not in self.leaves):
             self.leaves[path] = Leaf(path, holder, name, value)
         if closed:
+            if fields and kind.__module__.startswith("torch."):
+                self._later(_hung(path, kind, fields, depth))
             return
         self.holders[path] = value if fields is None else fields
         self.objects.append(value)
@@ -292,7 +295,7 @@ class Walk:
         self.leaves[path + HOOKS + STANDS] = Hooks(path + HOOKS + STANDS, fields)
         self.hooks += [fields[name] for name in OF_HOOKS if name in fields]
         for name, parameter in items_of(fields.get("_parameters") or {}):
-            self._later(_hung(f"{path}.{name}", type(parameter), getattr(parameter, "__dict__", {}), MAX_DEPTH))
+            self._later(_hung(f"{path}.{name}", type(parameter), getattr(parameter, "__dict__", {}), depth))
 
 
 class Hooks(NamedLeaf):
@@ -323,9 +326,9 @@ class Hooks(NamedLeaf):
 
 
 def _hung(path: str, kind: type, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
-    """Values that a script has hung on an object of torch's: under names that are not in the code of its class."""
+    """What a script has hung on an object of torch's: under names that are not in the code of its class."""
     for at, value in items_of(fields):
-        if type(at) is str and not at.startswith("_") and type(value) in PLAIN and at not in _names_in_code(kind):
+        if type(at) is str and at not in _OF_MODULES and at not in _names_in_code(kind) and not is_machinery(at, value):
             yield f"{path}.{at}", fields, at, value, depth + 1
 
 

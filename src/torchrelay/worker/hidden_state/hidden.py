@@ -25,11 +25,11 @@ from torchrelay.worker.hidden_state import graph, variables
 from torchrelay.worker.hidden_state.around import Outsiders, of_modules, variables_around
 from torchrelay.worker.hidden_state.leaves import is_of_library
 from torchrelay.worker.hidden_state.moving import Moving
+from torchrelay.worker.hidden_state.signatures import FIRST
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.hidden_state.told import FRAME, There, put_back
 from torchrelay.worker.tensors import absent
 
-FIRST = 12  # looks that are made in any case
 EARLY = 10  # calls in which a script is refused for what a fault would need
 SHARE = 500  # a further one only if so many times as long has passed as it takes
 STATE_LEAVES = 1 << 15
@@ -44,6 +44,7 @@ class HiddenRecord(Struct, array_like=True):
     late: list[str]  # what was seen to change after the gate of a call
     lacking: dict[str, str] = {}  # what changes and cannot be told, see `absent`
     untold: list[str] = []  # what calls replace, and is not told: nothing is there until a call has replaced it
+    ready: dict[str, bytes] = {}  # objects of libraries that have changed once, see `Inside`
 
 
 _decode = msgspec.msgpack.Decoder(HiddenRecord).decode
@@ -219,7 +220,7 @@ class Hidden:
     def empty(self) -> bool:
         """Whether there is nothing to tell: asked twice in every call."""
         state = self.state
-        told = state.kept or state.lacking or self._waiting or len(state.untold)
+        told = state.kept or state.lacking or self._waiting or len(state.untold) or state.inside.ready
         return not (told or any(one.moving.kept for _, one in list(self._seen.values())))
 
     def carries(self, holder: Any, name: str, value: Any) -> bool:
@@ -309,6 +310,7 @@ class Hidden:
     def _enter(self) -> None:
         self._still = self.state.still
         self._still.enter()
+        self.state.inside.enter()
 
     def _look(self) -> None:
         self._look_outside()
@@ -325,6 +327,7 @@ class Hidden:
     def look_gate(self) -> None:
         """At its gate. Raises `RefusedError`."""
         absent.check()
+        self.state.inside.prove(self.state.leaves)
         if self._looking or self.state.still.has_stirred():
             self._look_in_call()
 
@@ -361,6 +364,7 @@ class Hidden:
     def rewind(self) -> None:
         """Put back all as it was at the entry of the call. May be done twice. Raises `UnprovedError`."""
         absent.refuse_lacking(self.state.lacking, when=(absent.LARGE, absent.LIBRARY))
+        self.state.inside.rewind(self.state.leaves())
         for there in self._there:
             there.put_back()
         put_back(self._remembered)
@@ -383,7 +387,7 @@ class Hidden:
                     resting.append((one.name, b""))  # which of them it is cannot be told by the name
         state, parts = self.state, [*resting, *self._waiting]
         untold = [path for path in state.untold.all() if path not in state.kept]
-        told = HiddenRecord(state.record(), parts, list(self.late_paths), state.lacking, untold)
+        told = HiddenRecord(state.record(), parts, list(self.late_paths), state.lacking, untold, state.inside.ready)
         return msgspec.msgpack.encode(told)
 
     def now(self) -> bytes:
@@ -404,6 +408,7 @@ class Hidden:
         absent.refuse_lacking(told.lacking)
         self.state.put(told.state)
         self.state.put_absent(told.untold)
+        self.state.inside.expect(told.ready)
         self.late_paths = dict.fromkeys(told.late)
         self._waiting = list(told.resting)
         self._give([one for _, one in self._seen.values()])

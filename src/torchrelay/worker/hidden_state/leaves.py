@@ -9,6 +9,7 @@ import io
 import itertools
 import os
 import queue
+import random
 import threading
 import types
 from array import array
@@ -278,6 +279,12 @@ def slot_value(value: Any, name: str) -> Any:
         return object.__getattribute__(value, name)
     except (AttributeError, TypeError, ValueError):  # the last of a variable without a value
         return MISSING
+
+
+def is_machinery(name: str, value: Any) -> bool:
+    """Whether it is not a script that hangs it on an object of torch's, but one that shards it, say."""
+    mine = isinstance(value, (*made.PLAIN, *made.CONTAINERS, *made.ARRAYS, random.Random, torch.Generator))
+    return name.startswith("_torchrelay") or (name[:1] == "_" and not mine and not is_of_the_script(type(value)))
 
 
 # ---------------------------------------------------------------- objects of libraries

@@ -33,7 +33,7 @@ from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, are_s
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
-from torchrelay.worker.tensors.absent import GROWS, ITERATOR, LARGE, LIBRARY, OBJECTS
+from torchrelay.worker.tensors.absent import GROWS, ITERATOR, LARGE, OBJECTS
 
 LIMIT = 48 << 10  # bytes of all that is kept of one object
 
@@ -91,7 +91,7 @@ class Moving:
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
-        self._inside = Inside()
+        self.inside = Inside()
         self._large: dict[str, int] = {}  # by path, the id of what was there
         self.untold = told.Untold()
         self._looks = 0
@@ -116,10 +116,8 @@ class Moving:
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, told.before(before, path), tied)]
         if self._functions is not None:
-            inside, again = self._inside.note(before, now, self._walk.leaves)
-            self.lacking = {path: what for path, what in self.lacking.items() if what != LIBRARY or path in now}
-            for path in again - self.lacking.keys():
-                self.lacking[path] = absent.say(path, LIBRARY)
+            inside, untold = self.inside.note(before, now, self._walk.leaves, self.lacking)
+            self.untold.paths.update(dict.fromkeys(untold))
             if in_call:
                 passed = inside.union(self.kept)
                 self._note_untold([(path, told.before(before, path)) for path in changed if path not in passed])
@@ -130,6 +128,10 @@ class Moving:
         self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if self._is_large(path)}
         self._let_go()
         return found
+
+    def leaves(self) -> dict[str, Leaf]:
+        """All that is there now."""
+        return self._go().leaves
 
     def _note_untold(self, changed: list[tuple[str, Any]]) -> None:
         self.untold.settle()

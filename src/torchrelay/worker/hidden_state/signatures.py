@@ -20,8 +20,7 @@ from torchrelay.worker.hidden_state.graph import MISSING
 from torchrelay.worker.hidden_state.leaves import NEVER_OPENED, Named, fields_of, is_of_library
 from torchrelay.worker.hidden_state.made import Filled, entries_within
 from torchrelay.worker.source.lines import is_of_the_script
-from torchrelay.worker.tensors import arguments
-from torchrelay.worker.tensors.absent import is_absent
+from torchrelay.worker.tensors import absent, arguments
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
 EACH = 16 << 10  # bytes of one attribute that are carried
@@ -37,7 +36,7 @@ def signature_of(value: Any) -> tuple[str, Any]:
     kind = type(value)
     if kind in graph.PLAIN:
         return "value", value
-    if is_absent(value):
+    if absent.is_absent(value):
         return "absent", value.path
     if kind in _TOLD:
         return _TOLD[kind](value)
@@ -220,19 +219,33 @@ def size_of(value: Any) -> int:
 # library's own business. Whether it changes can be seen: of attributes, slots and entries, as far as they are values.
 
 NODES = 2048  # that are looked at in one object
+FIRST = 12  # looks in which objects make themselves ready
 
 
 class Inside:
-    """Objects of libraries that are seen to change: once, as they make themselves ready, or again."""
+    """Objects of libraries that are seen to change: once, as they make themselves ready, or again.
+
+    Whether one made itself ready with what a replacement makes it ready with, too, or was fitted to the data of that
+    step, nobody can see. So a replacement has to come to the same contents in its first call.
+    """
 
     def __init__(self) -> None:
         self._here: dict[str, Callable[[], Any]] = {}  # what gives the object that was at a path at the last look
         self._once: dict[str, Callable[[], Any]] = {}
+        self._looks = 0
+        self.ready: dict[str, bytes] = {}  # those that changed once, in the first looks: what is in them
+        self._expected: dict[str, bytes] = {}  # of the last holder of this rank
+        # What was in all of them, at the last look, and when the call began.
+        self._last: dict[str, tuple[Callable[[], Any], bytes]] = {}
+        self._entry = self._last
 
     def note(
-        self, before: dict[str, Any], now: dict[str, Any], leaves: Mapping[str, graph.Leaf]
+        self, before: dict[str, Any], now: dict[str, Any], leaves: Mapping[str, graph.Leaf], lacking: dict[str, str]
     ) -> tuple[set[str], set[str]]:
-        """Those that have changed between two looks, and those of them that had before. The looks are signatures."""
+        """Those that have changed between two looks, which are signatures; and those that a replacement will not have.
+
+        What cannot be carried, and nothing can stand for, is put into `lacking`, and said.
+        """
         here = {path: leaves[path].value for path, sign in now.items() if sign[0] == "object" and len(sign[1]) == 3}
         here = {path: thing for path, thing in here.items() if is_of_library(type(thing))}
         known = {path for path in here if path in before and _is_same(before[path], now[path])}
@@ -241,7 +254,45 @@ class Inside:
         again = {path for path in found if path in self._once and self._once[path]() is here[path]}
         self._here = {path: _reference(thing) for path, thing in here.items()}
         self._once.update((path, self._here[path]) for path in found)
-        return found, again
+        self._looks += 1
+        self._last = {path: (self._here[path], now[path][1][2]) for path in here}
+        late = found - again if self._looks > FIRST else set()
+        self.ready.update((path, contents(here[path], whole=True)) for path in found - again - late)
+        kept = (same | self._expected.keys()) - again - late
+        self.ready = {path: told for path, told in self.ready.items() if path in kept}
+        nowhere = {path for path in late if path.startswith(graph.VARIABLE)}
+        for path in [path for path, what in lacking.items() if what == absent.LIBRARY and path not in now]:
+            del lacking[path]
+        for path in (again | nowhere) - lacking.keys():
+            lacking[path] = absent.say(path, absent.LIBRARY)
+        return found, late - nowhere
+
+    def enter(self) -> None:
+        """A call begins."""
+        self._entry = self._last
+
+    def rewind(self, leaves: Mapping[str, graph.Leaf]) -> None:
+        """The call is made again. Raises `UnprovedError` if it has changed one of them, as far as that can be seen."""
+        for path, (reference, told) in self._entry.items():
+            thing = reference()
+            if thing is not None and path in leaves and leaves[path].value is thing and contents(thing) != told:
+                raise absent.in_place(path)
+
+    def expect(self, told: dict[str, bytes]) -> None:
+        """What was in those of the last holder of this rank."""
+        self.ready, self._expected = dict(told), dict(told)
+
+    def prove(self, find: Callable[[], Mapping[str, graph.Leaf]]) -> None:
+        """On a replacement, at a gate. Raises `UnprovedError` if one is otherwise here.
+
+        What the script has not come to yet is asked for again.
+        """
+        leaves = find() if self._expected else {}
+        for path, told in list(self._expected.items()):
+            if path in leaves:
+                del self._expected[path]
+                if contents(leaves[path].value, whole=True) != told:
+                    raise absent.not_ready(path)
 
 
 def _is_same(before: Any, now: Any) -> bool:
@@ -257,8 +308,11 @@ def _reference(thing: Any) -> Callable[[], Any]:
         return lambda: thing
 
 
-def contents(thing: Any) -> bytes:
-    """A digest of what is in it: equal as long as no value in it changes. No method of it is called."""
+def contents(thing: Any, *, whole: bool = False) -> bytes:
+    """A digest of what is in it: equal as long as no value in it changes. No method of it is called.
+
+    `whole`: one that is equal in another process, too; large tensors are read for it.
+    """
     sums = xxhash.xxh3_128()
     known: set[int] = set()
     waiting: deque[Any] = deque([thing])
@@ -269,7 +323,7 @@ def contents(thing: Any) -> bytes:
         if id(value) in known:
             continue
         try:
-            told, inside = (_shown_plain(value), ()) if type(value) in graph.PLAIN else _opened(value)
+            told, inside = (_shown_plain(value), ()) if type(value) in graph.PLAIN else _opened(value, whole)
         except _ODD:  # no more is known of it
             continue
         if type(value) not in graph.PLAIN:
@@ -295,12 +349,12 @@ def _shown_plain(value: Any) -> str:
     return hex(value) if type(value) is int else repr(value)  # decimal digits of a huge one are refused
 
 
-def _opened(value: Any) -> tuple[str, Iterable[Any]]:
+def _opened(value: Any, whole: bool) -> tuple[str, Iterable[Any]]:
     """What tells of it alone, and what is in it."""
     kind = type(value)
     if issubclass(kind, (torch.Tensor, np.ndarray)):
         with torch._C.DisableTorchFunctionSubclass():  # a class of the script's may have one
-            return _of_array(value)
+            return _of_array(value, whole)
     if graph.is_generator(value):
         return xxhash.xxh3_64_hexdigest(generators.bytes_of(value)), ()
     if kind in graph.ITERATORS:
@@ -316,7 +370,7 @@ def _opened(value: Any) -> tuple[str, Iterable[Any]]:
     return count, entries_of(value, NODES) + fields_of(value, NODES)
 
 
-def _of_array(value: Any) -> tuple[str, Iterable[Any]]:
+def _of_array(value: Any, whole: bool) -> tuple[str, Iterable[Any]]:
     if isinstance(value, np.ndarray):
         plain = np.asarray(value)
         if plain.dtype.hasobject:
@@ -327,6 +381,8 @@ def _of_array(value: Any) -> tuple[str, Iterable[Any]]:
         return f"{plain.shape} {_digest_of(piece)}", fields_of(value, NODES)
     if value.requires_grad or (value.is_cpu and value.layout == torch.strided and made.is_of_state(value)):
         return "of the state", ()
+    if whole:
+        return f"{value.shape} {xxhash.xxh3_64_hexdigest(arguments.digest(value))}", ()
     small = is_held(value) and value.nbytes <= WHOLE
     told = xxhash.xxh3_64_hexdigest(arguments.digest(value)) if small else str(id(value))
     return f"{value.shape} {version_of(value)} {told}", ()

@@ -59,6 +59,15 @@ def in_place(path: str) -> UnprovedError:
     )
 
 
+def not_ready(path: str) -> UnprovedError:
+    """What a replacement has there is not what its predecessor had."""
+    return UnprovedError(
+        f"{path} is an object of a library that changed in the first steps, and the worker that takes over this rank "
+        "has another one after its first step: it was made ready with what only that step had. Make it ready before "
+        "protect(), or give it to protect(state=...) if it has state_dict() and load_state_dict()"
+    )
+
+
 def refuse(path: str) -> UnprovedError:
     """The same, of which the script is told later on if it catches it."""
     _refused.append(refusal(path))

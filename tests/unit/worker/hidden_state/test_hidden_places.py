@@ -15,7 +15,8 @@ import pytest
 import torch
 
 from torchrelay.errors import RefusedError, StateMismatchError, UnprovedError
-from torchrelay.worker.hidden_state.hidden import FIRST, Hidden
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.hidden_state.signatures import FIRST
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.state import State
 

@@ -20,7 +20,8 @@ import torch
 from torch import nn
 
 from torchrelay.worker.hidden_state import graph
-from torchrelay.worker.hidden_state.hidden import FIRST, Budget, Hidden
+from torchrelay.worker.hidden_state.hidden import Budget, Hidden
+from torchrelay.worker.hidden_state.signatures import FIRST
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.lent import Lent
 from torchrelay.worker.state.state import State

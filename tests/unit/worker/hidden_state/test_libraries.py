@@ -221,6 +221,84 @@ def test_one_that_makes_itself_ready_is_not() -> None:
     taken_over(life(Trainer(SortedList(), first), 4))
 
 
+def fit(number: float, at: int = 1) -> Callable[[Trainer], None]:
+    """What fits a polynomial once, in step `at`."""
+
+    def fitted(trainer: Trainer) -> None:
+        if trainer.steps == at:
+            trainer.kept.coef = np.array([number])
+
+    return fitted
+
+
+def unfitted() -> Polynomial:
+    return Polynomial([0.0])
+
+
+def first_gate(hidden: Hidden, trainer: Trainer) -> None:
+    hidden.mark()
+    hidden.look_entry()
+    trainer.step()
+    hidden.look_gate()
+
+
+@pytest.mark.parametrize("number", [1.0, 2.0])
+def test_a_replacement_has_to_make_it_ready_in_its_first_step(number: float) -> None:
+    def first(trainer: Trainer) -> None:
+        if not trainer.kept.coef.any():
+            trainer.kept.coef = np.array([number])
+
+    record = life(Trainer(unfitted(), fit(1.0)), 4).record()
+    after, trainer = Hidden(), Trainer(unfitted(), first)
+    after.add(trainer.step)
+    after.load(record)
+    third = Hidden()
+    third.add(trainer.step)
+    third.load(after.record())
+    if number == 1.0:
+        return first_gate(after, trainer)
+    with pytest.raises(UnprovedError, match=r"Trainer\.step\.kept is an object of a library that changed"):
+        first_gate(after, trainer)
+    with pytest.raises(UnprovedError, match="kept is an object of a library that changed"):
+        third.look_gate()  # the replacement was lost before its own step
+
+
+def test_one_that_is_not_made_ready_is_not_what_it_was() -> None:
+    after, trainer = Hidden(), Trainer(unfitted(), lambda _: None)
+    after.add(trainer.step)
+    after.load(life(Trainer(unfitted(), fit(1.0, 3)), 5).record())
+    with pytest.raises(UnprovedError, match="kept is an object of a library that changed"):
+        first_gate(after, trainer)
+
+
+def test_one_that_changes_late_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    after, trainer = Hidden(), Trainer(unfitted(), lambda _: None)
+    after.add(trainer.step)
+    after.load(life(Trainer(unfitted(), fit(1.0, 20)), 25).record())
+    first_gate(after, trainer)  # which does not read it
+    with pytest.raises(UnprovedError, match="kept was kept from one step"):
+        trainer.kept(1.0)
+    assert "A fault ends the job" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("at", [1, 20])
+def test_a_call_that_has_changed_one_is_not_made_again(at: int) -> None:
+    trainer = Trainer(unfitted(), fit(1.0, at))
+    hidden = life(trainer, at - 1)
+    first_gate(hidden, trainer)
+    with pytest.raises(UnprovedError, match="kept is changed where it lies"):
+        hidden.rewind()
+
+
+def test_nor_is_the_call_after_a_change_that_no_look_has_seen() -> None:
+    trainer = Trainer(unfitted(), lambda _: None)
+    hidden = life(trainer, 3)
+    hidden.mark()  # a call that is not looked at
+    trainer.kept.coef = np.array([1.0])
+    with pytest.raises(UnprovedError, match="kept is changed where it lies"):
+        hidden.rewind()
+
+
 def test_an_odd_value_hides_no_other() -> None:
     kept: Any = Bag(odd=nn.UninitializedBuffer(), count=1)
     before = contents(kept)
