@@ -43,7 +43,7 @@ MAX_FUNCTIONS = 4096
 MAX_OBJECTS = 256  # that are gone through for their classes
 RESULTS = 8  # of a cached function that are looked at
 _CACHED = type(functools.lru_cache(lambda: None))
-_ELSEWHERE = (types.ModuleType, type, DataLoader, Dataset, Sampler)  # looked at in another way, or not at all
+_ELSEWHERE = (types.ModuleType, type, Dataset, Sampler)  # looked at in another way, or not at all
 
 
 def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
@@ -100,9 +100,14 @@ def _of_variable(leaf: Leaf, named: dict[str, list[tuple[int, Any]]], waiting: d
     if is_function(leaf.value):
         waiting.append(leaf.value)
         yield from _doer(leaf, named)
-    elif not issubclass(type(leaf.value), _ELSEWHERE):
+    elif not issubclass(type(leaf.value), _ELSEWHERE) and not is_own_loader(type(leaf.value)):
         yield leaf if leaf.name is graph.HOLDER else told_apart(leaf, named)
         waiting.extend(_classes_in(leaf.value))
+
+
+def is_own_loader(kind: type) -> bool:
+    """Whether a DataLoader is of a class of the script's, which is looked at in another way."""
+    return issubclass(kind, DataLoader) and is_of_the_script(kind)
 
 
 def _asked_of(module: types.ModuleType, function: types.FunctionType) -> Iterator[Leaf]:

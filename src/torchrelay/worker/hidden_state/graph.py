@@ -48,6 +48,7 @@ from torchrelay.worker.hidden_state.leaves import Leaf as Leaf
 from torchrelay.worker.hidden_state.leaves import attributes_of as attributes_of
 from torchrelay.worker.hidden_state.leaves import is_fillable as is_fillable
 from torchrelay.worker.hidden_state.leaves import is_own as is_own
+from torchrelay.worker.hidden_state.leaves import told_apart as told_apart
 from torchrelay.worker.hidden_state.made import CONTAINERS as CONTAINERS
 from torchrelay.worker.hidden_state.made import MISSING as MISSING
 from torchrelay.worker.hidden_state.made import NESTED as NESTED
@@ -114,9 +115,7 @@ class Walk:
         self._passed = {id(thing) for thing in passed}
         self._seen = set(self._passed)
         self.absent: dict[str, Leaf] = {}  # variables without a value
-        self.parents: dict[
-            int, tuple[Any, Any]
-        ] = {}  # by the id of a holder, the one in which it is, and its name there
+        self.parents: dict[int, tuple[Any, Any]] = {}  # by the id of a holder, that in which it is, and its name
         self._looks_into = looks_into
         self._waiting: deque[tuple[str, Any, Any, Any, int]] = deque(
             (path, None, None, value, 0) for path, value in roots
@@ -160,7 +159,7 @@ class Walk:
         elif kind in CONTAINERS or kind in made.DICTS:
             self._container(path, holder, name, value, depth)
         elif depth >= MAX_DEPTH or is_closed(kind):
-            self.leaves[path] = Leaf(path, holder, name, value)
+            self._closed(path, holder, name, value, depth)
         elif issubclass(kind, functools.partial):
             self._later(
                 (f"{path}.{at}", None, at, getattr(value, at), depth + 1) for at in ("func", "args", "keywords")
@@ -174,6 +173,16 @@ class Walk:
             self._context(path, value, depth)
         else:
             self._object(path, holder, name, value, depth)
+
+    def _closed(self, path: str, holder: Any, name: Any, value: Any, depth: int) -> None:
+        """One that is not looked into: but for what a script has hung on it, if it is torch's."""
+        kind = type(value)
+        if not issubclass(kind, torch.utils.data.DataLoader):
+            self.leaves[path] = Leaf(path, holder, name, value)
+        fields = attributes_of(value)
+        if fields and str(kind.__module__).startswith("torch."):
+            self.parents.update({id(fields): (holder, name)} if holder is not None else {})
+            self._later(_hung(path, kind, fields, depth))
 
     def _doer(self, path: str, holder: Any, name: Any, value: Any) -> None:
         if holder is not None and (doers.is_function(value) or _is_object(type(value), name)):
@@ -259,8 +268,6 @@ class Walk:
         if issubclass(kind, _FIXED) or (closed and path + ENTRIES not in self.leaves):
             self.leaves[path] = Leaf(path, holder, name, value)
         if closed:
-            if fields and kind.__module__.startswith("torch."):
-                self._later(_hung(path, kind, fields, depth))
             return
         self.holders[path] = value if fields is None else fields
         self.objects.append(value)
@@ -468,17 +475,6 @@ def of_function(function: types.FunctionType, number: int) -> Iterator[Leaf]:
     for name, value in list(here.items()):
         if not name.startswith(("__", "_torchrelay")):
             yield Leaf(f"{path}.{name}", here, name, value)
-
-
-def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:
-    """The same function made twice has other variables of the same names."""
-    places = named.setdefault(leaf.path, [])
-    place = id(leaf.holder), leaf.name
-    if leaf.holder is not None and place not in places:
-        places.append(place)
-    if len(places) > 1:
-        leaf.path = f"{leaf.path} ({places.index(place) + 1})"
-    return leaf
 
 
 def is_closed(kind: type) -> bool:

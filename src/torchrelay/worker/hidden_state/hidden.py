@@ -297,7 +297,7 @@ class Hidden:
         if self._calm:
             self.state.calm()
             self._look_outside()
-        elif (not only_if_stirred and self._looks.due()) or self._look_next or self.state.still.has_changed():
+        elif (not only_if_stirred and self._looks.due()) or self._look_next or self._has_changed():
             self._looks.spend(self._look)
         else:
             return
@@ -328,19 +328,24 @@ class Hidden:
         """At its gate. Raises `RefusedError`."""
         absent.check()
         self.state.inside.prove(self.state.leaves)
-        if self._looking or self.state.still.has_stirred():
+        if self._looking or self.state.still.has_stirred() or self.state.inside.has_stirred():
             self._look_in_call()
+        self.state.inside.pass_gate()
 
     def look_return(self) -> None:
         """When it has returned: what has changed since the gate is lost if the process dies in between."""
-        looking = self._looking or self.state.still.has_changed()
+        looking = self._looking or self._has_changed()
         if not looking and not self.late_paths:
             return
         if looking:
             changed = self._look_in_call()
+            self.state.inside.leave()
             self.late_paths.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
             self._looking = False
         self.late = self.state.record(only=self.late_paths)
+
+    def _has_changed(self) -> bool:
+        return self.state.still.has_changed() or self.state.inside.has_stirred()
 
     def _look_in_call(self) -> list[str]:
         """What is another one than at the entry counts only if that was looked at."""

@@ -215,6 +215,17 @@ def _is_value(thing: Any) -> bool:
     return made.is_made(thing) or type(thing) in (*made.PLAIN, *made.CONTAINERS) or isinstance(thing, made.ARRAYS)
 
 
+def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:
+    """The same function made twice has other variables of the same names."""
+    places = named.setdefault(leaf.path, [])
+    place = id(leaf.holder), leaf.name
+    if leaf.holder is not None and place not in places:
+        places.append(place)
+    if len(places) > 1:
+        leaf.path = f"{leaf.path} ({places.index(place) + 1})"
+    return leaf
+
+
 def is_fillable(value: Any) -> bool:
     """Whether it is a list or dict, or of a class that is made from one."""
     return type(value) in FILLABLE or is_own(value)
@@ -281,9 +292,12 @@ def slot_value(value: Any, name: str) -> Any:
         return MISSING
 
 
+_HUNG = (*made.CONTAINERS, *made.ARRAYS, random.Random, torch.Generator)
+
+
 def is_machinery(name: str, value: Any) -> bool:
     """Whether it is not a script that hangs it on an object of torch's, but one that shards it, say."""
-    mine = isinstance(value, (*made.PLAIN, *made.CONTAINERS, *made.ARRAYS, random.Random, torch.Generator))
+    mine = type(value) in made.PLAIN or isinstance(value, _HUNG)
     return name.startswith("_torchrelay") or (name[:1] == "_" and not mine and not is_of_the_script(type(value)))
 
 

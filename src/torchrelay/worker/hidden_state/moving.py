@@ -87,11 +87,11 @@ class Moving:
         self._marked: dict[str, Any] = {}
         self._rows: dict[str, tuple[int, int, int]] = {}
         self._first_of: dict[int, str] = {}  # by the id of a tensor, the first path at which it was told
+        self.inside = Inside()
         self.calm()
         self._times: dict[str, int] = {}  # how often a path was seen to change
         self._warned: set[str] = set()
         self.lacking: dict[str, str] = {}  # what moves and cannot be carried, with what it is
-        self.inside = Inside()
         self._large: dict[str, int] = {}  # by path, the id of what was there
         self.untold = told.Untold()
         self._looks = 0
@@ -165,6 +165,7 @@ class Moving:
     def calm(self) -> None:
         """What has changed up to now means nothing: the script has made its objects ready."""
         self._seen = self._signatures() or self._seen
+        self.inside.begin(self._seen, self._walk.leaves)
         self._begun = {path: told.reference(leaf.value) for path, leaf in self._walk.leaves.items()}
         self._let_go()
 

@@ -17,7 +17,7 @@ import xxhash
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
-from torchrelay.worker.hidden_state.leaves import NEVER_OPENED, Named, fields_of, is_of_library
+from torchrelay.worker.hidden_state.leaves import NEVER_OPENED, Named, attributes_of, fields_of, is_of_library
 from torchrelay.worker.hidden_state.made import Filled, entries_within
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, arguments
@@ -220,6 +220,7 @@ def size_of(value: Any) -> int:
 
 NODES = 2048  # that are looked at in one object
 FIRST = 12  # looks in which objects make themselves ready
+GLANCES = 8  # of them at which is glanced at a time
 
 
 class Inside:
@@ -238,6 +239,11 @@ class Inside:
         # What was in all of them, at the last look, and when the call began.
         self._last: dict[str, tuple[Callable[[], Any], bytes]] = {}
         self._entry = self._last
+        self._found: list[str] = []  # that the last look has seen to change
+        self._after_gate: list[str] = []  # the last update has changed them: the record of its gate lacks that
+        self._watched: list[Callable[[], Any]] = []
+        self._glances: list[Any] = []
+        self._turn = 0
 
     def note(
         self, before: dict[str, Any], now: dict[str, Any], leaves: Mapping[str, graph.Leaf], lacking: dict[str, str]
@@ -246,16 +252,15 @@ class Inside:
 
         What cannot be carried, and nothing can stand for, is put into `lacking`, and said.
         """
-        here = {path: leaves[path].value for path, sign in now.items() if sign[0] == "object" and len(sign[1]) == 3}
-        here = {path: thing for path, thing in here.items() if is_of_library(type(thing))}
+        here = _of_libraries(now, leaves)
         known = {path for path in here if path in before and _is_same(before[path], now[path])}
         same = {path for path in known if path not in self._here or self._here[path]() is here[path]}
         found = {path for path in same if before[path] != now[path]}
+        self._found = sorted(found)
         again = {path for path in found if path in self._once and self._once[path]() is here[path]}
-        self._here = {path: _reference(thing) for path, thing in here.items()}
+        self._keep(here, now)
         self._once.update((path, self._here[path]) for path in found)
         self._looks += 1
-        self._last = {path: (self._here[path], now[path][1][2]) for path in here}
         late = found - again if self._looks > FIRST else set()
         self.ready.update((path, contents(here[path], whole=True)) for path in found - again - late)
         kept = (same | self._expected.keys()) - again - late
@@ -267,12 +272,46 @@ class Inside:
             lacking[path] = absent.say(path, absent.LIBRARY)
         return found, late - nowhere
 
+    def begin(self, now: dict[str, Any], leaves: Mapping[str, graph.Leaf]) -> None:
+        """What has changed up to now means nothing."""
+        self._keep(_of_libraries(now, leaves), now)
+
+    def _keep(self, here: dict[str, Any], now: dict[str, Any]) -> None:
+        self._here = {path: _reference(thing) for path, thing in here.items()}
+        self._last = {path: (self._here[path], now[path][1][2]) for path in here}
+        self._watched = list(self._here.values())
+        self._glances = [glance_into(thing) for thing in here.values()]
+
+    def has_stirred(self) -> bool:
+        """Whether it is time for a look. Asked several times in each call, and so of a few of them in turn."""
+        count = len(self._watched)
+        begin, self._turn = self._turn, (self._turn + GLANCES) % count if count > GLANCES else 0
+        for at in range(begin, min(begin + GLANCES, count)):
+            thing = self._watched[at]()
+            if thing is not None and glance_into(thing) != self._glances[at]:
+                return True
+        return False
+
     def enter(self) -> None:
         """A call begins."""
         self._entry = self._last
 
+    def pass_gate(self) -> None:
+        """The record that is made now has all that was seen."""
+        self._after_gate = []
+
+    def leave(self) -> None:
+        """A call has returned, and was looked at. What is `lacking` is refused in any case."""
+        self._after_gate = self._found
+
     def rewind(self, leaves: Mapping[str, graph.Leaf]) -> None:
-        """The call is made again. Raises `UnprovedError` if it has changed one of them, as far as that can be seen."""
+        """The call is made again. Raises `UnprovedError` if it has changed one of them, as far as that can be seen.
+
+        Or if the update before has: whoever takes over has the record of its gate.
+        """
+        for path in self._after_gate:
+            absent.note_lost([path])
+            raise absent.refusal(path)
         for path, (reference, told) in self._entry.items():
             thing = reference()
             if thing is not None and path in leaves and leaves[path].value is thing and contents(thing) != told:
@@ -293,6 +332,11 @@ class Inside:
                 del self._expected[path]
                 if contents(leaves[path].value, whole=True) != told:
                     raise absent.not_ready(path)
+
+
+def _of_libraries(now: dict[str, Any], leaves: Mapping[str, graph.Leaf]) -> dict[str, Any]:
+    here = {path: leaves[path].value for path, sign in now.items() if sign[0] == "object" and len(sign[1]) == 3}
+    return {path: thing for path, thing in here.items() if is_of_library(type(thing))}
 
 
 def _is_same(before: Any, now: Any) -> bool:
@@ -331,6 +375,32 @@ def contents(thing: Any, *, whole: bool = False) -> bytes:
         sums.update(f"{type(value).__qualname__} {told}".encode(errors="replace"))
         waiting.extend(itertools.islice(inside, NODES))
     return sums.digest()
+
+
+def glance_into(thing: Any, depth: int = 0) -> Any:
+    """What tells in some microseconds that it has changed, in most cases: nothing is held by it."""
+    fields = attributes_of(thing)
+    if not fields:
+        return contents(thing) if is_of_library(type(thing)) else id(thing)
+    found: list[Any] = [_count(thing)]
+    for value in itertools.islice(fields.values(), SMALL):
+        kind = type(value)
+        if kind in graph.PLAIN:
+            found.append(value)
+        elif issubclass(kind, torch.Tensor):
+            found += [id(value), version_of(value)]
+        elif kind is np.ndarray:
+            found += [id(value), value.tobytes() if value.size <= SMALL and not value.dtype.hasobject else ""]
+        elif depth < 2 and is_of_library(kind):
+            found.append(glance_into(value, depth + 1))
+        else:
+            found += [id(value), _count(value)]
+    return found
+
+
+def _count(value: Any) -> int:
+    base = next((each for each in graph.CONTAINERS if issubclass(type(value), each)), None)
+    return 0 if base is None else base.__len__(value)
 
 
 _ODD = (ArithmeticError, AttributeError, BufferError, LookupError, RuntimeError, TypeError, ValueError)

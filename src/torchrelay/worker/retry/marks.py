@@ -7,11 +7,14 @@ Each class remembers one kind of thing: `mark` is in the path of every step and 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import itertools
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
@@ -24,6 +27,7 @@ from torchrelay.worker.tensors import memory, tree
 from torchrelay.worker.tensors.digest import Digest
 from torchrelay.worker.tensors.landing import Landing
 
+DEPTH = 3  # containers within one another
 _FIELD = "training"
 _trains = attrgetter(_FIELD)
 _trained = attrgetter("requires_grad")
@@ -61,25 +65,21 @@ class HyperParameters:
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self.groups: list[dict[str, Any]] = []
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._within: list[tuple[Any, Any]] = []
 
     def mark(self) -> None:
         self.groups = [group.copy() for group in self.optimizer.param_groups]
-        # A learning rate may be a tensor, which is changed in place.
-        self._tensors = [
-            (value, value.detach().clone())
-            for group in self.groups
-            for value in group.values()
-            if isinstance(value, torch.Tensor)
-        ]
+        # A learning rate may be a tensor, which is changed in place; and a script keeps here what it likes.
+        held = (value for group in self.groups for name, value in group.items() if name != "params")
+        self._within = _all_within(held)
 
     def rewind(self) -> None:
         del self.optimizer.param_groups[len(self.groups) :]  # a group may have been added
         for group, before in zip(self.optimizer.param_groups, self.groups, strict=True):
             group.clear()
             group.update(before)
-        for live, before_tensor in self._tensors:
-            live.detach().copy_(before_tensor)
+        for value, copied in self._within:
+            _refill(value, copied)
 
 
 class Modes:
@@ -125,16 +125,20 @@ class Schedule:
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.schedulers = _nested(scheduler)
+        self._within: list[tuple[Any, Any]] = []
         self.before: list[dict[str, Any]] = []
 
     def mark(self) -> None:
-        # Shallow is enough: schedulers replace their lists and never change them in place.
         self.before = [vars(scheduler).copy() for scheduler in self.schedulers]
+        # torch's own schedulers replace their lists; a script's, and what is hung on one, may change them in place.
+        self._within = _all_within(value for fields in self.before for value in fields.values())
 
     def rewind(self) -> None:
         for scheduler, before in zip(self.schedulers, self.before, strict=True):
             vars(scheduler).clear()
             vars(scheduler).update(before)
+        for value, copied in self._within:
+            _refill(value, copied)
 
 
 def _nested(scheduler: LRScheduler) -> list[LRScheduler]:
@@ -148,20 +152,16 @@ class Scale:
     def __init__(self, scaler: GradScaler) -> None:
         self._scaler = scaler
         self._before: dict[str, Any] = {}
-        self._tensors: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._within: list[tuple[Any, Any]] = []
 
     def mark(self) -> None:
         self._before = vars(self._scaler).copy()
-        self._tensors = [
-            (value, value.clone())
-            for value in (self._before.get("_scale"), self._before.get("_growth_tracker"))
-            if value is not None
-        ]
+        self._within = _all_within(self._before.values())
 
     def rewind(self) -> None:
         vars(self._scaler).update(self._before)
-        for live, before in self._tensors:
-            live.copy_(before)
+        for value, copied in self._within:
+            _refill(value, copied)
         # What it has noted of this step's optimizers (unscaled, found_inf); empty at the entry of a step.
         if hasattr(self._scaler, "_per_optimizer_states"):
             self._scaler._per_optimizer_states.clear()
@@ -242,6 +242,40 @@ class Copied:
 
 def _alike(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+# ---------------------------------------------------------------- what changes where it lies
+
+_CONTAINERS = (list, dict, deque, set)
+_CHANGEABLE = (*_CONTAINERS, torch.Tensor, np.ndarray)
+_MOST = 4096  # entries of a container, and numbers in an array
+
+
+def _all_within(values: Iterable[Any]) -> list[tuple[Any, Any]]:
+    changeable = (value for value in values if isinstance(value, _CHANGEABLE))
+    return list(itertools.chain.from_iterable(map(_within, changeable)))
+
+
+def _within(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
+    """What may change where it lies, the outer before the inner, with a copy."""
+    if type(value) in _CONTAINERS and len(value) <= _MOST and depth < DEPTH:
+        yield value, value.copy()
+        for entry in list(value.values() if type(value) is dict else value):
+            yield from _within(entry, depth + 1)
+    elif isinstance(value, torch.Tensor) and value.numel() <= _MOST:
+        yield value, value.detach().clone()
+    elif type(value) is np.ndarray and value.size <= _MOST:
+        yield value, value.copy()
+
+
+def _refill(value: Any, copied: Any) -> None:
+    if isinstance(value, torch.Tensor):
+        value.detach().copy_(copied)
+    elif isinstance(value, np.ndarray):
+        value[...] = copied
+    else:
+        value.clear()
+        (value.update if isinstance(value, (dict, set)) else value.extend)(copied)
 
 
 # ---------------------------------------------------------------- what else changes
