@@ -37,8 +37,8 @@ def test_what_is_for_people_and_what_makes_itself_ready_is_no_matter(tmp_path: P
     ("mode", "strike"),
     [
         ("fitted-step", "grad:20:1"), ("third-global", "after:20:1"), ("third-local", "grad:20:1"),
-        ("fitted-between", "grad:20:1"), ("late-step", "grad:20:1"), ("late-local", "after:16:1"),
-        ("third-step", "grad:3:0"), ("late-between", "grad:16:1"),
+        ("fitted-between", "grad:20:1"), ("late-step", "grad:20:1"), ("late-local", "after:17:1"),
+        ("third-step", "grad:3:0"), ("late-between", "after:18:1"),
     ],
 )  # fmt: skip
 def test_what_changed_but_once_is_not_taken_for_ready(tmp_path: Path, mode: str, strike: str) -> None:

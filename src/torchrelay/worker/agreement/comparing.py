@@ -44,12 +44,24 @@ _version = attrgetter("_version")
 TENSORS, SETTINGS, VALUES = "tensors", "settings", "values"
 _SETTINGS = ".param_groups["  # of optimizers: where these differ, parameters soon will
 SEEN, NEVER = "+", "-"  # before a shard's name: whether its replicas have agreed in a comparison before
-NEVER_ALIKE = (
-    "ranks that count as replicas (of the shard {}) hold different parameters or optimizer state, and have since the "
-    "first comparison: a lost one would get another one's",
-    "apply to parameters only what is alike on all ranks, such as reduced gradients; if each rank trains its own, name "
-    "what it holds: Options(shard=...); Options(compare_every=0) ends this check, and with it the promise",
+_UNLIKE = (
+    "ranks that count as replicas (of the shard {}) hold different %s, and have since the first comparison: a lost one "
+    "would get another one's"
 )
+_OWN_SHARDS = (
+    "if each rank trains its own, name what it holds: Options(shard=...); Options(compare_every=0) ends this check, "
+    "and with it the promise"
+)
+NEVER_ALIKE = {
+    TENSORS: (
+        _UNLIKE % "parameters or optimizer state",
+        f"apply to parameters only what is alike on all ranks, such as reduced gradients; {_OWN_SHARDS}",
+    ),
+    SETTINGS: (
+        _UNLIKE % "options of their optimizers, such as a learning rate",
+        f"set options by what is alike on all ranks; {_OWN_SHARDS}",
+    ),
+}
 
 SAVED_OTHERWISE = (
     "ranks that count as replicas (of the shard {}) save other values: {}. A lost one would get another one's",
@@ -126,8 +138,8 @@ class Comparison:
         mine = {value for name, value in told if name[1:] == self._shard}
         if len(mine) == 1:
             self._state.agreed.add(what)
-        if what == TENSORS and (shard := _never_alike(told)):
-            raise RefusedError(NEVER_ALIKE[0].format(shard), NEVER_ALIKE[1])
+        if what in NEVER_ALIKE and (shard := _never_alike(told)):
+            raise RefusedError(NEVER_ALIKE[what][0].format(shard), NEVER_ALIKE[what][1])
         return told
 
     def _compare_values(self, pending: Point, renewed: Point, lines: list[str]) -> None:
@@ -250,8 +262,9 @@ def values_of(state: State) -> list[str]:
     own = state.private.own.paths
     for part in state.flat():
         if isinstance(part, OptimizerPart):
-            groups = enumerate(part.hyper_parameters())
-            lines += [f"{part.path}.param_groups[{at}]: {_digest(group, part.path)}" for at, group in groups]
+            groups = enumerate(part.options())
+            lines += [f"{part.path}{_SETTINGS}{at}]: {_digest(group, part.path)}" for at, group in groups]
+            lines.append(f"{part.path}{_SETTINGS}*] state: {_digest(_plain_state(part.optimizer), part.path)}")
         elif isinstance(part, ContainerPart | StatefulPart | TensorPart | ArrayPart) and part.path not in own:
             given = part.give()
             held = given["plain"] if isinstance(part, ContainerPart) else given
@@ -259,6 +272,17 @@ def values_of(state: State) -> list[str]:
     buffers = state.private.compared()
     told = zip(buffers, sums.of(list(buffers.values())), strict=True)
     return lines + [f"{name}: {value:016x}" for name, value in told]
+
+
+def _plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """What it keeps for parameters and is no tensor: those are compared by themselves."""
+    parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
+    kept = (optimizer.state.get(parameter, {}) for parameter in parameters)
+    return [
+        {str(key): value for key, value in each.items() if not isinstance(value, torch.Tensor)}
+        for each in kept
+        if not all(isinstance(value, torch.Tensor) for value in each.values())
+    ]
 
 
 def _saved_lines(state: State) -> list[str]:

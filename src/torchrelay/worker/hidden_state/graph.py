@@ -33,10 +33,12 @@ from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
 from torchrelay.worker.hidden_state.leaves import ITERATORS as ITERATORS
 from torchrelay.worker.hidden_state.leaves import (
     MAX_DEPTH,
+    OF_MODULES,
     Named,
     NamedLeaf,
     Within,
-    is_machinery,
+    added_to,
+    hung_on,
     keeps_more,
     slot_names,
     slot_value,
@@ -73,8 +75,8 @@ _CLOSED_MODULES = """
     io _io socket ssl mmap ctypes subprocess zipfile tarfile pathlib inspect ast re datetime decimal enum typing abc
 """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
-_OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
+OF_OPTIONS = ".param_groups["
 _numbered = re.compile(r" \(\d+\)$")
 HOOKS = " hooks"
 OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -182,7 +184,7 @@ class Walk:
         fields = attributes_of(value)
         if fields and str(kind.__module__).startswith("torch."):
             self.parents.update({id(fields): (holder, name)} if holder is not None else {})
-            self._later(_hung(path, kind, fields, depth))
+            self._later(hung_on(path, kind, fields, depth))
 
     def _doer(self, path: str, holder: Any, name: Any, value: Any) -> None:
         if holder is not None and (doers.is_function(value) or _is_object(type(value), name)):
@@ -281,18 +283,28 @@ class Walk:
             self._module(path, fields or {}, depth)
             if not _is_of_the_script(kind):
                 self.of_torch.add(id(fields))
-                self._later(_hung(path, kind, fields or {}, depth))
+                self._later(hung_on(path, kind, fields or {}, depth))
                 if str(kind.__module__).startswith("torch.nn.modules."):
                     self._later(_settings(path, fields or {}, depth))
                 return
-        if issubclass(kind, torch.optim.Optimizer) and not is_of_the_script(kind):
-            self._later(_hung(path, kind, fields or {}, depth))
+        if issubclass(kind, torch.optim.Optimizer) and self._is_whole_optimizer(path, kind, fields or {}, depth):
             return
         skipped = _skipped(kind)
         for at, inner in list((fields or {}).items()):
             if type(at) is str and at not in skipped and not at.startswith("_torchrelay"):
                 self._waiting.append((f"{path}.{at}", fields, at, inner, depth + 1))
         self._later((f"{path}.{at}", value, at, slot_value(value, at), depth + 1) for at in slot_names(kind))
+
+    def _is_whole_optimizer(self, path: str, kind: type, fields: dict[str, Any], depth: int) -> bool:
+        """What a script keeps in the options, under names that are none; returns whether all else of it is torch's."""
+        groups = fields.get("param_groups")
+        for at, group in enumerate(groups if type(groups) is list else ()):
+            self.parents[id(group)] = groups, at
+            added = ((name, group[name]) for name in added_to(group, fields.get("defaults")))
+            self._later((f"{path}{OF_OPTIONS}{at}][{name!r}]", group, name, one, depth + 1) for name, one in added)
+        if not is_of_the_script(kind):
+            self._later(hung_on(path, kind, fields, depth))
+        return not is_of_the_script(kind)
 
     def _module(self, path: str, fields: dict[str, Any], depth: int) -> None:
         """The modules in it, the script's hooks that it calls, and what a script has hung on its parameters."""
@@ -302,7 +314,7 @@ class Walk:
         self.leaves[path + HOOKS + STANDS] = Hooks(path + HOOKS + STANDS, fields)
         self.hooks += [fields[name] for name in OF_HOOKS if name in fields]
         for name, parameter in items_of(fields.get("_parameters") or {}):
-            self._later(_hung(f"{path}.{name}", type(parameter), getattr(parameter, "__dict__", {}), depth))
+            self._later(hung_on(f"{path}.{name}", type(parameter), getattr(parameter, "__dict__", {}), depth))
 
 
 class Hooks(NamedLeaf):
@@ -332,34 +344,19 @@ class Hooks(NamedLeaf):
         return False
 
 
-def _hung(path: str, kind: type, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
-    """What a script has hung on an object of torch's: under names that are not in the code of its class."""
-    for at, value in items_of(fields):
-        if type(at) is str and at not in _OF_MODULES and at not in _names_in_code(kind) and not is_machinery(at, value):
-            yield f"{path}.{at}", fields, at, value, depth + 1
-
-
 def _skipped(kind: type) -> frozenset[str]:
     """What torch's own classes keep."""
     if issubclass(kind, torch.utils.data.DataLoader):
         return OF_LOADERS
     if issubclass(kind, torch.optim.Optimizer):
         return _of_optimizers()
-    return _OF_MODULES if issubclass(kind, torch.nn.Module) else frozenset[str]()
-
-
-@functools.cache
-def _names_in_code(kind: type) -> frozenset[str]:
-    held = [value for each in kind.__mro__ for value in vars(each).values()]
-    codes = [value.__code__ for value in held if type(value) is types.FunctionType]
-    named = {name for each in kind.__mro__ for name in (*vars(each), *getattr(each, "__annotations__", {}))}
-    return frozenset(named.union(*(code.co_names for code in codes)))
+    return OF_MODULES if issubclass(kind, torch.nn.Module) else frozenset[str]()
 
 
 def _settings(path: str, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
     """Numbers and texts of a module of torch's: a script may change how much is dropped, or a loss is smoothed."""
     for at, value in list(fields.items()):
-        if at not in _OF_MODULES and type(value) in PLAIN:
+        if at not in OF_MODULES and type(value) in PLAIN:
             yield f"{path}.{at}", fields, at, value, depth + 1
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextvars
 import csv
 import decimal
+import functools
 import io
 import itertools
 import os
@@ -14,7 +15,7 @@ import threading
 import types
 from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -292,13 +293,41 @@ def slot_value(value: Any, name: str) -> Any:
         return MISSING
 
 
+# Which torch and its schedules put there.
+_OF_GROUPS = frozenset(
+    ["params", "param_names", "initial_lr", "base_lr", "max_lr", "min_lr", "base_momentum", "max_momentum", "swa_lr"]
+)
+
+
+def added_to(group: dict[str, Any], defaults: dict[str, Any] | None) -> list[str]:
+    """Names in a group of an optimizer that are none of its options."""
+    known = {*(defaults or ()), *_OF_GROUPS}
+    return [name for name, _ in items_of(group) if name not in known]
+
+
+OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
 _HUNG = (*made.CONTAINERS, *made.ARRAYS, random.Random, torch.Generator)
 
 
-def is_machinery(name: str, value: Any) -> bool:
+def _is_machinery(name: str, value: Any) -> bool:
     """Whether it is not a script that hangs it on an object of torch's, but one that shards it, say."""
     mine = type(value) in made.PLAIN or isinstance(value, _HUNG)
     return name.startswith("_torchrelay") or (name[:1] == "_" and not mine and not is_of_the_script(type(value)))
+
+
+def hung_on(path: str, kind: type, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
+    """What a script has hung on an object of torch's: under names that are not in the code of its class."""
+    for at, value in items_of(fields):
+        if type(at) is str and at not in OF_MODULES and at not in _names_in_code(kind) and not _is_machinery(at, value):
+            yield f"{path}.{at}", fields, at, value, depth + 1
+
+
+@functools.cache
+def _names_in_code(kind: type) -> frozenset[str]:
+    held = [value for each in kind.__mro__ for value in vars(each).values()]
+    codes = [value.__code__ for value in held if type(value) is types.FunctionType]
+    named = {name for each in kind.__mro__ for name in (*vars(each), *getattr(each, "__annotations__", {}))}
+    return frozenset(named.union(*(code.co_names for code in codes)))
 
 
 # ---------------------------------------------------------------- objects of libraries

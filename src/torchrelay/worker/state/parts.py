@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 from torchrelay.errors import RefusedError, StateMismatchError, with_article
+from torchrelay.worker.hidden_state.leaves import added_to
 from torchrelay.worker.parallel import fsdp, zero
 from torchrelay.worker.tensors.entries import entries_of, items_of
 from torchrelay.worker.tensors.landing import Landing, array_fits
@@ -310,6 +311,14 @@ class OptimizerPart:
         """Of each group."""
         return [
             {key: value for key, value in group.items() if key != "params"} for group in self.optimizer.param_groups
+        ]
+
+    def options(self) -> list[dict[str, Any]]:
+        """The same, without what the script has added to them: that may be each rank's own, see `hidden`."""
+        known = self.optimizer.defaults
+        return [
+            {name: value for name, value in group.items() if name not in added_to(group, known)}
+            for group in self.hyper_parameters()
         ]
 
     def _parameters(self) -> list[torch.Tensor]:
