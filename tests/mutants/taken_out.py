@@ -96,7 +96,7 @@ PROOFS = (
     ),
     Mutant(
         "comparing: replicas that were never alike are let be", "worker/agreement/comparing.py",
-        "if what == TENSORS and (shard := _never_alike(told)):", "if what == TENSORS and (shard := \"\"):",
+        "if what in NEVER_ALIKE and (shard := _never_alike(told)):", "if what in NEVER_ALIKE and (shard := \"\"):",
         ("tests/jobs/test_case_drifts.py",),
     ),
     Mutant(
@@ -348,7 +348,7 @@ PROOFS = (
     ),
     Mutant(
         "still: it is in the record only after a look", "worker/hidden_state/hidden.py",
-        "if self._looking or self.state.still.has_stirred():", "if self._looking:",
+        "if self._looking or self.state.still.has_stirred() or ", "if self._looking or ",
         ("tests/jobs/test_case_kept.py", "-k", "first_time"),
     ),
     Mutant(

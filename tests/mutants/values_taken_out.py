@@ -8,6 +8,7 @@ SAVED_ALIKE = "tests/jobs/test_case_saved.py::test_it_is_as_undisturbed"
 SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
 KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
+HUNG = "tests/unit/worker/hidden_state/test_hung.py"
 LENT = "tests/unit/worker/state/test_lent.py"
 LIBRARIES = "tests/unit/worker/hidden_state/test_libraries.py"
 OF_LIBRARIES = "tests/jobs/test_case_of_libraries.py::test_a_fault_is_refused_by_the_name_of_the_object"
@@ -34,9 +35,47 @@ VALUES = (
         (f"{OF_LIBRARIES}[sorted-step-grad]",),
     ),
     Mutant(
-        "library: a fault is not refused for it", "worker/hidden_state/moving.py",
-        "self.lacking[path] = absent.say(path, LIBRARY)", "absent.say(path, LIBRARY)",
+        "library: a fault is not refused for it", "worker/hidden_state/signatures.py",
+        "lacking[path] = absent.say(path, absent.LIBRARY)", "absent.say(path, absent.LIBRARY)",
         (LIBRARIES,),
+    ),
+    Mutant(
+        "library: what has changed once is not proved", "worker/hidden_state/signatures.py",
+        "raise absent.not_ready(path)", "pass", (LIBRARIES,),
+    ),
+    Mutant(
+        "library: what changes late is there", "worker/hidden_state/signatures.py",
+        "return found, late - nowhere", "return found, set()", (LIBRARIES,),
+    ),
+    Mutant(
+        "library: a call that has changed one is made again", "worker/hidden_state/signatures.py",
+        "raise absent.in_place(path)", "pass", (LIBRARIES,),
+    ),
+    Mutant(
+        "library: what an update has changed is not lost", "worker/hidden_state/signatures.py",
+        "        self._after_gate = self._found\n", "        pass\n", (LIBRARIES,),
+    ),
+    Mutant(
+        "library: nobody glances at them", "worker/hidden_state/hidden.py",
+        "return self.state.still.has_changed() or self.state.inside.has_stirred()",
+        "return self.state.still.has_changed()", (LIBRARIES,),
+    ),
+    Mutant(
+        "hung: only numbers and texts are seen", "worker/hidden_state/leaves.py",
+        "not _is_machinery(at, value):", "type(value) in made.PLAIN:", (HUNG,),
+    ),
+    Mutant(
+        "hung: options of optimizers are not looked at", "worker/hidden_state/leaves.py",
+        "return [name for name, _ in items_of(group) if name not in known]", "return []", (HUNG,),
+    ),
+    Mutant(
+        "hung: options are another rank's", "worker/replacement/taking_over.py",
+        "        self._state.private.hidden.state.put(in_groups)\n", "",
+        ("tests/jobs/test_case_hung.py::test_it_is_carried[number-group]",),
+    ),
+    Mutant(
+        "hung: what changes where it lies is not put back", "worker/retry/marks.py",
+        "if isinstance(value, _CHANGEABLE))", "if False)", (HUNG,),
     ),
     Mutant(
         "library: one that makes itself ready counts", "worker/hidden_state/signatures.py",

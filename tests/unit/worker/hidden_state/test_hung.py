@@ -1,0 +1,168 @@
+"""What a script hangs on objects of torch's own: found, told, put back; and nothing of torch's own is."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import parametrizations, weight_norm
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
+from torch.utils.data import DataLoader, TensorDataset
+
+from torchrelay.worker.hidden_state.hidden import Hidden
+from torchrelay.worker.retry.marks import HyperParameters, Mark, Scale, Schedule
+
+MAKES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
+    "list": (list, lambda kept: kept.append(1.0)),
+    "deque": (lambda: deque(maxlen=2), lambda kept: kept.append(kept[-1] + 1.0 if kept else 0.0)),
+    "dict": (lambda: {"mean": 0.0}, lambda kept: kept.update(mean=kept["mean"] + 1.0)),
+    "tensor": (lambda: torch.zeros(2), lambda kept: kept.add_(1.0)),
+    "array": (lambda: np.zeros(2), lambda kept: kept.__iadd__(1.0)),
+    "generator": (lambda: torch.Generator().manual_seed(1), lambda kept: torch.rand(1, generator=kept)),
+    "random": (lambda: np.random.default_rng(1), lambda kept: kept.random()),
+}
+
+
+class Trained:
+    """All that a step trains with."""
+
+    def __init__(self) -> None:
+        self.layer, self.activation = nn.Linear(2, 2), nn.ReLU()
+        self.model = nn.Sequential(self.layer, self.activation)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 0.1)
+        self.loader = DataLoader(TensorDataset(torch.zeros(4, 2)))
+        self.schedule = LambdaLR(self.optimizer, lambda _: 1.0)
+        self.hidden = Hidden([("model", self.model), ("optimizer", self.optimizer)])
+        self.step: Callable[[], None] = lambda: None
+
+    def fields(self, place: str) -> dict[str, Any]:
+        if place == "group":
+            return self.optimizer.param_groups[0]
+        return vars(self.layer.weight if place == "weight" else getattr(self, place))
+
+    def call(self) -> None:
+        self.hidden.mark()
+        self.hidden.look_entry()
+        self.step()
+        self.hidden.look_gate()
+        self.hidden.look_return()
+
+
+def trained(place: str, kind: str, calls: int) -> Trained:
+    make, use = MAKES[kind]
+    found = Trained()
+    found.fields(place)["kept"] = make()
+    loader, schedule = found.loader, found.schedule
+
+    def step() -> None:
+        use(
+            (vars(loader) if place == "loader" else vars(schedule) if place == "schedule" else found.fields(place))[
+                "kept"
+            ]
+        )
+
+    found.step = step
+    found.hidden.add(step)
+    for _ in range(calls):
+        found.call()
+    return found
+
+
+def shown(trained: Trained, place: str) -> str:
+    kept = trained.fields(place)["kept"]
+    if isinstance(kept, np.random.Generator):
+        return str(kept.bit_generator.state)
+    return str(kept.get_state().tolist() if isinstance(kept, torch.Generator) else kept)
+
+
+@pytest.mark.parametrize("kind", list(MAKES))
+@pytest.mark.parametrize("place", ["layer", "activation", "optimizer", "weight", "group", "loader", "schedule"])
+def test_it_goes_to_a_replacement_and_is_put_back(place: str, kind: str) -> None:
+    lost = trained(place, kind, 5)
+    after = trained(place, kind, 0)
+    after.hidden.load(lost.hidden.record())
+    assert shown(after, place) == shown(lost, place)
+    before = shown(lost, place)
+    lost.hidden.mark()
+    lost.hidden.look_entry()
+    lost.step()
+    assert shown(lost, place) != before
+    lost.hidden.rewind()
+    assert shown(lost, place) == before
+
+
+def test_options_of_torchs_own_are_not_it() -> None:
+    found = trained("layer", "list", 0)
+
+    def step() -> None:
+        found.optimizer.param_groups[0]["lr"] *= 0.5
+        found.optimizer.param_groups[0]["initial_lr"] = 1.0
+
+    hidden = found.hidden
+    hidden.add(step)
+    for _ in range(3):
+        hidden.mark()
+        hidden.look_entry()
+        step()
+        hidden.look_gate()
+        hidden.look_return()
+    assert not [path for path in hidden.state.kept if "param_groups" in path]
+
+
+@pytest.mark.parametrize("wrap", [weight_norm, parametrizations.spectral_norm])
+@pytest.mark.filterwarnings("ignore")
+def test_what_torch_itself_hangs_there_is_not(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Sequential(wrap(nn.Linear(2, 2)), nn.LSTM(2, 2))
+    hidden = Hidden([("model", model)])
+
+    def step() -> None:
+        model[1](model[0](torch.ones(1, 2)))[0].sum().backward()
+
+    hidden.add(step)
+    for _ in range(3):
+        hidden.mark()
+        hidden.look_entry()
+        step()
+        hidden.look_gate()
+        hidden.look_return()
+    assert not hidden.state.kept
+    assert not hidden.state.lacking
+    assert not len(hidden.state.untold)
+
+
+class TestMarks:
+    @pytest.fixture
+    def optimizer(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(nn.Linear(2, 1).parameters(), torch.tensor(0.1))
+
+    def check(self, mark: Mark, fields: dict[str, Any]) -> None:
+        fields["kept"] = {"rows": [[1.0], deque([2.0])], "sum": torch.zeros(2), "array": np.zeros(2)}
+        kept, before = fields["kept"], repr(fields["kept"])
+        mark.mark()
+        for _ in range(2):
+            kept["rows"][0].append(3.0)
+            kept["rows"].append([])
+            kept["sum"] += 1
+            kept["array"] += 1
+            fields["more"] = 1
+            mark.rewind()
+            assert fields["kept"] is kept
+            assert repr(kept) == before
+            assert "more" not in fields or isinstance(mark, Scale)
+
+    def test_of_a_schedule_and_those_within(self, optimizer: torch.optim.Optimizer) -> None:
+        inner: list[LRScheduler] = [LambdaLR(optimizer, lambda _: 1.0) for _ in range(2)]
+        self.check(Schedule(SequentialLR(optimizer, inner, [3])), vars(inner[1]))
+
+    def test_of_options(self, optimizer: torch.optim.Optimizer) -> None:
+        self.check(HyperParameters(optimizer), optimizer.param_groups[0])
+
+    def test_of_a_scaler(self) -> None:
+        scaler = GradScaler("cpu")
+        self.check(Scale(scaler), vars(scaler))
