@@ -56,9 +56,8 @@ VALUES = (
         "        self._after_gate = self._found\n", "        pass\n", (LIBRARIES,),
     ),
     Mutant(
-        "library: nobody glances at them", "worker/hidden_state/hidden.py",
-        "return self.state.still.has_changed() or self.state.inside.has_stirred()",
-        "return self.state.still.has_changed()", (LIBRARIES,),
+        "library: nobody glances at them", "worker/hidden_state/signatures.py",
+        "if thing is not None and glance_into(thing) != self._glances[at]:", "if False:", (LIBRARIES,),
     ),
     Mutant(
         "hung: only numbers and texts are seen", "worker/hidden_state/leaves.py",

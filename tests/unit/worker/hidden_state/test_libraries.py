@@ -290,6 +290,50 @@ def test_a_call_that_has_changed_one_is_not_made_again(at: int) -> None:
         hidden.rewind()
 
 
+def test_what_an_update_has_changed_is_lost_until_the_next_gate() -> None:
+    trainer = Trainer(unfitted(), lambda _: None)
+    hidden = life(trainer, 3)
+    first_gate(hidden, trainer)
+    trainer.kept.coef = np.array([1.0])
+    hidden.look_return()
+    hidden.mark()
+    hidden.look_entry()
+    with pytest.raises(UnprovedError, match=r"kept changes after optimizer\.step"):
+        hidden.rewind()
+    hidden.look_gate()
+    hidden.look_return()
+    hidden.mark()
+    hidden.look_entry()
+    hidden.rewind()
+
+
+@pytest.mark.parametrize("within", [Bag(coef=0.0), Bag(inner=Bag(coef=0.0)), Bag(rows=[]), SortedList()])
+def test_a_first_change_is_noticed_though_no_look_is_due(monkeypatch: pytest.MonkeyPatch, within: Any) -> None:
+    def change(trainer: Trainer) -> None:
+        if trainer.steps < 20:
+            return
+        kept = trainer.kept
+        if isinstance(kept, SortedList):
+            kept.add(1.0)
+        elif hasattr(kept, "rows"):
+            kept.rows.append(1.0)
+        else:
+            getattr(kept, "inner", kept).coef += 1.0
+
+    trainer = Trainer(within, change)
+    hidden = life(trainer, 14)
+    monkeypatch.setattr(hidden._looks, "due", lambda *_: False)
+    for _ in range(7):
+        hidden.mark()
+        hidden.look_entry()
+        trainer.step()
+        hidden.look_gate()
+        hidden.look_return()
+    assert any(
+        "kept" in path for path in [*hidden.state.lacking, *hidden.state.untold.all(), *hidden.state.inside.ready]
+    )
+
+
 def test_nor_is_the_call_after_a_change_that_no_look_has_seen() -> None:
     trainer = Trainer(unfitted(), lambda _: None)
     hidden = life(trainer, 3)
