@@ -65,7 +65,7 @@ VALUES = (
     ),
     Mutant(
         "hung: options of optimizers are not looked at", "worker/hidden_state/leaves.py",
-        "return [name for name, _ in items_of(group) if name not in known]", "return []", (HUNG,),
+        "if each[0] not in known] if defaults else []", "if False]", (HUNG,),
     ),
     Mutant(
         "hung: options are another rank's", "worker/replacement/taking_over.py",
@@ -74,7 +74,7 @@ VALUES = (
     ),
     Mutant(
         "hung: what changes where it lies is not put back", "worker/retry/marks.py",
-        "if isinstance(value, _CHANGEABLE))", "if False)", (HUNG,),
+        "[value for value in values if _is_changeable(value)]", "[]", (HUNG,),
     ),
     Mutant(
         "library: one that makes itself ready counts", "worker/hidden_state/signatures.py",

@@ -58,7 +58,7 @@ NEVER_ALIKE = {
         f"apply to parameters only what is alike on all ranks, such as reduced gradients; {_OWN_SHARDS}",
     ),
     SETTINGS: (
-        _UNLIKE % "options of their optimizers, such as a learning rate",
+        _UNLIKE % "options of their optimizers, such as a learning rate, or numbers in their state",
         f"set options by what is alike on all ranks; {_OWN_SHARDS}",
     ),
 }
@@ -274,14 +274,17 @@ def values_of(state: State) -> list[str]:
     return lines + [f"{name}: {value:016x}" for name, value in told]
 
 
+_NUMBERS = (int, float, bool, str)
+
+
 def _plain_state(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     """What it keeps for parameters and is no tensor: those are compared by themselves."""
     parameters = (parameter for group in optimizer.param_groups for parameter in group["params"])
     kept = (optimizer.state.get(parameter, {}) for parameter in parameters)
     return [
-        {str(key): value for key, value in each.items() if not isinstance(value, torch.Tensor)}
+        {str(key): value for key, value in each.items() if type(value) in _NUMBERS}
         for each in kept
-        if not all(isinstance(value, torch.Tensor) for value in each.values())
+        if type(each) is dict and any(type(value) in _NUMBERS for value in each.values())
     ]
 
 

@@ -314,7 +314,9 @@ class Walk:
         self.leaves[path + HOOKS + STANDS] = Hooks(path + HOOKS + STANDS, fields)
         self.hooks += [fields[name] for name in OF_HOOKS if name in fields]
         for name, parameter in items_of(fields.get("_parameters") or {}):
-            self._later(hung_on(f"{path}.{name}", type(parameter), getattr(parameter, "__dict__", {}), depth))
+            hung = getattr(parameter, "__dict__", {})
+            self.holders[f"{path}.{name}"] = hung
+            self._later(hung_on(f"{path}.{name}", type(parameter), hung, depth))
 
 
 class Hooks(NamedLeaf):

@@ -227,6 +227,13 @@ def told_apart(leaf: Leaf, named: dict[str, list[tuple[int, Any]]]) -> Leaf:
     return leaf
 
 
+def is_of_a_module(leaf: Leaf) -> bool:
+    """Whether it is a parameter, a buffer or a layer: an attribute of that name would stand before it."""
+    fields = leaf.holder if type(leaf.holder) is dict else {}
+    parts = [fields.get(name) for name in ("_parameters", "_buffers", "_modules")]
+    return any(type(part) is dict and leaf.name in part for part in parts)
+
+
 def is_fillable(value: Any) -> bool:
     """Whether it is a list or dict, or of a class that is made from one."""
     return type(value) in FILLABLE or is_own(value)
@@ -300,19 +307,22 @@ _OF_GROUPS = frozenset(
 
 
 def added_to(group: dict[str, Any], defaults: dict[str, Any] | None) -> list[str]:
-    """Names in a group of an optimizer that are none of its options."""
+    """Names in a group of an optimizer that are none of its options; if it tells which are, and what can be seen."""
     known = {*(defaults or ()), *_OF_GROUPS}
-    return [name for name, _ in items_of(group) if name not in known]
+    added = [each for each in items_of(group) if each[0] not in known] if defaults else []
+    return [name for name, value in added if not isinstance(value, torch.Tensor) or value.is_cpu]
 
 
 OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}
+# With what begins what torch itself hangs there: as it compiles, shards, wraps.
+_OF_TORCH = ("__", "_torch", "_dynamo", "_is_torch", "_fsdp", "_ddp", "_opt_called", "_DataLoader__", "_compiled")
 _HUNG = (*made.CONTAINERS, *made.ARRAYS, random.Random, torch.Generator)
 
 
 def _is_machinery(name: str, value: Any) -> bool:
     """Whether it is not a script that hangs it on an object of torch's, but one that shards it, say."""
     mine = type(value) in made.PLAIN or isinstance(value, _HUNG)
-    return name.startswith("_torchrelay") or (name[:1] == "_" and not mine and not is_of_the_script(type(value)))
+    return name.startswith(_OF_TORCH) or (name[:1] == "_" and not mine and not is_of_the_script(type(value)))
 
 
 def hung_on(path: str, kind: type, fields: dict[str, Any], depth: int) -> Iterator[tuple[str, Any, Any, Any, int]]:
@@ -325,7 +335,8 @@ def hung_on(path: str, kind: type, fields: dict[str, Any], depth: int) -> Iterat
 @functools.cache
 def _names_in_code(kind: type) -> frozenset[str]:
     held = [value for each in kind.__mro__ for value in vars(each).values()]
-    codes = [value.__code__ for value in held if type(value) is types.FunctionType]
+    asked = [each for value in held if type(value) is property for each in (value.fget, value.fset)]
+    codes = [value.__code__ for value in (*held, *asked) if type(value) is types.FunctionType]
     named = {name for each in kind.__mro__ for name in (*vars(each), *getattr(each, "__annotations__", {}))}
     return frozenset(named.union(*(code.co_names for code in codes)))
 
@@ -345,6 +356,10 @@ _SETTINGS_AND_STORES = """
     omegaconf hydra ml_collections fsspec s3fs gcsfs boto3 botocore aiobotocore google azure requests urllib3 httpx
     aiohttp redis pymongo psycopg psycopg2 sqlalchemy smart_open huggingface_hub zmq grpc
 """
+_OF_TRANSFORMERS = (
+    "transformers.tokenization", "transformers.configuration", "transformers.generation.configuration",
+    "transformers.image_processing", "transformers.feature_extraction", "transformers.processing",
+)  # fmt: skip
 _MACHINERY = """
     builtins threading _thread multiprocessing concurrent asyncio logging contextlib weakref socket ssl mmap ctypes
     subprocess zipfile tarfile pathlib inspect ast re enum typing abc types functools itertools operator importlib io
@@ -378,6 +393,8 @@ def _is_of_library(kind: type) -> bool:
     if kind in _OPEN:
         return False
     tops = [str(each.__module__).partition(".")[0] for each in kind.__mro__]
+    if any(str(each.__module__).startswith(_OF_TRANSFORMERS) for each in kind.__mro__):
+        return False  # settings, and caches of what is the same for the same text
     closed = issubclass(kind, NEVER_OPENED) or tops[0] in _CLOSED or not _PASSED.isdisjoint(tops)
     return not closed and not is_of_the_script(kind)
 

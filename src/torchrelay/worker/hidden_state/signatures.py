@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 import xxhash
+from torch.nn.parameter import is_lazy
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
@@ -219,7 +220,9 @@ def size_of(value: Any) -> int:
 # library's own business. Whether it changes can be seen: of attributes, slots and entries, as far as they are values.
 
 NODES = 2048  # that are looked at in one object
+SELDOM = 64  # gates after which it is asked again for what the script has not come to
 FIRST = 12  # looks in which objects make themselves ready
+GLANCED = 4096  # bytes of an array
 GLANCES = 8  # of them at which is glanced at a time
 
 
@@ -241,6 +244,8 @@ class Inside:
         self._entry = self._last
         self._found: list[str] = []  # that the last look has seen to change
         self._after_gate: list[str] = []  # the last update has changed them: the record of its gate lacks that
+        self._passed: set[str] = set()  # paths of which it is known that they change: no more looks for them
+        self._gates = 0
         self._watched: list[Callable[[], Any]] = []
         self._glances: list[Any] = []
         self._turn = 0
@@ -258,10 +263,11 @@ class Inside:
         found = {path for path in same if before[path] != now[path]}
         self._found = sorted(found)
         again = {path for path in found if path in self._once and self._once[path]() is here[path]}
+        late = found - again if self._looks >= FIRST else set()
+        self._passed = (self._passed | again | late) & here.keys()
         self._keep(here, now)
         self._once.update((path, self._here[path]) for path in found)
         self._looks += 1
-        late = found - again if self._looks > FIRST else set()
         self.ready.update((path, contents(here[path], whole=True)) for path in found - again - late)
         kept = (same | self._expected.keys()) - again - late
         self.ready = {path: told for path, told in self.ready.items() if path in kept}
@@ -279,8 +285,9 @@ class Inside:
     def _keep(self, here: dict[str, Any], now: dict[str, Any]) -> None:
         self._here = {path: _reference(thing) for path, thing in here.items()}
         self._last = {path: (self._here[path], now[path][1][2]) for path in here}
-        self._watched = list(self._here.values())
-        self._glances = [glance_into(thing) for thing in here.values()]
+        watched = [path for path in here if path not in self._passed]
+        self._watched = [self._here[path] for path in watched]
+        self._glances = [glance_into(here[path]) for path in watched]
 
     def has_stirred(self) -> bool:
         """Whether it is time for a look. Asked several times in each call, and so of a few of them in turn."""
@@ -326,7 +333,9 @@ class Inside:
 
         What the script has not come to yet is asked for again.
         """
-        leaves = find() if self._expected else {}
+        self._gates += 1
+        asks = self._expected and (self._gates <= FIRST or self._gates % SELDOM == 0)
+        leaves = find() if asks else {}
         for path, told in list(self._expected.items()):
             if path in leaves:
                 del self._expected[path]
@@ -335,7 +344,8 @@ class Inside:
 
 
 def _of_libraries(now: dict[str, Any], leaves: Mapping[str, graph.Leaf]) -> dict[str, Any]:
-    here = {path: leaves[path].value for path, sign in now.items() if sign[0] == "object" and len(sign[1]) == 3}
+    signs = ((path, sign[1]) for path, sign in now.items() if sign[0] == "object" and len(sign[1]) == 3)
+    here = {path: leaves[path].value for path, (*_, told) in signs if type(told) is bytes}
     return {path: thing for path, thing in here.items() if is_of_library(type(thing))}
 
 
@@ -383,14 +393,17 @@ def glance_into(thing: Any, depth: int = 0) -> Any:
     if not fields:
         return contents(thing) if is_of_library(type(thing)) else id(thing)
     found: list[Any] = [_count(thing)]
-    for value in itertools.islice(fields.values(), SMALL):
+    for _, value in items_of(fields, SMALL):
         kind = type(value)
-        if kind in graph.PLAIN:
+        if issubclass(kind, np.generic):
+            found.append(None if value.dtype.hasobject else value.tobytes())
+        elif kind in graph.PLAIN:
             found.append(value)
         elif issubclass(kind, torch.Tensor):
-            found += [id(value), version_of(value)]
+            with torch._C.DisableTorchFunctionSubclass():
+                found += [id(value), 0 if is_lazy(value) else version_of(value)]
         elif kind is np.ndarray:
-            found += [id(value), value.tobytes() if value.size <= SMALL and not value.dtype.hasobject else ""]
+            found += [id(value), b"" if value.dtype.hasobject or value.nbytes > GLANCED else value.tobytes()]
         elif depth < 2 and is_of_library(kind):
             found.append(glance_into(value, depth + 1))
         else:

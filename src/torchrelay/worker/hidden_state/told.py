@@ -18,7 +18,7 @@ import torch
 from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
-from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within, is_of_library
+from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within, is_of_a_module, is_of_library
 from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, is_small_array
 from torchrelay.worker.hidden_state.signatures import (
     LARGEST,
@@ -487,7 +487,7 @@ def put_absent(path: str, find: Callable[[str], Leaf | None]) -> bool:
     nothing = absent.Absent(path.removesuffix(ENTRIES))
     for place in _ways(path):
         leaf = find(place)
-        if leaf is not None and type(leaf) is not NamedLeaf and leaf.put(nothing):
+        if leaf is not None and type(leaf) is not NamedLeaf and not is_of_a_module(leaf) and leaf.put(nothing):
             return True
         match = _entry.match(place)
         above = find(match[1]) if match is not None else None

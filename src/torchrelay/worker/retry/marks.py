@@ -252,20 +252,28 @@ _MOST = 4096  # entries of a container, and numbers in an array
 
 
 def _all_within(values: Iterable[Any]) -> list[tuple[Any, Any]]:
-    changeable = (value for value in values if isinstance(value, _CHANGEABLE))
-    return list(itertools.chain.from_iterable(map(_within, changeable)))
+    changeable = [value for value in values if _is_changeable(value)]
+    with torch._C.DisableTorchFunctionSubclass():
+        found = itertools.chain.from_iterable(map(_within, changeable))
+        return list(itertools.islice(found, _MOST))
 
 
 def _within(value: Any, depth: int = 0) -> Iterator[tuple[Any, Any]]:
     """What may change where it lies, the outer before the inner, with a copy."""
     if type(value) in _CONTAINERS and len(value) <= _MOST and depth < DEPTH:
         yield value, value.copy()
-        for entry in list(value.values() if type(value) is dict else value):
+        for entry in [each for each in (value.values() if type(value) is dict else value) if _is_changeable(each)]:
             yield from _within(entry, depth + 1)
-    elif isinstance(value, torch.Tensor) and value.numel() <= _MOST:
-        yield value, value.detach().clone()
-    elif type(value) is np.ndarray and value.size <= _MOST:
+    elif isinstance(value, torch.Tensor) and (not depth or value.numel() <= _MOST):
+        if not value.requires_grad and not torch._debug_has_internal_overlap(value):
+            yield value, value.detach().clone()
+    elif type(value) is np.ndarray and value.size <= _MOST and value.flags.writeable:
         yield value, value.copy()
+
+
+def _is_changeable(value: Any) -> bool:
+    """Whether it may change where it lies."""
+    return isinstance(value, _CHANGEABLE)
 
 
 def _refill(value: Any, copied: Any) -> None:

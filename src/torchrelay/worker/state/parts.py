@@ -288,7 +288,7 @@ class OptimizerPart:
         for group, there in zip(live, self._tree["groups"], strict=True):
             for key in [key for key in group if key != "params" and key not in there]:
                 del group[key]
-            group.update(there)
+            group.update(self._without_own(group, there))
         parameters = self._parameters()
         self.optimizer.state.clear()
         for key, values in self._tree["state"]:
@@ -305,7 +305,7 @@ class OptimizerPart:
         """Take what `told_values` has told of another rank's."""
         # A group that was added since protect() comes with the state, and all of its values with it.
         for group, there in zip(self.optimizer.param_groups, told, strict=False):
-            group.update(filled_into(group, there))
+            group.update(filled_into(group, self._without_own(group, there)))
 
     def hyper_parameters(self) -> list[dict[str, Any]]:
         """Of each group."""
@@ -315,11 +315,16 @@ class OptimizerPart:
 
     def options(self) -> list[dict[str, Any]]:
         """The same, without what the script has added to them: that may be each rank's own, see `hidden`."""
-        known = self.optimizer.defaults
+        known = getattr(self.optimizer, "defaults", None)  # not all subclasses call its constructor
         return [
             {name: value for name, value in group.items() if name not in added_to(group, known)}
             for group in self.hyper_parameters()
         ]
+
+    def _without_own(self, group: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
+        """What another rank's group has, without what the script has added here: it, or `hidden`, has set that."""
+        own = added_to(group, getattr(self.optimizer, "defaults", None))
+        return {name: value for name, value in there.items() if name not in own}
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -115,18 +115,24 @@ def test_once_ranks_have_changed_hands_the_first_section_after_a_step_compares(p
 
 
 def test_values_that_were_never_alike_are_a_ranks_own(pair: Pair) -> None:
-    pair.other = [f"{line}1" for line in values_of(pair.state)]
+    pair.other = [f"{line}1" if "kept" in line else line for line in values_of(pair.state)]
     pair.compare(1)
     assert pair.state.private.own.paths == {"state['kept']"}
-    pair.other = [f"{line}1" for line in values_of(pair.state)]
+    pair.other = values_of(pair.state)
     pair.compare(31, Point(30))
-    assert pair.state.agreed == {TENSORS, VALUES}, "settings are not alike"
+    assert pair.state.agreed == {TENSORS, SETTINGS, VALUES}
+
+
+def test_options_that_were_never_alike_are_refused(pair: Pair) -> None:
+    pair.other = [f"{line}1" if "param_groups" in line else line for line in values_of(pair.state)]
+    with pytest.raises(RefusedError, match="hold different options of their optimizers"):
+        pair.compare(1)
 
 
 def test_what_is_a_ranks_own_and_has_no_room_is_refused_in_the_first_steps(pair: Pair) -> None:
     pair.kept["count"] = 0
     pair.kept.update({f"sample {at}": float(at) for at in range(2000)})
-    pair.other = [f"{line}1" for line in values_of(pair.state)]
+    pair.other = [f"{line}1" if "kept" in line else line for line in values_of(pair.state)]
     with pytest.raises(RefusedError, match=r"state\['kept'\] is each rank's own, and has more than 16,384 bytes"):
         pair.compare(1)
 

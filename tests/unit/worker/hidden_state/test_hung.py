@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.retry.marks import HyperParameters, Mark, Scale, Schedule
+from torchrelay.worker.state.parts import OptimizerPart
 
 MAKES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "list": (list, lambda kept: kept.append(1.0)),
@@ -136,6 +137,70 @@ def test_what_torch_itself_hangs_there_is_not(wrap: Callable[[nn.Module], nn.Mod
     assert not len(hidden.state.untold)
 
 
+def test_what_a_compiler_hangs_on_parameters_is_not() -> None:
+    model = nn.Linear(2, 2)
+    hidden = Hidden([("model", model)])
+
+    def step() -> None:
+        for parameter in model.parameters():
+            vars(parameter)["_dynamo_static_input_type"] = "unguarded"
+
+    hidden.add(step)
+    called(hidden, step)
+    assert hidden.empty
+
+
+def test_what_a_step_hangs_on_a_parameter_for_the_first_time_is_there_on_a_replacement() -> None:
+    def trained() -> tuple[nn.Linear, Hidden, Callable[[], None]]:
+        model = nn.Linear(2, 2)
+        hidden = Hidden([("model", model)])
+
+        def step() -> None:
+            vars(model.weight)["count"] = vars(model.weight).get("count", 0) + 1
+
+        hidden.add(step)
+        return model, hidden, step
+
+    _, hidden, step = trained()
+    called(hidden, step)
+    model, after, _ = trained()
+    after.load(hidden.record())
+    assert vars(model.weight)["count"] == 3
+    assert isinstance(model.weight, nn.Parameter)
+
+
+def called(hidden: Hidden, step: Callable[[], None]) -> None:
+    for _ in range(3):
+        hidden.mark()
+        hidden.look_entry()
+        step()
+        hidden.look_gate()
+        hidden.look_return()
+
+
+class Bare(torch.optim.Optimizer):
+    """As recipes write them: without the constructor of its class."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.param_groups, self.state = inner.param_groups, inner.state
+        for group in self.param_groups:
+            group["counter"] = 0
+
+
+def test_options_of_an_optimizer_that_does_not_tell_which_they_are_are_compared() -> None:
+    part = OptimizerPart("optimizer", Bare(torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)))
+    assert {"lr", "counter"} <= part.options()[0].keys()
+
+
+def test_what_a_script_has_added_does_not_come_from_another_rank() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], 0.1)
+    part = OptimizerPart("optimizer", optimizer)
+    optimizer.param_groups[0]["owner"] = 1
+    assert "owner" not in part.options()[0]
+    part.take_values([{**part.told_values()[0], "owner": 0, "lr": 0.5}])
+    assert (optimizer.param_groups[0]["owner"], optimizer.param_groups[0]["lr"]) == (1, 0.5)
+
+
 class TestMarks:
     @pytest.fixture
     def optimizer(self) -> torch.optim.Optimizer:
@@ -155,6 +220,15 @@ class TestMarks:
             assert fields["kept"] is kept
             assert repr(kept) == before
             assert "more" not in fields or isinstance(mark, Scale)
+
+    def test_what_cannot_be_written_is_let_be(self, optimizer: torch.optim.Optimizer) -> None:
+        fixed = np.frombuffer(bytes(8), dtype=np.int64)
+        fields = optimizer.param_groups[0]
+        fields.update(fixed=fixed, spread=torch.ones(1).expand(3), table=[[1.0] * 100] * 1000)
+        mark = HyperParameters(optimizer)
+        mark.mark()
+        mark.rewind()
+        assert fields["fixed"] is fixed
 
     def test_of_a_schedule_and_those_within(self, optimizer: torch.optim.Optimizer) -> None:
         inner: list[LRScheduler] = [LambdaLR(optimizer, lambda _: 1.0) for _ in range(2)]

@@ -9,7 +9,7 @@ import queue
 import threading
 import types
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import networkx  # type: ignore[import-untyped]
 import numpy as np
@@ -25,7 +25,7 @@ from torchrelay.errors import UnprovedError
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.hidden_state.leaves import is_of_library, keeps_more
-from torchrelay.worker.hidden_state.signatures import NODES, contents
+from torchrelay.worker.hidden_state.signatures import NODES, contents, glance_into
 from torchrelay.worker.tensors import absent
 
 LIBRARY = types.ModuleType("a_library")  # it has no file, as if it were none of the script's
@@ -43,6 +43,12 @@ class Bag:
 
     def __init__(self, **fields: Any) -> None:
         vars(self).update(fields)
+
+
+class Settings(NamedTuple):
+    """Which cannot be told."""
+
+    function: Callable[..., Any]
 
 
 class Own:
@@ -232,6 +238,11 @@ def fit(number: float, at: int = 1) -> Callable[[Trainer], None]:
     return fitted
 
 
+@pytest.fixture(autouse=True)
+def nothing_lost(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(absent, "_lost", set())
+
+
 def unfitted() -> Polynomial:
     return Polynomial([0.0])
 
@@ -332,6 +343,49 @@ def test_a_first_change_is_noticed_though_no_look_is_due(monkeypatch: pytest.Mon
     assert any(
         "kept" in path for path in [*hidden.state.lacking, *hidden.state.untold.all(), *hidden.state.inside.ready]
     )
+
+
+def test_one_that_changes_in_each_step_is_not_looked_at_in_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    hidden = life(trainer := Trainer(SortedList(), lambda trainer: trainer.kept.add(trainer.steps)), 14)
+    looks: list[int] = []
+    look = hidden.state.look
+    monkeypatch.setattr(hidden.state, "look", lambda **how: [looks.append(1), look(**how)][1])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(hidden._looks, "due", lambda *_: False)
+    for _ in range(20):
+        first_gate(hidden, trainer)
+        hidden.look_return()
+    assert len(looks) < 6
+
+
+def test_a_glance_is_not_disturbed_by_a_thread() -> None:
+    kept, ended = Bag(), threading.Event()
+
+    def disturb() -> None:
+        while not ended.is_set():
+            for name in "abcdefgh":
+                setattr(kept, name, 1)
+            for name in "abcdefgh":
+                delattr(kept, name)
+
+    thread = threading.Thread(target=disturb)
+    thread.start()
+    try:
+        for _ in range(20_000):
+            glance_into(kept)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def test_glances_at_numbers_and_at_objects_can_be_compared() -> None:
+    assert glance_into(Bag(kept=np.float64(1.0))) != glance_into(Bag(kept=Bag(a=1.0, b=2.0)))
+
+
+def test_a_tuple_of_a_librarys_that_cannot_be_told_has_not_changed() -> None:
+    settings = library(Settings)(len)
+    hidden = life(trainer := Trainer(settings, lambda _: None), 3)
+    first_gate(hidden, trainer)
+    hidden.rewind()
 
 
 def test_nor_is_the_call_after_a_change_that_no_look_has_seen() -> None:
