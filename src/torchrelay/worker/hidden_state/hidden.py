@@ -339,7 +339,7 @@ class Hidden:
             return
         if looking:
             changed = self._look_in_call()
-            self.state.inside.leave()
+            self.state.untold.paths.update(dict.fromkeys(self.state.inside.leave()))
             self.late_paths.update(dict.fromkeys(path for path in changed if not self._is_told(path)))
             self._looking = False
         self.late = self.state.record(only=self.late_paths)

@@ -130,8 +130,11 @@ class Moving:
         return found
 
     def leaves(self) -> dict[str, Leaf]:
-        """All that is there now."""
-        return self._go().leaves
+        """All that is there now; nothing if another thread is changing it."""
+        try:
+            return self._go().leaves
+        except RuntimeError:
+            return {}
 
     def _note_untold(self, changed: list[tuple[str, Any]]) -> None:
         self.untold.settle()
@@ -186,13 +189,9 @@ class Moving:
         if self._functions is not None:
             self.still = still.found(self._walk, self.kept, self._noted, self._restless)
         self._met = {*self._walk.holders, *self._walk.opened}
-        self._walk.holders.clear()
-        self._walk.objects.clear()
-        self._walk.hooks.clear()
-        self._walk.parents.clear()
-        self._walk.absent.clear()
-        self._walk.opened.clear()
-        self._walk.containers.clear()
+        walk = self._walk
+        for held in (walk.holders, walk.objects, walk.hooks, walk.parents, walk.absent, walk.opened, walk.containers):
+            held.clear()
         for path, leaf in self._walk.leaves.items():
             if not is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None

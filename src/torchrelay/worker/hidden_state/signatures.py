@@ -236,7 +236,7 @@ class Inside:
     def __init__(self) -> None:
         self._here: dict[str, Callable[[], Any]] = {}  # what gives the object that was at a path at the last look
         self._once: dict[str, Callable[[], Any]] = {}
-        self._looks = 0
+        self._looks = self._gates = self._turn = 0
         self.ready: dict[str, bytes] = {}  # those that changed once, in the first looks: what is in them
         self._expected: dict[str, bytes] = {}  # of the last holder of this rank
         # What was in all of them, at the last look, and when the call began.
@@ -245,10 +245,8 @@ class Inside:
         self._found: list[str] = []  # that the last look has seen to change
         self._after_gate: list[str] = []  # the last update has changed them: the record of its gate lacks that
         self._passed: set[str] = set()  # paths of which it is known that they change: no more looks for them
-        self._gates = 0
         self._watched: list[Callable[[], Any]] = []
         self._glances: list[Any] = []
-        self._turn = 0
 
     def note(
         self, before: dict[str, Any], now: dict[str, Any], leaves: Mapping[str, graph.Leaf], lacking: dict[str, str]
@@ -307,9 +305,16 @@ class Inside:
         """The record that is made now has all that was seen."""
         self._after_gate = []
 
-    def leave(self) -> None:
-        """A call has returned, and was looked at. What is `lacking` is refused in any case."""
+    def leave(self) -> list[str]:
+        """A call has returned, and was looked at. What is `lacking` is refused in any case.
+
+        Returns what a replacement cannot have made ready at its first gate, as it was made ready behind one.
+        """
         self._after_gate = self._found
+        behind = [path for path in self._found if path in self.ready and not path.startswith(graph.VARIABLE)]
+        for path in behind:
+            del self.ready[path]
+        return behind
 
     def rewind(self, leaves: Mapping[str, graph.Leaf]) -> None:
         """The call is made again. Raises `UnprovedError` if it has changed one of them, as far as that can be seen.

@@ -275,6 +275,20 @@ def test_a_replacement_has_to_make_it_ready_in_its_first_step(number: float) -> 
         third.look_gate()  # the replacement was lost before its own step
 
 
+def test_one_that_is_made_ready_behind_a_gate_is_not_there() -> None:
+    trainer = Trainer(unfitted(), lambda _: None)
+    hidden = Hidden()
+    hidden.add(trainer.step)
+    first_gate(hidden, trainer)
+    trainer.kept.coef = np.array([1.0])
+    hidden.look_return()
+    after, trainer = Hidden(), Trainer(unfitted(), lambda _: None)
+    after.add(trainer.step)
+    after.load(hidden.record())
+    first_gate(after, trainer)  # which does not read it
+    assert absent.is_absent(vars(trainer)["kept"])
+
+
 def test_one_that_is_not_made_ready_is_not_what_it_was() -> None:
     after, trainer = Hidden(), Trainer(unfitted(), lambda _: None)
     after.add(trainer.step)
