@@ -68,9 +68,8 @@ VALUES = (
         "if each[0] not in known] if defaults else []", "if False]", (HUNG,),
     ),
     Mutant(
-        "hung: options are another rank's", "worker/replacement/taking_over.py",
-        "        self._state.private.hidden.state.put(in_groups)\n", "",
-        ("tests/jobs/test_case_hung.py::test_it_is_carried[number-group]",),
+        "hung: what is added to options is another rank's", "worker/state/parts.py",
+        'return added_to(group, getattr(self.optimizer, "defaults", None))', "return []", (HUNG,),
     ),
     Mutant(
         "hung: what changes where it lies is not put back", "worker/retry/marks.py",

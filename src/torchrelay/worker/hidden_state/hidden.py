@@ -399,11 +399,6 @@ class Hidden:
         """What calls and the script have made of it up to now. In the path of every step, and mostly nothing."""
         return self.state.record() if self.state.kept else b""
 
-    def in_groups(self) -> bytes:
-        """What a script keeps in the options of optimizers, which come from another rank as a whole."""
-        paths = [path for path in self.state.kept if graph.OF_OPTIONS in path]
-        return self.state.record(only=paths) if paths else b""
-
     def place(self, told: bytes) -> None:
         """On a replacement, on its way: as it was in that place. What is not there yet comes later."""
         self.state.put(told, lenient=True)

@@ -125,9 +125,7 @@ class TakingOver:
             late.make_again(self._state.private, self.private.late)
         if self._between is not None:
             self._between.begin()
-        in_groups = self._state.private.hidden.in_groups()
         self._bringing.values(self.private.values)
-        self._state.private.hidden.state.put(in_groups)
         random_state.restore(self.private.rng)
         self._inherited = self._inherit(call.result)
         self._tail = Tail(self._state, lambda: self._keeping(self._bringing.state), self._bringing.moved)

@@ -286,9 +286,10 @@ class OptimizerPart:
             for group, parameters_now in zip(live, self._groups, strict=True):
                 group["params"][:] = parameters_now
         for group, there in zip(live, self._tree["groups"], strict=True):
-            for key in [key for key in group if key != "params" and key not in there]:
+            for key in group.keys() - there.keys() - {"params"}:
                 del group[key]
-            group.update(self._without_own(group, there))
+            own = self._own(group)
+            group.update((key, value) for key, value in there.items() if key not in own)
         parameters = self._parameters()
         self.optimizer.state.clear()
         for key, values in self._tree["state"]:
@@ -305,7 +306,8 @@ class OptimizerPart:
         """Take what `told_values` has told of another rank's."""
         # A group that was added since protect() comes with the state, and all of its values with it.
         for group, there in zip(self.optimizer.param_groups, told, strict=False):
-            group.update(filled_into(group, self._without_own(group, there)))
+            own = self._own(group)
+            group.update(filled_into(group, {name: value for name, value in there.items() if name not in own}))
 
     def hyper_parameters(self) -> list[dict[str, Any]]:
         """Of each group."""
@@ -321,10 +323,9 @@ class OptimizerPart:
             for group in self.hyper_parameters()
         ]
 
-    def _without_own(self, group: dict[str, Any], there: dict[str, Any]) -> dict[str, Any]:
-        """What another rank's group has, without what the script has added here: it, or `hidden`, has set that."""
-        own = added_to(group, getattr(self.optimizer, "defaults", None))
-        return {name: value for name, value in there.items() if name not in own}
+    def _own(self, group: dict[str, Any]) -> list[str]:
+        """What the script has added to a group: it, or `hidden`, has set that, and no other rank's takes its place."""
+        return added_to(group, getattr(self.optimizer, "defaults", None))
 
     def _parameters(self) -> list[torch.Tensor]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

@@ -201,13 +201,12 @@ class Private:
             return lambda: None
         self.refresh()
         copies = [(buffer, buffer.clone()) for buffer in self._private]
-        own, in_groups = self.own.told(), self.hidden.in_groups()
+        own = self.own.told()
 
         def put_back() -> None:
             for buffer, value in copies:
                 buffer.copy_(value)
             self.own.take(own)
-            self.hidden.state.put(in_groups)
 
         return put_back
 

@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.retry.marks import HyperParameters, Mark, Scale, Schedule
 from torchrelay.worker.state.parts import OptimizerPart
+from torchrelay.worker.state.state import State
 
 MAKES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "list": (list, lambda kept: kept.append(1.0)),
@@ -199,6 +200,23 @@ def test_what_a_script_has_added_does_not_come_from_another_rank() -> None:
     assert "owner" not in part.options()[0]
     part.take_values([{**part.told_values()[0], "owner": 0, "lr": 0.5}])
     assert (optimizer.param_groups[0]["owner"], optimizer.param_groups[0]["lr"]) == (1, 0.5)
+
+
+def test_nor_with_the_whole_state() -> None:
+    def trained(rank: int) -> State:
+        model = nn.Linear(2, 2)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1 + rank)
+        optimizer.param_groups[0]["owner"] = rank
+        return State(model, optimizer)
+
+    source, here = trained(0), trained(1)
+    manifest, tensors = source.manifest()
+    with torch.no_grad():
+        for live, tensor in zip(here.receive(manifest), tensors, strict=True):
+            live.copy_(tensor)
+    here.commit_received()
+    group = next(iter(here.optimizers())).param_groups[0]
+    assert (group["owner"], group["lr"]) == (1, 0.1)
 
 
 class TestMarks:
