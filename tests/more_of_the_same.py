@@ -42,7 +42,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_foreign_groups": ("joined[late]", "joined[default]",),
     "test_case_hung": (
         "[counter-", "[window-", "[array-", "[rebound-", "[later-", "[tuple-", "[numpy-", "[list-group]", "[nested-",
-        "[tensor-group]", "[list-loader]", "[replaced-", "[own-schedule", "[generator-group", "[iterator-",
+        "[list-loader]", "[replaced-", "[own-schedule", "[generator-group", "[iterator-",
         "target_of_a_move",
     ),
     "test_case_iterators_beside": (

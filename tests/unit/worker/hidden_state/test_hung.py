@@ -206,7 +206,7 @@ def test_nor_with_the_whole_state() -> None:
     def trained(rank: int) -> State:
         model = nn.Linear(2, 2)
         optimizer = torch.optim.SGD(model.parameters(), 0.1 + rank)
-        optimizer.param_groups[0]["owner"] = rank
+        optimizer.param_groups[0].update(owner=rank, sum=torch.full((2,), float(rank)), array=np.full(2, float(rank)))
         return State(model, optimizer)
 
     source, here = trained(0), trained(1)
@@ -217,6 +217,7 @@ def test_nor_with_the_whole_state() -> None:
     here.commit_received()
     group = next(iter(here.optimizers())).param_groups[0]
     assert (group["owner"], group["lr"]) == (1, 0.1)
+    assert group["sum"].tolist() == group["array"].tolist() == [1.0, 1.0]
 
 
 class TestMarks:
