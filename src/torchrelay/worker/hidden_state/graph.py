@@ -76,7 +76,6 @@ _CLOSED_MODULES = """
 """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
-OF_OPTIONS = ".param_groups["
 _numbered = re.compile(r" \(\d+\)$")
 HOOKS = " hooks"
 OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
@@ -301,7 +300,7 @@ class Walk:
         for at, group in enumerate(groups if type(groups) is list else ()):
             self.parents[id(group)] = groups, at
             added = ((name, group[name]) for name in added_to(group, fields.get("defaults")))
-            self._later((f"{path}{OF_OPTIONS}{at}][{name!r}]", group, name, one, depth + 1) for name, one in added)
+            self._later((f"{path}.param_groups[{at}][{name!r}]", group, name, one, depth + 1) for name, one in added)
         if not is_of_the_script(kind):
             self._later(hung_on(path, kind, fields, depth))
         return not is_of_the_script(kind)

@@ -76,6 +76,15 @@ def trained(place: str, kind: str, calls: int) -> Trained:
     return found
 
 
+def called(hidden: Hidden, step: Callable[[], None]) -> None:
+    for _ in range(3):
+        hidden.mark()
+        hidden.look_entry()
+        step()
+        hidden.look_gate()
+        hidden.look_return()
+
+
 def shown(trained: Trained, place: str) -> str:
     kept = trained.fields(place)["kept"]
     if isinstance(kept, np.random.Generator):
@@ -108,12 +117,7 @@ def test_options_of_torchs_own_are_not_it() -> None:
 
     hidden = found.hidden
     hidden.add(step)
-    for _ in range(3):
-        hidden.mark()
-        hidden.look_entry()
-        step()
-        hidden.look_gate()
-        hidden.look_return()
+    called(hidden, step)
     assert not [path for path in hidden.state.kept if "param_groups" in path]
 
 
@@ -127,12 +131,7 @@ def test_what_torch_itself_hangs_there_is_not(wrap: Callable[[nn.Module], nn.Mod
         model[1](model[0](torch.ones(1, 2)))[0].sum().backward()
 
     hidden.add(step)
-    for _ in range(3):
-        hidden.mark()
-        hidden.look_entry()
-        step()
-        hidden.look_gate()
-        hidden.look_return()
+    called(hidden, step)
     assert not hidden.state.kept
     assert not hidden.state.lacking
     assert not len(hidden.state.untold)
@@ -168,15 +167,6 @@ def test_what_a_step_hangs_on_a_parameter_for_the_first_time_is_there_on_a_repla
     after.load(hidden.record())
     assert vars(model.weight)["count"] == 3
     assert isinstance(model.weight, nn.Parameter)
-
-
-def called(hidden: Hidden, step: Callable[[], None]) -> None:
-    for _ in range(3):
-        hidden.mark()
-        hidden.look_entry()
-        step()
-        hidden.look_gate()
-        hidden.look_return()
 
 
 class Bare(torch.optim.Optimizer):
