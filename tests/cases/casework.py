@@ -45,7 +45,7 @@ def bits(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.numel() == 1:
             return bits(value.item())
-        return hashlib.sha256(value.detach().contiguous().numpy().tobytes()).hexdigest()[:16]
+        return hashlib.sha256(value.detach().cpu().contiguous().numpy().tobytes()).hexdigest()[:16]
     return value.hex() if isinstance(value, float) else value
 
 
@@ -55,7 +55,7 @@ def digest(*modules: nn.Module) -> str:
     for module in modules:
         for name, value in module.state_dict().items():
             sums.update(name.encode())
-            sums.update(value.detach().contiguous().numpy().tobytes())
+            sums.update(value.detach().cpu().contiguous().numpy().tobytes())
     return sums.hexdigest()[:16]
 
 

@@ -229,7 +229,7 @@ VALUES = (
         ("tests/jobs/test_case_before_a_section.py::test_it_is_as_undisturbed[norm-grad:31:1]",),
     ),
     Mutant(
-        "way: parameters may be read and changed", "worker/replacement/torch_functions.py",
+        "way: parameters may be read and changed", "worker/replacement/changes.py",
         "if targets & self._read or read & self._written:", "if False:",
         ("tests/unit/worker/replacement/test_way.py",),
     ),

@@ -33,9 +33,9 @@ from torchrelay.worker.parallel import pipeline
 from torchrelay.worker.parallel.prepared import Prepared
 from torchrelay.worker.peers import snapshots
 from torchrelay.worker.process_groups import groups
+from torchrelay.worker.replacement.changes import places_of
 from torchrelay.worker.replacement.dry_run import PlaceAsked
 from torchrelay.worker.replacement.taking_over import await_place
-from torchrelay.worker.replacement.torch_functions import places_of
 from torchrelay.worker.session import Session
 from torchrelay.worker.state import layout, random_state
 from torchrelay.worker.state.record import Private

@@ -299,10 +299,11 @@ class Outsiders:
 
 def _clock(value: Any) -> _Mark:
     """What tells that a schedule or a scaler has moved."""
+    # One that is switched off, or whose class does not call that of torch, may have none of these.
     if isinstance(value, GradScaler):
-        found = (value._scale, value._growth_tracker)
-        return tuple((id(value), -1 if each is None else each._version) for each in found)
-    return ((id(value), value.last_epoch), (id(value), getattr(value, "_step_count", 0)))
+        found = (getattr(value, "_scale", None), getattr(value, "_growth_tracker", None))
+        return tuple((id(value), each._version if isinstance(each, torch.Tensor) else -1) for each in found)
+    return tuple((id(value), getattr(value, name, 0)) for name in ("last_epoch", "_step_count"))
 
 
 def _parts(given: Any) -> Iterator[Any]:

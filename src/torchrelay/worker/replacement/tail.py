@@ -29,8 +29,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torchrelay.errors import UndeclaredError
 from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.hidden_state import graph, variables
-from torchrelay.worker.replacement import torch_functions
-from torchrelay.worker.replacement.torch_functions import HARMLESS, Changes, name_of, places_of, storage_of, tensors_in
+from torchrelay.worker.parallel import torch_functions
+from torchrelay.worker.parallel.torch_functions import HARMLESS, name_of, storage_of, tensors_in
+from torchrelay.worker.replacement.changes import Changes, asking, places_of
 from torchrelay.worker.source.lines import is_library
 from torchrelay.worker.state.state import State
 
@@ -296,8 +297,8 @@ class Later:
             or not self._is_in(args, kwargs)
         ):
             return
-        asking = torch_functions.asking(__name__)
-        if asking is None or (name in torch_functions.TELLS and self._is_of_its_own(asking)):
+        asks = asking(__name__)
+        if asks is None or (name in torch_functions.TELLS and self._is_of_its_own(asks)):
             return
         raise UndeclaredError(_LATER.format(self.names))
 

@@ -35,6 +35,7 @@ from torchrelay.worker.state.gradients import Carried, CarriedGradients, Gradien
 from torchrelay.worker.state.parts import GeneratorPart, ModulePart, StatefulPart
 from torchrelay.worker.state.record import Learned
 from torchrelay.worker.state.state import State
+from torchrelay.worker.state.withheld import give_back
 from torchrelay.worker.tensors.digest import Digest
 
 FIRST = 3  # calls that are looked at from the start
@@ -241,6 +242,7 @@ class Redo:
     def also_steps(self, optimizer: Optimizer) -> None:
         """Another optimizer steps behind the gate. Raises `RefusedError` if sums were carried into this call."""
         self._stepped.add(id(optimizer))
+        give_back(parameter for group in optimizer.param_groups for parameter in group["params"])
         if self._lying_here:
             stepping = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
             _refuse_carried([name for name, each in self._named() if name in self._lying_here and id(each) in stepping])
@@ -257,6 +259,8 @@ class Redo:
             groups = optimizer.param_groups if optimizer is not None else []
             stepping = (parameter for group in groups for parameter in group["params"])
             self._take_in(self._looked.close(stepping, updates=optimizer is not None))
+        if optimizer is not None:  # of what it steps, only zeros were carried into this call
+            give_back(parameter for group in optimizer.param_groups for parameter in group["params"])
         self._refresh()
         if not self._looks_at_all:
             anew = not self._state.private.rebound <= (self._moving or set())

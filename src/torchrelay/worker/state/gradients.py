@@ -2,6 +2,7 @@
 
 A call that is made again begins with gradients of zero, as most scripts do: they clear them, and add up what one
 update takes. Sums that are carried into the call that takes them are refused: DDP may not have averaged them yet.
+Whoever reads them before that, such as the norm of the last step's, would read zeros: that is refused (`withhold`).
 Those of one network that lie there while another one is trained, as in adversarial training, are kept and told, since
 the script may read them, as clipping does.
 """
@@ -16,6 +17,7 @@ from torch.autograd.graph import Node, get_gradient_edge
 
 from torchrelay.worker.parallel import fsdp, shards
 from torchrelay.worker.parallel.shards import local
+from torchrelay.worker.state.withheld import give_back, withhold
 from torchrelay.worker.tensors import memory
 
 Named = Sequence[tuple[str, torch.Tensor]]  # parameters, in the state's order
@@ -55,7 +57,10 @@ def put(parameters: Named, gradients: Gradients) -> None:
         elif value is None:
             local(parameter.grad).detach().zero_()
         if value is not None:
+            give_back([parameter])
             local(parameter.grad).detach().copy_(value)
+        else:
+            withhold(name, parameter.grad)
 
 
 def size(grad: torch.Tensor) -> int:

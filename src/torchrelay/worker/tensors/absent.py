@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Collection, Iterable
 from pathlib import Path
+from types import FrameType
 from typing import Any, NoReturn
 
 from torchrelay.errors import UnprovedError
@@ -68,16 +69,21 @@ def not_ready(path: str) -> UnprovedError:
     )
 
 
-def refuse(path: str) -> UnprovedError:
-    """The same, of which the script is told later on if it catches it."""
-    _refused.append(refusal(path))
+def refuse(path: str, why: UnprovedError | None = None) -> UnprovedError:
+    """The same, or for another reason; the script is told of it later on if it catches it."""
+    _refused.append(refusal(path) if why is None else why)
     return _refused[-1]
+
+
+def is_ours(frame: FrameType) -> bool:
+    """Whether it is our own looking round, which is no use of what is found."""
+    return frame.f_code.co_filename.startswith(_OURS)
 
 
 def _read(value: Absent, depth: int = 2) -> NoReturn:
     """The script uses it. Our own looking round is no use of it."""
     caller = sys._getframe(depth)
-    if caller.f_code.co_filename.startswith(_OURS):
+    if is_ours(caller):
         raise AttributeError(value.path)
     raise refuse(value.path)
 
@@ -92,7 +98,7 @@ class Absent:
 
     @property
     def __class__(self) -> type:
-        if sys._getframe(1).f_code.co_filename.startswith(_OURS):
+        if is_ours(sys._getframe(1)):
             return Absent
         _read(self)
 

@@ -16,8 +16,8 @@ from torch._C._distributed_c10d import HashStore
 from torch.optim.swa_utils import AveragedModel
 
 from torchrelay.errors import UndeclaredError
+from torchrelay.worker.replacement.changes import SWAPPED
 from torchrelay.worker.replacement.tail import TailReplay
-from torchrelay.worker.replacement.torch_functions import SWAPPED
 from torchrelay.worker.state.state import State
 
 
