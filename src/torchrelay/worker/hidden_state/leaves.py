@@ -307,10 +307,9 @@ _OF_GROUPS = frozenset(
 
 
 def added_to(group: dict[str, Any], defaults: dict[str, Any] | None) -> list[str]:
-    """Names in a group of an optimizer that are none of its options; if it tells which are, and what can be seen."""
+    """Names in a group of an optimizer that are none of its options; if it tells which are."""
     known = {*(defaults or ()), *_OF_GROUPS}
-    added = [each for each in items_of(group) if each[0] not in known] if defaults else []
-    return [name for name, value in added if not isinstance(value, torch.Tensor) or value.is_cpu]
+    return [name for name, _ in items_of(group) if name not in known] if defaults else []
 
 
 OF_MODULES = frozenset(vars(torch.nn.Module())) | {"_version", "_is_fsdp_managed_module"}

@@ -23,7 +23,7 @@ from torch.utils.data import Dataset, Sampler
 
 from torchrelay.worker.parallel import shards
 from torchrelay.worker.source.lines import is_of_the_script
-from torchrelay.worker.tensors import absent, arguments, words
+from torchrelay.worker.tensors import absent, arguments, memory, words
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 _OF_NUMPY = {np.dtype(code).type for code in "?bhilBHILefdFD"}  # a NumPy schedule gives those, as a metric does
@@ -95,7 +95,7 @@ RESULT = "torchrelay result"  # begins what is told of one
 def is_result(value: Any) -> bool:
     """Whether it is a small tensor that was computed in a graph, such as a loss that is kept to be printed."""
     small = type(value) is torch.Tensor and value.grad_fn is not None and value.numel() <= WIDTH
-    return small and value.is_cpu and value.layout == torch.strided
+    return small and memory.is_near(value) and value.layout == torch.strided
 
 
 def result_of(told: torch.Tensor, path: str) -> torch.Tensor:
@@ -126,10 +126,10 @@ def _is_value(told: Any, depth: int = 0) -> bool:
 
 
 def is_small_array(value: Any, most: int = LONGEST) -> bool:
-    """Whether it is a tensor of at most so many numbers, or an array, that is not of a graph or on a device."""
+    """Whether it is a tensor of at most so many numbers, or an array, that is not of a graph."""
     if type(value) is torch.Tensor:
         held = not value.requires_grad and value.layout == torch.strided and not value.is_inference()
-        return held and value.is_cpu and value.numel() <= most
+        return held and memory.is_near(value) and value.numel() <= most
     return isinstance(value, (np.ndarray, np.generic)) and value.size <= most and not value.dtype.hasobject
 
 
@@ -169,10 +169,15 @@ def _field(value: Any, name: str) -> Any:
 def shown(told: Any) -> str:
     """What tells whether something else was told."""
     if isinstance(told, ARRAYS):
-        return f"{tuple(told.shape)} {arguments.digest(told).hex()}"
+        return f"{tuple(told.shape)} {digest(told).hex()}"
     if isinstance(told, (list, tuple)):
         return f"[{', '.join(map(shown, told))}]"
     return f"{{{', '.join(f'{key!r}: {shown(told[key])}' for key in told)}}}" if type(told) is dict else repr(told)
+
+
+def digest(value: Any) -> bytes:
+    """Of a tensor, wherever its values are, or of an array."""
+    return arguments.digest(memory.near(value) if isinstance(value, torch.Tensor) else value)
 
 
 def _again(told: Any) -> Any:
@@ -322,7 +327,7 @@ def tell_entry(entry: Any, depth: int = 0) -> Any:
     if is_result(entry):
         return [RESULT, entry.detach().clone()]
     if isinstance(entry, torch.Tensor):
-        fits = entry.numel() <= WIDTH and entry.is_cpu and not entry.requires_grad
+        fits = entry.numel() <= WIDTH and memory.is_near(entry) and not entry.requires_grad
         return entry.detach().clone() if fits else MISSING
     if not (_is_object(kind) or is_own(kind)) or "<locals>" in kind.__qualname__ or depth > MAX_NESTED:
         return MISSING

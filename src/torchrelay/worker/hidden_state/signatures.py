@@ -23,6 +23,7 @@ from torchrelay.worker.hidden_state.made import Filled, entries_within
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, arguments
 from torchrelay.worker.tensors.entries import entries_of, items_of
+from torchrelay.worker.tensors.memory import is_held, version_of
 
 EACH = 16 << 10  # bytes of one attribute that are carried
 SAMPLES = 256  # entries of a large container that are looked at
@@ -48,8 +49,8 @@ def signature_of(value: Any) -> tuple[str, Any]:
         return ("object", (kind, id(value), _glance_within(value))) if told is None else ("made", made.shown(told))
     if kind in graph.CONTAINERS and graph.is_plain(value):
         return "container", (kind, len(value), _shown(value))
-    if kind is torch.Tensor and (is_held(value) or made.is_result(value)):
-        return "tensor", (value.shape, arguments.digest(value))
+    if kind is torch.Tensor and (found := _of_tensor(value)) is not None:
+        return "tensor", found
     if kind is np.ndarray and value.flags.owndata and value.flags.writeable and not value.dtype.hasobject:
         return "tensor", (value.shape, arguments.digest(value))
     if issubclass(kind, np.generic) and not value.dtype.hasobject:
@@ -59,6 +60,12 @@ def signature_of(value: Any) -> tuple[str, Any]:
     if isinstance(value, (set, frozenset)):  # of a class of its own
         return "object", (kind, id(value), len(value), repr(sorted(map(repr, entries_within(value)))))
     return "object", (kind, id(value), contents(value)) if is_of_library(kind) else (kind, id(value))
+
+
+def _of_tensor(value: torch.Tensor) -> tuple[Any, ...] | None:
+    if is_held(value) or made.is_result(value):
+        return value.shape, made.digest(value)
+    return None if value.requires_grad else (id(value), version_of(value))
 
 
 def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
@@ -82,10 +89,6 @@ def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
             entries += [value[-1], value[-2]]
         return repr((len(value), [_glance_at_entry(entry, by_id=entries_by_ids) for entry in entries]))
     return repr(value) if kind in graph.PLAIN else made.shown(made.tell(value, LARGEST)) if made.is_made(value) else ""
-
-
-def version_of(tensor: torch.Tensor) -> int:
-    return -1 if tensor.is_inference() else tensor._version  # torch counts no writes to those
 
 
 def _glance_at_entry(entry: Any, *, by_id: bool) -> Any:
@@ -145,11 +148,6 @@ _TOLD: dict[type, Callable[[Any], tuple[str, Any]]] = {
 }
 
 
-def is_held(value: torch.Tensor) -> bool:
-    """Whether it is a tensor of values, and not one of the graph of this very step, of a model, or on a device."""
-    return not value.requires_grad and value.is_cpu and value.layout == torch.strided and not value.is_inference()
-
-
 def _shown(value: Any) -> str:
     """A small container whole; of a large one a part, from all over it."""
     count = len(value)
@@ -204,7 +202,7 @@ def size_of(value: Any) -> int:
         return 0
     kind = type(value)
     if kind is torch.Tensor or kind is np.ndarray:
-        return int(value.nbytes)
+        return int(value.size * value.itemsize if kind is np.ndarray else value.numel() * value.element_size())
     if kind in graph.BUFFERS:
         return memoryview(value).nbytes
     if made.is_made(value):
@@ -467,12 +465,12 @@ def _of_array(value: Any, whole: bool) -> tuple[str, Iterable[Any]]:
             return "of the state", ()
         piece = plain if plain.nbytes <= WHOLE else plain.flat[:: max(1, plain.size // SAMPLES)]
         return f"{plain.shape} {_digest_of(piece)}", fields_of(value, NODES)
-    if value.requires_grad or (value.is_cpu and value.layout == torch.strided and made.is_of_state(value)):
+    if value.requires_grad or (value.layout == torch.strided and made.is_of_state(value)):
         return "of the state", ()
     if whole:
         return f"{value.shape} {xxhash.xxh3_64_hexdigest(arguments.digest(value))}", ()
     small = is_held(value) and value.nbytes <= WHOLE
-    told = xxhash.xxh3_64_hexdigest(arguments.digest(value)) if small else str(id(value))
+    told = xxhash.xxh3_64_hexdigest(made.digest(value)) if small else str(id(value))
     return f"{value.shape} {version_of(value)} {told}", ()
 
 

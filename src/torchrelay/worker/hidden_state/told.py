@@ -25,11 +25,11 @@ from torchrelay.worker.hidden_state.signatures import (
     are_same,
     is_small,
     signature_of,
-    version_of,
 )
 from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
+from torchrelay.worker.tensors.memory import version_of
 
 _COUNT = "itertools.count"
 _REPLACED = "torchrelay replaced"

@@ -47,6 +47,7 @@ def look(parameters: Named, lying: Iterable[str]) -> Gradients:
 
 def put(parameters: Named, gradients: Gradients) -> None:
     """Make them so: those that lie there have their values, the others are zeros. Again after DDP was renewed."""
+    unknown = []
     for (name, parameter), has in zip(parameters, gradients.there, strict=True):
         value = gradients.lying.get(name)
         if not has:
@@ -60,7 +61,9 @@ def put(parameters: Named, gradients: Gradients) -> None:
             give_back([parameter])
             local(parameter.grad).detach().copy_(value)
         else:
-            withhold(name, parameter.grad)
+            unknown.append((name, parameter.grad))
+    for name, grad in unknown:  # when all is written: they may be views of one tensor, whose version counts for all
+        withhold(name, grad)
 
 
 def size(grad: torch.Tensor) -> int:

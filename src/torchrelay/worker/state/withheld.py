@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
+from types import FrameType
 from typing import Any
 
 import torch
@@ -28,6 +29,7 @@ class _Seal:
 
 _WHOLE = frozenset(("data", "detach", "detach_", "view", "view_as", "reshape", "flatten", "t", "T"))
 _CLEARS = frozenset(("zero_", "_foreach_zero_", "fill_"))
+_COMPILER = ("torch._dynamo", "torch._subclasses", "torch._functorch", "torch._inductor", "torch._guards", "torch.fx")
 _kinds: dict[type, type] = {}  # by the class of a tensor, the one that it has while it is withheld
 
 
@@ -67,18 +69,18 @@ def _is_sealed(value: Any) -> bool:
     return not seal.broken and int(local(value)._version) == version
 
 
-@classmethod  # type: ignore[misc]  # it becomes one of each class
-def _asked(
-    cls: type, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-) -> Any:
+def _asked(_: type, func: Any, __: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
     """A function of torch is called with gradients, some of which may be withheld."""
-    del cls, types
     given = kwargs or {}
     with torch._C.DisableTorchFunctionSubclass():
-        sealed = [each for each in tensors_in(args, given) if _is_sealed(each)]
+        withheld = [each for each in tensors_in(args, given) if type(each) in _kinds.values()]
+        sealed = [each for each in withheld if _is_sealed(each)]
+        for each in withheld:
+            if all(each is not one for one in sealed):
+                _opened(each)
         name = name_of(func)
-        if sealed and not absent.is_ours(sys._getframe(1)):
-            if name in _CLEARS or (name == "copy_" and sealed == [args[0]]):
+        if sealed and not _reads_nothing(sys._getframe(1)):
+            if name in _CLEARS or (name == "copy_" and len(sealed) == 1 and sealed[0] is args[0]):
                 for each in sealed:
                     _opened(each)
             elif name not in LOOKS and name not in _WHOLE:
@@ -88,6 +90,11 @@ def _asked(
             seal = sealed[0].__dict__["_torchrelay"][0]
             withhold(seal.name, result, seal)
         return result
+
+
+def _reads_nothing(caller: FrameType) -> bool:
+    """Whether this is our own looking round, or torch's compiler, which describes what a model has."""
+    return absent.is_ours(caller) or caller.f_globals.get("__name__", "").startswith(_COMPILER)
 
 
 def _unread(grad: torch.Tensor) -> UnprovedError:

@@ -13,6 +13,9 @@ import numpy as np
 import torch
 from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 
+from torchrelay.worker.hardware import device
+
+SMALL = 16 << 10  # bytes of a tensor on an accelerator that is read as those on the CPU are
 STAGE = 4 << 20  # bytes of one buffer for what cannot be reached directly
 
 _KNOWN_TO_NUMPY = {torch.float32, torch.float64, torch.float16, torch.int64, torch.int32, torch.uint8, torch.bool}
@@ -43,6 +46,31 @@ def place(tensor: torch.Tensor) -> Place | None:
     if tensor.numel() == 0:
         return None
     return (str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), strides(tensor))
+
+
+def is_near(tensor: torch.Tensor) -> bool:
+    """Whether its values can be read in passing: on the CPU, or small on the accelerator, which is waited for then."""
+    small = tensor.numel() * tensor.element_size() <= SMALL
+    return tensor.is_cpu or (small and tensor.device.type == device.ACCELERATOR)
+
+
+def is_held(tensor: torch.Tensor) -> bool:
+    """Whether it is a tensor of values, and not one of the graph of this very step, of a model, or far away."""
+    plain = not tensor.requires_grad and tensor.layout == torch.strided and not tensor.is_inference()
+    return plain and is_near(tensor)
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often it was written to. Torch does not count that for those of inference: -1."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def near(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values on the CPU. A stream of the script's may still write to them: all that was asked for is done."""
+    if tensor.is_cpu:
+        return tensor
+    device.wait()
+    return tensor.detach().cpu()
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:

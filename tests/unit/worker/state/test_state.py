@@ -13,6 +13,7 @@ from tests.support.carrying import Script, carry
 from tests.support.state import left_as_found  # noqa: F401  a fixture
 from torchrelay.errors import StateMismatchError
 from torchrelay.worker.state.state import State
+from torchrelay.worker.state.withheld import give_back
 from torchrelay.worker.tensors import memory
 
 
@@ -64,6 +65,7 @@ def test_which_gradients_exist_is_carried() -> None:
     assert target.model[0].weight.grad is None
     gradient = target.model[4].weight.grad
     assert gradient is not None
+    give_back(target.model.parameters())  # nobody may read it before it is known to be cleared
     assert not gradient.any()
 
 
