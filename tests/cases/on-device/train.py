@@ -80,6 +80,27 @@ class Prefetcher:
 
 
 meter = Meter()
+half = torch.zeros(1, dtype=torch.bfloat16, device=DEVICE)
+late = torch.zeros(1, device=DEVICE)
+beside = torch.zeros(1, device=DEVICE)
+table = torch.zeros(8, WIDTH, device=DEVICE)
+pinned = torch.zeros(1).pin_memory() if CUDA else torch.zeros(1)
+nested = {"rows": []}
+last = [None]
+
+
+def make_closed():
+    seen = torch.zeros(1, device=DEVICE)
+
+    def closed(inputs):
+        nonlocal seen
+        seen = seen * 0.9 + inputs.sum()
+        return seen
+
+    return closed
+
+
+closed = make_closed()
 
 
 def of_total(inputs):
@@ -112,6 +133,83 @@ def of_counter(_):
 def of_hung(inputs):
     layer.kept = layer.kept * 0.9 + inputs.sum()
     return layer.kept
+
+
+def of_inplace(inputs):
+    layer.kept.mul_(0.9).add_(inputs.sum())
+    return layer.kept
+
+
+def of_half(inputs):
+    global half
+    half = half * 0.9 + inputs.sum().bfloat16()
+    return half.float()
+
+
+def of_result(_):
+    number = 0.0 if last[0] is None else last[0].detach() * 1e-2
+    return number
+
+
+def of_group(inputs):
+    optimizer.param_groups[0]["seen"].mul_(0.9).add_(inputs.sum())
+    return optimizer.param_groups[0]["seen"]
+
+
+def of_schedule(inputs):
+    schedule.seen = schedule.seen * 0.9 + inputs.sum()
+    return schedule.seen
+
+
+def of_nested(inputs):
+    nested["rows"].append({"sum": inputs.sum().detach()})
+    del nested["rows"][:-3]
+    return sum(row["sum"] for row in nested["rows"])
+
+
+def of_closure(inputs):
+    return closed(inputs)
+
+
+def of_pinned(inputs):
+    """The sum comes to the host while the next step begins, and is read there."""
+    found = pinned.clone()
+    pinned.copy_(inputs.sum(), non_blocking=True)
+    return found.to(DEVICE)
+
+
+def of_side(inputs):
+    """A running sum that is kept on a stream of its own."""
+    if CUDA:
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(200):
+                beside.mul_(1.0)
+            beside.mul_(0.9).add_(inputs.sum())
+        torch.cuda.current_stream().wait_stream(side)
+    else:
+        beside.mul_(0.9).add_(inputs.sum())
+    return beside
+
+
+def of_late(_):
+    return late
+
+
+def of_bigger(inputs):
+    layer.bigger[:16, :WIDTH].mul_(0.5).add_(inputs)
+    return layer.bigger.sum()
+
+
+def of_table(inputs):
+    """A memory bank: a row is written in each step."""
+    table[run.global_step % len(table)] = inputs.mean(0)
+    return table.sum()
+
+
+def of_buffer(inputs):
+    layer.seen.mul_(0.9).add_(inputs.sum())
+    return layer.seen
 
 
 def of_static(inputs):
@@ -183,6 +281,9 @@ def of_nothing(_):
 
 KINDS = {
     "total": of_total, "means": of_means, "window": of_window, "meter": of_meter, "counter": of_counter,
+    "inplace": of_inplace, "half": of_half, "result": of_result, "group": of_group, "schedule": of_schedule,
+    "nested": of_nested, "closure": of_closure, "pinned": of_pinned, "side": of_side, "late": of_late,
+    "bigger": of_bigger, "table": of_table, "buffer": of_buffer,
     "hung": of_hung, "static": of_static, "large": of_large, "generator": of_generator, "global": of_global,
     "events": of_events, "memory": of_memory, "average": of_average, "main": of_main_grads,
     "stale": of_stale_grads, "zeroed": of_zeroed_grads, "momentum": of_momentum,
@@ -222,6 +323,10 @@ def body(inputs):
     strike("grad", run.global_step + 1, rank)
     scaler.step(optimizer)
     scaler.update()
+    if MODE == "late":
+        late.mul_(0.9).add_(inputs.sum())
+    if MODE == "result":
+        last[0] = loss
     return loss.detach()
 
 
@@ -233,6 +338,8 @@ use = KINDS[MODE]
 torch.manual_seed(1)
 layer = nn.Linear(WIDTH, WIDTH).to(DEVICE)
 layer.kept = torch.zeros(1, device=DEVICE)
+layer.bigger = torch.zeros(300, 400, device=DEVICE)
+layer.register_buffer("seen", torch.zeros(1, device=DEVICE))
 inner = nn.Sequential(layer, nn.Dropout(0.1), nn.ReLU(), nn.Linear(WIDTH, 1)).to(DEVICE)
 average = copy.deepcopy(inner).eval() if MODE == "average" else None
 own = torch.Generator(device=DEVICE).manual_seed(rank)
@@ -251,11 +358,15 @@ if MODE == "captured" and CUDA:
         model(static).mean().backward()
     captured = [parameter.grad for parameter in model.parameters()]
 else:
-    model = DistributedDataParallel(torch.compile(inner) if MODE == "compiled" else inner)
+    model = DistributedDataParallel(torch.compile(inner) if MODE == "compiled" else inner, broadcast_buffers=False)
 optimizer = torch.optim.AdamW(model.parameters(), 1e-3, **({"fused": True} if MODE == "fused" else {}))
 if MODE in ("main", "momentum"):
     for parameter in model.parameters():
         parameter.main_grad = torch.zeros_like(parameter, dtype=torch.float32)
+if MODE == "group":
+    optimizer.param_groups[0]["seen"] = torch.zeros(1, device=DEVICE)
+schedule = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+schedule.seen = torch.zeros(1, device=DEVICE)
 run = torchrelay.protect(model=model, optimizer=optimizer, state={"scaler": scaler} if MODE == "scaler" else {})
 step = run.step(body)
 batches = [torch.randn(16, WIDTH, generator=torch.Generator().manual_seed(100 * rank + at)) for at in range(STEPS)]

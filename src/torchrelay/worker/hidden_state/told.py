@@ -82,6 +82,7 @@ def copied(value: Any) -> Any:
     if type(value) is itertools.count:
         return [_COUNT, generators.place_of_count(value)]
     if type(value) is torch.Tensor:
+        memory.settle(value)
         return [value.clone()]
     if type(value) in graph.BUFFERS:
         return [_BUFFER, bytes(value)]
@@ -106,6 +107,8 @@ def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
     if type(value) in graph.BUFFERS:
         return values.encode([_BUFFER, bytes(value)], path)
     try:
+        if isinstance(value, torch.Tensor):
+            memory.settle(value)
         if replaced:
             return values.encode([_REPLACED, value], path)
         found = made.tell(value, LARGEST) if made.is_made(value) else value

@@ -66,11 +66,15 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 def near(tensor: torch.Tensor) -> torch.Tensor:
-    """The same values on the CPU. A stream of the script's may still write to them: all that was asked for is done."""
-    if tensor.is_cpu:
-        return tensor
-    device.wait()
-    return tensor.detach().cpu()
+    """The same values on the CPU."""
+    settle(tensor)
+    return tensor if tensor.is_cpu else tensor.detach().cpu()
+
+
+def settle(tensor: torch.Tensor) -> None:
+    """Wait until all is done that may write to it: other streams of a script do, and copies to pinned memory."""
+    if device.is_used() and (not tensor.is_cpu or tensor.is_pinned()):
+        device.wait()
 
 
 def strides(tensor: torch.Tensor) -> tuple[int, ...]:
