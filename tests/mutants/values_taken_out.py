@@ -9,6 +9,7 @@ SAVED = "tests/jobs/test_case_saved.py::test_what_nobody_can_tell_is_refused"
 LYING = "tests/process/test_lying_gradients.py"
 KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
 HUNG = "tests/unit/worker/hidden_state/test_hung.py"
+WITHHELD = "tests/unit/worker/state/test_withheld.py"
 LENT = "tests/unit/worker/state/test_lent.py"
 LIBRARIES = "tests/unit/worker/hidden_state/test_libraries.py"
 OF_LIBRARIES = "tests/jobs/test_case_of_libraries.py::test_a_fault_is_refused_by_the_name_of_the_object"
@@ -65,11 +66,27 @@ VALUES = (
     ),
     Mutant(
         "hung: options of optimizers are not looked at", "worker/hidden_state/leaves.py",
-        "if each[0] not in known] if defaults else []", "if False]", (HUNG,),
+        "if name not in known] if defaults else []", "if False]", (HUNG,),
     ),
     Mutant(
         "hung: what is added to options is another rank's", "worker/state/parts.py",
         'return added_to(group, getattr(self.optimizer, "defaults", None))', "return []", (HUNG,),
+    ),
+    Mutant(
+        "withheld: what an earlier step has left may be read", "worker/state/gradients.py",
+        "        withhold(name, grad)\n", "        pass\n", (WITHHELD,),
+    ),
+    Mutant(
+        "withheld: only the gradient itself is", "worker/state/withheld.py",
+        "        if name in _WHOLE and sealed and", "        if False and", (WITHHELD,),
+    ),
+    Mutant(
+        "withheld: what backward has added to may not be read", "worker/state/withheld.py",
+        " and int(local(value)._version) == version", "", (WITHHELD,),
+    ),
+    Mutant(
+        "withheld: torch's compiler may not look", "worker/state/withheld.py",
+        ' or caller.f_globals.get("__name__", "").startswith(_COMPILER)', "", (WITHHELD,),
     ),
     Mutant(
         "hung: what changes where it lies is not put back", "worker/retry/marks.py",

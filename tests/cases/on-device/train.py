@@ -18,11 +18,9 @@ from casework import MODE, note, note_end, pace, strike
 CUDA = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if CUDA else "cpu")
 if CUDA:  # ranks that share a device pass for hosts of their own
-    os.environ |= {
-        "NCCL_HOSTID": f"worker-{os.getpid()}", "NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1",
-        "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0", "NCCL_MAX_CTAS": "2", "NCCL_SOCKET_IFNAME": "lo",
-        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-    }  # fmt: skip
+    os.environ["NCCL_HOSTID"] = f"worker-{os.getpid()}"
+    os.environ |= {"NCCL_IB_DISABLE": "1", "NCCL_P2P_DISABLE": "1", "NCCL_SHM_DISABLE": "1", "NCCL_MNNVL_ENABLE": "0"}
+    os.environ |= {"NCCL_MAX_CTAS": "2", "NCCL_SOCKET_IFNAME": "lo", "CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
 torch.use_deterministic_algorithms(True, warn_only=True)
 STEPS, WIDTH = 30, 64
 
