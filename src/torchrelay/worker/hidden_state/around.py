@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader
 
 from torchrelay.worker.hidden_state import graph, made, variables
 from torchrelay.worker.hidden_state.doers import is_function
@@ -43,7 +43,7 @@ MAX_FUNCTIONS = 4096
 MAX_OBJECTS = 256  # that are gone through for their classes
 RESULTS = 8  # of a cached function that are looked at
 _CACHED = type(functools.lru_cache(lambda: None))
-_ELSEWHERE = (types.ModuleType, type, Dataset, Sampler)  # looked at in another way, or not at all
+_ELSEWHERE = (types.ModuleType, type)  # looked at in another way, or not at all
 
 
 def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:

@@ -77,6 +77,8 @@ _CLOSED_MODULES = """
 _CLOSED = frozenset(_CLOSED_MODULES.split())
 OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.zeros(1)))))
 _numbered = re.compile(r" \(\d+\)$")
+DATA = (torch.utils.data.Sampler, torch.utils.data.Dataset)
+_OF_DATA = ("dataset", "sampler", "batch_sampler")  # of a loader
 HOOKS = " hooks"
 OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
@@ -112,6 +114,7 @@ class Walk:
         self.objects: list[Any] = []
         self.hooks: list[Any] = []  # what modules keep them in
         self.of_torch: set[int] = set()  # ids of the attributes of torch's own modules
+        self.of_data: list[str] = []  # paths of data sets and samplers, if they are not all that is looked at
         self._named: dict[str, list[tuple[int, Any]]] = {}
         self._passed = {id(thing) for thing in passed}
         self._seen = set(self._passed)
@@ -181,9 +184,12 @@ class Walk:
         if not issubclass(kind, torch.utils.data.DataLoader):
             self.leaves[path] = Leaf(path, holder, name, value)
         fields = attributes_of(value)
-        if fields and str(kind.__module__).startswith("torch."):
+        if fields and str(kind.__module__).startswith(("torch.", "logging", "threading", "functools")):
             self.parents.update({id(fields): (holder, name)} if holder is not None else {})
             self._later(hung_on(path, kind, fields, depth))
+            if issubclass(kind, torch.utils.data.DataLoader):
+                named = ((at, fields[at]) for at in _OF_DATA if at in fields)
+                self._later((f"{path}.{at}", None, at, one, depth + 1) for at, one in named)
 
     def _doer(self, path: str, holder: Any, name: Any, value: Any) -> None:
         if holder is not None and (doers.is_function(value) or _is_object(type(value), name)):
@@ -262,7 +268,10 @@ class Walk:
         kind = type(value)
         module = issubclass(kind, torch.nn.Module)
         fields = attributes_of(value)
+        data = issubclass(kind, DATA)
         opened = module or issubclass(kind, SobolEngine) or self._looks_into is None or self._looks_into(kind)
+        opened = opened or (data and str(kind.__module__).startswith("torch."))
+        self.of_data += [f"{path}."] if data and self._looks_into is not None else []
         narrow = depth and not opened
         self._entries(path, holder, name, value)
         closed = narrow or (fields is None and not slot_names(kind))
@@ -485,7 +494,7 @@ def is_closed(kind: type) -> bool:
     top = str(kind.__module__).split(".", 1)[0]
     if top in _CLOSED:
         return True
-    opened = (torch.nn.Module, torch.utils.data.Sampler, torch.utils.data.Dataset, SobolEngine)
+    opened = (torch.nn.Module, *DATA, SobolEngine)
     return top == "torch" and not issubclass(kind, opened)
 
 

@@ -42,6 +42,7 @@ _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 GETS_READY = 3  # looks in which functions that cannot be found by a name may still come up
 _NO_VALUES = ("object", "iterator")
+_VALUES = ("value", "number", "tensor")
 _QUICK = frozenset({float, str, bool, type(None)})
 
 
@@ -109,6 +110,9 @@ class Moving:
         before, self._seen = self._seen, now
         self._check_iterators()
         changed = [path for path, sign in now.items() if not are_same(before.get(path, MISSING), sign)]
+        if not in_call:  # what the next items are made of is told with them
+            data = tuple(self._walk.of_data)
+            changed = [path for path in changed if now[path][0] in _VALUES or not (data and path.startswith(data))]
         tied: dict[int, bool] = {}  # holders of what changes and is not carried, and whether that is large
         for path in changed:
             leaf, large = self._walk.leaves[path], self._is_large(path)
@@ -190,8 +194,9 @@ class Moving:
             self.still = still.found(self._walk, self.kept, self._noted, self._restless)
         self._met = {*self._walk.holders, *self._walk.opened}
         walk = self._walk
-        for held in (walk.holders, walk.objects, walk.hooks, walk.parents, walk.absent, walk.opened, walk.containers):
-            held.clear()
+        held = walk.holders, walk.objects, walk.hooks, walk.parents, walk.absent, walk.opened, walk.containers
+        for each in held:
+            each.clear()
         for path, leaf in self._walk.leaves.items():
             if not is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None
