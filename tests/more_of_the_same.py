@@ -42,10 +42,16 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_foreign_groups": ("joined[late]", "joined[default]",),
     "test_case_on_device": (
         "_off[total", "_off[means", "_off[window", "_off[meter", "_off[counter", "_off[half", "_off[schedule",
-        "_off[closure", "_off[pinned", "_off[side", "_off[late", "_off[table", "_off[buffer", "_off[hung", "_off[static",
-        "_off[generator", "_off[global", "_off[events", "_off[memory", "_off[scaler", "_off[autocast", "_off[graphed",
-        "_off[captured", "_off[fused", "_off[stream", "[grad:12:1-zeroed]", "[grad:12:1-momentum]", "[after:12:0-stale]",
-        "[after:12:0-zeroed]", "[average-", "[prefetch-", "[large-",
+        "_off[closure", "_off[pinned", "_off[side", "_off[late", "_off[table", "_off[buffer", "_off[hung",
+        "_off[static", "_off[generator", "_off[global", "_off[events", "_off[memory", "_off[scaler", "_off[autocast",
+        "_off[graphed", "_off[captured", "_off[fused", "_off[stream", "[grad:12:1-zeroed]", "[grad:12:1-momentum]",
+        "[after:12:0-stale]", "[after:12:0-zeroed]", "[average-", "[prefetch-", "[large-",
+    ),
+    "test_case_set_elsewhere": (
+        "carried[dataset]", "carried[concat]", "carried[sampler]", "carried[batches]", "carried[order]",
+        "carried[logger]", "carried[thread]", "carried[numpy]", "carried[sys]", "carried[function]", "carried[named]",
+        "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "move[class]", "move[tensors]",
+        "refused[ctype-", "refused[ctypes-", "refused[view-", "refused[hook-",
     ),
     "test_case_hung": (
         "[counter-", "[window-", "[array-", "[rebound-", "[later-", "[tuple-", "[numpy-", "[list-group]", "[nested-",

@@ -267,7 +267,7 @@ PROOFS = (
     ),
     Mutant(
         "kept: the environment is not looked at", "worker/hidden_state/variables.py",
-        "    yield from graph.of_environment()\n", "", (STATE,),
+        "    yield from leaves.of_environment()\n", "", (STATE,),
     ),
     Mutant(
         "kept: functions of one name are taken for one", "worker/hidden_state/around.py",

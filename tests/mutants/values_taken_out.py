@@ -10,6 +10,7 @@ LYING = "tests/process/test_lying_gradients.py"
 KEPT_TENSORS = "tests/unit/worker/hidden_state/test_hidden_places.py"
 HUNG = "tests/unit/worker/hidden_state/test_hung.py"
 WITHHELD = "tests/unit/worker/state/test_withheld.py"
+ELSEWHERE = "tests/jobs/test_case_set_elsewhere.py"
 LENT = "tests/unit/worker/state/test_lent.py"
 LIBRARIES = "tests/unit/worker/hidden_state/test_libraries.py"
 OF_LIBRARIES = "tests/jobs/test_case_of_libraries.py::test_a_fault_is_refused_by_the_name_of_the_object"
@@ -71,6 +72,35 @@ VALUES = (
     Mutant(
         "hung: what is added to options is another rank's", "worker/state/parts.py",
         'return added_to(group, getattr(self.optimizer, "defaults", None))', "return []", (HUNG,),
+    ),
+    Mutant(
+        "elsewhere: what is set on modules and classes of libraries", "worker/hidden_state/around.py",
+        "    for thing in _reached(function) if names else ():\n", "    for thing in ():\n",
+        (f"{ELSEWHERE}::test_it_is_carried[class]",),
+    ),
+    Mutant(
+        "elsewhere: data sets of torch's are not opened", "worker/hidden_state/graph.py",
+        '        opened = opened or (data and str(kind.__module__).startswith("torch."))\n', "",
+        (f"{ELSEWHERE}::test_it_is_carried[tensors]",),
+    ),
+    Mutant(
+        "elsewhere: a loader's are not gone into", "worker/hidden_state/graph.py",
+        "                named = ((at, fields[at]) for at in _OF_DATA if at in fields)\n", "                named = ()\n",
+        (f"{ELSEWHERE}::test_it_is_carried[inline]",),
+    ),
+    Mutant(
+        "elsewhere: hooks of parameters are seen seldom", "worker/retry/redo.py",
+        "        if hooks != self._hooks:\n", "        if False:\n",
+        (f"{ELSEWHERE}::test_or_refused[hook-is another function]",),
+    ),
+    Mutant(
+        "elsewhere: hooks of all modules do not count", "worker/hidden_state/variables.py",
+        "    yield leaves.GlobalHooks()\n", "", (f"{ELSEWHERE}::test_or_refused[hooks-is another function]",),
+    ),
+    Mutant(
+        "elsewhere: memory of C is not looked at", "worker/hidden_state/leaves.py",
+        "np.random.SeedSequence, *OF_MEMORY)", "np.random.SeedSequence)",
+        (f"{ELSEWHERE}::test_or_refused[view-is an object of a library]",),
     ),
     Mutant(
         "withheld: what an earlier step has left may be read", "worker/state/gradients.py",
@@ -327,7 +357,7 @@ VALUES = (
         (f"{BOUND_ANEW}::test_each_by_itself[added]",),
     ),
     Mutant(
-        "doers: hooks do not count", "worker/hidden_state/graph.py",
+        "doers: hooks do not count", "worker/hidden_state/leaves.py",
         "tuple(each for each in functions if not is_library", "tuple(each for each in () if not is_library",
         (f"{BOUND_ANEW}::test_what_has_no_name_is_refused_at_a_fault[hook]",),
     ),

@@ -26,16 +26,16 @@ from torchrelay.worker.hidden_state.graph import (
     STANDS,
     VARIABLE,
     Leaf,
+    of_attributes,
     of_class,
-    of_function,
     of_module,
     told_apart,
     variables_of,
 )
-from torchrelay.worker.hidden_state.leaves import NamedLeaf
+from torchrelay.worker.hidden_state.leaves import NamedLeaf, is_value
 from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
-from torchrelay.worker.source.names import functions_in
+from torchrelay.worker.source.names import attributes_set, functions_in, inner
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
@@ -43,6 +43,7 @@ MAX_FUNCTIONS = 4096
 MAX_OBJECTS = 256  # that are gone through for their classes
 RESULTS = 8  # of a cached function that are looked at
 _CACHED = type(functools.lru_cache(lambda: None))
+_OF_LIBRARIES = (types.ModuleType, type, types.FunctionType)
 _ELSEWHERE = (types.ModuleType, type)  # looked at in another way, or not at all
 
 
@@ -59,7 +60,7 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
         # those of one name are numbered.
         one = (waiting or roots).popleft()
         if isinstance(one, functools.partial):
-            yield Leaf(f"arguments of {getattr(one.func, '__qualname__', '')}", None, None, [*one.args, one.keywords])
+            yield from _of_partial(one, made)
             waiting.append(one.func)
             continue
         if isinstance(one, types.MethodType):
@@ -82,8 +83,9 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
         if which in known:
             continue
         known.add(which)
-        yield from of_function(one, made[one.__qualname__])
+        yield from of_attributes(one, f"{one.__qualname__}()", made[one.__qualname__])
         made[one.__qualname__] += 1
+        yield from _set_elsewhere(one)
         for leaf in variables_of(one):
             yield from _doer(leaf, named)
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
@@ -93,6 +95,50 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
             else:
                 for found in _asked_of(leaf.value, one) if isinstance(leaf.value, types.ModuleType) else [leaf]:
                     yield from _of_variable(found, named, waiting)
+
+
+def _of_partial(one: functools.partial[Any], made: Counter[str]) -> Iterator[Leaf]:
+    path = f"arguments of {getattr(one.func, '__qualname__', '')}"
+    yield Leaf(path, None, None, [*one.args, one.keywords])
+    yield from of_attributes(one, path, made[path])
+    made[path] += 1
+
+
+def _set_elsewhere(function: types.FunctionType) -> Iterator[Leaf]:
+    """What a function sets on modules, classes and functions of libraries: `torch.seen = 1`, `F.relu = mine`."""
+    names = attributes_set(function.__code__)
+    for thing in _reached(function) if names else ():
+        is_module = isinstance(thing, types.ModuleType)
+        path = thing.__name__ if is_module else f"{thing.__module__}.{thing.__qualname__}"
+        here = vars(thing)
+        holder = thing if isinstance(thing, type) else here
+        yield Leaf(path, holder, graph.HOLDER, graph.MISSING)
+        for name in sorted(names & here.keys()):
+            value = here[name]
+            if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+                yield NamedLeaf(f"{path}.{name}{STANDS}", holder, name, value)
+            elif is_value(value):
+                yield Leaf(f"{path}.{name}", holder, name, value)
+
+
+def _reached(function: types.FunctionType) -> list[Any]:
+    """Modules, classes and functions of libraries that a function names, by attributes of one another, too."""
+    found: dict[int, Any] = {}
+    waiting = [leaf.value for leaf in variables_of(function)]
+    asked = {name for each in (function.__code__, *inner(function.__code__)) for name in each.co_names}
+    while waiting and len(found) < MAX_OBJECTS:
+        thing = waiting.pop()
+        if id(thing) in found or not isinstance(thing, _OF_LIBRARIES) or _is_own(thing):
+            continue
+        found[id(thing)] = thing
+        waiting += [value for name in sorted(asked & vars(thing).keys()) if (value := vars(thing)[name]) is not thing]
+    return list(found.values())
+
+
+def _is_own(thing: Any) -> bool:
+    if isinstance(thing, types.ModuleType):
+        return graph.is_own_module(thing)
+    return is_of_the_script(thing) if isinstance(thing, type) else not is_library(thing.__code__.co_filename)
 
 
 def _of_variable(leaf: Leaf, named: dict[str, list[tuple[int, Any]]], waiting: deque[Any]) -> Iterator[Leaf]:

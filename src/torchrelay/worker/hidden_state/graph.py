@@ -13,7 +13,6 @@ import contextvars
 import enum
 import functools
 import itertools
-import os
 import random
 import re
 import sys
@@ -30,11 +29,14 @@ from torch.quasirandom import SobolEngine
 from torchrelay.worker.hidden_state import doers, made
 from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
 from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
-from torchrelay.worker.hidden_state.leaves import ITERATORS as ITERATORS
+from torchrelay.worker.hidden_state.leaves import HOLDER as HOLDER
 from torchrelay.worker.hidden_state.leaves import (
+    HOOKS,
     MAX_DEPTH,
+    OF_MEMORY,
     OF_MODULES,
-    Named,
+    GlobalHooks,
+    Hooks,
     NamedLeaf,
     Within,
     added_to,
@@ -44,6 +46,9 @@ from torchrelay.worker.hidden_state.leaves import (
     slot_value,
     value_in_context,
 )
+from torchrelay.worker.hidden_state.leaves import ITERATORS as ITERATORS
+from torchrelay.worker.hidden_state.leaves import OF_HOOKS as OF_HOOKS
+from torchrelay.worker.hidden_state.leaves import OF_TENSORS as OF_TENSORS
 from torchrelay.worker.hidden_state.leaves import STANDS as STANDS
 from torchrelay.worker.hidden_state.leaves import Entries as Entries
 from torchrelay.worker.hidden_state.leaves import Leaf as Leaf
@@ -79,17 +84,7 @@ OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorD
 _numbered = re.compile(r" \(\d+\)$")
 DATA = (torch.utils.data.Sampler, torch.utils.data.Dataset)
 _OF_DATA = ("dataset", "sampler", "batch_sampler")  # of a loader
-HOOKS = " hooks"
-OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
 _FIXED = (tuple, set, frozenset)  # of a class of its own
-HOLDER = ""  # the name of a leaf that stands for all attributes of something, those that are not there yet as well
-ENVIRONMENT = "os.environ"
-# What we, launchers, and communication libraries tell a process by variables.
-_OF_PROCESSES = (
-    "TORCH", "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "PET_", "CUDA_", "NCCL_", "GLOO_", "OMP_",
-    "MKL_", "KMP_", "SLURM_", "PYTHON", "PYTEST_", "PATH", "HOSTNAME", "PWD", "OLDPWD", "TMPDIR",
-)  # fmt: skip
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
 
@@ -129,8 +124,9 @@ class Walk:
             if leaf.value is MISSING and leaf.name is HOLDER:
                 self.holders[leaf.path] = leaf.holder
                 continue
-            if type(leaf) is NamedLeaf:
+            if isinstance(leaf, NamedLeaf):
                 self.leaves[leaf.path] = leaf
+                self.hooks += leaf.held() if type(leaf) is GlobalHooks else []
                 continue
             if leaf.value is MISSING:
                 self.absent[leaf.path] = leaf
@@ -165,6 +161,7 @@ class Walk:
         elif depth >= MAX_DEPTH or is_closed(kind):
             self._closed(path, holder, name, value, depth)
         elif issubclass(kind, functools.partial):
+            self._later(hung_on(path, kind, attributes_of(value) or {}, depth))
             self._later(
                 (f"{path}.{at}", None, at, getattr(value, at), depth + 1) for at in ("func", "args", "keywords")
             )
@@ -186,6 +183,8 @@ class Walk:
         fields = attributes_of(value)
         if fields and str(kind.__module__).startswith(("torch.", "logging", "threading", "functools")):
             self.parents.update({id(fields): (holder, name)} if holder is not None else {})
+            self.holders[path] = fields
+            self.of_torch.add(id(fields))
             self._later(hung_on(path, kind, fields, depth))
             if issubclass(kind, torch.utils.data.DataLoader):
                 named = ((at, fields[at]) for at in _OF_DATA if at in fields)
@@ -327,33 +326,6 @@ class Walk:
             self._later(hung_on(f"{path}.{name}", type(parameter), hung, depth))
 
 
-class Hooks(NamedLeaf):
-    """The functions of the script that a module calls by the way."""
-
-    __slots__ = ()
-
-    def __init__(self, path: str, fields: dict[str, Any]) -> None:
-        Leaf.__init__(self, path, fields, "", None)
-        self.value = self.read()
-
-    def read(self) -> Any:
-        """All of them, as one."""
-        return Named(self.thing())
-
-    def thing(self) -> Any:
-        """A row of them; it cannot be set."""
-        found = [each for name in OF_HOOKS for each in entries_of(self.holder.get(name) or {})]
-        for parameter in entries_of(self.holder.get("_parameters") or {}):
-            found += [each for name in OF_TENSORS for each in entries_of(getattr(parameter, name, None) or {})]
-        functions = (each for each in found if type(each) is types.FunctionType)
-        return tuple(each for each in functions if not is_library(each.__code__.co_filename))
-
-    def put(self, value: Any) -> bool:
-        """It cannot be set."""
-        del value
-        return False
-
-
 def _skipped(kind: type) -> frozenset[str]:
     """What torch's own classes keep."""
     if issubclass(kind, torch.utils.data.DataLoader):
@@ -395,7 +367,8 @@ def _holds_more(value: Any) -> bool:
 
 def is_whole(value: Any) -> bool:
     """Whether it is one value, in which nothing is looked at."""
-    return isinstance(value, (itertools.count, torch.Tensor, np.ndarray, np.generic, *BUFFERS)) or is_generator(value)
+    arrays = (torch.Tensor, np.ndarray, np.generic, *BUFFERS, *OF_MEMORY)
+    return isinstance(value, (itertools.count, *arrays)) or is_generator(value)
 
 
 def is_generator(value: Any) -> bool:
@@ -467,17 +440,9 @@ def is_own_module(module: types.ModuleType) -> bool:
     return not is_library(file)
 
 
-def of_environment() -> Iterator[Leaf]:
-    """Variables of the environment that are not a process's own."""
-    yield Leaf(ENVIRONMENT, os.environ, HOLDER, MISSING)
-    for name, value in list(os.environ.items()):
-        if not name.startswith(_OF_PROCESSES):
-            yield Leaf(f"{ENVIRONMENT}.{name}", os.environ, name, value)
-
-
-def of_function(function: types.FunctionType, number: int) -> Iterator[Leaf]:
-    """What a function keeps in attributes of its own. `number`: of those that have the same name, from 0."""
-    here, path = vars(function), f"{function.__qualname__}()" + (f" ({number + 1})" if number else "")
+def of_attributes(function: Any, path: str, number: int) -> Iterator[Leaf]:
+    """What a function keeps in attributes of its own. `number`: of those that have the same path, from 0."""
+    here, path = vars(function), path + (f" ({number + 1})" if number else "")
     yield Leaf(path, here, HOLDER, MISSING)
     for name, value in list(here.items()):
         if not name.startswith(("__", "_torchrelay")):

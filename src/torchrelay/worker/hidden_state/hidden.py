@@ -307,6 +307,10 @@ class Hidden:
         self._remembered = self.state.remember()
         self._enter()
 
+    def stir(self) -> None:
+        """Something has changed that is not seen in passing: there is a look at the entry of this call."""
+        self._look_next = True
+
     def _enter(self) -> None:
         self._still = self.state.still
         self._still.enter()

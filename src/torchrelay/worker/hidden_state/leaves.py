@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import csv
+import ctypes
 import decimal
 import functools
 import io
@@ -23,11 +24,12 @@ import torch
 
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.made import MISSING
-from torchrelay.worker.source.lines import is_of_the_script
+from torchrelay.worker.source.lines import is_library, is_of_the_script
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
 FILLABLE = (dict, list, deque, *made.DICTS)
 ENTRIES = " entries"  # ends the path of the objects in a container
+HOLDER = ""  # the name of a leaf that stands for all attributes of something, those that are not there yet as well
 STANDS = " is"  # ends the path of a function or an object, as one that may give way to another one
 MAX_DEPTH = 8
 _KEYED = (dict, *made.DICTS)
@@ -202,14 +204,68 @@ class NamedLeaf(Leaf):
     def read(self) -> Any:
         """`MISSING` if it is a value that stands there now."""
         found = self.thing()
-        return MISSING if found is MISSING or _is_value(found) else Named(found)
+        return MISSING if found is MISSING or is_value(found) else Named(found)
 
     def thing(self) -> Any:
         """What stands there, as it is."""
         return super().read()
 
 
-def _is_value(thing: Any) -> bool:
+HOOKS = " hooks"
+OF_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+OF_TENSORS = ("_backward_hooks", "_post_accumulate_grad_hooks")
+
+
+def _of_the_script(hooks: list[Any]) -> tuple[types.FunctionType, ...]:
+    functions = (each for each in hooks if type(each) is types.FunctionType)
+    return tuple(each for each in functions if not is_library(each.__code__.co_filename))
+
+
+class Hooks(NamedLeaf):
+    """The functions of the script that a module calls by the way."""
+
+    __slots__ = ()
+
+    def __init__(self, path: str, fields: dict[str, Any]) -> None:
+        Leaf.__init__(self, path, fields, "", None)
+        self.value = self.read()
+
+    def read(self) -> Any:
+        """All of them, as one."""
+        return Named(self.thing())
+
+    def thing(self) -> Any:
+        """A row of them; it cannot be set."""
+        found = [each for name in OF_HOOKS for each in entries_of(self.holder.get(name) or {})]
+        for parameter in entries_of(self.holder.get("_parameters") or {}):
+            found += [each for name in OF_TENSORS for each in entries_of(getattr(parameter, name, None) or {})]
+        return _of_the_script(found)
+
+    def put(self, value: Any) -> bool:
+        """It cannot be set."""
+        del value
+        return False
+
+
+class GlobalHooks(Hooks):
+    """The functions of the script that all modules call by the way."""
+
+    __slots__ = ()
+
+    def __init__(self) -> None:
+        super().__init__(f"torch{HOOKS}{STANDS}", vars(torch.nn.modules.module))
+
+    def held(self) -> list[Any]:
+        """What torch keeps them in."""
+        return [self.holder[f"_global{name}"] for name in OF_HOOKS if f"_global{name}" in self.holder]
+
+    def thing(self) -> Any:
+        """A row of them; it cannot be set."""
+        found = [each for held in self.held() for each in entries_of(held)]
+        return _of_the_script(found)
+
+
+def is_value(thing: Any) -> bool:
     """Whether it is a number or text, a tensor, or a container: but for rows of functions and modules."""
     if type(thing) in (list, deque):
         return not thing or not callable(thing[0])
@@ -340,6 +396,24 @@ def _names_in_code(kind: type) -> frozenset[str]:
     return frozenset(named.union(*(code.co_names for code in codes)))
 
 
+# ---------------------------------------------------------------- variables of the environment
+
+ENVIRONMENT = "os.environ"
+# What we, launchers, and communication libraries tell a process by variables.
+_OF_PROCESSES = (
+    "TORCH", "RANK", "LOCAL_", "WORLD_SIZE", "GROUP_", "ROLE_", "MASTER_", "PET_", "CUDA_", "NCCL_", "GLOO_", "OMP_",
+    "MKL_", "KMP_", "SLURM_", "PYTHON", "PYTEST_", "PATH", "HOSTNAME", "PWD", "OLDPWD", "TMPDIR",
+)  # fmt: skip
+
+
+def of_environment() -> Iterator[Leaf]:
+    """Variables of the environment that are not a process's own."""
+    yield Leaf(ENVIRONMENT, os.environ, HOLDER, MISSING)
+    for name, value in list(os.environ.items()):
+        if not name.startswith(_OF_PROCESSES):
+            yield Leaf(f"{ENVIRONMENT}.{name}", os.environ, name, value)
+
+
 # ---------------------------------------------------------------- objects of libraries
 
 _FOR_PEOPLE = """
@@ -368,7 +442,8 @@ _MACHINERY = """
 # What no result depends on.
 _PASSED = frozenset(_FOR_PEOPLE.split() + _FRAMEWORKS.split() + _SETTINGS_AND_STORES.split())
 _CLOSED = frozenset(_MACHINERY.split())
-_OF_PYTHON = (io.BytesIO, decimal.Context, queue.Queue)
+OF_MEMORY: tuple[Any, ...] = (memoryview, ctypes.Array, ctypes.Structure, ctypes.c_int.__base__)
+_OF_PYTHON = (io.BytesIO, decimal.Context, queue.Queue, np.random.SeedSequence, *OF_MEMORY)
 _OPEN = (*made.CONTAINERS, *made.DICTS)  # which are looked into by themselves
 NEVER_OPENED = (
     type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler,

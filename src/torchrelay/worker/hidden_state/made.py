@@ -463,3 +463,21 @@ def holds_state_alone(value: Any) -> bool:
         return False
     places, _ = _of_state()
     return all(_lies_in(each, places) for each in entries)
+
+
+def are_same(one: Any, other: Any) -> bool:
+    if one is MISSING or one[0] != other[0]:
+        return False
+    first, second = one[1], other[1]
+    if one[0] == "value":
+        if type(first) is not type(second):
+            return False
+        return bool(first == second) or bool(first != first and second != second)
+    return bool(first == second)
+
+
+def only_grew(before: Any, now: Any) -> bool:
+    """A container that has more entries than before, as caches and histories have."""
+    if before is MISSING or before[0] != "container" or now[0] != "container" or now[1][0] is not before[1][0]:
+        return False
+    return now[1][1] > before[1][1] and now[1][0] is not tuple

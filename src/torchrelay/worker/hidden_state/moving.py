@@ -28,8 +28,8 @@ from torchrelay.worker.hidden_state import doers, generators, graph, made, signa
 from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
-from torchrelay.worker.hidden_state.made import Filled, holds_objects
-from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, are_same, is_small, only_grew, signature_of
+from torchrelay.worker.hidden_state.made import Filled, are_same, holds_objects, only_grew
+from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, is_small, signature_of
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
@@ -42,7 +42,6 @@ _decode = msgspec.msgpack.Decoder(_ENTRY).decode
 _encode = msgspec.msgpack.encode
 GETS_READY = 3  # looks in which functions that cannot be found by a name may still come up
 _NO_VALUES = ("object", "iterator")
-_VALUES = ("value", "number", "tensor")
 _QUICK = frozenset({float, str, bool, type(None)})
 
 
@@ -110,9 +109,7 @@ class Moving:
         before, self._seen = self._seen, now
         self._check_iterators()
         changed = [path for path, sign in now.items() if not are_same(before.get(path, MISSING), sign)]
-        if not in_call:  # what the next items are made of is told with them
-            data = tuple(self._walk.of_data)
-            changed = [path for path in changed if now[path][0] in _VALUES or not (data and path.startswith(data))]
+        changed = still.counting(changed, now, () if in_call else self._walk.of_data)
         tied: dict[int, bool] = {}  # holders of what changes and is not carried, and whether that is large
         for path in changed:
             leaf, large = self._walk.leaves[path], self._is_large(path)
@@ -194,9 +191,8 @@ class Moving:
             self.still = still.found(self._walk, self.kept, self._noted, self._restless)
         self._met = {*self._walk.holders, *self._walk.opened}
         walk = self._walk
-        held = walk.holders, walk.objects, walk.hooks, walk.parents, walk.absent, walk.opened, walk.containers
-        for each in held:
-            each.clear()
+        for held in (walk.holders, walk.objects, walk.hooks, walk.parents, walk.absent, walk.opened, walk.containers):
+            held.clear()
         for path, leaf in self._walk.leaves.items():
             if not is_small(leaf.value) and not (leaf.holder is None and path in self.kept):
                 leaf.value = None

@@ -18,7 +18,14 @@ from torch.nn.parameter import is_lazy
 
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
-from torchrelay.worker.hidden_state.leaves import NEVER_OPENED, Named, attributes_of, fields_of, is_of_library
+from torchrelay.worker.hidden_state.leaves import (
+    NEVER_OPENED,
+    OF_MEMORY,
+    Named,
+    attributes_of,
+    fields_of,
+    is_of_library,
+)
 from torchrelay.worker.hidden_state.made import Filled, entries_within
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, arguments
@@ -176,24 +183,6 @@ def is_small(value: Any) -> bool:
 
 def _is_told(value: Any) -> bool:
     return made.is_made(value) and made.tell(value, LARGEST) is not None
-
-
-def are_same(one: Any, other: Any) -> bool:
-    if one is MISSING or one[0] != other[0]:
-        return False
-    first, second = one[1], other[1]
-    if one[0] == "value":
-        if type(first) is not type(second):
-            return False
-        return bool(first == second) or bool(first != first and second != second)
-    return bool(first == second)
-
-
-def only_grew(before: Any, now: Any) -> bool:
-    """A container that has more entries than before, as caches and histories have."""
-    if before is MISSING or before[0] != "container" or now[0] != "container" or now[1][0] is not before[1][0]:
-        return False
-    return now[1][1] > before[1][1] and now[1][0] is not tuple
 
 
 def size_of(value: Any) -> int:
@@ -488,6 +477,10 @@ def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
         return str((io.BytesIO.tell(value), len(data), data[-WHOLE:])), ()
     if isinstance(value, queue.Queue):  # one for which a thread waits is its own business
         return ("", ()) if vars(value.not_empty).get("_waiters") else ("", entries_of(value.queue, NODES))
+    if isinstance(value, np.random.SeedSequence):
+        return str(value.state), ()
+    if isinstance(value, OF_MEMORY):
+        return xxhash.xxh3_64_hexdigest(bytes(memoryview(value).cast("B"))), ()
     if isinstance(value, decimal.Context):  # not its flags, which say what it was used for
         return str((value.prec, value.rounding, value.Emin, value.Emax)), ()
     if kind in graph.BUFFERS:

@@ -441,3 +441,13 @@ def _cut(container: Any, length: int) -> None:
     else:
         for key in list(container)[length:]:
             del container[key]
+
+
+# ---------------------------------------------------------------- what counts between calls
+
+_COUNT = ("value", "number", "tensor")
+
+
+def counting(changed: list[str], now: Mapping[str, Any], data: Sequence[str]) -> list[str]:
+    """Of what has changed all but what the next items are made of, which is told with them: by the paths of `data`."""
+    return [path for path in changed if now[path][0] in _COUNT or not path.startswith(tuple(data))] if data else changed

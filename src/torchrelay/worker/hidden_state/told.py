@@ -19,10 +19,9 @@ from torchrelay.errors import RefusedError
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
 from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within, is_of_a_module, is_of_library
-from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, is_small_array
+from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, are_same, is_small_array
 from torchrelay.worker.hidden_state.signatures import (
     LARGEST,
-    are_same,
     is_small,
     signature_of,
 )

@@ -36,7 +36,7 @@ import torch
 from msgspec import Struct
 
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.hidden_state import generators, graph, made, signatures
+from torchrelay.worker.hidden_state import generators, graph, leaves, made, signatures
 from torchrelay.worker.hidden_state.leaves import SELDOM
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
 from torchrelay.worker.source.names import Names, declared_globals, used_by_functions
@@ -163,7 +163,9 @@ def objects() -> Iterator[graph.Leaf]:
     for leaf in held():
         if type(leaf.value) not in graph.CONTAINERS or not leaf.value or _holds_objects(leaf.value):
             yield leaf
-    yield from graph.of_environment()
+    yield from leaves.of_environment()
+    yield leaves.GlobalHooks()
+    yield graph.Leaf("sys.argv", vars(sys), "argv", sys.argv)
     for each in outside():
         around = each.f_globals
         for name in _names(each.f_code)[0].co_names:

@@ -45,6 +45,7 @@ MOST_COURSES = 16  # of a function, and gradients that lie there
 SPREAD = 4  # then after twice and four times as many, and from there on one of four times as many
 COPY_LIMIT = 16 << 20  # bytes of a part that may be copied at every entry
 _grad, _changes, _trained = attrgetter("grad"), attrgetter("_version"), attrgetter("requires_grad")
+_hooks, _late_hooks = attrgetter("_backward_hooks"), attrgetter("_post_accumulate_grad_hooks")
 
 
 class Redo:
@@ -78,6 +79,7 @@ class Redo:
         self._known_courses: dict[tuple[Any, bytes], int] = {}  # how often a function was watched with these gradients
         self._trained: list[bool] = []  # which parameters get gradients, at the entry
         self._groups: list[int] = []  # how many groups each optimizer has
+        self._hooks = 0  # that parameters have
         self._still: dict[str, torch.Tensor] = {}  # buffers that no call was seen to change: not copied
         self._still_versions: list[int] = []
         self._rewritten: set[str] = set()  # buffers that are written to and stay what they are: no look is due for them
@@ -108,6 +110,10 @@ class Redo:
         self._bound = self._buffers.bound()
         for mark in self._marks:
             mark.mark()
+        hooks = sum(map(len, filter(None, [*map(_hooks, self._parameters), *map(_late_hooks, self._parameters)])))
+        if hooks != self._hooks:
+            self._hooks = hooks
+            self._hidden.stir()
         trained = list(map(_trained, self._parameters))
         if trained != self._trained or self._groups != [len(one.param_groups) for one in self._optimizers]:
             self._changed_course(trained)

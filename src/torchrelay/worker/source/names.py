@@ -261,6 +261,17 @@ def names_used(code: CodeType) -> tuple[str, ...]:
 
 
 @functools.cache
+def attributes_set(code: CodeType) -> frozenset[str]:
+    """Names of attributes that a function sets, of whatever; also functions that it makes."""
+    found = set[str]()
+    for each in (code, *inner(code)):
+        found.update(stored(each, "STORE_ATTR"))
+        if "setattr" in each.co_names:
+            found.update(one for one in each.co_consts if type(one) is str and one.isidentifier())
+    return frozenset(name for name in found if not name.startswith("__"))
+
+
+@functools.cache
 def assigned_outside(code: CodeType) -> frozenset[str]:
     """Variables of others that a function assigns."""
     stores = ("STORE_GLOBAL", "STORE_DEREF")
