@@ -85,7 +85,7 @@ VALUES = (
     ),
     Mutant(
         "elsewhere: a loader's are not gone into", "worker/hidden_state/graph.py",
-        "                named = ((at, fields[at]) for at in _OF_DATA if at in fields)\n", "                named = ()\n",
+        "((at, fields[at]) for at in _OF_DATA if at in fields)", "()",
         (f"{ELSEWHERE}::test_it_is_carried[inline]",),
     ),
     Mutant(
