@@ -184,7 +184,7 @@ class Walk:
         if fields and str(kind.__module__).startswith(("torch.", "logging", "threading", "functools")):
             self.parents.update({id(fields): (holder, name)} if holder is not None else {})
             self.holders[path] = fields
-            self.of_torch.add(id(fields))
+            self.of_torch.update([id(fields)] if str(kind.__module__).startswith("torch.") else [])
             self._later(hung_on(path, kind, fields, depth))
             if issubclass(kind, torch.utils.data.DataLoader):
                 named = ((at, fields[at]) for at in _OF_DATA if at in fields)
