@@ -258,10 +258,11 @@ _MOST_PLACES = 4096
 
 def _names(code: CodeType) -> tuple[CodeType, Names | None]:
     """What there is to know of the names of a function of the script, with its code; None for those of libraries."""
-    if len(_names_of) >= _MOST_CODES:
-        _names_of.clear()
-    found = code, None if is_library(code.co_filename) else Names(code)
-    _names_of[id(code)] = found
+    found = _names_of.get(id(code))
+    if found is None:
+        if len(_names_of) >= _MOST_CODES:
+            _names_of.clear()
+        found = _names_of[id(code)] = code, None if is_library(code.co_filename) else Names(code)
     return found
 
 
