@@ -75,7 +75,7 @@ VALUES = (
     ),
     Mutant(
         "elsewhere: what is set on modules and classes of libraries", "worker/hidden_state/around.py",
-        "    for thing in _reached(function) if names else ():\n", "    for thing in ():\n",
+        "        for thing, names in self._things.values():\n", "        for thing, names in ():\n",
         (f"{ELSEWHERE}::test_it_is_carried[class]",),
     ),
     Mutant(
@@ -104,15 +104,15 @@ VALUES = (
     ),
     Mutant(
         "withheld: what an earlier step has left may be read", "worker/state/gradients.py",
-        "        withhold(name, grad)\n", "        pass\n", (WITHHELD,),
+        "        withhold(name, parameter)\n", "        pass\n", (WITHHELD,),
     ),
     Mutant(
         "withheld: only the gradient itself is", "worker/state/withheld.py",
-        "        if name in _WHOLE and sealed and", "        if False and", (WITHHELD,),
+        "        if name in _WHOLE and sealed:\n", "        if False:\n", (WITHHELD,),
     ),
     Mutant(
         "withheld: what backward has added to may not be read", "worker/state/withheld.py",
-        " and int(local(value)._version) == version", "", (WITHHELD,),
+        "_add_to(before()))", "None)", (WITHHELD,),
     ),
     Mutant(
         "withheld: torch's compiler may not look", "worker/state/withheld.py",
@@ -185,7 +185,7 @@ VALUES = (
     ),
     Mutant(
         "lying: gradients of another network begin at zero again", "worker/retry/redo.py",
-        "Gradients(self._has_gradient, lying)", "Gradients(self._has_gradient, {})",
+        "Gradients(self._has_gradient, lying,", "Gradients(self._has_gradient, {},",
         (f"{LYING}::test_a_call_that_is_made_again_reads_what_it_read",),
     ),
     Mutant(
@@ -195,7 +195,7 @@ VALUES = (
     ),
     Mutant(
         "lying: a replacement gets zeros", "worker/state/state.py",
-        "Gradients(self._arrived[\"gradients\"], values)", "Gradients(self._arrived[\"gradients\"], {})",
+        "Gradients(self._arrived[\"gradients\"], values,", "Gradients(self._arrived[\"gradients\"], {},",
         (f"{LYING}::test_they_go_to_a_replacement_with_the_state",),
     ),
     Mutant(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import sys
 import types
 import weakref
 from collections import Counter, deque
@@ -35,7 +36,7 @@ from torchrelay.worker.hidden_state.graph import (
 from torchrelay.worker.hidden_state.leaves import NamedLeaf, is_value
 from torchrelay.worker.parallel.shards import is_shard
 from torchrelay.worker.source.lines import is_library, is_of_the_script
-from torchrelay.worker.source.names import attributes_set, functions_in, inner
+from torchrelay.worker.source.names import asked_for, attributes_set, functions_in
 from torchrelay.worker.tensors import memory
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
@@ -43,6 +44,7 @@ MAX_FUNCTIONS = 4096
 MAX_OBJECTS = 256  # that are gone through for their classes
 RESULTS = 8  # of a cached function that are looked at
 _CACHED = type(functools.lru_cache(lambda: None))
+_ROWS = (list, tuple, dict)
 _OF_LIBRARIES = (types.ModuleType, type, types.FunctionType)
 _ELSEWHERE = (types.ModuleType, type)  # looked at in another way, or not at all
 
@@ -55,6 +57,7 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
     selves: dict[str, list[int]] = {}
     made = Counter[str]()  # functions of each name: a decorator makes many
     named: dict[str, list[tuple[int, Any]]] = {}
+    elsewhere = _Elsewhere()
     while (roots or waiting) and len(known) < MAX_FUNCTIONS:
         # All that a step calls comes before what is under way: that is not the same in every process at any time, and
         # those of one name are numbered.
@@ -85,7 +88,7 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
         known.add(which)
         yield from of_attributes(one, f"{one.__qualname__}()", made[one.__qualname__])
         made[one.__qualname__] += 1
-        yield from _set_elsewhere(one)
+        elsewhere.add(one)
         for leaf in variables_of(one):
             yield from _doer(leaf, named)
             if isinstance(leaf.value, (types.FunctionType, types.MethodType, functools.partial, type)):
@@ -95,6 +98,7 @@ def variables_around(functions: Iterable[Any]) -> Iterator[Leaf]:
             else:
                 for found in _asked_of(leaf.value, one) if isinstance(leaf.value, types.ModuleType) else [leaf]:
                     yield from _of_variable(found, named, waiting)
+    yield from elsewhere.leaves()
 
 
 def _of_partial(one: functools.partial[Any], made: Counter[str]) -> Iterator[Leaf]:
@@ -104,35 +108,51 @@ def _of_partial(one: functools.partial[Any], made: Counter[str]) -> Iterator[Lea
     made[path] += 1
 
 
-def _set_elsewhere(function: types.FunctionType) -> Iterator[Leaf]:
-    """What a function sets on modules, classes and functions of libraries: `torch.seen = 1`, `F.relu = mine`."""
-    names = attributes_set(function.__code__)
-    for thing in _reached(function) if names else ():
-        is_module = isinstance(thing, types.ModuleType)
-        path = thing.__name__ if is_module else f"{thing.__module__}.{thing.__qualname__}"
-        here = vars(thing)
-        holder = thing if isinstance(thing, type) else here
-        yield Leaf(path, holder, graph.HOLDER, graph.MISSING)
-        for name in sorted(names & here.keys()):
-            value = here[name]
-            if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-                yield NamedLeaf(f"{path}.{name}{STANDS}", holder, name, value)
-            elif is_value(value):
-                yield Leaf(f"{path}.{name}", holder, name, value)
+class _Elsewhere:
+    """What functions set on modules, classes and functions of libraries: `torch.seen = 1`, `F.relu = mine`."""
+
+    def __init__(self) -> None:
+        self._things: dict[int, tuple[Any, set[str]]] = {}  # by id, with the names that are set
+
+    def add(self, function: types.FunctionType) -> None:
+        """What this one sets, on what it names: by attributes of one another, too, and what it imports itself."""
+        names = attributes_set(function.__code__)
+        if not names:
+            return
+        asked, imported = asked_for(function.__code__)
+        values = [leaf.value for leaf in variables_of(function)]
+        rows = (entries_of(value, made.WIDTH) for value in values if type(value) in _ROWS)
+        waiting = [*values, *(each for row in rows for each in row)]
+        waiting += [sys.modules[name] for name in imported if name in sys.modules]
+        seen = set[int]()
+        while waiting and len(seen) < MAX_OBJECTS:
+            thing = waiting.pop()
+            if id(thing) in seen or not issubclass(type(thing), _OF_LIBRARIES) or _is_own(thing):
+                continue
+            seen.add(id(thing))
+            self._things.setdefault(id(thing), (thing, set()))[1].update(names)
+            here = graph.names_of(thing)
+            waiting += [value for name in sorted(asked & here.keys()) if (value := here[name]) is not thing]
+
+    def leaves(self) -> Iterator[Leaf]:
+        """Each once, with what is there of these names."""
+        for thing, names in self._things.values():
+            here = graph.names_of(thing)
+            path = here.get("__name__") if isinstance(thing, types.ModuleType) else f"{thing.__module__}.{_name(thing)}"
+            holder = thing if isinstance(thing, type) else here
+            if type(path) is not str:
+                continue
+            yield Leaf(path, holder, graph.HOLDER, graph.MISSING)
+            for name in sorted(names & here.keys()):
+                value = here[name]
+                if isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+                    yield NamedLeaf(f"{path}.{name}{STANDS}", holder, name, value)
+                elif is_value(value) or is_of_the_script(type(value)):
+                    yield Leaf(f"{path}.{name}", holder, name, value)
 
 
-def _reached(function: types.FunctionType) -> list[Any]:
-    """Modules, classes and functions of libraries that a function names, by attributes of one another, too."""
-    found: dict[int, Any] = {}
-    waiting = [leaf.value for leaf in variables_of(function)]
-    asked = {name for each in (function.__code__, *inner(function.__code__)) for name in each.co_names}
-    while waiting and len(found) < MAX_OBJECTS:
-        thing = waiting.pop()
-        if id(thing) in found or not isinstance(thing, _OF_LIBRARIES) or _is_own(thing):
-            continue
-        found[id(thing)] = thing
-        waiting += [value for name in sorted(asked & vars(thing).keys()) if (value := vars(thing)[name]) is not thing]
-    return list(found.values())
+def _name(thing: Any) -> str:
+    return str(type.__getattribute__(thing, "__name__") if isinstance(thing, type) else thing.__qualname__)
 
 
 def _is_own(thing: Any) -> bool:

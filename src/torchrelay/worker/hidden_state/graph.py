@@ -19,7 +19,7 @@ import sys
 import threading
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -434,10 +434,20 @@ def of_module(module: types.ModuleType) -> Iterator[Leaf]:
 
 def is_own_module(module: types.ModuleType) -> bool:
     """Whether it is the script's."""
-    file = getattr(module, "__file__", None)
-    if file is None:
-        return sys.modules.get(module.__name__) is not module  # types.ModuleType("settings")
+    here = names_of(module)
+    file = here.get("__file__")
+    if type(file) is not str:
+        return sys.modules.get(str(here.get("__name__"))) is not module  # types.ModuleType("settings")
     return not is_library(file)
+
+
+def names_of(thing: Any) -> Mapping[str, Any]:
+    """What a module, class or function has, without asking it: some are imported, or made, when they are asked."""
+    if isinstance(thing, types.ModuleType):
+        found: dict[str, Any] = types.ModuleType.__getattribute__(thing, "__dict__")
+        return found
+    of_class: Mapping[str, Any] = type.__getattribute__(thing, "__dict__") if isinstance(thing, type) else vars(thing)
+    return of_class
 
 
 def of_attributes(function: Any, path: str, number: int) -> Iterator[Leaf]:

@@ -470,6 +470,14 @@ def _is_view_of_state(array: np.ndarray[Any, Any]) -> bool:
         return False
 
 
+def _of_memory(view: memoryview[Any]) -> str:
+    """Of a large one a part is looked at, from all over it."""
+    if view.readonly or not view.contiguous or not view.nbytes:
+        return str(view.nbytes)
+    flat = np.frombuffer(view.cast("B"), np.uint8)
+    return f"{flat.size} {_digest_of(flat if flat.size <= WHOLE else flat[:: flat.size // SAMPLES])}"
+
+
 def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
     kind = type(value)
     if isinstance(value, io.BytesIO):
@@ -480,7 +488,7 @@ def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
     if isinstance(value, np.random.SeedSequence):
         return str(value.state), ()
     if isinstance(value, OF_MEMORY):
-        return xxhash.xxh3_64_hexdigest(bytes(memoryview(value).cast("B"))), ()
+        return _of_memory(memoryview(value)), ()
     if isinstance(value, decimal.Context):  # not its flags, which say what it was used for
         return str((value.prec, value.rounding, value.Emin, value.Emax)), ()
     if kind in graph.BUFFERS:

@@ -28,6 +28,7 @@ from torchrelay.worker.hidden_state.graph import MISSING, Leaf
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled
 from torchrelay.worker.hidden_state.signatures import LARGEST, SMALL
+from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors.entries import entries_of, keys_of
 
 ENTRIES = 1024  # of a container that is compared whole
@@ -426,8 +427,10 @@ def _take_away(holder: Any, names: Sequence[Any]) -> None:
         if holder is os.environ:
             os.environ.pop(os.environ.decodekey(name), None)
         elif isinstance(holder, type):
-            with suppress(AttributeError):
-                delattr(holder, name)
+            value = vars(holder).get(name)
+            if is_of_the_script(holder) or type(value) in graph.PLAIN or isinstance(value, _VALUES):
+                with suppress(AttributeError):
+                    delattr(holder, name)
         elif str(name).startswith(("__", "_torchrelay")):
             continue
         elif not only_values or type(holder[name]) in graph.PLAIN or isinstance(holder[name], _VALUES):

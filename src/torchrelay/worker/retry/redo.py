@@ -12,6 +12,7 @@ Who takes over a rank takes over what its calls have shown, too: to look at them
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import repeat
@@ -79,7 +80,7 @@ class Redo:
         self._known_courses: dict[tuple[Any, bytes], int] = {}  # how often a function was watched with these gradients
         self._trained: list[bool] = []  # which parameters get gradients, at the entry
         self._groups: list[int] = []  # how many groups each optimizer has
-        self._hooks = 0  # that parameters have
+        self._hooks: list[int] = []  # the numbers of those that parameters have
         self._still: dict[str, torch.Tensor] = {}  # buffers that no call was seen to change: not copied
         self._still_versions: list[int] = []
         self._rewritten: set[str] = set()  # buffers that are written to and stay what they are: no look is due for them
@@ -110,7 +111,8 @@ class Redo:
         self._bound = self._buffers.bound()
         for mark in self._marks:
             mark.mark()
-        hooks = sum(map(len, filter(None, [*map(_hooks, self._parameters), *map(_late_hooks, self._parameters)])))
+        held = filter(None, [*map(_hooks, self._parameters), *map(_late_hooks, self._parameters)])
+        hooks = [*itertools.chain.from_iterable(held)]  # their numbers, of which none comes twice
         if hooks != self._hooks:
             self._hooks = hooks
             self._hidden.stir()
@@ -178,7 +180,7 @@ class Redo:
         for parameter, trained in zip(self._parameters, self._trained, strict=True):
             if parameter.requires_grad != trained:
                 parameter.requires_grad_(trained)
-        gradients.put(self._named(), Gradients(self._has_gradient, lying))
+        gradients.put(self._named(), Gradients(self._has_gradient, lying, self._state.cleared is True))
         self._state.lying.update(lying)
         if self._before:
             now = self._probe.look(self._before)
@@ -234,7 +236,10 @@ class Redo:
         with_one = [(name, each.grad) for name, each in self._named() if each.grad is not None]
         fits = len(self._optimizers) > 1 and sum(gradients.size(grad) for _, grad in with_one) <= COPY_LIMIT
         copies = {name: gradients.copy(grad) for name, grad in with_one} if fits else {}
-        return CarriedGradients(self._named(), [module for _, module in self._state.modules()], copies=copies)
+        watched = CarriedGradients(self._named(), [module for _, module in self._state.modules()], copies=copies)
+        if watched.cleared is not None:
+            self._state.cleared = watched.cleared and self._state.cleared is not False
+        return watched
 
     def _is_new_course(self, function: Any) -> bool:
         """Whether gradients lie there with which this function was hardly ever called."""

@@ -272,6 +272,14 @@ def attributes_set(code: CodeType) -> frozenset[str]:
 
 
 @functools.cache
+def asked_for(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Names that a function looks up, attributes included, and modules that it imports; functions in it, too."""
+    codes = (code, *inner(code))
+    imported = frozenset(name for each in codes for name in stored(each, "IMPORT_NAME"))
+    return frozenset(name for each in codes for name in each.co_names), imported
+
+
+@functools.cache
 def assigned_outside(code: CodeType) -> frozenset[str]:
     """Variables of others that a function assigns."""
     stores = ("STORE_GLOBAL", "STORE_DEREF")

@@ -28,6 +28,7 @@ class Gradients(NamedTuple):
 
     there: bytes  # for each parameter, in order, whether it has one: 1 or 0
     lying: dict[str, torch.Tensor]  # copies of the local parts of those that lie there from an earlier call, by names
+    cleared: bool = False  # whether all others were zeros at the entry of each call that was looked at
 
 
 def there(parameters: Iterable[torch.Tensor]) -> bytes:
@@ -46,7 +47,10 @@ def look(parameters: Named, lying: Iterable[str]) -> Gradients:
 
 
 def put(parameters: Named, gradients: Gradients) -> None:
-    """Make them so: those that lie there have their values, the others are zeros. Again after DDP was renewed."""
+    """Make them so: those that lie there have their values, the others are zeros. Again after DDP was renewed.
+
+    Zeros are withheld if it is not known that scripts leave zeros.
+    """
     unknown = []
     for (name, parameter), has in zip(parameters, gradients.there, strict=True):
         value = gradients.lying.get(name)
@@ -58,12 +62,12 @@ def put(parameters: Named, gradients: Gradients) -> None:
         elif value is None:
             local(parameter.grad).detach().zero_()
         if value is not None:
-            give_back([parameter])
             local(parameter.grad).detach().copy_(value)
-        else:
-            unknown.append((name, parameter.grad))
-    for name, grad in unknown:  # when all is written: they may be views of one tensor, whose version counts for all
-        withhold(name, grad)
+        elif not gradients.cleared:
+            unknown.append((name, parameter))
+    give_back(each for _, each in parameters)
+    for name, parameter in unknown:  # when all is written: they may be views of one, whose version counts for all
+        withhold(name, parameter)
 
 
 def size(grad: torch.Tensor) -> int:
@@ -109,6 +113,8 @@ class CarriedGradients:
         self._managed = fsdp.managed(modules)
         self._ends = [fsdp.before_reducing(module, self._look) for module in modules] if self._managed else []
         self._waiting: dict[str, tuple[torch.Tensor, tuple[int, int]]] = {}
+        found = [each.grad for _, each in parameters if each.grad is not None]
+        self.cleared = all(map(_is_zero, found)) if found else None  # at the entry; None: there are none
         self._hooks: list[Any] = []
         self._nodes: list[Node] = []  # without a reference the node, and our hook, would be gone before backward
         for name, parameter in parameters:

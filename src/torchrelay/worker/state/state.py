@@ -101,14 +101,14 @@ class State:
         self.snapshot_every = self.compare_every = 0
         self.snapshot_auto, self.snapshot_buddies = False, 1
         self.lying: set[str] = set()  # parameters whose gradients were seen to lie there from an earlier call
+        self.cleared: bool | None = None  # whether calls were seen to begin with gradients of zeros, and no others
         self.apart: bool | None = None  # whether optimizers step in calls of their own; None: not known yet
         self.agreed: set[str] = set()  # in what replicas were once alike: from then on a difference is a fault
         self.reserve = Reserve()  # memory for what arrives
         generators = [part for part in self.flat() if isinstance(part, GeneratorPart)]
         self.private = Private(self.modules(), generators, self._looked_at(), self.flat)
         self._meshes = self._find_meshes()
-        self._fsdp = fsdp.living()
-        self.pipeline = Pipeline()
+        self._fsdp, self.pipeline = fsdp.living(), Pipeline()
         self._check()
 
     # ------------------------------------------------------------ what is in it
@@ -218,7 +218,7 @@ class State:
             ddp=self.ddp_layouts(),
             fsdp=fsdp.told(self._told_states()),
             pipeline=list(self.pipeline.told()),
-            every=[self.snapshot_every, self.compare_every, sorted(self.agreed)],
+            every=[self.snapshot_every, self.compare_every, sorted(self.agreed), self.cleared is True],
             lying=[sorted(self.lying), self.gradients().lying],
         )
         data, tensors = tree.encode(told, "state")
@@ -294,13 +294,14 @@ class State:
         self._put_back()
         self._put_back = None
         self._layouts = self._arrived["ddp"]
-        self.snapshot_every, self.compare_every, agreed = self._arrived["every"]
+        self.snapshot_every, self.compare_every, agreed, cleared = self._arrived["every"]
+        self.cleared = cleared or None
         self.agreed = set(agreed)
         fsdp.take(self._told_states(), self._arrived["fsdp"])
         self.pipeline.take(self._arrived["pipeline"])
         names, values = self._arrived["lying"]
         self.lying |= set(names)
-        self.put_gradients(Gradients(self._arrived["gradients"], values))
+        self.put_gradients(Gradients(self._arrived["gradients"], values, cleared))
         self._landing, self._arrived, self.reserve = None, {}, Reserve()
 
     def expect(self) -> None:
@@ -314,7 +315,8 @@ class State:
         """Those between two calls. Values count only of what may lie there from an earlier call, in few scripts."""
         parameters = self.parameters()
         all_count = self.apart is not False and len(self.optimizers()) > 1
-        return gradients.look(parameters, [name for name, _ in parameters] if all_count else self.lying)
+        found = gradients.look(parameters, [name for name, _ in parameters] if all_count else self.lying)
+        return found._replace(cleared=self.cleared is True)
 
     def put_gradients(self, found: Gradients) -> None:
         """Make them so. Also to be called after DDP was renewed."""

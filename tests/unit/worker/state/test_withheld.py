@@ -62,6 +62,10 @@ READS: dict[str, Callable[[nn.Module], object]] = {
     "asked": lambda model: bool(grads(model)[1][0] > 0),
     "deepcopy": lambda model: copy.deepcopy(grads(model)[0]),
     "into": lambda model: torch.add(torch.zeros(2, 3), grads(model)[0], out=torch.zeros(2, 3)),
+    "filled": lambda model: torch.zeros(3).fill_(grads(model)[1].sum()),
+    "value": lambda model: torch.zeros(3).fill_(grads(model)[1].view(2)[0]),
+    "twice": lambda model: grads(model)[0].mul_(2.0),
+    "halves": lambda model: grads(model)[0].chunk(2)[0].sum(),
     "after a collection": lambda model: gc.collect() + grads(model)[0].sum(),
 }
 
@@ -75,6 +79,11 @@ def test_reading_is_refused(how: str) -> None:
         absent.check()
 
 
+def cleared(grad: torch.Tensor) -> bool:
+    grad[:] = 0.0
+    return True
+
+
 CLEARS: dict[str, Callable[[nn.Module], object]] = {
     "optimizer": lambda model: torch.optim.SGD(model.parameters(), 0.1).zero_grad(set_to_none=False),
     "one by one": lambda model: torch.optim.SGD(model.parameters(), 0.1, foreach=False).zero_grad(set_to_none=False),
@@ -84,6 +93,10 @@ CLEARS: dict[str, Callable[[nn.Module], object]] = {
     "detached": lambda model: [each.detach_().zero_() for each in grads(model)],
     "filled": lambda model: [each.fill_(0.0) for each in grads(model)],
     "view": lambda model: [each.view(-1).zero_() for each in grads(model)],
+    "rows": lambda model: [cleared(each) for each in grads(model)],
+    "sliced": lambda model: [cleared(each.data) for each in grads(model)],
+    "times zero": lambda model: [each.mul_(0) for each in grads(model)],
+    "in place": lambda model: [each.__imul__(0.0) for each in grads(model)],
     "copied": lambda model: [each.copy_(torch.zeros_like(each)) for each in grads(model)],
 }
 
@@ -101,6 +114,7 @@ def test_clearing_gives_them_back(how: str) -> None:
 def test_so_does_backward() -> None:
     model = trained()
     model(X).sum().backward()
+    assert {type(parameter.grad) for parameter in model.parameters()} == {torch.Tensor}, "libraries ask for the class"
     assert nn.utils.clip_grad_norm_(model.parameters(), 100.0) > 1
     assert grads(model)[1].tolist() == [2.0, 2.0]
 
@@ -121,9 +135,19 @@ def test_what_is_known_is_put_there_and_may_be_read() -> None:
         grads(model)[0].sum()
 
 
+def test_what_is_known_to_be_zero_may_be_read() -> None:
+    model = trained()
+    named = list(model.named_parameters())
+    give_back(model.parameters())
+    gradients.put(named, Gradients(b"\1\1", {}, cleared=True))
+    assert nn.utils.clip_grad_norm_(model.parameters(), 1.0) == 0
+
+
 def test_what_tells_nothing_of_them_may_be_asked() -> None:
     model = trained()
     grad = grads(model)[0]
+    assert (grad.is_sparse_csr, grad.is_pinned(), grad.is_neg()) == (False, False, False)
+    assert grad.type() == "torch.FloatTensor"
     assert (grad.shape, grad.device.type, grad.dtype, grad.is_sparse) == ((2, 3), "cpu", torch.float32, False)
     assert torch.zeros_like(grad).sum() == 0
     assert grad is grads(model)[0]
