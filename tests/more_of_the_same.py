@@ -45,12 +45,14 @@ MORE: dict[str, tuple[str, ...]] = {
         "_off[closure", "_off[pinned", "_off[side", "_off[late", "_off[table", "_off[buffer", "_off[hung",
         "_off[static", "_off[generator", "_off[global", "_off[events", "_off[memory", "_off[scaler", "_off[autocast",
         "_off[graphed", "_off[captured", "_off[fused", "_off[stream", "[grad:12:1-zeroed]", "[grad:12:1-momentum]",
-        "[after:12:0-stale]", "[after:12:0-zeroed]", "[average-", "[prefetch-", "[large-",
+        "[after:12:0-stale]", "[after:12:0-zeroed]", "[after:12:0-momentum]", "[average-", "[prefetch-", "[large-",
+        "_off[inplace",
     ),
     "test_case_set_elsewhere": (
         "carried[dataset]", "carried[concat]", "carried[sampler]", "carried[batches]", "carried[order]",
         "carried[logger]", "carried[thread]", "carried[numpy]", "carried[sys]", "carried[function]", "carried[named]",
-        "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "move[class]", "move[tensors]",
+        "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "carried[subset]", "carried[torch]",
+        "move[class]", "move[tensors]", "refused[seeds-",
         "refused[ctype-", "refused[ctypes-", "refused[view-", "refused[hook-",
     ),
     "test_case_hung": (
