@@ -51,7 +51,8 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_set_elsewhere": (
         "carried[dataset]", "carried[concat]", "carried[sampler]", "carried[batches]", "carried[order]",
         "carried[logger]", "carried[thread]", "carried[numpy]", "carried[sys]", "carried[function]", "carried[named]",
-        "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "carried[subset]", "carried[torch]",
+        "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "carried[subset]",
+        "carried[torch]",
         "move[class]", "move[tensors]", "refused[seeds-",
         "refused[ctype-", "refused[ctypes-", "refused[view-", "refused[hook-",
     ),
