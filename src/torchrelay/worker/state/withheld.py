@@ -125,11 +125,10 @@ def _asked(_: type, func: Any, __: Any, args: tuple[Any, ...] = (), kwargs: Mapp
     """A function of torch is called with gradients, some of which may be withheld."""
     given = kwargs or {}
     with torch._C.DisableTorchFunctionSubclass():
-        for known in list(_open.values()):  # all or none: who goes through them goes by their classes
-            grad = known()
-            if grad is not None and not _is_sealed(grad):
-                _opened(grad)
         sealed = [each for each in tensors_in(args, given) if _is_withheld(each)]
+        if not all(map(_is_sealed, sealed)):
+            _open_all()
+            sealed = [each for each in sealed if _is_withheld(each)]
         name = name_of(func)
         caller = sys._getframe(1)
         if sealed and not _reads_nothing(caller):
@@ -144,6 +143,14 @@ def _asked(_: type, func: Any, __: Any, args: tuple[Any, ...] = (), kwargs: Mapp
                 if not _is_withheld(each):
                     _seal(each, sealed[0].__dict__["_torchrelay"][0])
         return result
+
+
+def _open_all() -> None:
+    """Of all that may be read: who goes through them goes by their classes."""
+    for known in list(_open.values()):
+        grad = known()
+        if grad is not None and not _is_sealed(grad):
+            _opened(grad)
 
 
 def _clears(func: Any, name: str, args: tuple[Any, ...], given: Mapping[str, Any], sealed: list[torch.Tensor]) -> bool:
