@@ -19,6 +19,8 @@ from torchrelay.worker.data.cursor import Cursor, Diverged, decode_record
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.data.loops import Loop
 
+pytestmark = pytest.mark.slow  # many walks
+
 PLAIN_ENUMERATE, PLAIN_ZIP, PLAIN_ISLICE = enumerate, zip, itertools.islice
 alongside.prepare()
 ISLICE = itertools.islice  # as a script binds it by name

@@ -23,6 +23,8 @@ from torchrelay.worker.data.loops import Loop
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.state import random_state
 
+pytestmark = pytest.mark.slow  # many walks
+
 
 class Slotted(Sampler[int]):
     __slots__ = ("times",)

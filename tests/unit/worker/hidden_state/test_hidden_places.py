@@ -20,6 +20,8 @@ from torchrelay.worker.hidden_state.signatures import FIRST
 from torchrelay.worker.retry.redo import Redo
 from torchrelay.worker.state.state import State
 
+pytestmark = pytest.mark.slow  # many walks
+
 
 def called(function: Callable[[], Any], times: int = 3) -> Hidden:
     """After some calls of a step."""

@@ -20,6 +20,8 @@ from torchrelay.worker.retry.marks import HyperParameters, Mark, Scale, Schedule
 from torchrelay.worker.state.parts import OptimizerPart
 from torchrelay.worker.state.state import State
 
+pytestmark = pytest.mark.slow  # many walks
+
 MAKES: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
     "list": (list, lambda kept: kept.append(1.0)),
     "deque": (lambda: deque(maxlen=2), lambda kept: kept.append(kept[-1] + 1.0 if kept else 0.0)),
