@@ -20,23 +20,8 @@ from torchrelay.worker.parallel.shards import is_shard, local
 from torchrelay.worker.parallel.torch_functions import LOOKS, name_of, tensors_in
 from torchrelay.worker.tensors import absent
 
-_WHOLE = frozenset(
-    (
-        "data",
-        "detach",
-        "detach_",
-        "view",
-        "view_as",
-        "reshape",
-        "flatten",
-        "t",
-        "T",
-        "mT",
-        "contiguous",
-        "split",
-        "chunk",
-    )
-)
+# What shows the whole of it: of a part nobody could tell whether the rest was cleared.
+_WHOLE = frozenset(("data", "detach", "detach_", "view", "view_as", "reshape", "flatten", "t", "T", "mT", "contiguous"))
 _CLEARS = frozenset(("zero_", "_foreach_zero_", "fill_", "copy_"))
 _TIMES = frozenset(("mul_", "__imul__", "_foreach_mul_"))
 _ASKS = LOOKS.union(
@@ -162,18 +147,18 @@ def _clears(func: Any, name: str, args: tuple[Any, ...], given: Mapping[str, Any
         return len(args) == 2 and type(args[1]) in (int, float) and args[1] == 0
     if name == "__setitem__":
         return args[1] is ... or args[1] == slice(None)
-    return name in _CLEARS or (getattr(func, "__name__", "") == "__set__" and name == "__set__" and _sets_data(func))
+    return name in _CLEARS or _sets(func, "data")
 
 
-def _sets_data(func: Any) -> bool:
-    return getattr(func.__self__, "__name__", "") == "data"
+def _sets(func: Any, name: str) -> bool:
+    return name_of(func) == "__set__" and getattr(func.__self__, "__name__", "") == name
 
 
 def _only_asks(func: Any, name: str, args: tuple[Any, ...], sealed: list[torch.Tensor]) -> bool:
     """Whether this tells nothing of their values."""
     if name in _MADE_LIKE:
         return name != "new_tensor" and len(sealed) == 1 and bool(args) and args[0] is sealed[0]
-    return name in _ASKS or (name == "__set__" and getattr(func.__self__, "__name__", "") == "requires_grad")
+    return name in _ASKS or _sets(func, "requires_grad")
 
 
 def _reads_nothing(caller: FrameType) -> bool:

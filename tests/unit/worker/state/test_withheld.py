@@ -111,6 +111,12 @@ def test_clearing_gives_them_back(how: str) -> None:
     assert grads(model)[1].tolist() == [2.0, 2.0]
 
 
+def test_clearing_a_part_does_not_give_back_the_rest() -> None:
+    model = trained()
+    with pytest.raises(UnprovedError):
+        grads(model)[0].chunk(2)[0].zero_()
+
+
 def test_so_does_backward() -> None:
     model = trained()
     model(X).sum().backward()
