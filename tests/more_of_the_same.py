@@ -54,7 +54,8 @@ MORE: dict[str, tuple[str, ...]] = {
         "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "carried[subset]",
         "carried[torch]",
         "move[class]", "move[tensors]", "refused[seeds-",
-        "refused[ctype-", "refused[ctypes-", "refused[view-", "refused[hook-",
+        "refused[hook-", "carried[ctype]", "carried[ctypes]", "carried[view]", "carried[row]", "carried[block]",
+        "carried[denormals]", "carried[errors]", "carried[digits]",
     ),
     "test_case_hung": (
         "[counter-", "[window-", "[array-", "[rebound-", "[later-", "[tuple-", "[numpy-", "[list-group]", "[nested-",

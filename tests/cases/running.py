@@ -81,6 +81,11 @@ class Verdict:
     calm: Ran
     differences: list[str] = field(default_factory=list)
 
+    def __repr__(self) -> str:
+        """Short, as tests that fail say it."""
+        why = self.why if self.fate is not Fate.EQUAL else ""
+        return f"<{self.fate}, code {self.ran.code}, {self.ran.steps} steps: {self.differences[:1]} {why[:300]}>"
+
     def __str__(self) -> str:
         told = f"{self.fate} (exit code {self.ran.code}, after {self.ran.steps} steps)"
         return "\n".join([told, *self.differences[:8], self.ran.output[-3000:]])

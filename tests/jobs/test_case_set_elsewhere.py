@@ -13,6 +13,7 @@ pytestmark = pytest.mark.timeout(240)
 CARRIED = [
     "dataset", "subset", "concat", "sampler", "batches", "inline", "rows", "order", "logger", "thread", "torch",
     "numpy", "sys", "class", "function", "named", "partial", "swapped", "own", "tensors", "indices", "argv",
+    "ctypes", "ctype", "view", "shared", "row", "block", "dtype", "denormals", "errors", "digits",
 ]  # fmt: skip
 
 
@@ -31,8 +32,7 @@ def test_and_on_the_target_of_a_move(tmp_path: Path, mode: str) -> None:
 @pytest.mark.parametrize(
     ("mode", "why"),
     [
-        ("ctypes", "is an object of a library"), ("ctype", "is an object of a library"),
-        ("view", "is an object of a library"), ("seeds", "is an object of a library"),
+        ("weak", "is an object of a library"), ("seeds", "is an object of a library"),
         ("hook", "is another function"), ("hooks", "is another function"),
     ],
 )  # fmt: skip

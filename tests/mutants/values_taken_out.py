@@ -98,9 +98,17 @@ VALUES = (
         "    yield leaves.GlobalHooks()\n", "", (f"{ELSEWHERE}::test_or_refused[hooks-is another function]",),
     ),
     Mutant(
-        "elsewhere: memory of C is not looked at", "worker/hidden_state/leaves.py",
-        "np.random.SeedSequence, *OF_MEMORY)", "np.random.SeedSequence)",
-        (f"{ELSEWHERE}::test_or_refused[view-is an object of a library]",),
+        "elsewhere: memory of C is not looked at", "worker/hardware/raw_memory.py",
+        "    inner = _buffer_in(value)\n", "    return False\n    inner = _buffer_in(value)\n",
+        (f"{ELSEWHERE}::test_it_is_carried[shared]",),
+    ),
+    Mutant(
+        "elsewhere: settings of the process are not looked at", "worker/hidden_state/variables.py",
+        "for name in NAMES)", "for name in ())", (f"{ELSEWHERE}::test_it_is_carried[dtype]",),
+    ),
+    Mutant(
+        "elsewhere: a queue from which a thread takes counts", "worker/tensors/entries.py",
+        "        _drained.add(waiting)\n", "", ("tests/unit/worker/tensors/test_entries.py",),
     ),
     Mutant(
         "withheld: what an earlier step has left may be read", "worker/state/gradients.py",

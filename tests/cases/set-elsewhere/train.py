@@ -1,14 +1,19 @@
-"""What steps set on things that are not the script's: data sets, samplers, modules and classes of libraries, hooks.
+"""What steps set on things that are not the script's: data sets, samplers, modules and classes of libraries, hooks,
+settings of the process, memory that is shared with other processes.
 
 MODE: see KINDS. Each is another one on each rank, and is read in each step.
 """
 
 import ctypes
+import decimal
 import functools
 import logging
 import math
+import multiprocessing
 import sys
 import threading
+import weakref
+from multiprocessing.shared_memory import SharedMemory
 
 import numpy as np
 import torch
@@ -29,6 +34,9 @@ number = ctypes.c_double(0.0)
 view = memoryview(np.zeros(1))
 seeds = np.random.SeedSequence(3)
 worker = threading.Thread(target=print)
+shared = multiprocessing.Value("d", 0.0)
+row = multiprocessing.Array("d", 2)
+block = SharedMemory(create=True, size=64) if MODE == "block" else None
 
 
 class Rows(Dataset):
@@ -144,6 +152,55 @@ def of_seeds(_):
     return float(np.random.default_rng(seeds.spawn(1)[0]).random())
 
 
+def of_shared(amount):
+    with shared.get_lock():
+        shared.value = shared.value * 0.9 + amount
+    return shared.value
+
+
+def of_row(amount):
+    row[1] = row[1] * 0.9 + amount
+    return row[1]
+
+
+def of_block(amount):
+    kept = np.ndarray((1,), "f8", buffer=block.buf)
+    kept[0] = kept[0] * 0.9 + amount
+    return float(kept[0])
+
+
+def by_weak_key(amount):
+    means[head] = means[head] * 0.9 + amount
+    return means[head]
+
+
+def of_dtype(amount):
+    if run.global_step == LATE:
+        torch.set_default_dtype(torch.float64)
+    return float(torch.tensor(1.1 + amount).double() * 1e4) % 1.0
+
+
+def of_denormals(_):
+    if run.global_step == LATE:
+        torch.set_flush_denormal(True)
+    return float(torch.tensor(1e-40) * 1e38)
+
+
+def of_errors(_):
+    if run.global_step == LATE:
+        np.seterr(all="raise")
+    try:
+        return float(np.float32(1e38) * np.float32(1e38) > 0)
+    except FloatingPointError:
+        return 5.0
+
+
+def of_digits(amount):
+    context = decimal.getcontext()
+    context.prec = 3 + (context.prec + int(abs(amount) * 10)) % 20
+    return float(decimal.Decimal(1) / 3) * context.prec
+
+
 def larger(*values):
     return values[-1] * 1.01
 
@@ -170,7 +227,8 @@ KINDS = {
     "torch": on_torch, "numpy": on_numpy, "sys": on_sys, "class": on_class, "function": on_function, "named": by_name,
     "partial": on_partial, "swapped": swapped, "own": swapped_for_own, "tensors": of_tensors, "indices": of_indices,
     "argv": of_argv, "ctypes": of_numbers, "ctype": of_number, "view": of_view, "seeds": of_seeds,
-    "hook": of_parameter_hook, "hooks": of_all_modules,
+    "hook": of_parameter_hook, "hooks": of_all_modules, "shared": of_shared, "row": of_row, "block": of_block,
+    "weak": by_weak_key, "dtype": of_dtype, "denormals": of_denormals, "errors": of_errors, "digits": of_digits,
 }  # fmt: skip
 
 
@@ -189,6 +247,7 @@ rank = dist.get_rank()
 torch.manual_seed(1)
 use = KINDS[MODE]
 head = nn.Linear(8, 1)
+means = weakref.WeakKeyDictionary({head: 0.0})
 model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Dropout(0.1), head))
 optimizer = torch.optim.SGD(model.parameters(), 1e-3, momentum=0.9)
 data = TensorDataset(torch.randn(60, 8, generator=torch.Generator().manual_seed(3 + rank)))
@@ -204,3 +263,6 @@ for batch in run.batches(loader):
     note(rank, run.global_step, loss=loss)
     pace(run.global_step)
 note_end(rank, model.module)
+if block is not None:
+    block.close()
+    block.unlink()

@@ -7,7 +7,6 @@ comes to the same paths in every process that has built the same.
 
 from __future__ import annotations
 
-import array
 import builtins
 import contextvars
 import enum
@@ -24,8 +23,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.algorithms.model_averaging.averagers import ModelAverager
 from torch.quasirandom import SobolEngine
 
+from torchrelay.worker.hardware import raw_memory
 from torchrelay.worker.hidden_state import doers, made
 from torchrelay.worker.hidden_state.leaves import ENTRIES as ENTRIES
 from torchrelay.worker.hidden_state.leaves import FILLABLE as FILLABLE
@@ -68,7 +69,6 @@ from torchrelay.worker.tensors.absent import is_absent
 from torchrelay.worker.tensors.entries import entries_of, items_of
 
 VARIABLE = "variable "  # begins the path of what is found in a variable
-BUFFERS = (bytearray, array.array)
 MAX_LEAVES = 4096
 VISITS = 4  # objects that are visited for each leaf that there may be
 
@@ -84,6 +84,7 @@ OF_LOADERS = frozenset(vars(torch.utils.data.DataLoader(torch.utils.data.TensorD
 _numbered = re.compile(r" \(\d+\)$")
 DATA = (torch.utils.data.Sampler, torch.utils.data.Dataset)
 _OF_DATA = ("dataset", "sampler", "batch_sampler")  # of a loader
+_OPENED = (SobolEngine, ModelAverager)  # torch's own that are looked into as a script's are: they hold counts
 _FIXED = (tuple, set, frozenset)  # of a class of its own
 _CALLED = ("__iter__", "__getitem__", "__getitems__", "__call__", "__next__", "forward")
 
@@ -268,7 +269,7 @@ class Walk:
         module = issubclass(kind, torch.nn.Module)
         fields = attributes_of(value)
         data = issubclass(kind, DATA)
-        opened = module or issubclass(kind, SobolEngine) or self._looks_into is None or self._looks_into(kind)
+        opened = module or issubclass(kind, _OPENED) or self._looks_into is None or self._looks_into(kind)
         opened = opened or (data and str(kind.__module__).startswith("torch."))
         self.of_data += [f"{path}."] if data and self._looks_into is not None else []
         narrow = depth and not opened
@@ -367,7 +368,7 @@ def _holds_more(value: Any) -> bool:
 
 def is_whole(value: Any) -> bool:
     """Whether it is one value, in which nothing is looked at."""
-    arrays = (torch.Tensor, np.ndarray, np.generic, *BUFFERS, *OF_MEMORY)
+    arrays = (torch.Tensor, np.ndarray, np.generic, *raw_memory.GROWING, *raw_memory.FIXED, *OF_MEMORY)
     return isinstance(value, (itertools.count, *arrays)) or is_generator(value)
 
 
@@ -469,8 +470,7 @@ def is_closed(kind: type) -> bool:
     top = str(kind.__module__).split(".", 1)[0]
     if top in _CLOSED:
         return True
-    opened = (torch.nn.Module, *DATA, SobolEngine)
-    return top == "torch" and not issubclass(kind, opened)
+    return top == "torch" and not issubclass(kind, (torch.nn.Module, *DATA, *_OPENED))
 
 
 def _is_of_the_script(kind: type) -> bool:

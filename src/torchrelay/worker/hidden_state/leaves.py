@@ -14,6 +14,7 @@ import queue
 import random
 import threading
 import types
+import weakref
 from array import array
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from torchrelay.worker.hardware.settings import Settings
 from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.made import MISSING
 from torchrelay.worker.source.lines import is_library, is_of_the_script
@@ -32,7 +34,7 @@ ENTRIES = " entries"  # ends the path of the objects in a container
 HOLDER = ""  # the name of a leaf that stands for all attributes of something, those that are not there yet as well
 STANDS = " is"  # ends the path of a function or an object, as one that may give way to another one
 MAX_DEPTH = 8
-_KEYED = (dict, *made.DICTS)
+_KEYED = (dict, *made.DICTS, Settings)
 _COUNTED: tuple[Any, ...] = (
     iter([]), iter(()), iter(range(0)), iter({}), iter({}.values()), iter({}.items()), iter(set()), iter(""),
     reversed([]), reversed({}), iter(deque()), iter(b""), iter(bytearray()), iter("\u20ac"),
@@ -443,7 +445,10 @@ _MACHINERY = """
 _PASSED = frozenset(_FOR_PEOPLE.split() + _FRAMEWORKS.split() + _SETTINGS_AND_STORES.split())
 _CLOSED = frozenset(_MACHINERY.split())
 OF_MEMORY: tuple[Any, ...] = (memoryview, ctypes.Array, ctypes.Structure, ctypes.c_int.__base__)
-_OF_PYTHON = (io.BytesIO, decimal.Context, queue.Queue, np.random.SeedSequence, *OF_MEMORY)
+_OF_PYTHON = (
+    io.BytesIO, decimal.Context, queue.Queue, np.random.SeedSequence, weakref.WeakKeyDictionary,
+    weakref.WeakValueDictionary, weakref.WeakSet, *OF_MEMORY,
+)  # fmt: skip
 _OPEN = (*made.CONTAINERS, *made.DICTS)  # which are looked into by themselves
 NEVER_OPENED = (
     type, torch.nn.Module, torch.optim.Optimizer, torch.utils.data.Dataset, torch.utils.data.Sampler,

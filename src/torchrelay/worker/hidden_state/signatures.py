@@ -16,6 +16,7 @@ import torch
 import xxhash
 from torch.nn.parameter import is_lazy
 
+from torchrelay.worker.hardware import raw_memory
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING
 from torchrelay.worker.hidden_state.leaves import (
@@ -29,7 +30,7 @@ from torchrelay.worker.hidden_state.leaves import (
 from torchrelay.worker.hidden_state.made import Filled, entries_within
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, arguments
-from torchrelay.worker.tensors.entries import entries_of, items_of
+from torchrelay.worker.tensors.entries import entries_of, is_drained, items_of
 from torchrelay.worker.tensors.memory import is_held, version_of
 
 EACH = 16 << 10  # bytes of one attribute that are carried
@@ -45,10 +46,10 @@ def signature_of(value: Any) -> tuple[str, Any]:
     kind = type(value)
     if kind in graph.PLAIN:
         return "value", value
-    if absent.is_absent(value):
-        return "absent", value.path
-    if kind in _TOLD:
-        return _TOLD[kind](value)
+    if kind in _TOLD or absent.is_absent(value):
+        return _TOLD[kind](value) if kind in _TOLD else ("absent", value.path)
+    if raw_memory.is_carried(value):
+        return "buffer", xxhash.xxh3_64_digest(raw_memory.bytes_of(value))
     if graph.is_generator(value):
         return "generator", xxhash.xxh3_64_digest(generators.bytes_of(value))
     if made.is_made(value):
@@ -151,7 +152,6 @@ _TOLD: dict[type, Callable[[Any], tuple[str, Any]]] = {
     itertools.count: lambda value: ("count", repr(value)),
     Filled: _entries,
     Named: lambda value: ("doer", doers.name_of(value.value)),
-    **dict.fromkeys(graph.BUFFERS, lambda value: ("buffer", xxhash.xxh3_64_digest(value))),
 }
 
 
@@ -176,8 +176,8 @@ def is_small(value: Any) -> bool:
         return is_held(value) and value.nbytes <= EACH
     if kind in graph.CONTAINERS:
         return len(value) <= SMALL and graph.is_plain(value)
-    if kind in graph.BUFFERS:
-        return memoryview(value).nbytes <= EACH
+    if raw_memory.is_carried(value):
+        return raw_memory.size_of(value) <= EACH
     return kind in graph.PLAIN or kind is itertools.count or graph.is_generator(value) or _is_told(value)
 
 
@@ -192,8 +192,8 @@ def size_of(value: Any) -> int:
     kind = type(value)
     if kind is torch.Tensor or kind is np.ndarray:
         return int(value.size * value.itemsize if kind is np.ndarray else value.numel() * value.element_size())
-    if kind in graph.BUFFERS:
-        return memoryview(value).nbytes
+    if raw_memory.is_carried(value):
+        return raw_memory.size_of(value)
     if made.is_made(value):
         return sum(int(each.nbytes) for each in made.arrays_in(value))
     if kind in graph.CONTAINERS:
@@ -470,28 +470,20 @@ def _is_view_of_state(array: np.ndarray[Any, Any]) -> bool:
         return False
 
 
-def _of_memory(view: memoryview[Any]) -> str:
-    """Of a large one a part is looked at, from all over it."""
-    if view.readonly or not view.contiguous or not view.nbytes:
-        return str(view.nbytes)
-    flat = np.frombuffer(view.cast("B"), np.uint8)
-    return f"{flat.size} {_digest_of(flat if flat.size <= WHOLE else flat[:: flat.size // SAMPLES])}"
-
-
 def _of_python(value: Any) -> tuple[str, Iterable[Any]]:
     kind = type(value)
     if isinstance(value, io.BytesIO):
         data = io.BytesIO.getvalue(value)
         return str((io.BytesIO.tell(value), len(data), data[-WHOLE:])), ()
-    if isinstance(value, queue.Queue):  # one for which a thread waits is its own business
-        return ("", ()) if vars(value.not_empty).get("_waiters") else ("", entries_of(value.queue, NODES))
+    if isinstance(value, queue.Queue):
+        return "", () if is_drained(value) else entries_of(value.queue, NODES)
     if isinstance(value, np.random.SeedSequence):
         return str(value.state), ()
     if isinstance(value, OF_MEMORY):
-        return _of_memory(memoryview(value)), ()
+        return raw_memory.digest(memoryview(value)), ()
     if isinstance(value, decimal.Context):  # not its flags, which say what it was used for
         return str((value.prec, value.rounding, value.Emin, value.Emax)), ()
-    if kind in graph.BUFFERS:
+    if kind in raw_memory.GROWING:
         return xxhash.xxh3_64_hexdigest(bytes(value[:WHOLE])), ()
     counts = is_of_library(kind) or (
         is_of_the_script(kind) and id(value) not in _walked and not isinstance(value, NEVER_OPENED)

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from torchrelay.worker.hardware import raw_memory
 from torchrelay.worker.hidden_state import generators, graph, made, told
 from torchrelay.worker.hidden_state.doers import is_function, name_of
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
@@ -331,8 +332,8 @@ def is_glanced_at(value: Any) -> bool:
     """Whether it is small, and may be changed where it lies."""
     if type(value) is np.ndarray:
         return value.nbytes <= BYTES and not value.dtype.hasobject and value.flags.writeable
-    if type(value) in graph.BUFFERS:
-        return memoryview(value).nbytes <= BYTES
+    if raw_memory.is_carried(value):
+        return raw_memory.size_of(value) <= BYTES
     if type(value) in (list, dict, set, deque, *made.DICTS):
         return len(value) <= ENTRIES and _is_plain(value)
     if graph.is_own(value):
@@ -356,8 +357,8 @@ def _glance(value: Any) -> Any:
         return generators.bytes_of(value)
     if graph.is_own(value):  # no method of the script's is called
         return list(made.pairs(value))
-    if type(value) in graph.BUFFERS:
-        return value[:]
+    if raw_memory.is_carried(value):
+        return raw_memory.bytes_of(value)
     kind = type(value)
     entries = list(value.values()) if isinstance(value, dict) else value
     if kind is set or _FLAT.issuperset(map(type, entries)):  # nearly all there is
@@ -368,8 +369,8 @@ def _glance(value: Any) -> Any:
 def _put_back(thing: Any, glance: Any) -> None:
     """Make it again what it was; containers in it stay the same ones."""
     kind = type(thing)
-    if kind is bytearray:
-        thing[:] = glance
+    if kind is not np.ndarray and raw_memory.is_carried(thing):
+        raw_memory.fill(thing, glance)
     elif kind is np.ndarray:
         np.copyto(thing, np.frombuffer(glance, thing.dtype).reshape(thing.shape))
     elif kind in (list, dict, set, deque, *made.DICTS) and thing != glance:

@@ -16,6 +16,7 @@ import numpy as np
 import torch
 
 from torchrelay.errors import RefusedError
+from torchrelay.worker.hardware import raw_memory
 from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
 from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within, is_of_a_module, is_of_library
@@ -83,8 +84,8 @@ def copied(value: Any) -> Any:
     if type(value) is torch.Tensor:
         memory.settle(value)
         return [value.clone()]
-    if type(value) in graph.BUFFERS:
-        return [_BUFFER, bytes(value)]
+    if raw_memory.is_carried(value):
+        return [_BUFFER, raw_memory.bytes_of(value)]
     # Anything else in a container is no copy: a layer, a lock, a file.
     return [copy.deepcopy(value)] if is_copied(value) else value
 
@@ -103,8 +104,8 @@ def tell(path: str, value: Any, *, replaced: bool = False) -> bytes:
         return values.encode([_COUNT, generators.place_of_count(value)], path)
     if type(value) is Filled:
         return values.encode([_ENTRIES, value.tell()], path)
-    if type(value) in graph.BUFFERS:
-        return values.encode([_BUFFER, bytes(value)], path)
+    if raw_memory.is_carried(value):
+        return values.encode([_BUFFER, raw_memory.bytes_of(value)], path)
     try:
         if isinstance(value, torch.Tensor):
             memory.settle(value)
@@ -208,18 +209,12 @@ def _take_kind(leaf: Leaf, live: Any, kind: Any, told: Any) -> bool:
     if kind == made.RESULT:
         return leaf.put(made.result_of(told, leaf.path))
     if kind == _BUFFER:
-        return type(live) in graph.BUFFERS and _refill(live, told)
+        return raw_memory.is_carried(live) and raw_memory.fill(live, told)
     if kind == _COUNT:
         return type(live) is itertools.count and generators.count_on(leaf, live, *told)
     if not graph.is_generator(live) or generators.kind_of(live) != kind:
         return False
     generators.put_state(live, told)
-    return True
-
-
-def _refill(buffer: Any, told: bytes) -> bool:
-    del buffer[:]
-    (buffer.extend if type(buffer) is bytearray else buffer.frombytes)(told)
     return True
 
 

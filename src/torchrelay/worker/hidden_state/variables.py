@@ -36,6 +36,7 @@ import torch
 from msgspec import Struct
 
 from torchrelay.errors import UnprovedError
+from torchrelay.worker.hardware.settings import NAMES, SETTINGS
 from torchrelay.worker.hidden_state import generators, graph, leaves, made, signatures
 from torchrelay.worker.hidden_state.leaves import SELDOM
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
@@ -164,6 +165,7 @@ def objects() -> Iterator[graph.Leaf]:
         if type(leaf.value) not in graph.CONTAINERS or not leaf.value or _holds_objects(leaf.value):
             yield leaf
     yield from leaves.of_environment()
+    yield from (graph.Leaf(name, SETTINGS, name, SETTINGS[name]) for name in NAMES)
     yield leaves.GlobalHooks()
     yield graph.Leaf("sys.argv", vars(sys), "argv", sys.argv)
     for each in outside():

@@ -7,9 +7,14 @@ Methods of the script's own classes are not called.
 
 from __future__ import annotations
 
+import queue
+import sys
+import threading
+import weakref
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
+from types import FrameType
 from typing import Any
 
 _TRIES = 1000
@@ -43,3 +48,49 @@ def _first(read: Callable[[Any], Iterable[Any]], container: Any, most: int | Non
         except RuntimeError:  # it has changed in between
             continue
     return list(read(container) if most is None else islice(read(container), most))
+
+
+# ---------------------------------------------------------------- queues
+
+_drained: weakref.WeakSet[queue.Queue[Any]] = weakref.WeakSet()
+_TAKES = frozenset({"get", "get_nowait"})
+_STACK = 16  # calls of a thread in which its queue may be
+
+
+def is_drained(waiting: queue.Queue[Any]) -> bool:
+    """Whether another thread takes from this queue, such as one that writes logs: what is in it is a matter of time.
+
+    Once a thread was seen to wait for it, or to run a function that takes from it, that is so for good.
+    """
+    if waiting in _drained:
+        return True
+    if vars(waiting.not_empty).get("_waiters") or any(_takes_from(frame, waiting) for frame in _of_other_threads()):
+        _drained.add(waiting)
+        return True
+    return False
+
+
+def _of_other_threads() -> Iterator[FrameType]:
+    here = threading.get_ident()
+    for thread, frame in sys._current_frames().items():
+        one: FrameType | None = frame if thread != here else None
+        for _ in range(_STACK):
+            if one is None:
+                break
+            yield one
+            one = one.f_back
+
+
+def _takes_from(frame: FrameType, waiting: object) -> bool:
+    """Whether it is in a variable, or in an attribute of what is in one, of a function that takes from some queue."""
+    if frame.f_code is not queue.Queue.get.__code__ and _TAKES.isdisjoint(frame.f_code.co_names):
+        return False
+    held = list(frame.f_locals.values())
+    return any(each is waiting for each in [*held, *(one for each in held for one in _attributes(each))])
+
+
+def _attributes(thing: Any) -> list[Any]:
+    try:
+        return list(object.__getattribute__(thing, "__dict__").values())
+    except (AttributeError, TypeError):  # it has none, or is a class
+        return []

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import queue
+import threading
 from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
+from torchrelay.worker.tensors.entries import entries_of, is_drained, items_of, keys_of
 
 
 class Own(dict[Any, Any]):
@@ -64,3 +66,49 @@ def test_a_container_that_changes_while_it_is_read_is_read_again() -> None:
     del found["more"]
     key.armed = True
     assert [value for _, value in items_of(found)] == [1, 2]
+
+
+class Writer:
+    """Writes logs, slowly."""
+
+    def __init__(self) -> None:
+        self.lines: queue.Queue[int] = queue.Queue()
+        self.busy, self.go_on = threading.Event(), threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self) -> None:
+        self.lines.get()
+        self.busy.set()
+        self.go_on.wait()
+        self.lines.get()
+
+
+def test_a_queue_from_which_a_thread_takes_though_it_is_busy_now_is_drained() -> None:
+    writer = Writer()
+    writer.lines.put(1)
+    assert writer.busy.wait(10)
+    writer.lines.put(2)
+    assert is_drained(writer.lines)
+    writer.go_on.set()
+    writer.thread.join(10)
+    assert is_drained(writer.lines), "for good"
+
+
+def test_a_queue_that_is_ones_own_is_not_nor_one_that_a_thread_fills() -> None:
+    own: queue.Queue[int] = queue.Queue()
+    filled: queue.Queue[int] = queue.Queue()
+    begun, over = threading.Event(), threading.Event()
+
+    def fill() -> None:
+        filled.put(1)
+        begun.set()
+        over.wait()
+
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
+    assert begun.wait(10)
+    assert not is_drained(own)
+    assert not is_drained(filled)
+    over.set()
+    thread.join(10)

@@ -1,0 +1,93 @@
+"""Raw memory that objects of Python keep numbers in: byte arrays, ctypes, and what processes share.
+
+    seen = multiprocessing.Value("i", 0)      a script counts in it, and its loader workers read it
+
+What is small is carried as bytes, and put back where it lies. Not so structures: they may hold pointers.
+"""
+
+from __future__ import annotations
+
+import array
+import ctypes
+from multiprocessing.shared_memory import SharedMemory
+from multiprocessing.sharedctypes import SynchronizedBase
+from typing import Any
+
+import numpy as np
+import xxhash
+
+SMALL = 16 << 10  # bytes of memory of a fixed size that are carried
+_WHOLE = 64 << 10  # bytes up to which all of them are looked at
+_SAMPLES = 256  # of a larger one
+GROWING = (bytearray, array.array)
+_NUMBER: Any = ctypes.c_int.__base__  # the class of all simple ones
+# What may be memory of a fixed size.
+FIXED: tuple[Any, ...] = (memoryview, ctypes.Array, _NUMBER, SynchronizedBase, SharedMemory)
+_may_be: dict[type, bool] = {}
+_OF_NUMBERS = "cbBhHiIlLqQfdg?"  # not of pointers, nor of objects of Python
+
+
+def is_carried(value: Any) -> bool:
+    """Whether it is such memory, which can be told as bytes and filled again."""
+    kind = type(value)
+    may_be = _may_be.get(kind)
+    if may_be is None:
+        may_be = _may_be[kind] = kind in GROWING or issubclass(kind, FIXED)
+    if not may_be or kind in GROWING:
+        return may_be
+    inner = _buffer_in(value)
+    if isinstance(inner, (ctypes.Array, _NUMBER)) and not _is_of_numbers(type(inner)):
+        return False
+    return inner is not None and (flat := _flat(inner)) is not None and flat.flags.writeable and flat.nbytes <= SMALL
+
+
+def bytes_of(value: Any) -> bytes:
+    """What is in it."""
+    return bytes(value) if type(value) in GROWING else _flat(_buffer_in(value)).tobytes()
+
+
+def size_of(value: Any) -> int:
+    """Bytes."""
+    return memoryview(value).nbytes if type(value) in GROWING else _flat(_buffer_in(value)).nbytes
+
+
+def fill(value: Any, told: bytes) -> bool:
+    """Put these bytes there; returns whether they have room in it."""
+    if type(value) in GROWING:
+        del value[:]
+        (value.extend if type(value) is bytearray else value.frombytes)(told)
+        return True
+    flat = _flat(_buffer_in(value))
+    if flat.nbytes != len(told):
+        return False
+    flat[:] = np.frombuffer(told, np.uint8)
+    return True
+
+
+def digest(view: memoryview[Any]) -> str:
+    """Of any memory. Of a large one a part is looked at, from all over it."""
+    if view.readonly or not view.contiguous or not view.nbytes:
+        return str(view.nbytes)
+    flat = np.frombuffer(view, np.uint8)
+    part = flat if flat.size <= _WHOLE else flat[:: flat.size // _SAMPLES]
+    return f"{flat.size} {xxhash.xxh3_64_hexdigest(np.ascontiguousarray(part).data)}"
+
+
+def _buffer_in(value: Any) -> Any:
+    """What has the memory; None if it was given back."""
+    if isinstance(value, SynchronizedBase):
+        return value._obj  # type: ignore[attr-defined]  # `get_obj` may be the script's own
+    return value._buf if isinstance(value, SharedMemory) else value  # type: ignore[attr-defined]
+
+
+def _is_of_numbers(kind: Any) -> bool:
+    while issubclass(kind, ctypes.Array):
+        kind = kind._type_
+    return issubclass(kind, _NUMBER) and kind._type_ in _OF_NUMBERS
+
+
+def _flat(buffer: Any) -> Any:
+    try:
+        return np.frombuffer(buffer, np.uint8)
+    except (BufferError, ValueError):  # it is empty, in pieces, or was given back
+        return None
