@@ -48,6 +48,9 @@ MORE: dict[str, tuple[str, ...]] = {
         "[after:12:0-stale]", "[after:12:0-zeroed]", "[after:12:0-momentum]", "[average-", "[prefetch-", "[large-",
         "_off[inplace",
     ),
+    "test_case_odd_tensors": (
+        "[graph]", "[graph-nested]", "[complex]", "[quarter]", "[conjugated]", "[csr-", "[nested-", "[parameter-",
+    ),
     "test_case_set_elsewhere": (
         "carried[dataset]", "carried[concat]", "carried[sampler]", "carried[batches]", "carried[order]",
         "carried[logger]", "carried[thread]", "carried[numpy]", "carried[sys]", "carried[function]", "carried[named]",

@@ -275,13 +275,14 @@ def run_case(
 
 
 def ends(case: Case) -> bool:
-    """Wait for the end, as long as ranks write lines. Returns whether it ended."""
-    seen, since = -1, time.monotonic()
+    """Wait for the end, as long as ranks write lines; before their first, the run. Returns whether it ended."""
+    seen, since = (-1, -1), time.monotonic()
     while case.process.poll() is None:
-        size = sum(path.stat().st_size for path in case.out.glob("rank-*.jsonl"))
-        if size != seen:
-            seen, since = size, time.monotonic()
-        elif time.monotonic() - since > (STANDS_S if seen else BEGINS_S):
+        lines = sum(path.stat().st_size for path in case.out.glob("rank-*.jsonl"))
+        now = lines, 0 if lines else len(case.printed())
+        if now != seen:
+            seen, since = now, time.monotonic()
+        elif time.monotonic() - since > (STANDS_S if lines else BEGINS_S):
             return False
         time.sleep(0.05)
     return True

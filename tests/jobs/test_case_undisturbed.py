@@ -24,7 +24,7 @@ CASES = [
     ("hard-examples", ""), ("kept-between", "global"), ("kept-copies", "told"), ("kept-inside", "counter"),
     ("kept-elsewhere", "closure"), ("kept-tensors", "hidden"), ("meters", "along"), ("reads-between", "eval"),
     ("outgrows", "counter"), ("recurrent", "module-attributes-large"), ("of-libraries", "graph-step"),
-    ("hung", "list-group"), ("on-device", "main"), ("set-elsewhere", "sampler"),
+    ("hung", "list-group"), ("on-device", "main"), ("set-elsewhere", "sampler"), ("odd-tensors", "graph"),
     ("late-decision", "bare"), ("layers-later", "freeze"), ("outside-decision", "scale"), ("own-attributes", ""),
     ("own-state", "dict"), ("left-behind", "prints"),
     ("own-checkpoint", "plain"), ("own-data", "large"), ("own-objects", "meter"), ("own-places", ""),

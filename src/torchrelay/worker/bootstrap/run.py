@@ -28,8 +28,8 @@ from torchrelay.worker.data.cursor import Cursor
 from torchrelay.worker.data.loaders import source_of
 from torchrelay.worker.data.loops import Loop
 from torchrelay.worker.hardware import device
-from torchrelay.worker.hidden_state import made, variables
-from torchrelay.worker.parallel import pipeline
+from torchrelay.worker.hidden_state import variables
+from torchrelay.worker.parallel import of_state, pipeline
 from torchrelay.worker.parallel.prepared import Prepared
 from torchrelay.worker.peers import snapshots
 from torchrelay.worker.process_groups import groups
@@ -167,7 +167,7 @@ class Joining:
         device.settle(parameter for _, parameter in built.parameters())
         if built.saves:
             _watch_living_optimizers(built)
-        made.leave_to_state(lambda: (places_of(built)[1], {id(part.held()) for part in built.flat()}))
+        of_state.leave_to_state(lambda: (places_of(built)[1], {id(part.held()) for part in built.flat()}))
         refused = layout.refusal(built) or layout.blind(built, options.shard)
         if refused is not None:
             raise RefusedError(*refused)

@@ -356,8 +356,8 @@ class Outsiders:
                 inner = _inside(value)
                 held = [one for _, one in inner if isinstance(one, torch.Tensor) and memory.place(one) not in places]
                 small = is_of_the_script(type(value)) or (small and type(value) in (dict, list))
-                carried = small and sum(each.nbytes for each in held) <= LARGE
-                if held and not carried and trained <= Counter(each.shape for each in held):
+                carried = small and sum(map(memory.bytes_in, held)) <= LARGE
+                if held and not carried and trained <= Counter(each.shape for each in held if memory.is_dense(each)):
                     yield path, held
                 others = [(at, one) for at, one in inner if not isinstance(one, torch.Tensor)]
                 waiting += [(f"{path}{at}", one, depth + 1, small) for at, one in others]

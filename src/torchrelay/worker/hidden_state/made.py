@@ -14,14 +14,14 @@ import enum
 import sys
 import types
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, cast
 
 import numpy as np
 import torch
 from torch.utils.data import Dataset, Sampler
 
-from torchrelay.worker.parallel import shards
+from torchrelay.worker.parallel.of_state import is_all_of_state
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, arguments, memory, words
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
@@ -128,7 +128,7 @@ def _is_value(told: Any, depth: int = 0) -> bool:
 def is_small_array(value: Any, most: int = LONGEST) -> bool:
     """Whether it is a tensor of at most so many numbers, or an array, that is not of a graph."""
     if type(value) is torch.Tensor:
-        held = not value.requires_grad and value.layout == torch.strided and not value.is_inference()
+        held = not value.requires_grad and memory.is_dense(value) and not value.is_inference()
         return held and memory.is_near(value) and value.numel() <= most
     return isinstance(value, (np.ndarray, np.generic)) and value.size <= most and not value.dtype.hasobject
 
@@ -429,31 +429,6 @@ def is_plain(value: Any, depth: int = 0) -> bool:
 # ---------------------------------------------------------------- what comes with the state
 
 
-def leave_to_state(places: Callable[[], tuple[Collection[int], Collection[int]]]) -> None:
-    """What lies in this memory, and the objects with these ids, come with the state, whatever variable names them."""
-    global _of_state
-    _of_state = places
-
-
-def _nothing() -> tuple[Collection[int], Collection[int]]:
-    return (), ()
-
-
-_of_state: Callable[[], tuple[Collection[int], Collection[int]]] = _nothing
-
-
-def is_of_state(value: Any) -> bool:
-    places, ids = _of_state()
-    return _lies_in(value, places) if isinstance(value, torch.Tensor) else id(value) in ids
-
-
-def _lies_in(tensor: torch.Tensor, places: Collection[int]) -> bool:
-    try:
-        return tensor.requires_grad or shards.local(tensor).untyped_storage().data_ptr() in places
-    except (RuntimeError, NotImplementedError):  # it has no memory of its own
-        return False
-
-
 def holds_state_alone(value: Any) -> bool:
     """Whether all entries of a container are tensors of the state."""
     if type(value) not in CONTAINERS and type(value) not in DICTS:
@@ -461,8 +436,7 @@ def holds_state_alone(value: Any) -> bool:
     entries = entries_of(value)
     if not entries or not all(isinstance(each, torch.Tensor) for each in entries):
         return False
-    places, _ = _of_state()
-    return all(_lies_in(each, places) for each in entries)
+    return is_all_of_state(entries)
 
 
 def are_same(one: Any, other: Any) -> bool:

@@ -29,7 +29,7 @@ from torchrelay.worker.hidden_state.around import variables_around
 from torchrelay.worker.hidden_state.graph import ENTRIES, MISSING, STANDS, VARIABLE, Leaf, Walk
 from torchrelay.worker.hidden_state.leaves import Named, NamedLeaf, Within
 from torchrelay.worker.hidden_state.made import Filled, are_same, holds_objects, only_grew
-from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, is_small, signature_of
+from torchrelay.worker.hidden_state.signatures import EACH, SMALL, Inside, is_moved, is_small, signature_of
 from torchrelay.worker.hidden_state.still import Still
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, memory, values
@@ -112,7 +112,7 @@ class Moving:
         changed = still.counting(changed, now, () if in_call else self._walk.of_data)
         tied: dict[int, bool] = {}  # holders of what changes and is not carried, and whether that is large
         for path in changed:
-            leaf, large = self._walk.leaves[path], self._is_large(path)
+            leaf, large = self._walk.leaves[path], told.is_large(self._walk.leaves[path])
             if leaf.holder is not None and (large or now[path][0] in _NO_VALUES):
                 tied[id(leaf.holder)] = large or tied.get(id(leaf.holder), False)
         found = [path for path in changed if self._judge(path, told.before(before, path), tied)]
@@ -126,7 +126,7 @@ class Moving:
         self.kept = {path: self._walk.leaves.get(path, leaf) for path, leaf in self.kept.items()}
         self._noted.update(set(changed) - self._unsure)
         self._note_growth()
-        self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if self._is_large(path)}
+        self._large = {path: id(leaf.value) for path, leaf in self._walk.leaves.items() if told.is_large(leaf)}
         self._let_go()
         return found
 
@@ -214,13 +214,15 @@ class Moving:
     def _judge(self, path: str, before: Any, tied: dict[int, bool]) -> bool:
         """Whether this leaf, which has changed, is to be kept."""
         leaf = self._walk.leaves[path]
-        if isinstance(leaf.value, Filled):
-            return self._judge_entries(path, leaf, is_new=before is MISSING)
-        if isinstance(leaf.value, Named):
-            return self._judge_doer(path, leaf, before)
+        if isinstance(leaf.value, (Filled, Named)):
+            entries = isinstance(leaf.value, Filled)
+            return self._judge_entries(path, leaf, before) if entries else self._judge_doer(path, leaf, before)
         kind = self._seen[path][0]
         if kind in _NO_VALUES or path in self.kept:
             self._check_iterator(path, before)
+            return False
+        if is_moved(leaf.value, before, self._seen[path]):
+            absent.note_free(path, self.lacking, early=self._looks < signatures.FIRST)
             return False
         if only_grew(before, self._seen[path]) and not self._may_be_counted(leaf.value):
             return False
@@ -228,9 +230,9 @@ class Moving:
             return False  # an entry of a cache
         if before is MISSING and type(leaf.holder) is CellType:
             return False  # a function has come up, and with it what it has from around it
-        if self._is_large(path):
+        if (size := signatures.size_of(leaf.value)) > EACH:
             if before is not MISSING:
-                self._too_large(path, signatures.size_of(leaf.value))
+                self._too_large(path, size)
             return False
         self._times[path] = self._times.get(path, 0) + 1
         if id(leaf.holder) in tied and not graph.is_generator(leaf.value):
@@ -255,14 +257,18 @@ class Moving:
             return self._functions is not None or self._rows_count
         return self._functions is not None and len(value) <= SMALL
 
-    def _judge_entries(self, path: str, leaf: Leaf, *, is_new: bool) -> bool:
+    def _judge_entries(self, path: str, leaf: Leaf, before: Any) -> bool:
         """Objects have come up in a container, or it has come up itself."""
         if path in self.kept or not leaf.value.container:
             return False
         if leaf.value.tell() is not None:
             self.kept[path] = leaf
             return True
-        if not is_new and isinstance(leaf.value.container, dict) and not made.holds_arrays(leaf.value.container):
+        if (
+            before is not MISSING
+            and isinstance(leaf.value.container, dict)
+            and not made.holds_arrays(leaf.value.container)
+        ):
             self.lacking[path] = OBJECTS
         return False
 
@@ -286,17 +292,9 @@ class Moving:
         if not path.startswith(VARIABLE):
             raise told.steps_on(path)
 
-    def _is_large(self, path: str) -> bool:
-        return signatures.size_of(self._walk.leaves[path].value) > EACH
-
     def _too_large(self, path: str, size: int) -> None:
         if self._orders:
-            raise RefusedError(
-                f"{path} changes while data is read, and has some {size:,} bytes; at most {EACH:,} are carried to a "
-                "replacement, which would read the data in another order",
-                "draw a new order at the beginning of each epoch, from a generator that is seeded with the epoch "
-                "(set_epoch), rather than to shuffle the last one again",
-            )
+            raise absent.order_too_large(path, size, EACH)
         value = self._walk.leaves[path].value
         if isinstance(value, torch.Tensor) and memory.place(value) in told.places_of(self._known()):
             return  # a buffer, by another way

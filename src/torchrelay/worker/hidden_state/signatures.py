@@ -28,6 +28,7 @@ from torchrelay.worker.hidden_state.leaves import (
     is_of_library,
 )
 from torchrelay.worker.hidden_state.made import Filled, entries_within
+from torchrelay.worker.parallel.of_state import is_free, is_of_state
 from torchrelay.worker.source.lines import is_of_the_script
 from torchrelay.worker.tensors import absent, arguments
 from torchrelay.worker.tensors.entries import entries_of, is_drained, items_of
@@ -57,7 +58,7 @@ def signature_of(value: Any) -> tuple[str, Any]:
         return ("object", (kind, id(value), _glance_within(value))) if told is None else ("made", made.shown(told))
     if kind in graph.CONTAINERS and graph.is_plain(value):
         return "container", (kind, len(value), _shown(value))
-    if kind is torch.Tensor and (found := _of_tensor(value)) is not None:
+    if kind in (torch.Tensor, torch.nn.Parameter) and (found := _of_tensor(value)) is not None:
         return "tensor", found
     if kind is np.ndarray and value.flags.owndata and value.flags.writeable and not value.dtype.hasobject:
         return "tensor", (value.shape, arguments.digest(value))
@@ -71,9 +72,16 @@ def signature_of(value: Any) -> tuple[str, Any]:
 
 
 def _of_tensor(value: torch.Tensor) -> tuple[Any, ...] | None:
-    if is_held(value) or made.is_result(value):
+    if type(value) is torch.Tensor and (is_held(value) or made.is_result(value)):
         return value.shape, made.digest(value)
-    return None if value.requires_grad else (id(value), version_of(value))
+    moved_by_hand = is_free(value) if value.requires_grad else type(value) is torch.Tensor
+    return (id(value), version_of(value)) if moved_by_hand else None
+
+
+def is_moved(value: Any, before: Any, now: tuple[str, Any]) -> bool:
+    """Whether it is a tensor that is trained by hand, and the same one as at the look before."""
+    told = before is not MISSING and before[0] == now[0] == "tensor" and before[1][0] == now[1][0]
+    return bool(told and isinstance(value, torch.Tensor) and is_free(value))
 
 
 def glance(value: Any, place: object, *, entries_by_ids: bool = False) -> str:
@@ -454,7 +462,7 @@ def _of_array(value: Any, whole: bool) -> tuple[str, Iterable[Any]]:
             return "of the state", ()
         piece = plain if plain.nbytes <= WHOLE else plain.flat[:: max(1, plain.size // SAMPLES)]
         return f"{plain.shape} {_digest_of(piece)}", fields_of(value, NODES)
-    if value.requires_grad or (value.layout == torch.strided and made.is_of_state(value)):
+    if value.requires_grad or (value.layout == torch.strided and is_of_state(value)):
         return "of the state", ()
     if whole:
         return f"{value.shape} {xxhash.xxh3_64_hexdigest(arguments.digest(value))}", ()
@@ -465,7 +473,7 @@ def _of_array(value: Any, whole: bool) -> tuple[str, Iterable[Any]]:
 
 def _is_view_of_state(array: np.ndarray[Any, Any]) -> bool:
     try:
-        return made.is_of_state(torch.from_numpy(array))
+        return is_of_state(torch.from_numpy(array))
     except (TypeError, ValueError):  # of a kind that torch does not have
         return False
 

@@ -21,11 +21,8 @@ from torchrelay.worker.hidden_state import doers, generators, graph, made
 from torchrelay.worker.hidden_state.graph import MISSING, STANDS, Leaf
 from torchrelay.worker.hidden_state.leaves import ENTRIES, Named, NamedLeaf, Within, is_of_a_module, is_of_library
 from torchrelay.worker.hidden_state.made import LONGEST, PLAIN, WIDTH, Filled, are_same, is_small_array
-from torchrelay.worker.hidden_state.signatures import (
-    LARGEST,
-    is_small,
-    signature_of,
-)
+from torchrelay.worker.hidden_state.signatures import EACH, LARGEST, is_small, signature_of, size_of
+from torchrelay.worker.parallel.of_state import is_of_state
 from torchrelay.worker.source.names import declared_globals
 from torchrelay.worker.tensors import absent, memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
@@ -88,6 +85,11 @@ def copied(value: Any) -> Any:
         return [_BUFFER, raw_memory.bytes_of(value)]
     # Anything else in a container is no copy: a layer, a lock, a file.
     return [copy.deepcopy(value)] if is_copied(value) else value
+
+
+def is_large(leaf: Leaf) -> bool:
+    """Whether there is more in it than is carried."""
+    return size_of(leaf.value) > EACH
 
 
 def can_be_told(value: Any) -> bool:
@@ -233,9 +235,7 @@ def take(leaf: Leaf, told: Any, *, in_place: bool | None = None) -> bool:
     if type(told) is list and len(told) == 2:
         return _take_kind(leaf, live, *told)
     value = told[0] if type(told) is list else told
-    if isinstance(value, torch.Tensor) and type(live) is torch.Tensor and live.shape == value.shape:
-        with torch.no_grad():
-            live.copy_(value)
+    if isinstance(value, torch.Tensor) and type(live) is torch.Tensor and memory.fill(live, value):
         return True
     if isinstance(value, np.ndarray) and type(live) is np.ndarray and live.shape == value.shape:
         np.copyto(live, value)
@@ -425,7 +425,7 @@ class Untold:
         fixed = issubclass(kind, (tuple, set, frozenset, types.MappingProxyType))
         rest = not is_first and ((kind in graph.CONTAINERS and is_another) or (fixed and kind not in graph.CONTAINERS))
         tensors = (each for each in arrays if isinstance(each, torch.Tensor) and each.grad_fn is None)
-        if (arrays or rest or is_of_library(kind)) and not any(map(made.is_of_state, tensors)):
+        if (arrays or rest or is_of_library(kind)) and not any(map(is_of_state, tensors)):
             self.young.pop(path, None)
             if is_first:
                 self.young[path] = self._calls

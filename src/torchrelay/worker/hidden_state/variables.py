@@ -39,9 +39,10 @@ from torchrelay.errors import UnprovedError
 from torchrelay.worker.hardware.settings import NAMES, SETTINGS
 from torchrelay.worker.hidden_state import generators, graph, leaves, made, signatures
 from torchrelay.worker.hidden_state.leaves import SELDOM
+from torchrelay.worker.parallel.of_state import is_of_state
 from torchrelay.worker.source.lines import Place, is_library, is_of_the_script, place_of
 from torchrelay.worker.source.names import Names, declared_globals, used_by_functions
-from torchrelay.worker.tensors import values
+from torchrelay.worker.tensors import memory, values
 from torchrelay.worker.tensors.entries import entries_of, items_of, keys_of
 
 LIMIT = 32 << 10  # bytes of all variables of all functions
@@ -306,10 +307,10 @@ def _is_settled(one: _Told, code: CodeType, names: Names, name: str, value: Any,
     if name in names.assigned:
         return not lives or (kind is bool and name in names.flags) or _keep(one, name, value)
     if kind in _FILLED or kind in made.DICTS:
-        return not _has_moved(code, name, value) or _keep(one, name, value) or made.is_of_state(value)
+        return not _has_moved(code, name, value) or _keep(one, name, value) or is_of_state(value)
     if issubclass(kind, _FILLED_BY_PLACES):
         stays = not lives or not _has_moved(code, name, value)
-        return stays or made.is_of_state(value) or _keep(one, name, value)
+        return stays or is_of_state(value) or _keep(one, name, value)
     return not _goes_on([value])
 
 
@@ -445,7 +446,7 @@ def _numbers_in(value: Any, depth: int = 0) -> int:
     if kind in _DIRECT:
         return 1
     if kind is torch.Tensor:
-        fits = not value.requires_grad and value.layout is torch.strided and not value.is_inference()
+        fits = not value.requires_grad and memory.is_dense(value) and not value.is_inference()
         return value.numel() if fits else ENTRIES + 1
     if kind is np.ndarray or issubclass(kind, np.generic):
         return ENTRIES + 1 if value.dtype.hasobject else int(value.size)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NoReturn
 
-from torchrelay.errors import UnprovedError
+from torchrelay.errors import RefusedError, UnprovedError
 
 _OURS = str(Path(__file__).parents[2])
 _refused: list[UnprovedError] = []
@@ -154,7 +154,13 @@ OUTSIDE = (
     "not have it"
 )
 OUTSIDE_REMEDY = "pass it in protect(state={...}): a module, an object with state_dict(), tensors in a dict that stays"
+FREE = "a tensor that is trained by hand"
+FREE_REMEDY = "make it a parameter of a module, and give that one and its optimizer to protect(); or drop requires_grad"
 LACKING = {
+    FREE: (
+        "{} requires a gradient, and steps change it by themselves: its gradient cannot be carried to a worker that "
+        "takes over, or put back for a step that is made again"
+    ),
     ITERATOR: (
         "{} is an iterator that is gone on with in the course of the training: where it is cannot be carried, and a "
         "worker that takes over this rank would begin it anew. Take what you need by the number of the step"
@@ -185,6 +191,24 @@ def say(path: str, what: str) -> str:
     """To people, once. Returns `what`."""
     print(f"torchrelay: {LACKING[what].format(path)}. A fault ends the job from now on", file=sys.stderr, flush=True)
     return what
+
+
+def note_free(path: str, lacking: dict[str, str], *, early: bool) -> None:
+    """Of a tensor that is trained by hand. Raises `RefusedError` in the first looks."""
+    if path not in lacking:
+        lacking[path] = say(path, FREE)
+    if early:
+        raise RefusedError(LACKING[FREE].format(path), FREE_REMEDY)
+
+
+def order_too_large(path: str, size: int, most: int) -> RefusedError:
+    """Of what the order of the data is drawn from. `size`, `most`: bytes that it has, and that are carried."""
+    return RefusedError(
+        f"{path} changes while data is read, and has some {size:,} bytes; at most {most:,} are carried to a "
+        "replacement, which would read the data in another order",
+        "draw a new order at the beginning of each epoch, from a generator that is seeded with the epoch "
+        "(set_epoch), rather than to shuffle the last one again",
+    )
 
 
 def refuse_lacking(lacking: dict[str, str], *, when: Collection[str] = LACKING) -> None:

@@ -108,6 +108,16 @@ def _maker(value: Any) -> _Maker:
     return maker
 
 
+def _head_of(tensor: torch.Tensor) -> bytes:
+    key = (tensor.dtype, tensor.shape)
+    head = _heads.get(key)
+    if head is None:
+        if len(_heads) > MAX_NODES:
+            _heads.clear()
+        head = _heads[key] = f"T{tensor.dtype}{tuple(tensor.shape)}".encode()
+    return head
+
+
 class _Maker:
     """The digest of one value in the making."""
 
@@ -137,7 +147,10 @@ class _Maker:
             self._hash.update(plain(value))
         elif isinstance(value, torch.Tensor):
             self._scalar = False
-            self._tensor(value)
+            if value.is_nested:  # its shape is not the same in every process, if it has one
+                self.add(value.unbind(), depth + 1)
+            else:
+                self._tensor(value)
         elif isinstance(value, np.ndarray):
             self._scalar = False
             self._array(value)
@@ -156,15 +169,14 @@ class _Maker:
             self._other(value, depth)
 
     def _tensor(self, value: torch.Tensor) -> None:
-        key = (value.dtype, value.shape)
-        head = _heads.get(key)
-        if head is None:
-            if len(_heads) > MAX_NODES:
-                _heads.clear()
-            head = _heads[key] = f"T{value.dtype}{tuple(value.shape)}".encode()
-        self._hash.update(head)
-        strided = value.layout == torch.strided and not value.is_nested
-        plain = type(value) is torch.Tensor and strided and value.is_cpu and value.dtype in NUMPY and not value.is_neg()
+        self._hash.update(_head_of(value))
+        plain = (
+            type(value) is torch.Tensor
+            and value.layout == torch.strided
+            and value.is_cpu
+            and value.dtype in NUMPY
+            and not value.is_neg()
+        )
         if plain and value.is_contiguous():
             flat = value.detach().numpy()  # nearly all there is: one call for it
             if flat.nbytes <= WHOLE:
@@ -196,9 +208,6 @@ class _Maker:
                 self._tensor(part)
         elif value.layout in (torch.sparse_csc, torch.sparse_bsc):
             for part in (value.ccol_indices(), value.row_indices(), value.values()):
-                self._tensor(part)
-        elif value.is_nested:
-            for part in value.unbind():
                 self._tensor(part)
         elif value.is_conj() or value.is_neg():
             self._tensor(value.resolve_conj().resolve_neg())

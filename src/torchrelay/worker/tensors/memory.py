@@ -29,7 +29,7 @@ def refusal(tensor: torch.Tensor) -> str | None:
     if isinstance(tensor, (UninitializedParameter, UninitializedBuffer)):
         return "has no shape yet (a lazy module): run one forward pass before protect()"
     plain = type(tensor) in (torch.Tensor, torch.nn.Parameter) or isinstance(tensor, torch.nn.Buffer)
-    if not plain or tensor.layout != torch.strided:
+    if not plain or not is_dense(tensor):
         kind = type(tensor).__name__ if not plain else str(tensor.layout).removeprefix("torch.") + " tensor"
         return f"is a {kind}: only plain dense tensors are carried; keep it outside, or give it as a plain tensor"
     if tensor.is_meta:
@@ -42,10 +42,25 @@ def refusal(tensor: torch.Tensor) -> str | None:
 
 
 def place(tensor: torch.Tensor) -> Place | None:
-    """Where the tensor lies; None for an empty one, which lies nowhere."""
+    """Where the tensor lies; None for an empty one, which lies nowhere. A sparse or nested one is known by itself."""
+    if not is_dense(tensor):
+        return (str(tensor.device), id(tensor), tensor.dtype, (), ())
     if tensor.numel() == 0:
         return None
     return (str(tensor.device), tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), strides(tensor))
+
+
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Whether it has memory, a shape and strides: sparse tensors and nested ones lack some of them."""
+    return tensor.layout == torch.strided and not tensor.is_nested
+
+
+def bytes_in(tensor: torch.Tensor) -> int:
+    """How large it is, of whatever layout; of a sparse one as many as its values have."""
+    if tensor.layout == torch.sparse_coo:
+        return int(tensor._values().nbytes)
+    sparse = (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc)
+    return int((tensor.values() if tensor.layout in sparse else tensor).nbytes)
 
 
 def is_near(tensor: torch.Tensor) -> bool:
@@ -56,7 +71,7 @@ def is_near(tensor: torch.Tensor) -> bool:
 
 def is_held(tensor: torch.Tensor) -> bool:
     """Whether it is a tensor of values, and not one of the graph of this very step, of a model, or far away."""
-    plain = not tensor.requires_grad and tensor.layout == torch.strided and not tensor.is_inference()
+    plain = not tensor.requires_grad and is_dense(tensor) and not tensor.is_inference()
     return plain and is_near(tensor)
 
 
@@ -86,6 +101,18 @@ def size(tensor: torch.Tensor) -> int:
     """How many bytes are carried for this tensor."""
     once = _once(tensor)
     return once.numel() * once.element_size()
+
+
+def fill(to: torch.Tensor, values: torch.Tensor) -> bool:
+    """Write values where a tensor lies; returns whether they have its shape. Expanded dimensions are written once."""
+    if not is_dense(to) or to.shape != values.shape:
+        return False
+    for dimension, step in enumerate(strides(to)):
+        if step == 0 and to.shape[dimension] > 1:
+            to, values = to.narrow(dimension, 0, 1), values.narrow(dimension, 0, 1)
+    with torch.no_grad():
+        to.copy_(values)
+    return True
 
 
 def zeros_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -22,10 +22,10 @@ from torch import distributions, nn
 from torch.utils.data import DataLoader
 
 from torchrelay.errors import UnprovedError
-from torchrelay.worker.hidden_state import made
 from torchrelay.worker.hidden_state.hidden import Hidden
 from torchrelay.worker.hidden_state.leaves import is_of_library, keeps_more
 from torchrelay.worker.hidden_state.signatures import NODES, contents, glance_into
+from torchrelay.worker.parallel import of_state
 from torchrelay.worker.tensors import absent
 
 LIBRARY = types.ModuleType("a_library")  # it has no file, as if it were none of the script's
@@ -138,7 +138,7 @@ def test_nothing_of_them_is_run_and_nothing_raises(kept: Any) -> None:
 def test_what_they_hold_of_the_training_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
     model = nn.Linear(2, 2)
     place = model.weight.untyped_storage().data_ptr()
-    monkeypatch.setattr(made, "_of_state", lambda: ({place}, set()))
+    monkeypatch.setattr(of_state, "_of_state", lambda: ({place}, set()))
     kept: Any = Bag(
         model=model, parameters=list(model.parameters()), optimizer=torch.optim.SGD(model.parameters(), 0.1)
     )
