@@ -163,7 +163,7 @@ PROOFS = (
     ),
     Mutant(
         "hidden: a large order of data is let pass", "worker/hidden_state/moving.py",
-        "                self._too_large(path, signatures.size_of(leaf.value))\n", "                pass\n", (LOADERS,),
+        "                self._too_large(path, size)\n", "                pass\n", (LOADERS,),
     ),
     Mutant(
         "hidden: a second loader is let pass", "worker/data/beside.py",

@@ -103,6 +103,21 @@ VALUES = (
         (f"{ELSEWHERE}::test_it_is_carried[shared]",),
     ),
     Mutant(
+        "odd: a tensor that is trained by hand is let be", "worker/hidden_state/moving.py",
+        "            absent.note_free(path, self.lacking, early=self._looks < signatures.FIRST)\n", "            pass\n",
+        ("tests/jobs/test_case_odd_tensors.py::test_or_refused[multiplier-requires a gradient]",),
+    ),
+    Mutant(
+        "odd: a sparse tensor is asked where it lies", "worker/tensors/memory.py",
+        "    if not is_dense(tensor):\n        return (str", "    if False:\n        return (str",
+        ("tests/unit/worker/tensors/test_memory_of_odd_tensors.py",),
+    ),
+    Mutant(
+        "odd: an expanded tensor is written to as a dense one", "worker/tensors/memory.py",
+        "        if step == 0 and to.shape[dimension] > 1:\n", "        if False:\n",
+        ("tests/unit/worker/tensors/test_memory_of_odd_tensors.py",),
+    ),
+    Mutant(
         "elsewhere: settings of the process are not looked at", "worker/hidden_state/variables.py",
         "for name in NAMES)", "for name in ())", (f"{ELSEWHERE}::test_it_is_carried[dtype]",),
     ),
