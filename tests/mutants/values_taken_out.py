@@ -104,7 +104,7 @@ VALUES = (
     ),
     Mutant(
         "odd: a tensor that is trained by hand is let be", "worker/hidden_state/moving.py",
-        "            absent.note_free(path, self.lacking, early=self._looks < signatures.FIRST)\n", "            pass\n",
+        "absent.note_free(path, self.lacking, early=self._looks < signatures.FIRST)", "pass",
         ("tests/jobs/test_case_odd_tensors.py::test_or_refused[multiplier-requires a gradient]",),
     ),
     Mutant(
