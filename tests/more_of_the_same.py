@@ -23,6 +23,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "link_that_leads", "by_its_name", "target_of_a_move", "could_not_be_kept", "all_ranks_that", "are_spawned",
     ),
     "test_case_before_a_section": (
+        "[swap-grad:31:1-",
         "undisturbed[save-grad:41:0]", "undisturbed[save-eval", "undisturbed[norm-grad:25",
         "undisturbed[clip-grad:25", "undisturbed[begin", "undisturbed[two", "undisturbed[rate-loops",
         "undisturbed[rate-own", "undisturbed[draw-grad", "read[swap-eval", "read[loads", "target_of_a_move",
@@ -41,6 +42,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_exits": ("[logs-1]", "child_that_the_script",),
     "test_case_foreign_groups": ("joined[late]", "joined[default]",),
     "test_case_on_device": (
+        "_off[group]",
         "_off[total", "_off[means", "_off[window", "_off[meter", "_off[counter", "_off[half", "_off[schedule",
         "_off[closure", "_off[pinned", "_off[side", "_off[late", "_off[table", "_off[buffer", "_off[hung",
         "_off[static", "_off[generator", "_off[global", "_off[events", "_off[memory", "_off[scaler", "_off[autocast",
@@ -49,9 +51,12 @@ MORE: dict[str, tuple[str, ...]] = {
         "_off[inplace",
     ),
     "test_case_odd_tensors": (
+        "[anew]", "[sparse-",
         "[graph]", "[graph-nested]", "[complex]", "[quarter]", "[conjugated]", "[csr-", "[nested-", "[parameter-",
     ),
+    "test_case_numbered": ("[update:25:1]",),
     "test_case_set_elsewhere": (
+        "carried[own]", "carried[inline]",
         "carried[dataset]", "carried[concat]", "carried[sampler]", "carried[batches]", "carried[order]",
         "carried[logger]", "carried[thread]", "carried[numpy]", "carried[sys]", "carried[function]", "carried[named]",
         "carried[partial]", "carried[swapped]", "carried[indices]", "carried[argv]", "carried[subset]",
@@ -61,6 +66,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "carried[denormals]", "carried[errors]", "carried[digits]",
     ),
     "test_case_hung": (
+        "carried[list-layer]", "carried[own-hook]", "carried[tensor-group]",
         "[counter-", "[window-", "[array-", "[rebound-", "[later-", "[tuple-", "[numpy-", "[list-group]", "[nested-",
         "[list-loader]", "[replaced-", "[own-schedule", "[generator-group", "[iterator-",
         "target_of_a_move",
@@ -70,6 +76,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "[sums", "[list]",
     ),
     "test_case_kept": (
+        "steps[function]",
         "[flag]", "[namedtuple]", "[frozen]", "[nonlocal]", "[deque]", "[list]", "[global]", "[default]",
         "[contextvar]", "[environ]", "[namespace]", "[thread]", "[module]", "[slots]", "[class]", "[late]", "[cached",
         "steps[defaultdict]", "steps[counter]", "twice[defaultdict]", "twice[function]", "the_first_to_count",
@@ -82,11 +89,13 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_late_decision": ("[early", "after_the_last_step",),
     "test_case_meters": ("[dict]", "[default]", "[list]", "made_once[grad:9", "[logger]", "[along]",),
     "test_case_of_libraries": (
+        "[third-global-", "[normal-global-grad]",
         "[queue-", "[polynomial-", "[bytes-", "[message-", "[context-", "[settings-", "[sorted-local",
         "[normal-between", "[masked-", "[progress-local]", "[filed-", "[graph-between", "[progress-step",
         "called_off", "[third-local", "[fitted-between", "[late-step", "[third-step", "[late-between",
     ),
     "test_case_ordinary": (
+        "behind_a_section_it_is", "values_after_a_roll_back",
         "[decides]", "[namespace]", "in_the_end[module]", "in_the_end[dict]", "any_more[module]", "any_more[dict]",
         "[grad:17:0]", "anew[]", "gradients[]", "[after:10:0]", "[position]", "[meter]", "in_the_end[object]",
         "gradients[both]", "anew[own]", "[threads]",
@@ -104,6 +113,7 @@ MORE: dict[str, tuple[str, ...]] = {
     "test_case_places": ("[migrate]", "[kill]",),
     "test_case_reads_between": ("[norm]", "[told]", "[zeroes]", "[freeze]", "[moments]", "[eval]",),
     "test_case_recurrent": (
+        "[trainer-itself-large-put]", "[unread-tuple-small-late]",
         "[global-", "[trainer-pairs", "[module-in", "[trainer-record", "[trainer-dict", "[module-deque",
         "[module-list", "[module-plain", "[module-record", "[trainer-frozen", "[module-row", "[trainer-space",
         "[module-slots", "[module-user", "[module-default", "[trainer-ordered", "[trainer-attributes", "[unread-pair",
@@ -124,6 +134,7 @@ MORE: dict[str, tuple[str, ...]] = {
         "[gan-grad:3", "move[clip]",
     ),
     "test_case_two_steps": (
+        "[-critic:7:1]",
         "[again]", "[prints-after", "counts_by_what", "refused[after:8:0]", "lacks_nothing", "refused[other]",
         "cannot_stand_for",
     ),
