@@ -23,6 +23,7 @@ import numpy as np
 import torch
 
 from torchrelay.worker.hardware import raw_memory
+from torchrelay.worker.hardware.settings import Settings
 from torchrelay.worker.hidden_state import generators, graph, made, told
 from torchrelay.worker.hidden_state.doers import is_function, name_of
 from torchrelay.worker.hidden_state.graph import MISSING, Leaf
@@ -405,7 +406,7 @@ def _place(leaf: Leaf) -> tuple[Any, Any] | None:
     holder = leaf.holder
     if type(leaf.name) is Within:
         return None
-    if type(holder) in (dict, list):
+    if type(holder) in (dict, list, Settings):
         return holder, leaf.name
     if holder is os.environ and _environment:
         return _environment, os.environ.encodekey(leaf.name)
