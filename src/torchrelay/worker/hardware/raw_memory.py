@@ -52,15 +52,18 @@ def size_of(value: Any) -> int:
 
 
 def fill(value: Any, told: bytes) -> bool:
-    """Put these bytes there; returns whether they have room in it."""
-    if type(value) in GROWING:
-        del value[:]
-        (value.extend if type(value) is bytearray else value.frombytes)(told)
+    """Put these bytes there; returns whether they have room in it. What has their size stays where it lies."""
+    if size_of(value) == len(told):
+        if told:
+            _flat(_buffer_in(value))[:] = np.frombuffer(told, np.uint8)
         return True
-    flat = _flat(_buffer_in(value))
-    if flat.nbytes != len(told):
+    if type(value) not in GROWING:
         return False
-    flat[:] = np.frombuffer(told, np.uint8)
+    try:
+        del value[:]
+    except BufferError:  # somebody has a view of it
+        return False
+    (value.extend if type(value) is bytearray else value.frombytes)(told)
     return True
 
 

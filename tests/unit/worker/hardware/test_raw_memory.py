@@ -49,6 +49,20 @@ def test_bytes_go_there_and_back(kind: str) -> None:
     assert raw_memory.bytes_of(memory) == before
 
 
+@pytest.mark.parametrize("memory", [bytearray(8), array.array("d", [0.0])], ids=["bytearray", "array"])
+def test_one_on_which_somebody_has_a_view_is_filled_where_it_lies(memory: Any) -> None:
+    view = memoryview(memory)  # as long as it is there the memory can't be resized
+    assert raw_memory.fill(memory, b"12345678")
+    assert view.cast("B").tobytes() == b"12345678"
+    assert not raw_memory.fill(memory, b"1234567890123456")
+
+
+def test_one_that_has_grown_is_cut() -> None:
+    memory = bytearray(b"abcdef")
+    assert raw_memory.fill(memory, b"abc")
+    assert memory == b"abc"
+
+
 def test_of_a_block_that_is_shared(block: SharedMemory) -> None:
     assert raw_memory.is_carried(block)
     assert raw_memory.fill(block, b"x" * 16)

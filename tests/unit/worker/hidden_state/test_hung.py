@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.utils import parametrizations, weight_norm
 from torch.optim.lr_scheduler import LambdaLR, LRScheduler, SequentialLR
 from torch.utils.data import DataLoader, TensorDataset
@@ -251,3 +252,27 @@ class TestMarks:
     def test_of_a_scaler(self) -> None:
         scaler = GradScaler("cpu")
         self.check(Scale(scaler), vars(scaler))
+
+
+class Averaging:
+    """Counts calls, and averages nothing yet."""
+
+    def __init__(self) -> None:
+        self.averager = PeriodicModelAverager(period=4, warmup_steps=1000, process_group=cast(Any, object()))
+        self.hidden = Hidden()
+        self.hidden.add(self.step)
+
+    def step(self) -> None:
+        self.averager.average_parameters([])
+
+
+def test_an_averager_of_torch_goes_on_where_it_was() -> None:
+    lost, after = Averaging(), Averaging()
+    called(lost.hidden, lost.step)
+    after.hidden.load(lost.hidden.record())
+    assert after.averager.step == lost.averager.step == 3
+    lost.hidden.mark()
+    lost.hidden.look_entry()
+    lost.step()
+    lost.hidden.rewind()
+    assert lost.averager.step == 3
